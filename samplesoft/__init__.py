@@ -1,0 +1,1 @@
+"""Sampled softmax with NumPy and Numba: exact bias, bounds and Monte Carlo."""

@@ -1,0 +1,62 @@
+"""Keyed random streams: a draw depends on its key and its place, never on the thread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from samplesoft._jit import njit
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S27 = np.uint64(27)
+_S30 = np.uint64(30)
+_S31 = np.uint64(31)
+_S11 = np.uint64(11)
+
+
+@njit
+def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
+    """Return the `counter`-th 64-bit word of the SplitMix64 stream that starts at `key`."""
+    z = key + counter * _GOLDEN
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    return z ^ (z >> _S31)
+
+
+@njit
+def uniform(key: np.uint64, counter: np.uint64) -> float:
+    """Return a float64 in [0, 1) with 53 random bits, at place `counter` of stream `key`."""
+    return float(mix64(key, counter) >> _S11) * (1.0 / 9007199254740992.0)
+
+
+def as_key(rng: int | np.random.Generator | None) -> np.uint64:
+    """Turn the public `rng` argument into the 64-bit key of a stream.
+
+    Parameters
+    ----------
+    rng : int or numpy.random.Generator or None
+        A seed, a generator to draw the key from, or None for a fresh key.
+
+    Returns
+    -------
+    numpy.uint64
+        The key.
+
+    Raises
+    ------
+    TypeError
+        If `rng` is of another type.
+    ValueError
+        If `rng` is a negative seed.
+    """
+    if isinstance(rng, np.random.Generator):
+        return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))
+    if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
+        if rng is not None and rng < 0:
+            raise ValueError(f"`rng` as a seed must be at least 0, got {rng}.")
+        return np.uint64(np.random.SeedSequence(rng).generate_state(1, np.uint64)[0])
+    raise TypeError(
+        "`rng` must be an int seed, a numpy.random.Generator or None, "
+        f"got {type(rng).__name__}; numpy.random.default_rng(seed) makes a generator."
+    )

@@ -1,0 +1,111 @@
+"""Checks at the public boundary: every error names the argument, what came and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
+
+
+def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
+    """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
+    if array.dtype.kind not in "buif":
+        raise TypeError(
+            f"`{name}` must hold real numbers, got dtype {array.dtype}; "
+            "convert it with numpy.asarray(..., dtype=float)."
+        )
+    if array.ndim not in ndim:
+        wanted = " or ".join(str(d) for d in ndim)
+        raise ValueError(f"`{name}` must have {wanted} dimension(s), got shape {array.shape}.")
+    if array.size == 0:
+        raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
+    array = np.ascontiguousarray(array, dtype=np.float64)
+    if not np.isfinite(array).all():
+        where = np.argwhere(~np.isfinite(array))[0].tolist()
+        raise ValueError(
+            f"`{name}` must be finite, got {array[tuple(where)]} at index {where}; "
+            "remove or replace NaN and infinite entries first."
+        )
+    return array
+
+
+def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
+    """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"`{name}` must hold integers, got {array.dtype}; "
+            "labels are class indices counted from 0."
+        )
+    if array.shape not in (batch_shape, ()):
+        raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
+    if array.size and (array.min() < 0 or array.max() >= num_classes):
+        bad = array[(array < 0) | (array >= num_classes)].flat[0]
+        raise ValueError(
+            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got {bad}."
+        )
+    return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
+
+
+def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
+    """Return proposal probabilities as float64 (n,) or (B, n): nonnegative, each row sums to 1."""
+    array = as_probabilities(name, value, num_classes)
+    totals = np.atleast_1d(array.sum(axis=-1))
+    worst = float(totals[np.argmax(np.abs(totals - 1.0))])
+    if abs(worst - 1.0) > SUM_TOLERANCE:
+        raise ValueError(
+            f"`{name}` must sum to 1 over the classes, got {worst:.6g}; divide it by its sum."
+        )
+    return array
+
+
+def as_probabilities(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
+    """Return float64 (n,) or (B, n) with entries in [0, 1]; no condition on their sum."""
+    array = as_real_array(name, value, (1, 2))
+    if array.shape[-1] != num_classes:
+        raise ValueError(
+            f"`{name}` must cover all {num_classes} classes in its last axis, "
+            f"got shape {array.shape}."
+        )
+    if array.min() < 0.0:
+        raise ValueError(f"`{name}` must hold probabilities, got {array.min()} < 0.")
+    if array.max() > 1.0 + SUM_TOLERANCE:
+        raise ValueError(f"`{name}` must hold probabilities, got {array.max()} > 1.")
+    return array
+
+
+def as_count(name: str, value: Any, minimum: int = 1) -> int:
+    """Return `value` as an int of at least `minimum`."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {value!r}.")
+    if value < minimum:
+        raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+    return int(value)
+
+
+def as_positive(name: str, value: Any) -> float:
+    """Return `value` as a finite float greater than 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}.")
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"`{name}` must be finite and greater than 0, got {value}.")
+    return float(value)
+
+
+def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Return `value` if it is one of `choices`."""
+    names = list(choices)
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {value!r}.")
+    return value

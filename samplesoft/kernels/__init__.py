@@ -1,0 +1,1 @@
+"""Compiled loops: no validation, no classes, no hidden randomness."""
