@@ -1,1 +1,22 @@
 """Sampled softmax with NumPy and Numba: exact bias, bounds and Monte Carlo."""
+
+from samplesoft.bias.asymptotic import asymptotic_bias
+from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
+from samplesoft.bias.exact import ExactBias, exact_bias
+from samplesoft.bias.monte_carlo import MonteCarloBias, monte_carlo_bias
+from samplesoft.bias.theorem1 import Theorem1Bounds, theorem1_bounds
+from samplesoft.bias.theorem2 import Theorem2Ratio, theorem2_ratio
+
+__all__ = [
+    "ExactBias",
+    "FiniteSampleBounds",
+    "MonteCarloBias",
+    "Theorem1Bounds",
+    "Theorem2Ratio",
+    "asymptotic_bias",
+    "exact_bias",
+    "finite_sample_bounds",
+    "monte_carlo_bias",
+    "theorem1_bounds",
+    "theorem2_ratio",
+]

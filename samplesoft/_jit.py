@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -27,17 +27,17 @@ def njit(function: Function) -> Function:
     callable
         The compiled function; division by zero follows IEEE 754, as in NumPy.
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    compiled: Any
     try:
-        compiled: Function = numba.njit(cache=True, **options)(function)
+        compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # no writable place for the cache: compile in every process instead
-        compiled = numba.njit(**options)(function)
-    return compiled
+        compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    return cast(Function, compiled)
 
 
 def num_threads() -> int:
     """Return how many threads kernels may use: ``NUMBA_NUM_THREADS`` or the usable cores."""
-    return int(numba.config.NUMBA_NUM_THREADS)
+    return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
 
 
 def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -58,8 +58,9 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     object
         ``function(item)`` for each item, in the order of the items.
     """
-    workers = num_threads()
-    if workers == 1:
+    items = list(items)
+    workers = min(num_threads(), len(items))
+    if workers <= 1:
         yield from map(function, items)
         return
     with ThreadPoolExecutor(workers) as pool:

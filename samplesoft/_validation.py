@@ -109,3 +109,18 @@ def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {value!r}.")
     return value
+
+
+def as_counts(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
+    """Return float64 (n,) of class counts in any unit: nonnegative, not all 0."""
+    array = as_real_array(name, value, (1,))
+    if array.shape != (num_classes,):
+        raise ValueError(
+            f"`{name}` must have shape ({num_classes},), one for each class, got {array.shape}."
+        )
+    if array.min() < 0.0 or not array.any():
+        raise ValueError(
+            f"`{name}` must be at least 0 and not all 0, got a least of {array.min()} "
+            f"and a greatest of {array.max()}; count the classes again."
+        )
+    return array

@@ -1,0 +1,101 @@
+"""One object for every with-replacement scheme: a base mass, and iid draws with their ratios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from samplesoft._validation import FloatArray
+
+
+@dataclass(frozen=True)
+class Draws:
+    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1.
+
+    Attributes
+    ----------
+    logits, q : ndarray, shape (n,)
+        As given.
+    log_probs, probs : ndarray, shape (n,)
+        log e_j and e_j for Z = 1, that is the full softmax.
+    drawn : ndarray, shape (n,)
+        The probability of each class in a draw that has a ratio; 0 where it is never drawn.
+    phantom : float
+        Probability of a draw that adds nothing to S (the masked label).
+    log_base : float
+        log of the base mass; -inf for none.
+    mean : float
+        Mean of r over a draw.
+    other_mass : float
+        Softmax mass of the classes other than the label, without cancellation.
+    label : int
+        The label.
+    label_draw, other_draw : float
+        The probability that one draw from q is the label, and that it is not.
+    """
+
+    logits: FloatArray
+    q: FloatArray
+    log_probs: FloatArray
+    probs: FloatArray
+    drawn: FloatArray
+    phantom: float
+    log_base: float
+    mean: float
+    other_mass: float
+    label: int
+    label_draw: float
+    other_draw: float
+
+    @property
+    def expected_sum(self) -> float:
+        """E[S]."""
+        return float(np.exp(self.log_base)) + self.mean
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    """Return the log-softmax of `logits` (n,)."""
+    shifted: FloatArray = logits - logits.max()
+    shifted -= np.log(np.exp(shifted).sum())
+    return shifted
+
+
+def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Draws:
+    """Describe the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
+    log_probs = log_softmax(logits)
+    probs = np.exp(log_probs)
+    p_label = probs[label]
+    probs[label] = 0.0
+    other_mass = float(probs.sum())
+    drawn = q.copy()
+    drawn[label] = 0.0
+    others = float(drawn.sum())
+    label_draw = float(q[label]) / (others + float(q[label]))
+    phantom, log_base, mean = 0.0, -np.inf, 1.0
+    if scheme in ("negatives", "jackknife", "reject"):
+        drawn /= others
+        log_base, mean = float(log_probs[label]), other_mass
+    else:
+        drawn /= others + q[label]
+        if scheme in ("candidate", "candidate_masked"):
+            log_base = float(log_probs[label]) - np.log(m) - np.log(label_draw)
+        if scheme == "candidate_masked":
+            phantom, mean = label_draw, other_mass
+        else:
+            drawn[label] = label_draw
+    probs[label] = p_label
+    return Draws(
+        logits,
+        q,
+        log_probs,
+        probs,
+        drawn,
+        phantom,
+        log_base,
+        mean,
+        other_mass,
+        label,
+        label_draw,
+        others / (others + float(q[label])),
+    )

@@ -1,0 +1,30 @@
+"""The Jacobian of the logits: checking it, and carrying class weights through it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray, as_real_array
+
+
+def read_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatArray:
+    """Return a float64 Jacobian (n, P), or (B, n, P), that fits logits of shape (n,) or (B, n)."""
+    array = as_real_array("jacobian", jacobian, (2, 3) if len(logits_shape) == 2 else (2,))
+    wanted = logits_shape if array.ndim == 3 else logits_shape[-1:]
+    if array.shape[:-1] != wanted:
+        expected = "(n, P)" if len(logits_shape) == 1 else "(n, P) or (B, n, P)"
+        raise ValueError(
+            f"`jacobian` of shape {array.shape} does not match `logits` of shape {logits_shape}; "
+            f"give the derivatives of all logits, {expected}, one column for each parameter."
+        )
+    return array
+
+
+def contract(weights: FloatArray, jacobian: FloatArray) -> FloatArray:
+    """Return ``sum_i weights_i * jacobian_i``: (P,) for weights (n,), (B, P) for (B, n)."""
+    if jacobian.ndim == 2:
+        product: FloatArray = weights @ jacobian
+    else:
+        product = np.matmul(weights[:, None, :], jacobian)[:, 0, :]
+    return product

@@ -1,0 +1,165 @@
+"""The exact bias of the schemes that draw with replacement."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from samplesoft._jit import chunks, thread_map
+from samplesoft._validation import FloatArray
+from samplesoft.bias.draws import Draws, make_draws
+from samplesoft.bias.times import Times, jackknife_cuts, make_times, num_draws_range
+from samplesoft.bias.transform import (
+    CLASS_CHUNK,
+    STEP,
+    Atoms,
+    Classes,
+    Nodes,
+    make_atoms,
+    make_nodes,
+    read_classes,
+)
+from samplesoft.kernels import laplace, panels
+
+_ATOM_CHUNK = 256
+_ROUNDING = 2e-15
+_ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
+_LEAST_STEP = 0.02
+
+
+class Row(NamedTuple):
+    """Bias (n,), softmax (n,), loss bias, and estimated L1 error of the bias of one example."""
+
+    bias: FloatArray
+    probs: FloatArray
+    loss_bias: float
+    error: float
+
+
+class _Flows(NamedTuple):
+    """e_j * integral of E (psi_j - psi_R) per class (n,), and what `estimate_error` needs."""
+
+    flows: FloatArray
+    total: float
+    coarse: float
+    size: float
+
+
+def estimate_error(coarse: float, size: float, norm: float) -> float:
+    """Return an L1 error from the change under half the nodes and the size of all terms.
+
+    Halving the step squares the relative error of the trapezoid rule.
+    """
+    return _ROUNDING * size + coarse * min(coarse / max(norm, 1e-300), 1.0)
+
+
+def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Row:
+    """Return the exact bias of one example; the step is halved until the error is small."""
+    draws = make_draws(logits, label, q, m, scheme)
+    label_is_all = draws.other_mass == 0.0 or not draws.drawn.any()
+    if label_is_all and scheme in ("negatives", "reject", "jackknife", "candidate_masked"):
+        return Row(np.zeros_like(draws.probs), draws.probs, 0.0, 0.0)
+    classes = read_classes(draws)
+    atoms = make_atoms(draws, classes)
+    best: Row | None = None
+    step = STEP
+    with np.errstate(under="ignore", over="ignore"):
+        while best is None or step > _LEAST_STEP:
+            nodes = make_nodes(draws, classes, atoms, *num_draws_range(m, scheme), step)
+            cuts = jackknife_cuts(nodes, draws.log_base, m) if scheme == "jackknife" else [np.inf]
+            for cut in cuts:
+                times = make_times(draws, nodes, m, scheme, cut)
+                flows = _class_flows(draws, classes, atoms, nodes, times)
+                bias, loss_bias = _assemble(draws, flows, times, m, scheme)
+                norm = float(np.abs(bias).sum())
+                error = estimate_error(flows.coarse, flows.size, norm)
+                if best is None or error < best.error:
+                    best = Row(bias, draws.probs, loss_bias, error)
+                if best.error <= _ENOUGH * norm:
+                    return best
+            step *= 0.5
+    return best
+
+
+def _class_flows(
+    draws: Draws, classes: Classes, atoms: Atoms, nodes: Nodes, times: Times
+) -> _Flows:
+    num_atoms = atoms.rows.shape[1]
+    integrals = np.empty((3, num_atoms))
+    tilted = nodes.tilted
+
+    def integrate(part: slice) -> None:
+        laplace.atom_integrals(
+            nodes.x,
+            times.coefficients,
+            tilted,
+            atoms.rows[:, part],
+            classes.log_above_least[0],
+            integrals[:, part],
+        )
+
+    for _ in thread_map(integrate, chunks(num_atoms, _ATOM_CHUNK)):
+        pass
+    weight = np.abs(atoms.weights[1])
+    coarse = float(weight @ np.abs(integrals[0] - integrals[1]))
+    size = float(weight @ integrals[2])
+    for terms in (times.label, times.base):
+        coarse += abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
+        size += float(np.abs(terms).sum())
+    flows = np.zeros(len(draws.probs))
+    slot = atoms.slot
+    if slot is None:
+        active = draws.drawn > 0.0
+        flows[active] = (atoms.weights[1] * integrals[0])[: active.sum()]
+        return _Flows(flows, float(flows.sum()), coarse, size)
+    values = integrals[0, : (int(slot[-1]) + 1) * panels.DEGREE].reshape(-1, panels.DEGREE)
+    coefficients = values @ panels.forward()
+
+    def spread(part: slice) -> float:
+        return panels.evaluate(
+            classes.log_r[part],
+            draws.drawn[part],
+            classes.contrast[part],
+            classes.log_ref,
+            atoms.width,
+            atoms.first,
+            slot,
+            coefficients,
+            flows[part],
+        )
+
+    total = sum(thread_map(spread, chunks(len(flows), CLASS_CHUNK)))
+    return _Flows(flows, float(total), coarse, size)
+
+
+def _assemble(
+    draws: Draws, parts: _Flows, times: Times, m: int, scheme: str
+) -> tuple[FloatArray, float]:
+    """Return the bias (n,) and the loss bias from the flows between classes."""
+    t, flows, total = draws.label, parts.flows, parts.total
+    label_flow, base = float(times.label.sum()), float(times.base.sum())
+    loss = float(times.loss.sum())
+    if scheme in ("negatives", "jackknife", "reject"):
+        bias = flows - draws.probs * (total + label_flow)
+        bias[t] = label_flow * draws.other_mass - draws.probs[t] * total
+        if scheme == "negatives":
+            bias[t] = max(bias[t], 0.0)  # it is, by Jensen's inequality
+        if scheme == "reject":
+            none_kept = draws.label_draw**m
+            bias -= none_kept * draws.probs
+            bias[t] += none_kept * (draws.probs[t] + draws.other_mass)
+            loss += none_kept * draws.log_probs[t]
+        return bias, loss
+    if scheme == "importance":
+        return flows - draws.probs * total, loss
+    expected = m * draws.label_draw
+    loss += float(np.log(draws.expected_sum) + np.log(expected))
+    if scheme == "candidate":
+        bias = flows - draws.probs * (total + base)
+        bias[t] = flows[t] - draws.probs[t] * total + base * draws.other_mass
+        return bias, loss
+    surplus = (expected - 1.0) * base - expected * label_flow
+    bias = flows - draws.probs * (total - surplus)
+    bias[t] = -draws.other_mass * surplus - draws.probs[t] * total
+    return bias, loss

@@ -1,0 +1,21 @@
+"""Real input: text, vocabularies, embeddings from counts, and loaders of files that users hold."""
+
+from samplesoft.data.embeddings import Embeddings, examples_from_corpus
+from samplesoft.data.loaders import load_embeddings, load_logits
+from samplesoft.data.ppmi import ppmi_svd
+from samplesoft.data.text import EOS, read_tokens, stdlib_tokens
+from samplesoft.data.vocabulary import UNK, Vocabulary, build_vocabulary
+
+__all__ = [
+    "EOS",
+    "UNK",
+    "Embeddings",
+    "Vocabulary",
+    "build_vocabulary",
+    "examples_from_corpus",
+    "load_embeddings",
+    "load_logits",
+    "ppmi_svd",
+    "read_tokens",
+    "stdlib_tokens",
+]

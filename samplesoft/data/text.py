@@ -1,0 +1,120 @@
+"""Token streams: a plain text file, or the sources of Python's own standard library."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from samplesoft._validation import as_count
+from samplesoft.data.files import open_text
+
+EOS = "<eos>"
+STDLIB_TOKENS = 2_000_000
+
+_NOT_LIBRARY = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+)
+# A line end takes the blank lines after it, so that <eos> does not follow itself.
+_TOKEN = re.compile(
+    r"\n\s*|[^\W\d]\w*|\d[\w.]*|\*\*=?|//=?|>>=?|<<=?|->|\.\.\.|[-+*/%&|^@:=!<>]=|[^\w\s]"
+)
+
+
+def read_tokens(path: str | Path) -> list[str]:
+    r"""Read a text file: one sentence a line, words parted by white space, ``<eos>`` after each.
+
+    Parameters
+    ----------
+    path : str or Path
+        UTF-8 text; compressed where the name ends in ``.gz``, ``.xz`` or ``.bz2``.
+
+    Returns
+    -------
+    list of str
+        ``line.split() + ["<eos>"]`` for each line, joined.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it cannot be read or decoded, or holds no word.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "corpus.txt")
+    ...     _ = path.write_text("the cat sat\nthe end\n")
+    ...     read_tokens(path)
+    ['the', 'cat', 'sat', '<eos>', 'the', 'end', '<eos>']
+    """
+    tokens: list[str] = []
+    lines = 0
+    with open_text(path) as stream:
+        for line in stream:
+            tokens += line.split()
+            tokens.append(EOS)
+            lines += 1
+    if len(tokens) == lines:
+        raise ValueError(
+            f"{str(path)!r} must hold words, got {lines} line(s) without any; "
+            "give a plain text file with one sentence a line."
+        )
+    return tokens
+
+
+def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
+    """Return the tokens of the Python standard library's sources on this interpreter.
+
+    Files are read in the order of their paths, without tests and installed packages. A token is an
+    identifier, a number, an operator, or ``<eos>`` at the end of a line; words inside strings and
+    comments count as identifiers do.
+
+    Parameters
+    ----------
+    max_tokens : int
+        Where to stop: two million tokens are read in about a second, and are most of the library.
+
+    Returns
+    -------
+    list of str
+        At most `max_tokens` tokens.
+
+    Raises
+    ------
+    FileNotFoundError
+        If this interpreter comes without its sources.
+
+    Examples
+    --------
+    >>> len(stdlib_tokens(max_tokens=1000))
+    1000
+    """
+    as_count("max_tokens", max_tokens)
+    root = sysconfig.get_paths()["stdlib"]
+    tokens: list[str] = []
+    for path in sorted(_python_files(root)):
+        text = path.read_bytes().decode("utf-8", errors="replace").strip()
+        tokens += [EOS if token[0] == "\n" else token for token in _TOKEN.findall(text)]
+        tokens.append(EOS)
+        if len(tokens) >= max_tokens:
+            return tokens[:max_tokens]
+    if not tokens:
+        raise FileNotFoundError(
+            f"the standard library's sources are missing: no .py files in {root!r}; "
+            "give a text with --corpus, vectors with --embeddings, or logits with --logits."
+        )
+    return tokens
+
+
+def _python_files(root: str) -> Iterator[Path]:
+    """Yield the library's source files below `root`, in no given order."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
+        for name in names:
+            if name.endswith(".py"):
+                yield Path(folder, name)

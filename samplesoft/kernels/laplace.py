@@ -1,0 +1,237 @@
+"""The Laplace sums of the exact expectation, at each node v and at each atom r.
+
+A draw of class j contributes r_j = e_j / q_j, and phi(v) = sum_j q_j exp(-v r_j). Everything is
+written around three centres so that no difference of nearly equal numbers is ever formed: the
+least ratio r0 (keeps phi from underflowing), the reference R (differences between classes), and
+the mean of r (differences from the limit of many draws).
+"""
+
+from __future__ import annotations
+
+import math
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray
+
+_LARGEST = 700.0  # exp of this is finite; an exponent beyond it stands for infinity
+CENTRED_LIMIT = 600.0
+NUM_SUMS = 11
+(PHI, F, FIRST, SECOND, THIRD, ABOVE, P, H, T, Y2, Y3) = range(NUM_SUMS)
+
+
+@njit
+def _decay_ratio(x: float) -> float:
+    """Return (1 - exp(-x)) / x."""
+    return -math.expm1(-x) / x if x != 0.0 else 1.0
+
+
+@njit
+def second_order(x: float) -> float:
+    """Return (exp(-x) - 1 + x) / x**2."""
+    if abs(x) >= 1.0:
+        return (math.exp(-x) - 1.0 + x) / (x * x)
+    total = 0.0
+    for k in range(20, 1, -1):
+        total = (1.0 - total * x) / k if k > 2 else 0.5 * (1.0 - total * x)
+    return total
+
+
+@njit
+def tangent(x: float) -> float:
+    """Return (1 - (1 + x) exp(-x)) / x**2."""
+    if abs(x) >= 1.0:
+        return (1.0 - (1.0 + x) * math.exp(-x)) / (x * x)
+    total, term = 0.0, 0.5
+    for k in range(2, 22):
+        total += (k - 1) * term
+        term *= -x / (k + 1)
+    return total
+
+
+@njit
+def third_order(x: float) -> float:
+    """Return ((x**2 + 2 x + 2) exp(-x) - 2) / x**2."""
+    if abs(x) >= 1.0:
+        return ((x * x + 2.0 * x + 2.0) * math.exp(-x) - 2.0) / (x * x)
+    total, term = 0.0, -x / 6.0
+    for k in range(3, 22):
+        total += (k - 1) * (k - 2) * term
+        term *= -x / (k + 1)
+    return total
+
+
+@njit
+def _scaled(x: float, log_distance: float, sign: float) -> float:
+    """Return the signed product of v = exp(x) and a distance, capped at exp(700)."""
+    return sign * math.exp(min(x + log_distance, _LARGEST))
+
+
+@njit
+def _contrast(
+    x: float, decay: float, decay_ref: float, log_sum: float, away: float, kappa: float
+) -> float:
+    """Return (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa, with away = v (r - R)."""
+    if abs(away) < 1.0:
+        return -decay_ref * math.exp(min(x + log_sum, _LARGEST)) * _decay_ratio(away)
+    return (decay - decay_ref) / kappa
+
+
+@njit
+def node_sums(
+    x: FloatArray,
+    weights: FloatArray,
+    atoms: FloatArray,
+    reference: FloatArray,
+    out: FloatArray,
+) -> None:
+    """Sum over the atoms at each node.
+
+    Parameters
+    ----------
+    x : ndarray, shape (K,)
+        log v.
+    weights : ndarray, shape (3, A)
+        q, q kappa and q zeta**2.
+    atoms : ndarray, shape (9, A)
+        Rows as named in `atom_rows` of the caller: log r; log |r - r0| and its sign;
+        kappa, log |r - R|, log (r + R); zeta, log |r - mean|, log (r + mean).
+    reference : ndarray, shape (2,)
+        log (R - r0) and log (mean - r0).
+    out : ndarray, shape (K, NUM_SUMS)
+        With d = v (r - r0): PHI: sum q exp(-d); F: sum q (exp(-d) - 1); FIRST, SECOND, THIRD:
+        sum q d**k exp(-d); ABOVE: sum q (exp(-d) - exp(-v (R - r0))). With y = v (r - mean):
+        P: sum q (exp(-y) - 1 + y); H: sum q (1 - (1 + y) exp(-y));
+        T: sum q ((y**2 + 2 y + 2) exp(-y) - 2); Y2, Y3: sum q y**k exp(-y).
+    """
+    for k in range(len(x)):
+        decay_ref = math.exp(-_scaled(x[k], reference[0], 1.0))
+        is_centred = x[k] + reference[1] < math.log(CENTRED_LIMIT)
+        phi = f = first = second = third = above = p = h = t = y2 = y3 = 0.0
+        for i in range(atoms.shape[1]):
+            d = _scaled(x[k], atoms[1, i], atoms[2, i])
+            drop = math.expm1(-d)
+            decay = 1.0 + drop if drop > -0.5 else math.exp(-d)
+            moment = weights[0, i] * decay
+            phi += moment
+            f += weights[0, i] * drop
+            first += moment * d
+            second += moment * d * d
+            third += moment * d * d * d
+            kappa = atoms[3, i]
+            away = _scaled(x[k], atoms[4, i], math.copysign(1.0, kappa))
+            above += weights[1, i] * _contrast(x[k], decay, decay_ref, atoms[5, i], away, kappa)
+            if not is_centred:
+                continue
+            zeta = atoms[6, i]
+            y = _scaled(x[k], atoms[7, i], math.copysign(1.0, zeta))
+            e = math.exp(-y)
+            if abs(y) < 1.0:
+                scale = weights[2, i] * math.exp(2.0 * (x[k] + atoms[8, i]))
+                p += scale * second_order(y)
+                h += scale * tangent(y)
+                t += scale * third_order(y)
+                y2 += scale * e
+                y3 += scale * e * y
+            else:
+                scale = weights[2, i] / (zeta * zeta)
+                p += scale * (e - 1.0 + y)
+                h += scale * (1.0 - (1.0 + y) * e)
+                t += scale * ((y * y + 2.0 * y + 2.0) * e - 2.0)
+                y2 += scale * (e * y) * y
+                y3 += scale * (e * y) * y * y
+        out[k] = (phi, f, first, second, third, above, p, h, t, y2, y3)
+
+
+@njit
+def _bend(
+    x: float,
+    decay: float,
+    decay_ref: float,
+    log_sum: float,
+    away: float,
+    kappa: float,
+    coefficients: FloatArray,
+    ahead: float,
+    lead: float,
+    variance: float,
+) -> float:
+    """Return (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, times phi.
+
+    `ahead` and `lead` are v (r - rho) and v (R - rho); away = v (r - R) is their difference.
+    """
+    c0, c1, c2 = coefficients
+    if abs(away) < 1.0:
+        ratio = _decay_ratio(away)
+        e = math.exp(-away)
+        slope = c0 * ratio - c1 * (lead * ratio - e)
+        slope += c2 * ((lead * lead - variance) * ratio - (2.0 * lead + away) * e)
+        return -decay_ref * math.exp(min(x + log_sum, _LARGEST)) * slope
+    value = 0.0
+    if decay > 0.0:
+        value += decay * (c0 - c1 * ahead + c2 * (ahead * ahead - variance))
+    if decay_ref > 0.0:
+        value -= decay_ref * (c0 - c1 * lead + c2 * (lead * lead - variance))
+    return value / kappa
+
+
+@njit
+def atom_integrals(
+    x: FloatArray,
+    coefficients: FloatArray,
+    tilted: FloatArray,
+    atoms: FloatArray,
+    log_reference: float,
+    out: FloatArray,
+) -> None:
+    """Integrate over the nodes at each atom.
+
+    Parameters
+    ----------
+    x : ndarray, shape (K,)
+        log v.
+    coefficients : ndarray, shape (K, 3)
+        c0, c1 and c2 of each node.
+    tilted : ndarray, shape (K, 3)
+        v (rho - r0), v (R - rho) and v**2 Var(r), mean rho and variance tilted by exp(-v r).
+    atoms : ndarray, shape (9, A)
+        As in `node_sums`.
+    log_reference : float
+        log (R - r0).
+    out : ndarray, shape (3, A)
+        The integral of v r phi (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, the
+        same from every second node, and the integral of the absolute values.
+    """
+    for i in range(atoms.shape[1]):
+        full = half = size = 0.0
+        kappa = atoms[3, i]
+        for k in range(len(x)):
+            c = coefficients[k]
+            if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
+                continue
+            d = _scaled(x[k], atoms[1, i], atoms[2, i])
+            decay = math.exp(-d)
+            decay_ref = math.exp(-_scaled(x[k], log_reference, 1.0))
+            away = _scaled(x[k], atoms[4, i], math.copysign(1.0, kappa))
+            if c[1] == 0.0 and c[2] == 0.0:
+                term = c[0] * _contrast(x[k], decay, decay_ref, atoms[5, i], away, kappa)
+            else:
+                term = _bend(
+                    x[k],
+                    decay,
+                    decay_ref,
+                    atoms[5, i],
+                    away,
+                    kappa,
+                    c,
+                    d - tilted[k, 0],
+                    tilted[k, 1],
+                    tilted[k, 2],
+                )
+            term *= math.exp(min(x[k] + atoms[0, i], _LARGEST))
+            full += term
+            size += abs(term)
+            if k % 2 == 0:
+                half += 2.0 * term
+        out[0, i] = full
+        out[1, i] = half
+        out[2, i] = size

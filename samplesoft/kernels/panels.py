@@ -1,0 +1,143 @@
+"""Sums over classes of a smooth function of log r, through Chebyshev panels.
+
+A sum ``sum_j weight_j f(log r_j)`` over n classes becomes one over a few atoms: each panel of
+log r holds `DEGREE` Chebyshev nodes, and a class spreads its weight over those of its panel.
+The other way, a function known at the atoms is evaluated at every class. Both cost O(n).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+
+DEGREE = 20
+
+
+@njit
+def _panel(t: float, width: float, first: int, count: int) -> int:
+    return min(max(math.floor(t / width) - first, 0), count - 1)
+
+
+@njit
+def mark(
+    log_r: FloatArray, drawn: FloatArray, log_ref: float, width: float, first: int, count: int
+) -> FloatArray:
+    """Return (count,) the sum of `drawn` in each panel [first + i, first + i + 1) * width."""
+    mass = np.zeros(count)
+    for j in range(len(log_r)):
+        if drawn[j] > 0.0:
+            mass[_panel(log_r[j] - log_ref, width, first, count)] += drawn[j]
+    return mass
+
+
+@njit
+def centred(t: float, kappa: float, mean_deviation: float, t_mean: float) -> float:
+    """Return (r - mean) / (r + mean), t = log(r / R), mean / R = 1 + mean_deviation."""
+    if abs(t) < 0.5 and abs(mean_deviation) < 0.5:
+        d = 2.0 * kappa / (1.0 - kappa)
+        return (d - mean_deviation) / (2.0 + d + mean_deviation)
+    return math.tanh(0.5 * (t - t_mean))
+
+
+@njit
+def class_weights(
+    t: FloatArray, q: FloatArray, kappa: FloatArray, mean_deviation: float, t_mean: float
+) -> FloatArray:
+    """Return (4, A) the weights q, q kappa, q zeta**2 and zeta itself."""
+    out = np.empty((4, len(t)))
+    for i in range(len(t)):
+        zeta = centred(t[i], kappa[i], mean_deviation, t_mean)
+        out[0, i] = q[i]
+        out[1, i] = q[i] * kappa[i]
+        out[2, i] = q[i] * zeta * zeta
+        out[3, i] = zeta
+    return out
+
+
+@njit
+def spread(
+    log_r: FloatArray,
+    drawn: FloatArray,
+    contrast: FloatArray,
+    log_ref: float,
+    mean_deviation: float,
+    t_mean: float,
+    width: float,
+    first: int,
+    slot: IntArray,
+    moments: FloatArray,
+) -> None:
+    """Add the Chebyshev moments of the three class weights to `moments` (panels, 3, DEGREE).
+
+    The weights are q_j, q_j kappa_j and q_j zeta_j**2 with kappa = (r - R) / (r + R) and
+    zeta = (r - mean) / (r + mean); `slot` numbers the occupied panels.
+    """
+    count = len(slot)
+    for j in range(len(log_r)):
+        w = drawn[j]
+        if w == 0.0:
+            continue
+        t = log_r[j] - log_ref
+        panel = _panel(t, width, first, count)
+        s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
+        w_kappa = w * contrast[j]
+        zeta = centred(t, contrast[j], mean_deviation, t_mean)
+        w_zeta = w * zeta * zeta
+        m = moments[slot[panel]]
+        before, now = s, 1.0
+        for i in range(DEGREE):
+            m[0, i] += w * now
+            m[1, i] += w_kappa * now
+            m[2, i] += w_zeta * now
+            before, now = now, 2.0 * s * now - before
+
+
+@njit
+def evaluate(
+    log_r: FloatArray,
+    drawn: FloatArray,
+    contrast: FloatArray,
+    log_ref: float,
+    width: float,
+    first: int,
+    slot: IntArray,
+    coefficients: FloatArray,
+    out: FloatArray,
+) -> float:
+    """Write q_j kappa_j f(log r_j) into `out` (n,) and return its sum.
+
+    `coefficients` (panels, DEGREE) are those of f in Chebyshev polynomials, summed by Clenshaw.
+    """
+    count = len(slot)
+    total = 0.0
+    for j in range(len(log_r)):
+        if drawn[j] == 0.0:
+            out[j] = 0.0
+            continue
+        t = log_r[j] - log_ref
+        panel = _panel(t, width, first, count)
+        s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
+        c = coefficients[slot[panel]]
+        above, now = 0.0, 0.0
+        for i in range(DEGREE - 1, 0, -1):
+            above, now = now, c[i] + 2.0 * s * now - above
+        out[j] = drawn[j] * contrast[j] * (c[0] + s * now - above)
+        total += out[j]
+    return total
+
+
+def node_places() -> FloatArray:
+    """Return the Chebyshev nodes (DEGREE,) in (0, 1)."""
+    return 0.5 * (1.0 + np.cos((np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)))
+
+
+def forward() -> FloatArray:
+    """Return the matrix (DEGREE, DEGREE) from values at the nodes to Chebyshev coefficients."""
+    angles = (np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)
+    matrix = np.cos(np.outer(angles, np.arange(DEGREE))) * (2.0 / DEGREE)
+    matrix[:, 0] *= 0.5
+    return matrix

@@ -1,0 +1,275 @@
+"""Dense proposals: the sampling distributions of the literature as probabilities of all classes.
+
+A new one is a function that takes a `Model` and returns positive weights, with `proposal` above
+it; the tests and the command line then know it by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from samplesoft._fourier import fourier_kernel, tree_probabilities
+from samplesoft._validation import (
+    FloatArray,
+    as_choice,
+    as_count,
+    as_counts,
+    as_positive,
+    as_real_array,
+)
+
+UNIT_TOLERANCE = 1e-3  # float32 vectors, normalised by their owner, are well within it
+_LEAST = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a proposal may look at.
+
+    Parameters
+    ----------
+    logits : array_like, shape (B, n)
+        The logits of B examples, or (n,) for one.
+    h : array_like or None, shape (B, d)
+        Context vectors.
+    class_embeddings : array_like or None, shape (n, d)
+        Class vectors.
+    counts : array_like or None, shape (n,)
+        How often each class occurs; any unit.
+    tau : float
+        Inverse temperature: the logits are ``tau * h @ class_embeddings.T`` where those are given.
+    nu : float
+        Sharpness of the Gaussian kernel of ``rff``; 4 did best in the paper.
+    num_features : int
+        Number of random frequencies of ``rff``.
+    alpha : float
+        Weight of the square in ``quadratic``.
+    power : float
+        Distortion of ``unigram``: 1 for the counts as they are, near 0 for uniform.
+    seed : int
+        Seed of the random frequencies.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed or shapes disagree.
+    """
+
+    logits: FloatArray
+    h: FloatArray | None = None
+    class_embeddings: FloatArray | None = None
+    counts: FloatArray | None = None
+    tau: float = 1.0
+    nu: float = 4.0
+    num_features: int = 1000
+    alpha: float = 100.0
+    power: float = 0.75
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        logits = np.atleast_2d(as_real_array("logits", self.logits, (1, 2)))
+        batch, n = logits.shape
+        object.__setattr__(self, "logits", logits)
+        for name, rows in (("h", batch), ("class_embeddings", n)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _with_rows(name, value, rows, logits.shape))
+        if self.h is not None and self.class_embeddings is not None:
+            if self.h.shape[1] != self.class_embeddings.shape[1]:
+                raise ValueError(
+                    f"`h` and `class_embeddings` must have the same dimension d, got shapes "
+                    f"{self.h.shape} and {self.class_embeddings.shape}."
+                )
+        if self.counts is not None:
+            counts = as_counts("counts", self.counts, n)
+            object.__setattr__(self, "counts", counts)
+        for name in ("tau", "nu", "alpha", "power"):
+            object.__setattr__(self, name, as_positive(name, getattr(self, name)))
+        object.__setattr__(self, "num_features", as_count("num_features", self.num_features))
+        object.__setattr__(self, "seed", as_count("seed", self.seed, 0))
+
+
+def _with_rows(name: str, value: Any, rows: int, logits_shape: tuple[int, ...]) -> FloatArray:
+    array = as_real_array(name, value, (2,))
+    if len(array) != rows:
+        raise ValueError(
+            f"`{name}` must have {rows} rows to match `logits` of shape {logits_shape}, "
+            f"got shape {array.shape}."
+        )
+    return array
+
+
+Proposal = Callable[[Model], FloatArray]
+PROPOSALS: dict[str, Proposal] = {}
+
+
+def proposal(name: str) -> Callable[[Proposal], Proposal]:
+    """Register a function from a `Model` to weights (n,) or (B, n) as the proposal `name`.
+
+    Parameters
+    ----------
+    name : str
+        What ``--samplers`` and `dense_proposals` call it.
+
+    Returns
+    -------
+    callable
+        A decorator. The decorated function returns the weights divided by their sums, each at
+        least 1e-300.
+    """
+
+    def register(weights: Proposal) -> Proposal:
+        @wraps(weights)
+        def normalised(model: Model) -> FloatArray:
+            values = weights(model)
+            q: FloatArray = np.maximum(values / values.sum(axis=-1, keepdims=True), _LEAST)
+            return q
+
+        PROPOSALS[name] = normalised
+        return normalised
+
+    return register
+
+
+def dense_proposals(names: Iterable[str], model: Model) -> dict[str, FloatArray]:
+    """Evaluate proposals by name.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Keys of `PROPOSALS`.
+    model : Model
+        What they look at.
+
+    Returns
+    -------
+    dict of str to ndarray of float64, shape (n,) or (B, n)
+        Probabilities: greater than 0, each row sums to 1. One row serves all examples where the
+        proposal does not depend on the example.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, or a proposal needs what the model does not have.
+
+    Examples
+    --------
+    >>> model = Model(logits=[[0.0, 1.0, 2.0]], counts=[16, 81, 256])
+    >>> dense_proposals(["uniform", "unigram"], model)["unigram"].round(3)
+    array([0.081, 0.273, 0.646])
+    """
+    checked = [as_choice("names", name, PROPOSALS) for name in names]
+    return {name: PROPOSALS[name](model) for name in checked}
+
+
+@proposal("uniform")
+def uniform(model: Model) -> FloatArray:
+    """Give every class the same probability, shape (n,)."""
+    return np.ones(model.logits.shape[1])
+
+
+@proposal("log-uniform")
+def log_uniform(model: Model) -> FloatArray:
+    """Give class k probability ``log((k + 2) / (k + 1)) / log(n + 1)``, shape (n,).
+
+    Zipf's law for classes numbered by falling frequency, as TensorFlow's
+    ``log_uniform_candidate_sampler`` has it.
+    """
+    return np.log1p(1.0 / np.arange(1.0, model.logits.shape[1] + 1.0))
+
+
+@proposal("unigram")
+def unigram(model: Model) -> FloatArray:
+    """Give each class its count to the power ``power``, shape (n,).
+
+    A class that never occurs counts as half of the rarest that does, so that it can be drawn.
+
+    References
+    ----------
+    Mikolov et al. (2013), "Distributed representations of words and phrases and their
+    compositionality", section 2.2: the power 0.75.
+    """
+    counts = _needed(model, "unigram", "counts")
+    counts = np.where(counts > 0.0, counts, 0.5 * counts[counts > 0.0].min())
+    weights: FloatArray = np.exp(model.power * np.log(counts / counts.max()))
+    return weights
+
+
+@proposal("softmax")
+def softmax(model: Model) -> FloatArray:
+    """Give each class its exact softmax probability, shape (B, n).
+
+    References
+    ----------
+    Blanc and Rendle (2018), Theorem 2.1: the one proposal that leaves no bias.
+    """
+    weights: FloatArray = np.exp(model.logits - model.logits.max(axis=1, keepdims=True))
+    return weights
+
+
+@proposal("quadratic")
+def quadratic(model: Model) -> FloatArray:
+    """Weigh each class by ``alpha * o**2 + 1`` of its logit o, shape (B, n).
+
+    Blanc and Rendle's kernel, whose o is the whole logit; the form of Rawat et al., eq. 15, takes
+    the dot product h . c without tau, which is `alpha` divided by ``tau**2`` here.
+
+    References
+    ----------
+    Blanc and Rendle (2018), section 3.3; Rawat et al. (2019), eq. 15.
+    """
+    return model.alpha * model.logits**2 + 1.0
+
+
+@proposal("rff")
+def rff(model: Model) -> FloatArray:
+    """Descend a binary tree by random Fourier estimates of ``exp(nu h . c)``, shape (B, n).
+
+    Estimates are of the Gaussian kernel, ``exp(nu h . c)`` times a constant for unit vectors, and
+    node masses are clipped from below by the least value it can have, ``exp(-2 nu)`` for each
+    class; these are the probabilities of that descent, not an approximation to them.
+
+    Raises
+    ------
+    ValueError
+        If the model has no vectors, or they are not of norm 1.
+
+    References
+    ----------
+    Rawat et al. (2019), section 3.2; Blanc and Rendle (2018), section 3.2.
+    """
+    h = _needed(model, "rff", "h")
+    class_embeddings = _needed(model, "rff", "class_embeddings")
+    for name, vectors in (("h", h), ("class_embeddings", class_embeddings)):
+        norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))  # no temporary as large as them
+        worst = int(np.argmax(np.abs(norms - 1.0)))
+        if abs(norms[worst] - 1.0) > UNIT_TOLERANCE:
+            raise ValueError(
+                f"proposal 'rff' needs rows of `{name}` with norm 1, got {norms[worst]:.6g} at "
+                f"row {worst}; divide each row by its norm."
+            )
+    estimates = fourier_kernel(h, class_embeddings, model.nu, model.num_features, model.seed)
+    return tree_probabilities(estimates, float(np.exp(-2.0 * model.nu)))
+
+
+_SOURCES = {
+    "h": ("context vectors (B, d)", "use --corpus or --embeddings in place of --logits"),
+    "class_embeddings": ("class vectors (n, d)", "use --corpus or --embeddings, not --logits"),
+    "counts": ("class counts (n,)", "use --corpus, or an --embeddings .npz file with `counts`"),
+}
+
+
+def _needed(model: Model, name: str, attribute: str) -> FloatArray:
+    value: FloatArray | None = getattr(model, attribute)
+    if value is None:
+        what, remedy = _SOURCES[attribute]
+        raise ValueError(
+            f"proposal {name!r} needs {what} as `{attribute}`, got None; {remedy}, or leave "
+            f"{name!r} out of --samplers."
+        )
+    return value

@@ -1,0 +1,288 @@
+"""Slow, independent oracles for the bias core; nothing here comes from samplesoft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from math import factorial
+
+import numpy as np
+from mpmath import mp, mpf
+
+SCHEMES = (
+    "negatives",
+    "reject",
+    "candidate",
+    "candidate_masked",
+    "importance",
+    "poisson",
+    "jackknife",
+)
+
+
+def softmax(logits):
+    """Probabilities (n,) as a list of mpf at the working precision."""
+    top = max(logits)
+    e = [mp.exp(mpf(float(o)) - mpf(float(top))) for o in logits]
+    return [x / mp.fsum(e) for x in e]
+
+
+def _normalise(q, skip=None):
+    """`q` as mpf divided by its exact sum, `skip` left out."""
+    q = [mpf(0) if j == skip else mpf(float(x)) for j, x in enumerate(q)]
+    total = mp.fsum(q)
+    return [x / total for x in q] if total else q
+
+
+def _spec(logits, label, q, m, scheme):
+    """(base mass, draw probabilities, weights of a draw), in units where sum(e) = 1."""
+    p = softmax(logits)
+    ratio = lambda e, x: e / x if x else mpf(0)  # noqa: E731
+    if scheme == "poisson":
+        pi = [mpf(0) if j == label else min(mpf(float(x)), mpf(1)) for j, x in enumerate(q)]
+        return p[label], pi, [ratio(e, x) for e, x in zip(p, pi, strict=True)]
+    if scheme in ("negatives", "reject"):  # for `reject`, m is the number of draws kept
+        qn = _normalise(q, skip=label)
+        return p[label], qn, [ratio(e, x) / m for e, x in zip(p, qn, strict=True)]
+    q = _normalise(q)
+    w = [ratio(e, x) / m for e, x in zip(p, q, strict=True)]
+    base = mpf(0) if scheme == "importance" else w[label]
+    if scheme == "candidate_masked":
+        w[label] = mpf(0)
+    return base, q, w
+
+
+def _counts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write `total` as a sum of `parts` nonnegative integers."""
+    for bars in combinations(range(total + parts - 1), parts - 1):
+        edges = (-1, *bars, total + parts - 1)
+        yield tuple(edges[i + 1] - edges[i] - 1 for i in range(parts))
+
+
+def _outcomes(logits, label, q, m, scheme):
+    """Yield (probability, p' (n,), loss) for every outcome of the draws."""
+    n = len(logits)
+    log_p_label = mp.log(softmax(logits)[label])
+
+    def outcome(chance, base, counts, w):
+        mass = [c * x for c, x in zip(counts, w, strict=True)]
+        mass[label] += base
+        total = mp.fsum(mass)
+        loss = mp.log(total) - (mp.log(base) if base else log_p_label)
+        return chance, [x / total for x in mass], loss
+
+    if scheme == "poisson":
+        base, pi, w = _spec(logits, label, q, m, scheme)
+        choices = [(0,) if j == label else (0, 1) for j in range(n)]
+        for counts in product(*choices):
+            chance = mp.fprod(x if c else 1 - x for c, x in zip(counts, pi, strict=True))
+            yield outcome(chance, base, counts, w)
+        return
+    draw_from = q if scheme != "negatives" else [0 if j == label else q[j] for j in range(n)]
+    probs = _normalise(draw_from)
+    for counts in _counts(m, n):
+        chance = mpf(factorial(m))
+        for c, x in zip(counts, probs, strict=True):
+            chance *= x**c / factorial(c)
+        if not chance:
+            continue
+        kept = m - counts[label] if scheme == "reject" else m
+        base, _, w = _spec(logits, label, q, max(kept, 1), scheme)
+        yield outcome(chance, base, counts, w)
+
+
+def enumerate_scheme(logits, label, q, m, scheme, dps=50):
+    """E[p'] (n,), E[loss] and E[p' p'^T] (n, n) over every outcome, as mpf object arrays."""
+    with mp.workdps(dps):
+        if scheme == "jackknife":
+            now = enumerate_scheme(logits, label, q, m, "negatives", dps)
+            less = enumerate_scheme(logits, label, q, m - 1, "negatives", dps)
+            return m * now[0] - (m - 1) * less[0], m * now[1] - (m - 1) * less[1], None
+        first, loss, second = mpf(0), mpf(0), mpf(0)
+        for chance, p, loss_here in _outcomes(logits, label, q, m, scheme):
+            p = np.array(p, dtype=object)
+            first = first + chance * p
+            second = second + chance * np.outer(p, p)
+            loss += chance * loss_here
+        return first, loss, second
+
+
+def gradient_moments(logits, label, q, m, class_embeddings, tau, scheme="negatives"):
+    """Squared bias, variance and mean squared error of tau * (sum_i p'_i c_i - c_t)."""
+    with mp.workdps(50):
+        expected, _, second = enumerate_scheme(logits, label, q, m, scheme)
+        c = np.vectorize(mpf, otypes=[object])(np.asarray(class_embeddings, dtype=float))
+        b = (expected - np.array(softmax(logits), dtype=object)) @ c
+        squared_bias = tau**2 * (b @ b)
+        variance = tau**2 * np.sum((second - np.outer(expected, expected)) * (c @ c.T))
+        return float(squared_bias), float(variance), float(squared_bias + variance)
+
+
+# --- the one-dimensional integral, at any precision -------------------------------------------
+
+
+def _trapezoid(f, low, high, dps):
+    """Integrate the vector function `f` over [low, high], halving the step until converged."""
+    count = int(mp.ceil((high - low) / mpf("0.5")))
+    step = (high - low) / count
+    total = sum(f(low + i * step) for i in range(count + 1))
+    old = total * step
+    while True:
+        step /= 2
+        total = total + sum(f(low + (2 * i + 1) * step) for i in range(count))
+        count *= 2
+        new = total * step
+        wrong = sum(abs(new - old)[:-1]) <= mpf(10) ** (-dps // 2 - 3) * sum(abs(new[:-1]))
+        close = abs(new[-1] - old[-1]) <= mpf(10) ** (-dps // 2 - 3) * abs(new[-1])
+        # the error is squared with each halving; at the least step it is below 10^-dps anyway
+        if (wrong and close) or step < mpf(3) / (dps + 10):
+            return new
+        old = new
+
+
+def _integrals(p, base, probs, weights, m, label, poisson, dps):
+    """E[p'] - p (n,) and, last, E[log S], for m draws (m real) or independent inclusion."""
+    live = [j for j, (x, w) in enumerate(zip(probs, weights, strict=True)) if x and w]
+    # chance of a draw of weight 0, a masked label
+    blank = mp.fsum(x for j, x in enumerate(probs) if j not in live)
+    if poisson:
+        largest, smallest = base + mp.fsum(weights[j] for j in live), base
+    else:
+        largest = base + m * max(weights[j] for j in live)
+        smallest = base if blank else base + m * min(weights[j] for j in live)
+    largest, smallest = max(largest, 1), min(smallest, 1)
+    low = -(dps + 10) * mp.log(10) - mp.log(largest)
+    high = mp.log((mp.dps * mp.log(10) + mp.log(largest / smallest) + 10) / smallest)
+
+    def falling(x):  # mpmath takes long over the exponential of a huge number
+        return mp.exp(-x) if x < 6000 + 5 * mp.dps else mpf(0)
+
+    def f(x):
+        u = mp.exp(x)
+        decay = {j: falling(u * weights[j]) for j in live}
+        end = falling(u)
+        # int u p exp(-u) dx = p: the difference is taken here, so it keeps its digits
+        out = np.array([-u * x * end for x in p] + [end], dtype=object)
+        if poisson:
+            factor = {j: 1 - probs[j] + probs[j] * decay[j] for j in live}
+            everything = falling(u * base) * mp.fprod(factor.values())
+            for j in live:
+                out[j] += u * probs[j] * weights[j] * decay[j] * everything / factor[j]
+        else:
+            phi = blank + mp.fsum(probs[j] * decay[j] for j in live)
+            everything = falling(u * base - m * mp.log(phi)) if phi else mpf(0)
+            for j in live if phi else ():
+                out[j] += u * m * probs[j] * weights[j] * decay[j] * everything / phi
+        out[label] += u * base * everything
+        out[-1] -= everything
+        return out
+
+    return _trapezoid(f, low, high, dps)
+
+
+def _binomial_nodes(m, chance, gauss=False):
+    """(K, probability) pairs: every K up to m = 40, else a Gauss rule for the binomial law."""
+    if m <= 40 and not gauss:
+        return [(k, mp.binomial(m, k) * chance**k * (1 - chance) ** (m - k)) for k in range(m + 1)]
+    size = 24  # exact for polynomials in K of degree 47
+    jacobi = mp.zeros(size)
+    for k in range(size):
+        jacobi[k, k] = chance * (m - k) + k * (1 - chance)
+        if k:
+            jacobi[k, k - 1] = mp.sqrt(chance * (1 - chance) * k * (m - k + 1))
+            jacobi[k - 1, k] = jacobi[k, k - 1]
+    nodes, vectors = mp.eigsy(jacobi)
+    return [(nodes[i], vectors[0, i] ** 2) for i in range(size)]
+
+
+def laplace_mpmath(logits, label, q, m, scheme, dps=50):
+    """E[p'] (n,), E[p'] - p (n,) and E[loss] - loss through 1/S = int exp(-u S) du, as mpf.
+
+    The bias is right to about `dps` digits of its 1-norm, however small it is: the working
+    precision is doubled until that holds, or until 1,000 digits say that the bias is zero.
+    `reject` with m > 40 needs m (1 - q_t) to be large, say 500 or more.
+    """
+    if scheme == "jackknife":
+        now = laplace_mpmath(logits, label, q, m, "negatives", dps + 10)
+        less = laplace_mpmath(logits, label, q, m - 1, "negatives", dps + 10)
+        with mp.workdps(4 * dps + 1500):
+            return tuple(m * x - (m - 1) * y for x, y in zip(now, less, strict=True))
+    digits = dps + 25
+    while True:
+        with mp.workdps(digits):
+            p = np.array(softmax(logits), dtype=object)
+            bias, loss_bias = _bias(p, logits, label, q, m, scheme, dps)
+            largest = int(np.argmax(p))
+            others = np.arange(len(p)) != largest
+            bias[largest] = -mp.fsum(bias[others])
+            norm = sum(abs(bias))
+            if norm > mpf(10) ** (dps - digits) * sum(abs(bias[others]) + p[others]):
+                return p + bias, bias, loss_bias
+            if digits > 1000:
+                return p + bias, bias, loss_bias
+        digits *= 2
+
+
+def _bias(p, logits, label, q, m, scheme, dps):
+    """Bias (n,) and loss bias at the working precision."""
+    parts = [(m, mpf(1))]
+    if scheme == "reject":
+        full = _normalise(q)
+        keep = mp.fsum(x for j, x in enumerate(full) if j != label)
+        parts = _binomial_nodes(m, keep)
+    bias, loss_bias = np.array([mpf(0)] * len(p), dtype=object), mpf(0)
+    for k, chance in parts:
+        if not chance:
+            continue
+        if k == 0:
+            bias = bias - chance * p
+            bias[label] += chance
+            loss_bias += chance * mp.log(p[label])
+            continue
+        base, probs, weights = _spec(logits, label, q, k, scheme)
+        part = _integrals(p, base, probs, weights, k, label, scheme == "poisson", dps)
+        bias = bias + chance * part[:-1]
+        loss_bias += chance * (part[-1] + (mp.log(p[label] / base) if base else 0))
+    return bias, loss_bias
+
+
+# --- Monte Carlo in NumPy: the peer for draws per second --------------------------------------
+
+
+def multinomial_numpy_monte_carlo(
+    logits, label, q, m, num_trials, rng, *, batch=1000, stderr=False
+):
+    """Bias (n,) of `negatives` and its standard error, `batch` trials at a time.
+
+    Without `stderr` the draws of a class within one trial need not be put together, which
+    saves NumPy a sort; the second value is then None.
+    """
+    n = len(logits)
+    qn = np.where(np.arange(n) == label, 0.0, q)
+    qn = qn / qn.sum()
+    e = np.exp(logits - np.max(logits))
+    p = e / e.sum()
+    w = np.divide(e, m * qn, out=np.zeros(n), where=qn > 0)
+    cdf = np.cumsum(qn)
+    cdf /= cdf[-1]
+    first, second = np.zeros(n), np.zeros(n)
+    for start in range(0, num_trials, batch):
+        size = min(batch, num_trials - start)
+        ids = np.searchsorted(cdf, rng.random((size, m)), side="right")
+        mass = w[ids]
+        total = e[label] + mass.sum(axis=1)
+        mass /= total[:, None]
+        ids = ids.ravel()
+        mass = mass.ravel()
+        if stderr:
+            keys, inverse = np.unique(ids + n * np.repeat(np.arange(size), m), return_inverse=True)
+            ids, mass = keys % n, np.bincount(inverse, mass)
+            second += np.bincount(ids, mass**2, minlength=n)
+            second[label] += ((e[label] / total) ** 2).sum()
+        first += np.bincount(ids, mass, minlength=n)
+        first[label] += (e[label] / total).sum()
+    mean = first / num_trials
+    if not stderr:
+        return mean - p, None
+    variance = np.maximum(second / num_trials - mean**2, 0.0) * num_trials / (num_trials - 1)
+    return mean - p, np.sqrt(variance / num_trials)
