@@ -3,6 +3,7 @@
 from samplesoft.bias.asymptotic import asymptotic_bias
 from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.exact import ExactBias, exact_bias
+from samplesoft.bias.moments import GradientMoments, exact_gradient_moments
 from samplesoft.bias.monte_carlo import MonteCarloBias, monte_carlo_bias
 from samplesoft.bias.theorem1 import Theorem1Bounds, theorem1_bounds
 from samplesoft.bias.theorem2 import Theorem2Ratio, theorem2_ratio
@@ -10,11 +11,13 @@ from samplesoft.bias.theorem2 import Theorem2Ratio, theorem2_ratio
 __all__ = [
     "ExactBias",
     "FiniteSampleBounds",
+    "GradientMoments",
     "MonteCarloBias",
     "Theorem1Bounds",
     "Theorem2Ratio",
     "asymptotic_bias",
     "exact_bias",
+    "exact_gradient_moments",
     "finite_sample_bounds",
     "monte_carlo_bias",
     "theorem1_bounds",

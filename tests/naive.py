@@ -22,9 +22,17 @@ SCHEMES = (
 
 def softmax(logits):
     """Probabilities (n,) as a list of mpf at the working precision."""
+    logits = [o if isinstance(o, mpf) else mpf(float(o)) for o in logits]
     top = max(logits)
-    e = [mp.exp(mpf(float(o)) - mpf(float(top))) for o in logits]
+    e = [mp.exp(o - top) for o in logits]
     return [x / mp.fsum(e) for x in e]
+
+
+def l1_error(got, exact):
+    """Sum of |got - exact| for floats `got` and mpf `exact`, and the sum of |exact|, as mpf."""
+    with mp.workdps(1700):
+        wrong = mp.fsum(abs(mpf(float(x)) - y) for x, y in zip(got, exact, strict=True))
+        return wrong, mp.fsum(abs(y) for y in exact)
 
 
 def _normalise(q, skip=None):
@@ -140,6 +148,11 @@ def _trapezoid(f, low, high, dps):
         old = new
 
 
+def _falling(x):
+    """exp(-x), or 0 where mpmath would take long over a huge exponent."""
+    return mp.exp(-x) if x < 6000 + 5 * mp.dps else mpf(0)
+
+
 def _integrals(p, base, probs, weights, m, label, poisson, dps):
     """E[p'] - p (n,) and, last, E[log S], for m draws (m real) or independent inclusion."""
     live = [j for j, (x, w) in enumerate(zip(probs, weights, strict=True)) if x and w]
@@ -154,23 +167,21 @@ def _integrals(p, base, probs, weights, m, label, poisson, dps):
     low = -(dps + 10) * mp.log(10) - mp.log(largest)
     high = mp.log((mp.dps * mp.log(10) + mp.log(largest / smallest) + 10) / smallest)
 
-    def falling(x):  # mpmath takes long over the exponential of a huge number
-        return mp.exp(-x) if x < 6000 + 5 * mp.dps else mpf(0)
-
     def f(x):
         u = mp.exp(x)
-        decay = {j: falling(u * weights[j]) for j in live}
-        end = falling(u)
+        decay = {j: _falling(u * weights[j]) for j in live}
+        end = _falling(u)
         # int u p exp(-u) dx = p: the difference is taken here, so it keeps its digits
         out = np.array([-u * x * end for x in p] + [end], dtype=object)
         if poisson:
             factor = {j: 1 - probs[j] + probs[j] * decay[j] for j in live}
-            everything = falling(u * base) * mp.fprod(factor.values())
+            everything = _falling(u * base) * mp.fprod(factor.values())
             for j in live:
-                out[j] += u * probs[j] * weights[j] * decay[j] * everything / factor[j]
+                if factor[j]:  # 0 only where pi_j = 1 and decay_j has fallen off
+                    out[j] += u * probs[j] * weights[j] * decay[j] * everything / factor[j]
         else:
             phi = blank + mp.fsum(probs[j] * decay[j] for j in live)
-            everything = falling(u * base - m * mp.log(phi)) if phi else mpf(0)
+            everything = _falling(u * base - m * mp.log(phi)) if phi else mpf(0)
             for j in live if phi else ():
                 out[j] += u * m * probs[j] * weights[j] * decay[j] * everything / phi
         out[label] += u * base * everything
@@ -180,11 +191,25 @@ def _integrals(p, base, probs, weights, m, label, poisson, dps):
     return _trapezoid(f, low, high, dps)
 
 
-def _binomial_nodes(m, chance, gauss=False):
-    """(K, probability) pairs: every K up to m = 40, else a Gauss rule for the binomial law."""
-    if m <= 40 and not gauss:
-        return [(k, mp.binomial(m, k) * chance**k * (1 - chance) ** (m - k)) for k in range(m + 1)]
-    size = 24  # exact for polynomials in K of degree 47
+def _binomial_nodes(m, chance, gauss=None):
+    """(K, probability) pairs: every K that counts where few do, else a Gauss rule for the law.
+
+    A small K is never left out: its bias may be larger by any number of orders. Large K only
+    bring less bias, so those beyond all weight are.
+    """
+    if gauss is None:
+        gauss = m > 500 and m * chance > 500
+    if not gauss:
+        pairs, weight = [], (1 - chance) ** m
+        for k in range(m + 1):
+            pairs.append((k, weight))
+            if not chance or (k > m * chance and weight < mpf(10) ** (-mp.dps - 10)):
+                break
+            if chance == 1:
+                return [(m, mpf(1))]
+            weight *= chance / (1 - chance) * (m - k) / (k + 1)
+        return pairs
+    size = 40  # exact for polynomials in K of degree 79
     jacobi = mp.zeros(size)
     for k in range(size):
         jacobi[k, k] = chance * (m - k) + k * (1 - chance)
@@ -195,12 +220,61 @@ def _binomial_nodes(m, chance, gauss=False):
     return [(nodes[i], vectors[0, i] ** 2) for i in range(size)]
 
 
+def _powers(pairs, log_x):
+    """Sums of chance * x**K and of chance * K * x**K over the (K, chance) pairs."""
+    total = first = mpf(0)
+    for k, chance in pairs:
+        term = chance * _falling(-k * log_x)
+        total += term
+        first += k * term
+    return total, first
+
+
+def _rejected(p, base, probs, ratios, m, keep, label, dps):
+    """E[p'] - p (n,) and, last, E[L'] - L, summed over the number K of draws kept.
+
+    For each K the integral is taken in v = u / K, so that all K share its nodes.
+    """
+    pairs = _binomial_nodes(m, keep)
+    none = pairs.pop(0)[1] if pairs[0][0] == 0 else mpf(0)
+    if not pairs:
+        return np.array([*(-x for x in p), mp.log(p[label])], dtype=object) + np.array(
+            [mpf(j == label) for j in range(len(p))] + [mpf(0)], dtype=object
+        )
+    live = [j for j, x in enumerate(probs) if x]
+    largest = max(k for k, _ in pairs) * max(base + max(ratios[j] for j in live), 1)
+    smallest = min(k for k, _ in pairs) * min(base + min(ratios[j] for j in live), 1)
+    low = -(dps + 10) * mp.log(10) - mp.log(largest)
+    high = mp.log((mp.dps * mp.log(10) + mp.log(largest / smallest) + 10) / smallest)
+
+    def f(x):
+        v = mp.exp(x)
+        decay = {j: probs[j] * _falling(v * ratios[j]) for j in live}
+        phi = mp.fsum(decay.values())
+        end, end_first = _powers(pairs, -v)
+        out = np.array([-v * end_first * x for x in p] + [end], dtype=object)
+        if phi:
+            total, first = _powers(pairs, mp.log(phi) - v * base)
+            for j in live:
+                out[j] += v * ratios[j] * decay[j] / phi * first
+            out[label] += v * base * first
+            out[-1] -= total
+        return out
+
+    out = _trapezoid(f, low, high, dps)
+    out[:-1] -= none * p
+    out[label] += none
+    out[-1] += none * mp.log(p[label])
+    return out
+
+
 def laplace_mpmath(logits, label, q, m, scheme, dps=50):
     """E[p'] (n,), E[p'] - p (n,) and E[loss] - loss through 1/S = int exp(-u S) du, as mpf.
 
     The bias is right to about `dps` digits of its 1-norm, however small it is: the working
     precision is doubled until that holds, or until 1,000 digits say that the bias is zero.
-    `reject` with m > 40 needs m (1 - q_t) to be large, say 500 or more.
+    The step of the quadrature is fit for `dps` digits up to 50. For `reject` with more than 500
+    draws kept on average, a Gauss rule of 40 nodes stands for the law of their number.
     """
     if scheme == "jackknife":
         now = laplace_mpmath(logits, label, q, m, "negatives", dps + 10)
@@ -225,25 +299,15 @@ def laplace_mpmath(logits, label, q, m, scheme, dps=50):
 
 def _bias(p, logits, label, q, m, scheme, dps):
     """Bias (n,) and loss bias at the working precision."""
-    parts = [(m, mpf(1))]
     if scheme == "reject":
         full = _normalise(q)
         keep = mp.fsum(x for j, x in enumerate(full) if j != label)
-        parts = _binomial_nodes(m, keep)
-    bias, loss_bias = np.array([mpf(0)] * len(p), dtype=object), mpf(0)
-    for k, chance in parts:
-        if not chance:
-            continue
-        if k == 0:
-            bias = bias - chance * p
-            bias[label] += chance
-            loss_bias += chance * mp.log(p[label])
-            continue
-        base, probs, weights = _spec(logits, label, q, k, scheme)
-        part = _integrals(p, base, probs, weights, k, label, scheme == "poisson", dps)
-        bias = bias + chance * part[:-1]
-        loss_bias += chance * (part[-1] + (mp.log(p[label] / base) if base else 0))
-    return bias, loss_bias
+        base, probs, ratios = _spec(logits, label, q, 1, scheme)
+        part = _rejected(p, base, probs, ratios, m, keep, label, dps)
+        return part[:-1], part[-1]
+    base, probs, weights = _spec(logits, label, q, m, scheme)
+    part = _integrals(p, base, probs, weights, m, label, scheme == "poisson", dps)
+    return part[:-1], part[-1] + (mp.log(p[label] / base) if base else 0)
 
 
 # --- Monte Carlo in NumPy: the peer for draws per second --------------------------------------

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
+from samplesoft.bias.draws import make_draws
 from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.negatives import Negatives, read_negatives
+from samplesoft.bias.transform import read_classes
 
 
 def asymptotic_bias(logits: ArrayLike, label: Any, q: ArrayLike) -> FloatArray:
@@ -59,28 +59,29 @@ def asymptotic_bias(logits: ArrayLike, label: Any, q: ArrayLike) -> FloatArray:
     array([0., 0., 0.])
     """
     inputs = read_inputs(logits, label, q, 1)
-    limit = np.stack([_limit(read_negatives(*row)) for row in inputs.rows()])
+    limit = np.stack([_limit(*row) for row in inputs.rows()])
     return limit if inputs.batched else limit[0]
 
 
-def _limit(negatives: Negatives) -> FloatArray:
-    """Return the limit (n,) for one example."""
-    if negatives.log_chi2 == -np.inf:
-        return np.zeros(negatives.keep.shape)
-    with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        at_label = float(np.exp(negatives.log_a + 2.0 * negatives.log_zt + negatives.log_chi2))
-        # p_j Z_t (Z_t chi2 - (r_j / Z_t - 1)), both terms over the larger of the two.
-        variance = negatives.log_zt + negatives.log_chi2
-        scale = np.maximum(variance, negatives.log_deviation)
-        inner = np.exp(variance - scale)
-        inner -= np.sign(negatives.log_ratio) * np.exp(negatives.log_deviation - scale)
-        size = np.exp(negatives.log_p + negatives.log_zt + scale + np.log(np.abs(inner)))
-        limit = negatives.spread(at_label, np.sign(inner) * size)
-    # Where one negative has most of their mass, q may follow it closely and its two terms nearly
-    # cancel; the entries sum to 0, so the others have its digits.
-    top = int(np.argmax(negatives.spread(-np.inf, negatives.log_p)))
-    rest = np.delete(limit, top)
-    share = float(negatives.log_p.max()) - negatives.log_zt
-    if share > -math.log(2.0) and np.isfinite(rest).all():
-        limit[top] = -rest.sum()
+def _limit(logits: FloatArray, label: int, q: FloatArray) -> FloatArray:
+    """Return the limit (n,) for one example.
+
+    In units where Z = 1 it is e_j (mean - r_j) for a negative and 0 for the label, each less
+    its average under the softmax, where the label counts with the mean of r.
+    """
+    draws = make_draws(logits, label, q, 1, "negatives")
+    if draws.other_mass == 0.0:
+        return np.zeros_like(draws.probs)
+    classes = read_classes(draws)
+    reference = np.exp(classes.log_ref)
+    with np.errstate(under="ignore", over="ignore"):
+        kappa = classes.contrast
+        near = np.abs(kappa) < 0.5
+        ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
+        flows = draws.probs * np.where(near, ratio, np.exp(classes.log_r) - reference)
+        flows[label] = 0.0
+        total = float(flows.sum())
+        mean = classes.mean_deviation * float(reference)
+        limit: FloatArray = draws.probs * (total + draws.probs[label] * mean) - flows
+        limit[label] = max(draws.probs[label] * (total - draws.other_mass * mean), 0.0)
     return limit

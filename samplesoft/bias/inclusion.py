@@ -113,4 +113,6 @@ def _label_contrast(x: FloatArray, log_w: float, pi: float) -> FloatArray:
         return np.zeros_like(x)
     y = np.exp(np.minimum(x + log_w, 700.0))
     decay = np.exp(-y)
-    return -(1.0 - pi) * np.expm1(-y) / ((1.0 - pi) + pi * decay + (decay == 0.0) * (pi == 1.0))
+    factor = (1.0 - pi) + pi * decay
+    contrast: FloatArray = -(1.0 - pi) * np.expm1(-y) / np.where(factor > 0.0, factor, 1.0)
+    return contrast

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws
@@ -80,7 +81,10 @@ def _jensen(draws: Draws, nodes: Nodes, m: int, log_theta: FloatArray) -> FloatA
 
 
 def _excess(
-    log_value: FloatArray, log_limit: FloatArray, log_ratio: FloatArray, close: FloatArray
+    log_value: FloatArray,
+    log_limit: FloatArray,
+    log_ratio: FloatArray,
+    close: NDArray[np.bool_],
 ) -> FloatArray:
     """Return exp(log_value) - exp(log_limit), from their log ratio where they are close."""
     near = np.exp(log_limit) * np.expm1(np.where(close, log_ratio, 0.0))

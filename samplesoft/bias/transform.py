@@ -14,7 +14,6 @@ from samplesoft.kernels import laplace, panels, ratios
 STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
 _LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
 CLASS_CHUNK = 1 << 16
-_PANEL_WIDTH = 1.0
 _RIGHT = 60.0  # exp(-60) of the least S is left beyond the last node
 
 
@@ -29,6 +28,11 @@ class Classes:
     mean_deviation: float
     log_mean: float
     log_least: float
+
+    @property
+    def kappa_mean(self) -> float:
+        """(mean - R) / (mean + R)."""
+        return self.mean_deviation / (2.0 + self.mean_deviation)
 
     @property
     def log_above_least(self) -> FloatArray:
@@ -145,7 +149,7 @@ def make_atoms(draws: Draws, classes: Classes) -> Atoms:
     active = draws.drawn > 0.0
     t_min = float(np.min(classes.log_r, where=active, initial=np.inf)) - classes.log_ref
     t_max = float(np.max(classes.log_r, where=active, initial=-np.inf)) - classes.log_ref
-    width = min(_PANEL_WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
+    width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
     first = int(np.floor(t_min / width))
     count = int(np.floor(t_max / width)) - first + 1
     t_mean = classes.log_mean - classes.log_ref
@@ -153,7 +157,7 @@ def make_atoms(draws: Draws, classes: Classes) -> Atoms:
     if count * panels.DEGREE > len(classes.log_r):
         t = classes.log_r[active] - classes.log_ref
         kappa = classes.contrast[active]
-        parts = panels.class_weights(t, draws.drawn[active], kappa, classes.mean_deviation, t_mean)
+        parts = panels.class_weights(t, draws.drawn[active], kappa, t_mean, classes.kappa_mean)
         weights, zeta = parts[:3], parts[3]
     else:
         span = (classes.log_r, draws.drawn, classes.log_ref, width, first, count)
@@ -185,8 +189,8 @@ def _moments(
             draws.drawn[part],
             classes.contrast[part],
             classes.log_ref,
-            classes.mean_deviation,
             t_mean,
+            classes.kappa_mean,
             width,
             first,
             slot,

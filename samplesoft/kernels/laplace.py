@@ -159,13 +159,13 @@ def _bend(
 
     `ahead` and `lead` are v (r - rho) and v (R - rho); away = v (r - R) is their difference.
     """
-    c0, c1, c2 = coefficients
+    c0, c1, c2 = coefficients[0], coefficients[1], coefficients[2]
     if abs(away) < 1.0:
         ratio = _decay_ratio(away)
         e = math.exp(-away)
         slope = c0 * ratio - c1 * (lead * ratio - e)
         slope += c2 * ((lead * lead - variance) * ratio - (2.0 * lead + away) * e)
-        return -decay_ref * math.exp(min(x + log_sum, _LARGEST)) * slope
+        return -decay_ref * math.exp(min(x + log_sum, _LARGEST)) * float(slope)
     value = 0.0
     if decay > 0.0:
         value += decay * (c0 - c1 * ahead + c2 * (ahead * ahead - variance))

@@ -15,7 +15,7 @@ _LN2_2 = 1.9082149288430703e-10
 _LN2_3 = 4.275175589747649e-20
 _SPLIT = 134217729.0
 _REFINE_BELOW = 2.0**-6
-_BINS = 512
+_BINS = 4096
 
 
 @njit
@@ -134,7 +134,7 @@ def relative_ratios(
             continue
         t = log_r[j] - log_ref
         d = deviation(t, logits[j], o_ref, q[j], q_ref)
-        contrast[j] = d / (2.0 + d) if abs(t) < 1.0 else math.tanh(0.5 * t)
+        contrast[j] = d / (2.0 + d) if t < 700.0 else 1.0
         mean += drawn[j] * d if t < 700.0 else math.exp(min(math.log(drawn[j]) + t, 709.0))
     return mean
 

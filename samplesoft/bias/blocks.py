@@ -1,0 +1,296 @@
+"""One example's bias beside its bounds, in the logits, in h, and in the class vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._validation import FloatArray
+from samplesoft.bias.bounds import FiniteSampleBounds
+from samplesoft.bias.theorem1 import Theorem1Terms
+
+WRT = ("logits", "h", "class_embeddings")
+# A coordinate is outside a printed bound if it is so by more than these parts of the bound and
+# of M / m: far above rounding, far below the violations that are worth a count.
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-14
+
+
+@dataclass(frozen=True)
+class Theory:
+    """What is known of one example for scheme ``negatives``, in the logits.
+
+    Attributes
+    ----------
+    terms : Theorem1Terms
+        The parts of the printed bounds.
+    limit : ndarray, shape (n,)
+        The limit of m times the bias.
+    lower, upper : ndarray, shape (n,)
+        Bounds on the bias that hold for every m.
+    """
+
+    terms: Theorem1Terms
+    limit: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+def split_terms(terms: Theorem1Terms, i: int) -> Theorem1Terms:
+    """Return the terms of example i of a batch."""
+    return Theorem1Terms(**{f.name: getattr(terms, f.name)[i] for f in fields(terms)})
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The printed bounds on P coordinates of a gradient, and where the bias leaves them.
+
+    Attributes
+    ----------
+    lower, upper : ndarray, shape (P,)
+        LB and UB at this m.
+    outside, outside_limit : ndarray of bool, shape (P,)
+        Whether the bias is outside them at this m; whether the limit of m times the bias is
+        outside m times the bounds.
+    sign_condition : bool
+        Whether g >= 0 in every coordinate.
+    """
+
+    lower: FloatArray
+    upper: FloatArray
+    outside: NDArray[np.bool_]
+    outside_limit: NDArray[np.bool_]
+    sign_condition: bool
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """P coordinates of the gradient of one example.
+
+    Attributes
+    ----------
+    bias : ndarray, shape (P,)
+        The exact bias.
+    error : float
+        Its numerical error.
+    printed : Printed or None
+        The printed bounds; None for schemes other than ``negatives``.
+    lower, upper : ndarray, shape (P,), or None
+        Bounds that hold for every m; None as above.
+    """
+
+    bias: FloatArray
+    error: float
+    printed: Printed | None
+    lower: FloatArray | None
+    upper: FloatArray | None
+
+
+def coordinates(
+    bias: FloatArray, error: float, theory: Theory | None, m: int, jacobian: FloatArray | None
+) -> Coordinates:
+    """Carry one example from the logits to P parameters.
+
+    Parameters
+    ----------
+    bias : ndarray, shape (n,)
+        The exact bias in the logits.
+    error : float
+        Its numerical error, in the L1 norm.
+    theory : Theory or None
+        None for schemes that have none.
+    m : int
+        Number of draws.
+    jacobian : ndarray, shape (n, P), or None
+        Derivatives of the logits; None for the logits themselves.
+
+    Returns
+    -------
+    Coordinates
+        With P = n where `jacobian` is None.
+    """
+    scale = 1.0 if jacobian is None else float(np.abs(jacobian).max())
+    moved = bias if jacobian is None else bias @ jacobian
+    if theory is None:
+        return Coordinates(moved, error * scale, None, None, None)
+    weights = theory.terms.negative_probs
+    if jacobian is None:
+        g, limit = weights, theory.limit
+        lower, upper = theory.lower, theory.upper
+    else:
+        g, limit = weights @ jacobian, theory.limit @ jacobian
+        lower, upper = FiniteSampleBounds(theory.lower, theory.upper).gradient(jacobian)
+    low, high = theory.terms.bounds(g, scale, m)
+    slack = error * scale + _ABSOLUTE * scale / m
+    printed = Printed(
+        low,
+        high,
+        _outside(moved, low, high, slack),
+        _outside(limit / m, low, high, slack),
+        bool((g >= 0.0).all()),
+    )
+    return Coordinates(moved, error * scale, printed, lower, upper)
+
+
+def _outside(
+    values: FloatArray, lower: FloatArray, upper: FloatArray, slack: float
+) -> NDArray[np.bool_]:
+    below = values < lower - _RELATIVE * np.abs(lower) - slack
+    above = values > upper + _RELATIVE * np.abs(upper) + slack
+    either: NDArray[np.bool_] = below | above
+    return either
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a report says of one example in one block; None where scheme or block has no such.
+
+    Attributes
+    ----------
+    size : int
+        Number of coordinates P.
+    max_bias, l1_bias : float
+        Largest absolute value and sum of absolute values of the exact bias.
+    resolved : bool
+        Whether `l1_bias` is greater than its numerical error.
+    printed_max : float
+        Largest absolute value that LB and UB leave to a coordinate.
+    outside, outside_limit : int
+        Coordinates outside the printed bounds, at this m and in the limit.
+    sign_condition : bool
+        Whether g >= 0 in every coordinate.
+    finite_outside : int
+        Coordinates outside the finite-m bounds by more than the numerical error.
+    finite_width : float
+        Sum of the widths of the finite-m intervals.
+    finite_min_max, finite_max_max : float
+        Between these the finite-m bounds put the largest absolute bias.
+    """
+
+    size: int
+    max_bias: float
+    l1_bias: float
+    resolved: bool
+    printed_max: Any = None
+    outside: Any = None
+    outside_limit: Any = None
+    sign_condition: Any = None
+    finite_outside: Any = None
+    finite_width: Any = None
+    finite_min_max: Any = None
+    finite_max_max: Any = None
+
+
+def figures(block: Coordinates) -> Figures:
+    """Sum up one example in one block whose coordinates are at hand."""
+    size = np.abs(block.bias)
+    values: dict[str, Any] = {
+        "size": size.size,
+        "max_bias": float(size.max()),
+        "l1_bias": float(size.sum()),
+    }
+    values["resolved"] = values["l1_bias"] > block.error
+    if block.printed is not None and block.lower is not None and block.upper is not None:
+        printed = block.printed
+        values |= {
+            "printed_max": float(max(np.abs(printed.lower).max(), np.abs(printed.upper).max())),
+            "outside": int(printed.outside.sum()),
+            "outside_limit": int(printed.outside_limit.sum()),
+            "sign_condition": printed.sign_condition,
+        }
+        outside = (block.bias < block.lower - block.error) | (
+            block.bias > block.upper + block.error
+        )
+        values |= {
+            "finite_outside": int(outside.sum()),
+            "finite_width": float((block.upper - block.lower).sum()),
+            "finite_min_max": float(np.maximum(np.maximum(block.lower, -block.upper), 0.0).max()),
+            "finite_max_max": float(np.maximum(-block.lower, block.upper).max()),
+        }
+    return Figures(**values)
+
+
+def class_vector_figures(
+    block: Coordinates, theory: Theory | None, m: int, slopes: FloatArray
+) -> Figures:
+    """Sum up one example in all its class vectors, with no array of their n * d coordinates.
+
+    Coordinate k of class vector i has the bias ``bias_i * slopes_k``, so the norms factor, the
+    finite-m intervals scale, and for each k the printed bounds are thresholds on n numbers.
+
+    Parameters
+    ----------
+    block : Coordinates
+        The example in its logits.
+    theory : Theory or None
+        None for schemes other than ``negatives``.
+    m : int
+        Number of draws.
+    slopes : ndarray, shape (d,)
+        ``tau * h``, the derivatives of a logit in its class vector.
+
+    Returns
+    -------
+    Figures
+        With ``size = n * d``.
+    """
+    one = figures(block)
+    size = np.abs(slopes)
+    largest, total = float(size.max()), float(size.sum())
+    values: dict[str, Any] = {
+        "size": one.size * slopes.size,
+        "max_bias": one.max_bias * largest,
+        "l1_bias": one.l1_bias * total,
+        "resolved": one.resolved,
+    }
+    if theory is not None:
+        weights = theory.terms.negative_probs
+        ends = weights.min() * slopes, weights.max() * slopes
+        low, high = theory.terms.bounds(np.concatenate(ends), largest, m)
+        none = np.zeros(1)
+        _, flat = theory.terms.bounds(none, largest, m)  # the part of UB without g
+        limits = float(low[0]), float(flat[0])
+        slack = (block.error + _ABSOLUTE / m) * largest
+        rise = float(theory.terms.ub1) / m
+        values |= {
+            "printed_max": float(max(np.abs(low).max(), np.abs(high).max())),
+            "outside": _count_outer(block.bias, weights, rise, slopes, limits, slack),
+            "outside_limit": _count_outer(theory.limit / m, weights, rise, slopes, limits, slack),
+            "sign_condition": bool((slopes >= 0.0).all() or not weights.any()),
+            "finite_outside": one.finite_outside * int(np.count_nonzero(slopes)),
+            "finite_width": one.finite_width * total,
+            "finite_min_max": one.finite_min_max * largest,
+            "finite_max_max": one.finite_max_max * largest,
+        }
+    return Figures(**values)
+
+
+def _count_outer(
+    bias: FloatArray,
+    weights: FloatArray,
+    rise: float,
+    slopes: FloatArray,
+    limits: tuple[float, float],
+    slack: float,
+) -> int:
+    """Count (i, k) with ``bias_i s_k`` below LB or above ``rise * weights_i * s_k + flat``."""
+    lower, flat = limits
+    with np.errstate(over="ignore", invalid="ignore"):
+        signed = np.where(weights == 0.0, 0.0, rise * weights)
+        # the slack is that of `_outside`, taken into the numbers that are sorted
+        under = np.sort(bias)
+        gap = bias - signed
+        over_rising = np.sort(gap - _RELATIVE * signed)
+        over_falling = np.sort(gap + _RELATIVE * signed)
+    floor = lower - _RELATIVE * abs(lower) - slack
+    ceiling = flat + _RELATIVE * abs(flat) + slack
+    n = len(bias)
+    rising, falling = slopes[slopes > 0.0], slopes[slopes < 0.0]
+    # s > 0: bias < floor / s, gap > ceiling / s; s < 0 turns both round
+    count = np.searchsorted(under, floor / rising, "left").sum()
+    count += (n - np.searchsorted(over_rising, ceiling / rising, "right")).sum()
+    count += (n - np.searchsorted(under, floor / falling, "right")).sum()
+    count += np.searchsorted(over_falling, ceiling / falling, "left").sum()
+    return int(count)
