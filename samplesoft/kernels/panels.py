@@ -25,7 +25,7 @@ def _panel(t: float, width: float, first: int, count: int) -> int:
 
 @njit
 def _polynomials(s: float, out: FloatArray) -> None:
-    """Write the Chebyshev polynomials of s into `out`; even and odd ones do not wait for each other."""
+    """Write the Chebyshev polynomials of s into `out`; even and odd ones in separate chains."""
     out[0] = 1.0
     out[1] = s
     square = 2.0 * s * s - 1.0
