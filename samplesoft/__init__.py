@@ -5,8 +5,10 @@ from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.exact import ExactBias, exact_bias
 from samplesoft.bias.moments import GradientMoments, exact_gradient_moments
 from samplesoft.bias.monte_carlo import MonteCarloBias, monte_carlo_bias
+from samplesoft.bias.report import VerificationReport, VerificationRow
 from samplesoft.bias.theorem1 import Theorem1Bounds, theorem1_bounds
 from samplesoft.bias.theorem2 import Theorem2Ratio, theorem2_ratio
+from samplesoft.bias.verify import verify
 
 __all__ = [
     "ExactBias",
@@ -15,6 +17,8 @@ __all__ = [
     "MonteCarloBias",
     "Theorem1Bounds",
     "Theorem2Ratio",
+    "VerificationReport",
+    "VerificationRow",
     "asymptotic_bias",
     "exact_bias",
     "exact_gradient_moments",
@@ -22,4 +26,5 @@ __all__ = [
     "monte_carlo_bias",
     "theorem1_bounds",
     "theorem2_ratio",
+    "verify",
 ]

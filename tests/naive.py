@@ -209,7 +209,7 @@ def _binomial_nodes(m, chance, gauss=None):
                 return [(m, mpf(1))]
             weight *= chance / (1 - chance) * (m - k) / (k + 1)
         return pairs
-    size = 40  # exact for polynomials in K of degree 79
+    size = 16 if m * chance > 1e6 else 40  # exact for polynomials of degree 2 size - 1
     jacobi = mp.zeros(size)
     for k in range(size):
         jacobi[k, k] = chance * (m - k) + k * (1 - chance)
@@ -223,10 +223,13 @@ def _binomial_nodes(m, chance, gauss=None):
 def _powers(pairs, log_x):
     """Sums of chance * x**K and of chance * K * x**K over the (K, chance) pairs."""
     total = first = mpf(0)
+    step, last, power = _falling(-log_x), None, None
     for k, chance in pairs:
-        term = chance * _falling(-k * log_x)
-        total += term
-        first += k * term
+        whole = isinstance(k, int) and last == k - 1
+        power = power * step if whole else _falling(-k * log_x)
+        last = k
+        total += chance * power
+        first += k * chance * power
     return total, first
 
 
@@ -274,13 +277,19 @@ def laplace_mpmath(logits, label, q, m, scheme, dps=50):
     The bias is right to about `dps` digits of its 1-norm, however small it is: the working
     precision is doubled until that holds, or until 1,000 digits say that the bias is zero.
     The step of the quadrature is fit for `dps` digits up to 50. For `reject` with more than 500
-    draws kept on average, a Gauss rule of 40 nodes stands for the law of their number.
+    draws kept on average, a Gauss rule of 16 to 40 nodes stands for the law of their number.
     """
     if scheme == "jackknife":
-        now = laplace_mpmath(logits, label, q, m, "negatives", dps + 10)
-        less = laplace_mpmath(logits, label, q, m - 1, "negatives", dps + 10)
-        with mp.workdps(4 * dps + 1500):
-            return tuple(m * x - (m - 1) * y for x, y in zip(now, less, strict=True))
+        digits = dps + 10
+        while True:  # until what the two have in common leaves `dps` digits of the difference
+            now = laplace_mpmath(logits, label, q, m, "negatives", digits)
+            less = laplace_mpmath(logits, label, q, m - 1, "negatives", digits)
+            with mp.workdps(4 * dps + 1500):
+                out = tuple(m * x - (m - 1) * y for x, y in zip(now, less, strict=True))
+                plain, norm = m * sum(abs(now[1])), sum(abs(out[1]))
+                if norm >= mpf(10) ** (dps - digits) * plain or digits > 80:
+                    return out
+            digits *= 2
     digits = dps + 25
     while True:
         with mp.workdps(digits):

@@ -12,11 +12,11 @@ import samplesoft
 
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
-    {"_jit", "_random", "_validation"},
+    {"_files", "_jit", "_random", "_validation"},
     {"kernels"},
     {"_fourier", "proposals", "data"},
     {"bias"},
-    {"cli", "__main__"},
+    {"cli", "commands", "__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))

@@ -48,10 +48,43 @@ def test_gauss_rule_for_the_binomial_law():
     with mp.workdps(60):
         for m in (40, 10**9):
             rule = naive._binomial_nodes(m, mp.mpf(9) / 10, gauss=True)
+            assert len(rule) <= 40
             mean = mp.fsum(k * x for k, x in rule)
             square = mp.fsum(k**2 * x for k, x in rule)
             assert abs(mean / m - mp.mpf(9) / 10) < 1e-40
             assert abs((square - mean**2) / m - mp.mpf(9) / 100) < 1e-30
+
+
+@pytest.mark.parametrize(("m", "share"), [(45, 0.3), (45, 0.999), (60, 1e-6)])
+def test_integral_of_reject_sums_over_every_number_kept(m, share):
+    logits, q = [0.5, 2.5, -1.0], [1.0 - share, share / 4, 3 * share / 4]
+    expected, loss, _ = naive.enumerate_scheme(logits, 0, q, m, "reject")
+    integral, _, loss_bias = naive.laplace_mpmath(logits, 0, q, m, "reject", dps=20)
+    with mp.workdps(50):
+        assert max(abs(x) for x in integral - expected) < 1e-20
+        assert abs(loss_bias - mp.log(naive.softmax(logits)[0]) - loss) < 1e-20
+
+
+def test_gauss_rule_and_plain_sum_over_the_draws_kept_agree(monkeypatch):
+    args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 800, "reject")
+    rule = naive.laplace_mpmath(*args, dps=15)
+    nodes = naive._binomial_nodes
+    monkeypatch.setattr(naive, "_binomial_nodes", lambda m, p: nodes(m, p, gauss=False))
+    every = naive.laplace_mpmath(*args, dps=15)
+    assert rule[1][1] != every[1][1]
+    error, norm = naive.l1_error(rule[1], every[1])
+    assert error < 1e-13 * norm
+    assert abs(rule[2] / every[2] - 1) < 1e-13
+
+
+@pytest.mark.parametrize("pi", [[0.4, 1.0, 0.3], [1.0, 0.9, 1.0]])
+def test_integral_with_sure_classes(pi):
+    logits = [0.5, 9.0, -1.0]
+    expected, loss, _ = naive.enumerate_scheme(logits, 0, pi, 1, "poisson")
+    integral, _, loss_bias = naive.laplace_mpmath(logits, 0, pi, 1, "poisson", dps=20)
+    with mp.workdps(50):
+        assert max(abs(x) for x in integral - expected) < 1e-20
+        assert abs(loss_bias - mp.log(naive.softmax(logits)[0]) - loss) < 1e-20
 
 
 @pytest.mark.parametrize("scheme", ["negatives", "jackknife", "reject", "candidate_masked"])

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._validation import FloatArray
-from samplesoft.bias.bounds import FiniteSampleBounds
-from samplesoft.bias.theorem1 import Theorem1Terms
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.asymptotic import asymptotic_bias
+from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
+from samplesoft.bias.theorem1 import Theorem1Terms, theorem1_terms
 
 WRT = ("logits", "h", "class_embeddings")
 # A coordinate is outside a printed bound if it is so by more than these parts of the bound and
@@ -20,27 +21,50 @@ _RELATIVE, _ABSOLUTE = 1e-9, 1e-14
 
 @dataclass(frozen=True)
 class Theory:
-    """What is known of one example for scheme ``negatives``, in the logits.
+    """What is known of one example for scheme ``negatives``, in P parameters.
 
     Attributes
     ----------
     terms : Theorem1Terms
         The parts of the printed bounds.
-    limit : ndarray, shape (n,)
+    g : ndarray, shape (P,)
+        ``sum_j p_j d o_j`` over the negatives.
+    limit : ndarray, shape (P,)
         The limit of m times the bias.
-    lower, upper : ndarray, shape (n,)
+    lower, upper : ndarray, shape (P,)
         Bounds on the bias that hold for every m.
     """
 
     terms: Theorem1Terms
+    g: FloatArray
     limit: FloatArray
     lower: FloatArray
     upper: FloatArray
 
 
-def split_terms(terms: Theorem1Terms, i: int) -> Theorem1Terms:
-    """Return the terms of example i of a batch."""
-    return Theorem1Terms(**{f.name: getattr(terms, f.name)[i] for f in fields(terms)})
+def read_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) -> list[Theory]:
+    """Return the theory of each example of a batch, in its logits."""
+    terms = theorem1_terms(logits, labels, q)
+    limit = asymptotic_bias(logits, labels, q)
+    finite = finite_sample_bounds(logits, labels, q, m)
+    out = []
+    for b in range(len(logits)):
+        one = Theorem1Terms(**{f.name: getattr(terms, f.name)[b] for f in fields(terms)})
+        out.append(Theory(one, one.negative_probs, limit[b], finite.lower[b], finite.upper[b]))
+    return out
+
+
+def carry(examples: list[Theory], jacobian: FloatArray) -> list[Theory]:
+    """Carry a batch from the logits to P parameters by a Jacobian (n, P)."""
+    ends = FiniteSampleBounds(
+        np.stack([one.lower for one in examples]), np.stack([one.upper for one in examples])
+    )
+    columns = (
+        np.stack([one.g for one in examples]) @ jacobian,
+        np.stack([one.limit for one in examples]) @ jacobian,
+        *ends.gradient(jacobian),
+    )
+    return [Theory(one.terms, *row) for one, *row in zip(examples, *columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -89,49 +113,40 @@ class Coordinates:
 
 
 def coordinates(
-    bias: FloatArray, error: float, theory: Theory | None, m: int, jacobian: FloatArray | None
+    bias: FloatArray, error: float, theory: Theory | None, m: int, scale: float
 ) -> Coordinates:
-    """Carry one example from the logits to P parameters.
+    """Put one example's bias beside its bounds.
 
     Parameters
     ----------
-    bias : ndarray, shape (n,)
-        The exact bias in the logits.
+    bias : ndarray, shape (P,)
+        The exact bias of the gradient.
     error : float
-        Its numerical error, in the L1 norm.
+        Numerical error of the bias in the logits, in the L1 norm.
     theory : Theory or None
-        None for schemes that have none.
+        In the same P parameters; None for schemes that have none.
     m : int
         Number of draws.
-    jacobian : ndarray, shape (n, P), or None
-        Derivatives of the logits; None for the logits themselves.
+    scale : float
+        M, the largest derivative of a logit.
 
     Returns
     -------
     Coordinates
-        With P = n where `jacobian` is None.
+        The bias, and where it leaves the printed bounds.
     """
-    scale = 1.0 if jacobian is None else float(np.abs(jacobian).max())
-    moved = bias if jacobian is None else bias @ jacobian
     if theory is None:
-        return Coordinates(moved, error * scale, None, None, None)
-    weights = theory.terms.negative_probs
-    if jacobian is None:
-        g, limit = weights, theory.limit
-        lower, upper = theory.lower, theory.upper
-    else:
-        g, limit = weights @ jacobian, theory.limit @ jacobian
-        lower, upper = FiniteSampleBounds(theory.lower, theory.upper).gradient(jacobian)
-    low, high = theory.terms.bounds(g, scale, m)
-    slack = error * scale + _ABSOLUTE * scale / m
+        return Coordinates(bias, error * scale, None, None, None)
+    low, high = theory.terms.bounds(theory.g, scale, m)
+    slack = (error + _ABSOLUTE / m) * scale
     printed = Printed(
         low,
         high,
-        _outside(moved, low, high, slack),
-        _outside(limit / m, low, high, slack),
-        bool((g >= 0.0).all()),
+        _outside(bias, low, high, slack),
+        _outside(theory.limit / m, low, high, slack),
+        bool((theory.g >= 0.0).all()),
     )
-    return Coordinates(moved, error * scale, printed, lower, upper)
+    return Coordinates(bias, error * scale, printed, theory.lower, theory.upper)
 
 
 def _outside(
@@ -225,7 +240,7 @@ def class_vector_figures(
     block : Coordinates
         The example in its logits.
     theory : Theory or None
-        None for schemes other than ``negatives``.
+        Of its logits; None for schemes other than ``negatives``.
     m : int
         Number of draws.
     slopes : ndarray, shape (d,)

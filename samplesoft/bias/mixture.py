@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws, make_draws
-from samplesoft.bias.times import Times, jackknife_cuts, make_times, num_draws_range
+from samplesoft.bias.times import Times, decay_rates, jackknife_cuts, make_times
 from samplesoft.bias.transform import (
     CLASS_CHUNK,
     STEP,
@@ -66,15 +67,17 @@ def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: 
     step = STEP
     with np.errstate(under="ignore", over="ignore"):
         while best is None or step > _LEAST_STEP:
-            nodes = make_nodes(draws, classes, atoms, *num_draws_range(m, scheme), step)
+            nodes = make_nodes(draws, classes, atoms, *decay_rates(draws, classes, m, scheme), step)
             cuts = jackknife_cuts(nodes, draws.log_base, m) if scheme == "jackknife" else [np.inf]
             for cut in cuts:
                 times = make_times(draws, nodes, m, scheme, cut)
                 flows = _class_flows(draws, classes, atoms, nodes, times)
+                if scheme == "candidate":
+                    flows = _with_label_drawn(draws, classes, nodes, times, flows)
                 bias, loss_bias = _assemble(draws, flows, times, m, scheme)
                 norm = float(np.abs(bias).sum())
                 error = estimate_error(flows.coarse, flows.size, norm)
-                if best is None or error < best.error:
+                if best is None or error < best.error or np.isnan(best.error):
                     best = Row(bias, draws.probs, loss_bias, error)
                 if best.error <= _ENOUGH * norm:
                     return best
@@ -133,6 +136,35 @@ def _class_flows(
     return _Flows(flows, float(total), coarse, size)
 
 
+def _with_label_drawn(
+    draws: Draws, classes: Classes, nodes: Nodes, times: Times, flows: _Flows
+) -> _Flows:
+    """Return the flows of scheme ``candidate``: each class is drawn together with the label.
+
+    With its base mass r_t / m, E[p'_j] = e_j int m phi**(m-1) exp(-v (r_j + r_t)) dv: the ratio
+    of class j is r_j + r_t, while the total that it is compared with keeps r_j.
+    """
+    t = draws.label
+    if draws.other_mass == 0.0:
+        return flows
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, 700.0))
+        kappa = classes.contrast
+        above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
+        # r_j + r_t - R, the smaller ratio added to what the larger has above R
+        rise = np.where(ratio < ratio[t], ratio + above[t], above + ratio[t])
+        contrast = rise / (ratio + ratio[t] + 1.0)
+        log_r = np.logaddexp(classes.log_r, classes.log_r[t])
+        drawn = np.exp(draws.log_probs - log_r)
+    drawn[t] = 0.0
+    shifted = replace(classes, log_r=log_r, contrast=contrast)
+    joined = replace(draws, drawn=drawn)
+    parts = _class_flows(joined, shifted, make_atoms(joined, shifted), nodes, times)
+    return parts._replace(
+        total=flows.total, coarse=flows.coarse + parts.coarse, size=flows.size + parts.size
+    )
+
+
 def _assemble(
     draws: Draws, parts: _Flows, times: Times, m: int, scheme: str
 ) -> tuple[FloatArray, float]:
@@ -156,8 +188,9 @@ def _assemble(
     expected = m * draws.label_draw
     loss += float(np.log(draws.expected_sum) + np.log(expected))
     if scheme == "candidate":
-        bias = flows - draws.probs * (total + base)
-        bias[t] = flows[t] - draws.probs[t] * total + base * draws.other_mass
+        bias = flows - draws.probs * total
+        bias[t] = 0.0
+        bias[t] = -bias.sum()
         return bias, loss
     surplus = (expected - 1.0) * base - expected * label_flow
     bias = flows - draws.probs * (total - surplus)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws
-from samplesoft.bias.transform import Nodes
+from samplesoft.bias.transform import Classes, Nodes
 
 _STEP_WIDTH = 0.3
 
@@ -37,16 +37,24 @@ class Times:
     loss: FloatArray
 
 
-def num_draws_range(m: int, scheme: str) -> tuple[float, float]:
-    """Return the logs of the largest and the least positive number of draws."""
-    return float(np.log(m)), 0.0 if scheme == "reject" else float(np.log(max(m - 1, 1)))
+def decay_rates(draws: Draws, classes: Classes, m: int, scheme: str) -> tuple[float, float]:
+    """Return the logs of the typical and of the least rate at which E(v) decays."""
+    least_count = 1 if scheme == "reject" else max(m - 1, 1)
+    base = -np.inf if scheme == "candidate" else draws.log_base
+    typical = np.log(m) + np.log(draws.expected_sum)
+    return float(typical), float(np.log(least_count) + np.logaddexp(base, classes.log_least))
 
 
 def make_times(draws: Draws, nodes: Nodes, m: int, scheme: str, log_cut: float = np.inf) -> Times:
-    """Weigh the nodes for `scheme` with `m` draws; `log_cut` is for `_jackknife_times`."""
+    """Weigh the nodes for `scheme` with `m` draws; `log_cut` is for `_jackknife_times`.
+
+    For ``candidate`` theta is phi alone: its base mass e_t / (m q_t) is one more draw of the label,
+    which its classes carry in their ratios instead.
+    """
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, 700.0))
     log_theta = nodes.log_phi - v_base
-    log_first = -v_base - nodes.v_least  # log of theta exp(-v r0) / phi
+    log_free = nodes.log_phi if scheme == "candidate" else log_theta
+    log_first = log_free - nodes.log_phi - nodes.v_least  # log of theta exp(-v r0) / phi
     if scheme == "jackknife":
         return _jackknife_times(draws, nodes, m, v_base, log_theta, log_first, log_cut)
     if scheme == "reject":
@@ -58,7 +66,7 @@ def make_times(draws: Draws, nodes: Nodes, m: int, scheme: str, log_cut: float =
         close = (nodes.excess < 1.0) & (m * ratio < 1.0)
         loss = _excess(m * log_mix, m * limit, m * ratio, close)
     else:
-        weight = m * np.exp(log_first + (m - 1) * log_theta)
+        weight = m * np.exp(log_first + (m - 1) * log_free)
         loss = _jensen(draws, nodes, m, log_theta)
     coefficients = np.zeros((len(weight), 3))
     coefficients[:, 0] = nodes.step * weight
@@ -135,12 +143,14 @@ def _jackknife_times(
     below[:, 0] += plain * (1.0 - step)
     coefficients = survive[:, None] * below
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_phi_least)  # exp(-v (R - r0))
-    bend = np.stack([nodes.above, psi_ref * nodes.lead, psi_ref * (nodes.variance - nodes.lead**2)])
-    label = v_base * (coefficients * bend.T).sum(axis=1)
+    lead = np.where(psi_ref > 0.0, nodes.lead, 0.0)
+    bend = np.stack([nodes.above, psi_ref * lead, psi_ref * (nodes.variance - lead**2)])
+    with np.errstate(all="ignore"):
+        label = v_base * np.where(coefficients == 0.0, 0.0, coefficients * bend.T).sum(axis=1)
     loss = survive * loss
-    if log_cut == -np.inf:
-        loss = (m - 1) * _jensen(draws, nodes, m - 1, log_theta)
-        loss = nodes.step * (loss - m * _jensen(draws, nodes, m, log_theta))
+    now = m * nodes.step * _jensen(draws, nodes, m, log_theta)
+    if not np.abs(loss).sum() < now.sum():  # also where the integration by parts overflows
+        loss = (m - 1) * nodes.step * _jensen(draws, nodes, m - 1, log_theta) - now
     return Times(coefficients, label, np.zeros_like(label), loss)
 
 

@@ -45,7 +45,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Atoms:
-    """The measure of log r on few points: `weights` (3, A) and `rows` (9, A) for the kernels.
+    """The measure of log r on few points: `weights` (3, A) and `rows` (8, A) for the kernels.
 
     `slot` numbers the occupied Chebyshev panels; it is None where each class is its own atom.
     """
@@ -140,7 +140,10 @@ def read_classes(draws: Draws) -> Classes:
         log_mean = log_ref + float(np.log1p(mean_deviation))
     else:
         log_mean = float(np.log(draws.mean))
-    least = -np.inf if draws.phantom else float(log_r[active].min())
+    least = -np.inf
+    if not draws.phantom:  # r0 is a panel's edge: no Chebyshev atom lies below it
+        steps = np.floor((float(log_r[active].min()) - log_ref) / panels.WIDTH)
+        least = log_ref + panels.WIDTH * float(steps)
     return Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, least)
 
 
@@ -205,25 +208,17 @@ def _moments(
 
 
 def _rows(t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes) -> FloatArray:
-    t_least = classes.log_least - classes.log_ref
-    with np.errstate(divide="ignore", over="ignore"):
-        if t_least == -np.inf:
-            from_least, sign = t, np.ones(len(t))
-        else:
-            d = t - t_least
-            from_least = t_least + np.where(
-                d > 1.0,
-                d + np.log1p(-np.exp(-np.abs(d))),
-                np.log(np.abs(np.expm1(np.minimum(d, 1.0)))),
-            )
-            sign = np.where(d < 0.0, -1.0, 1.0)
+    with np.errstate(divide="ignore"):
+        from_least = t
+        if classes.log_least > -np.inf:
+            below = np.minimum(classes.log_least - classes.log_ref - t, 0.0)
+            from_least = t + np.log(-np.expm1(below))
         sum_ref = np.logaddexp(t, 0.0)
         sum_mean = np.logaddexp(t, classes.log_mean - classes.log_ref)
         rows = np.stack(
             [
                 t,
                 from_least,
-                sign,
                 kappa,
                 sum_ref + np.log(np.abs(kappa)),
                 sum_ref,
@@ -232,7 +227,7 @@ def _rows(t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes) 
                 sum_mean,
             ]
         )
-    rows[[0, 1, 4, 5, 7, 8]] += classes.log_ref
+    rows[[0, 1, 3, 4, 6, 7]] += classes.log_ref
     return rows
 
 
@@ -240,18 +235,17 @@ def make_nodes(
     draws: Draws,
     classes: Classes,
     atoms: Atoms,
-    log_count: float,
-    log_least_count: float,
+    log_largest: float,
+    log_smallest: float,
     step: float,
 ) -> Nodes:
     """Evaluate the transform on nodes that cover every scale of v at which it changes.
 
-    `log_count` and `log_least_count` are the logs of the largest and the least number of draws;
-    `step` is that of the trapezoid rule.
+    `log_largest` and `log_smallest` are the logs of the typical and of the least decay rate of
+    E(v); `step` is that of the trapezoid rule.
     """
-    largest = max(log_count + np.log(draws.expected_sum), float(atoms.rows[0].max()))
-    smallest = log_least_count + np.logaddexp(draws.log_base, classes.log_least)
-    z = np.arange(_LEFT, np.log(_RIGHT) - smallest + largest + step, step)
+    largest = max(log_largest, float(atoms.rows[0].max()))
+    z = np.arange(_LEFT, np.log(_RIGHT) - log_smallest + largest + step, step)
     x = z - np.exp(-z) - largest
     reference = classes.log_above_least
     sums = np.empty((len(x), laplace.NUM_SUMS))
@@ -273,6 +267,7 @@ def _read_sums(
     reference: FloatArray,
 ) -> Nodes:
     phi, f, d1, d2, d3, above, p, h, t, y2, y3 = sums.T
+    phi, p = np.maximum(phi, 1e-30), np.maximum(p, 0.0)  # rounding, where no weight is left
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         v_least = np.exp(x + classes.log_least)
         v_ref = np.exp(x + reference[0])

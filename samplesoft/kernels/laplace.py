@@ -61,9 +61,9 @@ def third_order(x: float) -> float:
 
 
 @njit
-def _scaled(x: float, log_distance: float, sign: float) -> float:
-    """Return the signed product of v = exp(x) and a distance, capped at exp(700)."""
-    return sign * math.exp(min(x + log_distance, _LARGEST))
+def _scaled(x: float, log_distance: float) -> float:
+    """Return the product of v = exp(x) and a distance, capped at exp(700)."""
+    return math.exp(min(x + log_distance, _LARGEST))
 
 
 @njit
@@ -92,8 +92,8 @@ def node_sums(
         log v.
     weights : ndarray, shape (3, A)
         q, q kappa and q zeta**2.
-    atoms : ndarray, shape (9, A)
-        Rows as named in `atom_rows` of the caller: log r; log |r - r0| and its sign;
+    atoms : ndarray, shape (8, A)
+        Rows as named in `atom_rows` of the caller: log r; log (r - r0);
         kappa, log |r - R|, log (r + R); zeta, log |r - mean|, log (r + mean).
     reference : ndarray, shape (2,)
         log (R - r0) and log (mean - r0).
@@ -104,11 +104,11 @@ def node_sums(
         T: sum q ((y**2 + 2 y + 2) exp(-y) - 2); Y2, Y3: sum q y**k exp(-y).
     """
     for k in range(len(x)):
-        decay_ref = math.exp(-_scaled(x[k], reference[0], 1.0))
+        decay_ref = math.exp(-_scaled(x[k], reference[0]))
         is_centred = x[k] + reference[1] < math.log(CENTRED_LIMIT)
         phi = f = first = second = third = above = p = h = t = y2 = y3 = 0.0
         for i in range(atoms.shape[1]):
-            d = _scaled(x[k], atoms[1, i], atoms[2, i])
+            d = _scaled(x[k], atoms[1, i])
             drop = math.expm1(-d)
             decay = 1.0 + drop if drop > -0.5 else math.exp(-d)
             moment = weights[0, i] * decay
@@ -117,16 +117,16 @@ def node_sums(
             first += moment * d
             second += moment * d * d
             third += moment * d * d * d
-            kappa = atoms[3, i]
-            away = _scaled(x[k], atoms[4, i], math.copysign(1.0, kappa))
-            above += weights[1, i] * _contrast(x[k], decay, decay_ref, atoms[5, i], away, kappa)
+            kappa = atoms[2, i]
+            away = math.copysign(_scaled(x[k], atoms[3, i]), kappa)
+            above += weights[1, i] * _contrast(x[k], decay, decay_ref, atoms[4, i], away, kappa)
             if not is_centred:
                 continue
-            zeta = atoms[6, i]
-            y = _scaled(x[k], atoms[7, i], math.copysign(1.0, zeta))
+            zeta = atoms[5, i]
+            y = math.copysign(_scaled(x[k], atoms[6, i]), zeta)
             e = math.exp(-y)
             if abs(y) < 1.0:
-                scale = weights[2, i] * math.exp(2.0 * (x[k] + atoms[8, i]))
+                scale = weights[2, i] * math.exp(2.0 * (x[k] + atoms[7, i]))
                 p += scale * second_order(y)
                 h += scale * tangent(y)
                 t += scale * third_order(y)
@@ -135,8 +135,8 @@ def node_sums(
             else:
                 scale = weights[2, i] / (zeta * zeta)
                 p += scale * (e - 1.0 + y)
-                h += scale * (1.0 - (1.0 + y) * e)
-                t += scale * ((y * y + 2.0 * y + 2.0) * e - 2.0)
+                h += scale * (1.0 - e - e * y)
+                t += scale * (e * y * y + 2.0 * e * y + 2.0 * e - 2.0)
                 y2 += scale * (e * y) * y
                 y3 += scale * (e * y) * y * y
         out[k] = (phi, f, first, second, third, above, p, h, t, y2, y3)
@@ -193,7 +193,7 @@ def atom_integrals(
         c0, c1 and c2 of each node.
     tilted : ndarray, shape (K, 3)
         v (rho - r0), v (R - rho) and v**2 Var(r), mean rho and variance tilted by exp(-v r).
-    atoms : ndarray, shape (9, A)
+    atoms : ndarray, shape (8, A)
         As in `node_sums`.
     log_reference : float
         log (R - r0).
@@ -203,23 +203,23 @@ def atom_integrals(
     """
     for i in range(atoms.shape[1]):
         full = half = size = 0.0
-        kappa = atoms[3, i]
+        kappa = atoms[2, i]
         for k in range(len(x)):
             c = coefficients[k]
             if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
                 continue
-            d = _scaled(x[k], atoms[1, i], atoms[2, i])
+            d = _scaled(x[k], atoms[1, i])
             decay = math.exp(-d)
-            decay_ref = math.exp(-_scaled(x[k], log_reference, 1.0))
-            away = _scaled(x[k], atoms[4, i], math.copysign(1.0, kappa))
+            decay_ref = math.exp(-_scaled(x[k], log_reference))
+            away = math.copysign(_scaled(x[k], atoms[3, i]), kappa)
             if c[1] == 0.0 and c[2] == 0.0:
-                term = c[0] * _contrast(x[k], decay, decay_ref, atoms[5, i], away, kappa)
+                term = c[0] * _contrast(x[k], decay, decay_ref, atoms[4, i], away, kappa)
             else:
                 term = _bend(
                     x[k],
                     decay,
                     decay_ref,
-                    atoms[5, i],
+                    atoms[4, i],
                     away,
                     kappa,
                     c,

@@ -149,7 +149,8 @@ def evaluate(
 
 def node_places() -> FloatArray:
     """Return the Chebyshev nodes (DEGREE,) in (0, 1)."""
-    return 0.5 * (1.0 + np.cos((np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)))
+    places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)))
+    return places
 
 
 def forward() -> FloatArray:

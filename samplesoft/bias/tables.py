@@ -1,0 +1,140 @@
+"""A verification report as aligned Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from samplesoft.bias.report import VerificationReport, VerificationRow
+
+_TITLES = {
+    "logits": "Gradient in the logits (bias in probability)",
+    "h": "Gradient in h",
+    "class_embeddings": "Gradient in the class vectors",
+}
+_Column = tuple[str, Callable[["VerificationRow"], str]]
+
+
+def markdown(report: VerificationReport) -> str:
+    """Return the whole report: headline, settings, a table for each block, legend."""
+    parts = [headline(report)]
+    if report.settings:
+        parts.append("; ".join(f"{k}: {v}" for k, v in report.settings.items()) + ".")
+    for wrt, title in _TITLES.items():
+        rows = [row for row in report.rows if row.wrt == wrt]
+        if rows:
+            parts.append(f"**{title}**")
+            parts.append(table(rows, _columns(report, wrt)))
+    parts.append(legend(report))
+    return "\n\n".join(parts) + "\n"
+
+
+def headline(report: VerificationReport) -> str:
+    """Return the verdict in a few sentences."""
+    agrees = "agrees" if report.agrees else "DISAGREES"
+    sign = "<=" if report.agrees else ">"
+    if report.num_tests == 0:
+        return (
+            f"NOTHING was tested: {report.num_trials:,} trials are too few for any statistic of "
+            "this input; give more trials."
+        )
+    lines = [
+        f"Monte Carlo {agrees} with the exact bias: largest |z| {report.max_abs_z:.2f} {sign} "
+        f"{report.z_limit:.2f} among {report.num_tests:,} statistics "
+        f"(scheme {report.scheme}, {report.num_classes:,} classes, {report.num_examples} "
+        f"example{'s' if report.num_examples > 1 else ''}, {report.num_trials:,} trials each).",
+    ]
+    if any(row.finite_hold is not None for row in report.rows):
+        hold = "hold everywhere" if report.bounds_hold else "are VIOLATED"
+        now, limit = report.outside_printed
+        lines.append(
+            f"The finite-m bounds {hold}. Outside the printed bounds of Theorem 1 lie "
+            f"{now:,} coordinates at these m and {limit:,} in the limit."
+        )
+    return " ".join(lines)
+
+
+def table(rows: Sequence[VerificationRow], columns: Sequence[_Column]) -> str:
+    """Return an aligned Markdown table; text to the left, numbers to the right."""
+    cells = [[name for name, _ in columns]]
+    cells += [[show(row) for _, show in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    lines = [
+        [
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(r, widths, strict=True))
+        ]
+        for r in cells
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+
+
+def _columns(report: VerificationReport, wrt: str) -> list[_Column]:
+    columns: list[_Column] = [
+        ("sampler", lambda row: row.sampler),
+        ("m", lambda row: str(row.num_sampled)),
+        ("max bias", lambda row: _number(row.max_bias)),
+        ("L1 bias", lambda row: _number(row.l1_bias)),
+    ]
+    if wrt != "class_embeddings":
+        columns.append(("max z", lambda row: _fixed(row.max_abs_z, 2)))
+        columns.append(("tests", lambda row: _tests(row)))
+    if report.scheme == "negatives":
+        columns += [
+            ("outside LB/UB", lambda row: _count(row.outside_printed)),
+            ("in limit", lambda row: _count(row.outside_printed_limit)),
+            ("g >= 0", lambda row: f"{row.sign_condition}/{report.num_examples}"),
+            ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
+            ("width/L1", lambda row: _fixed(row.finite_tightness, 2)),
+        ]
+    if wrt == "logits":
+        columns.append(("loss bias", lambda row: _number(row.loss_bias)))
+        columns.append(("loss z", lambda row: _fixed(row.loss_z, 2)))
+    if wrt == "h" and report.scheme == "negatives":
+        columns.append(("bias^2", lambda row: _number(row.squared_bias)))
+        columns.append(("variance", lambda row: _number(row.variance)))
+        columns.append(("MSE", lambda row: _number(row.mse)))
+    return columns
+
+
+def legend(report: VerificationReport) -> str:
+    """Return what the columns mean and in which units they are."""
+    size = report.num_classes * report.num_examples
+    lines = [
+        "max bias, L1 bias: norms of E[gradient] - gradient, exact, averaged over the examples; "
+        "logits: in probability, h and class vectors: in units of the gradient.",
+        "max z: largest |Monte Carlo - exact| in standard errors; tests: statistics tested "
+        "(+ left out, having too few effective draws). Class vectors share those of the logits.",
+    ]
+    if report.scheme == "negatives":
+        lines += [
+            f"outside LB/UB: coordinates outside the printed bounds at this m, in limit: as m "
+            f"grows, out of {size:,} logits in all; g >= 0: examples where the sign condition "
+            "of the printed UB holds.",
+            "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
+            "over the L1 bias.",
+            "bias^2, variance, MSE: of the gradient in h, exact, summed over its coordinates.",
+        ]
+    lines.append(
+        f"loss bias: E[L'] - L in nats. Verdict: every |z| of the report within Bonferroni's "
+        f"limit for a chance of {report.alpha:g} of one false alarm in all."
+    )
+    return "\n".join("- " + line for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2e}"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _tests(row: VerificationRow) -> str:
+    return f"{row.num_tested}" + (f" (+{row.num_untested})" if row.num_untested else "")

@@ -1,0 +1,227 @@
+"""Which Monte Carlo statistics are close to normal, foreseen from the proposal.
+
+A mean of trials is close to normal where no rare trial carries its variance. What a rare trial
+weighs follows from the distribution of S, whose inverse moments are one-dimensional integrals.
+Figures here are to 10% or so: they decide what is tested, and enter no result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from samplesoft._validation import FloatArray, IntArray
+
+HITS = 400  # a bin is expected to be hit in so many trials; a mean has skewness below 1/20
+MAX_SKEWNESS = 1.0 / math.sqrt(HITS)
+_MAX_BINS = 128
+_ATOM = 0.1  # classes whose weights agree to e**0.1 are one atom of the distribution of S
+_STEP = 0.3  # of log u: the trapezoid rule is good to three digits
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Moments of what one draw, and the sum S, contribute to a trial of one example.
+
+    Attributes
+    ----------
+    rates : ndarray, shape (n,)
+        Variance of the number of draws of each class in a trial.
+    hits : ndarray, shape (n,)
+        Probability that a trial draws the class.
+    shares : ndarray, shape (3, n)
+        Mean, root of the mean square, and cube root of the mean cube of the part of p' that one
+        draw of a class gets.
+    common : tuple of float
+        Variance and third absolute central moment of 1/S over its mean, roughly.
+    base : float
+        Mean part of p' that the base mass gets.
+    """
+
+    rates: FloatArray
+    hits: FloatArray
+    shares: FloatArray
+    common: tuple[float, float]
+    base: float
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """Of means over the trials: about their skewness and standard errors, shape (P,)."""
+
+    skewness: FloatArray
+    stderr: FloatArray
+
+    def __getitem__(self, part: slice) -> Foresight:
+        return Foresight(self.skewness[part], self.stderr[part])
+
+
+def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Tails:
+    """Return `Tails` for one example: `p` the softmax (n,), `q` the proposal (n,).
+
+    As in the exact bias, ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!`` and the draws are
+    independent, so the mean of ``S**-k`` is an integral over a power of one Laplace transform.
+    """
+    drawn = q.copy()
+    if scheme not in ("candidate", "importance"):
+        drawn[label] = 0.0
+    if scheme in ("negatives", "jackknife") and drawn.any():
+        drawn /= drawn.sum()
+    drawn = np.minimum(drawn, 1.0)
+    num = 1 if scheme == "poisson" else m
+    weights = np.divide(p, num * drawn, out=np.zeros_like(p), where=drawn > 0.0)
+    base = float(p[label])
+    if scheme.startswith("candidate"):
+        base /= m * float(q[label])
+    elif scheme == "importance":
+        base = 0.0
+    with np.errstate(divide="ignore"):
+        hits = -np.expm1(num * np.log1p(-drawn))
+    rates = num * drawn * (1.0 - drawn)
+
+    used = np.flatnonzero((weights > 0.0) & np.isfinite(weights))
+    shares = np.zeros((3, len(p)))
+    if not len(used):
+        return Tails(rates, hits, shares, (0.0, 0.0), 1.0)
+    keys = np.rint(np.log(weights[used]) / _ATOM)[:, None]
+    if scheme == "poisson":  # classes of like probabilities of being in, and of being out, too
+        inside = drawn[used, None]
+        keys = np.hstack([keys, np.rint(np.log([inside, 1.0 - inside + 1e-18])[:, :, 0].T / _ATOM)])
+    _, first, atom_of, count = np.unique(
+        keys, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    atom_of = atom_of.ravel()
+    mass = np.bincount(atom_of, drawn[used]) / count
+    atoms = np.exp(np.clip(keys[first, 0] * _ATOM, -700.0, 700.0))
+    least = max(base + (atoms.min() if scheme == "importance" else 0.0), 1e-300)
+    log_u = np.arange(
+        -7.0 - math.log(base + float(num * mass @ (count * atoms)) + atoms.max()),
+        5.0 - math.log(least),
+        _STEP,
+    )
+    u = np.exp(np.minimum(log_u, 700.0))
+    log_phi = _log_transform(u, atoms, mass, count, scheme)
+    inverse = _inverse_moments(u, log_phi * (num if num > 1 else 1), np.array([base]))[:, 0]
+    rest = log_phi * (num - 1) if scheme != "poisson" else log_phi
+    moments = _inverse_moments(u, rest, base + atoms)
+    orders = np.array([[1.0], [2.0], [3.0]])
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        parts = np.minimum(atoms * moments ** (1.0 / orders), 1.0)
+        second, third = inverse[1] / inverse[0] ** 2, inverse[2] / inverse[0] ** 3
+        variance = max(second - 1.0, 0.0)
+        cube = abs(third - 3.0 * second + 2.0) + variance**1.5
+    if not math.isfinite(cube):  # no base mass: S can be as small as a single draw
+        variance, cube = 1.0, 1e6
+    shares[:, used] = parts[:, atom_of]
+    return Tails(rates, hits, shares, (variance, cube), min(base * float(inverse[0]), 1.0))
+
+
+def _log_transform(
+    u: FloatArray, atoms: FloatArray, mass: FloatArray, count: IntArray, scheme: str
+) -> FloatArray:
+    """Return the log of the Laplace transform of one draw; for ``poisson`` of all draws."""
+    falls = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
+    if scheme == "poisson":
+        together: FloatArray = np.log1p(-np.minimum(mass * falls, 1.0 - 1e-16)) @ count
+        return together
+    log_phi: FloatArray = np.log1p(-np.minimum(falls @ (mass * count), 1.0 - 1e-16))
+    return log_phi
+
+
+def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray) -> FloatArray:
+    """Return the means of ``(shift + S)**-k`` for k = 1, 2, 3, shape (3, number of shifts)."""
+    log_u = np.log(u)[:, None]
+    log_decay = log_transform[:, None] - np.minimum(np.outer(u, shift), 1e4)
+    with np.errstate(over="ignore", under="ignore"):
+        sums = [np.exp(k * log_u + log_decay).sum(axis=0) for k in (1, 2, 3)]
+    moments: FloatArray = _STEP * np.stack([sums[0], sums[1], sums[2] / 2.0])
+    return moments
+
+
+def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
+    """Merge classes of like weight until a bin is expected to be hit in `HITS` trials.
+
+    Parameters
+    ----------
+    label : int
+        A bin of its own.
+    tails : Tails
+        Of this example.
+    num_trials : int
+        Number of trials.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Bin of each class; the label's is 0.
+    """
+    expected = num_trials * tails.hits
+    expected[label] = 0.0
+    # like weights go together: one heavy, rare class would be the whole variance of its bin
+    order = np.argsort(-tails.shares[0], kind="stable")
+    order = order[order != label]
+    filled = np.cumsum(expected[order])
+    size = max(HITS, filled[-1] / _MAX_BINS)
+    starts = [0]
+    reached = 0.0
+    while filled[-1] - reached >= 2.0 * size:  # so that what is left is a bin too
+        start = int(np.searchsorted(filled, reached + size)) + 1
+        reached = float(filled[start - 1])
+        if filled[-1] - reached < size:
+            break
+        starts.append(start)
+    sizes = np.diff([*starts, len(order)])
+    bins = np.zeros(len(expected), dtype=np.int64)
+    bins[order] = np.repeat(np.arange(1, len(starts) + 1), sizes)
+    return bins
+
+
+def projection_foresight(
+    tails: Tails, label: int, centered: FloatArray, num_trials: int
+) -> Foresight:
+    """Foresee means of ``p' @ directions``, signs left out.
+
+    `centered` (n, P) are the directions minus their means under the expected p'.
+    """
+    size = np.abs(centered)
+    square = size * size
+    variance, cube = tails.common
+    own = tails.base * size[label]
+    second = (tails.rates * tails.shares[1] ** 2) @ square + variance * own**2
+    third = (tails.rates * tails.shares[2] ** 3) @ (square * size) + cube * own**3
+    return _foresight(second, third, num_trials)
+
+
+def bin_foresight(tails: Tails, bins: IntArray, expected: FloatArray, num_trials: int) -> Foresight:
+    """Foresee the mean mass of each bin; `expected` (number of bins,) is E[p']."""
+    variance, cube = tails.common
+    size = np.abs(expected)
+    second = np.bincount(bins, tails.rates * tails.shares[1] ** 2) + variance * size**2
+    third = np.bincount(bins, tails.rates * tails.shares[2] ** 3) + cube * size**3
+    return _foresight(second, third, num_trials)
+
+
+def loss_foresight(
+    tails: Tails, label: int, q: FloatArray, p: FloatArray, m: int, scheme: str, num_trials: int
+) -> Foresight:
+    """Foresee the mean loss, shape (1,)."""
+    shares = tails.shares[0]
+    total = tails.rates.sum()
+    fixed_number = scheme != "poisson" and total > 0.0
+    mean = tails.rates @ shares / total if fixed_number else 0.0
+    effects = np.abs(shares - mean)
+    second, third = tails.rates @ effects**2, tails.rates @ effects**3
+    if scheme in ("reject", "candidate_masked", "poisson"):
+        none = float(q[label]) ** m  # a trial of the label's draws only: loss 0
+        if scheme == "poisson":
+            none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))
+        size = -math.log(max(float(p[label]), 1e-300))
+        second, third = second + none * size**2, third + none * size**3
+    return _foresight(np.array([second]), np.array([third]), num_trials)
+
+
+def _foresight(second: FloatArray, third: FloatArray, num_trials: int) -> Foresight:
+    ratio = np.divide(third, second**1.5, out=np.zeros_like(second), where=second > 0.0)
+    return Foresight(ratio / math.sqrt(num_trials), np.sqrt(second / num_trials))

@@ -1,0 +1,151 @@
+"""The command line: what it prints, its exit status, and its messages for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import samplesoft
+from samplesoft.bias import verify as verify_module
+from samplesoft.cli import main
+
+QUICK = ["--trials", "1500", "--num-sampled", "5,20"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("input")
+    rng = np.random.default_rng(0)
+    n, d, batch = 30, 4, 3
+    h = rng.standard_normal((batch, d))
+    h /= np.linalg.norm(h, axis=1, keepdims=True)
+    c = rng.standard_normal((n, d))
+    c /= np.linalg.norm(c, axis=1, keepdims=True)
+    labels = np.array([1, 0, n - 1])
+    np.savez(folder / "e.npz", h=h, class_embeddings=c, labels=labels, counts=np.arange(n) + 1)
+    np.save(folder / "logits.npy", 2.0 * h @ c.T)
+    np.save(folder / "labels.npy", labels)
+    np.save(folder / "nan.npy", np.full((3, n), np.nan))
+    np.savez(folder / "short.npz", h=h, class_embeddings=c[:, :3], labels=labels)
+    np.savez(folder / "no_labels.npz", h=h, class_embeddings=c)
+    (folder / "text.txt").write_text("the cat sat on the mat\nthe dog ran\n" * 50)
+    (folder / "empty.txt").write_text("\n")
+    (folder / "broken.npz").write_bytes(b"PK not an archive")
+    (folder / "broken.xz").write_bytes(b"not xz")
+    (folder / "w2v.txt").write_text("2 3\na 1 2 3\nb 1 2\n")
+    return folder
+
+
+def test_embeddings(files, tmp_path, capsys):
+    out, figure = tmp_path / "report.json", tmp_path / "report.png"
+    args = ["verify", "--embeddings", str(files / "e.npz"), "--tau", "3", "--num-features", "50"]
+    assert main([*args, *QUICK, "--json", str(out), "--figure", str(figure)]) == 0
+    text = capsys.readouterr().out
+    for word in ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff", "agrees"):
+        assert word in text
+    values = json.loads(out.read_text())
+    assert values["ok"] is True
+    assert values["settings"]["tau"] == 3.0
+    assert len(values["rows"]) == 6 * 2 * 3
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.png"]
+
+
+def test_logits_leave_out_what_they_cannot_give(files, capsys):
+    labels = ["--labels", str(files / "labels.npy")]
+    assert main(["verify", "--logits", str(files / "logits.npy"), *labels, *QUICK]) == 0
+    text = capsys.readouterr().out
+    assert "samplers left out: unigram, rff" in text
+    assert "Gradient in h" not in text
+
+
+@pytest.mark.parametrize("scheme", ["reject", "poisson", "jackknife"])
+def test_corpus_and_schemes(files, scheme, capsys):
+    args = ["verify", "--corpus", str(files / "text.txt"), "--scheme", scheme, "--wrt", "logits"]
+    assert main([*args, *QUICK, "--samplers", "uniform,unigram", "--seed", "3"]) == 0
+    assert f"scheme {scheme}" in capsys.readouterr().out
+
+
+def test_wrong_exact_values_exit_1(files, monkeypatch, capsys):
+    def twin(logits, labels, q, m, scheme):
+        wrong = np.full(logits.shape[1], 1.0 / logits.shape[1])
+        return samplesoft.exact_bias(logits, labels, wrong, m, scheme=scheme)
+
+    monkeypatch.setattr(verify_module, "exact_bias", twin)
+    args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "unigram", *QUICK]
+    assert main([*args, "--tau", "2"]) == 1
+    assert "DISAGREES" in capsys.readouterr().out
+
+
+def test_module_and_help():
+    for args in (["--help"], ["verify", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "samplesoft", *args], capture_output=True, text=True, check=True
+        )
+        assert "usage: samplesoft" in done.stdout
+
+
+BAD = {
+    "command": ([], "required: command"),
+    "option": (["verify", "--nope"], "--nope"),
+    "two inputs": (["verify", "--corpus", "a", "--logits", "b"], "not allowed with"),
+    "no labels": (["verify", "--logits", "{f}/logits.npy"], "--logits needs --labels"),
+    "no logits": (["verify", "--labels", "{f}/labels.npy"], "--labels needs --logits"),
+    "sampler": (["verify", "--samplers", "unifrom"], "--samplers must be of uniform"),
+    "sampler twice": (["verify", "--samplers", "uniform,uniform"], "--samplers"),
+    "wrt": (["verify", "--wrt", "W"], "--wrt must be of"),
+    "m 0": (["verify", "--num-sampled", "10,0"], "--num-sampled"),
+    "m float": (["verify", "--num-sampled", "1.5"], "--num-sampled"),
+    "m twice": (["verify", "--num-sampled", "10,10"], "--num-sampled"),
+    "m for jackknife": (["verify", "--num-sampled", "1", "--scheme", "jackknife"], "at least 2"),
+    "scheme": (["verify", "--scheme", "other"], "--scheme"),
+    "tau": (["verify", "--tau", "-1"], "--tau"),
+    "nu": (["verify", "--nu", "nan"], "--nu"),
+    "features": (["verify", "--num-features", "0"], "--num-features"),
+    "trials": (["verify", "--trials", "1"], "--trials must be at least 2"),
+    "seed": (["verify", "--seed", "-1"], "--seed"),
+    "examples": (["verify", "--examples", "0"], "--examples"),
+    "json": (["verify", "--json", "{f}/absent/x.json"], "--json must name a file"),
+    "figure": (["verify", "--figure", "{f}/absent/x.png"], "--figure must name a file"),
+    "figure format": (["verify", "--figure", "{f}/x.bmp"], "--figure must end in .png"),
+    "no corpus": (["verify", "--corpus", "{f}/absent.txt"], "no such file"),
+    "no words": (["verify", "--corpus", "{f}/empty.txt"], "must hold words"),
+    "corpus xz": (["verify", "--corpus", "{f}/broken.xz"], "cannot be read"),
+    "npz": (["verify", "--embeddings", "{f}/broken.npz"], "must be a file of plain arrays"),
+    "dimensions": (["verify", "--embeddings", "{f}/short.npz"], "same dimension d"),
+    "arrays": (["verify", "--embeddings", "{f}/no_labels.npz"], "add labels"),
+    "word2vec": (["verify", "--embeddings", "{f}/w2v.txt"], "line 3"),
+    "nan": (["verify", "--logits", "{f}/nan.npy", "--labels", "0,1,2"], "must be finite"),
+    "label range": (["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,30"], "0..29"),
+    "label count": (["verify", "--logits", "{f}/logits.npy", "--labels", "0,1"], "shape (3,)"),
+    "label text": (["verify", "--logits", "{f}/logits.npy", "--labels", "a,b"], "labels"),
+    "needs vectors": (
+        ["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,2", "--samplers", "rff"],
+        "--samplers",
+    ),
+    "needs blocks": (
+        ["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,2", "--wrt", "h"],
+        "--corpus or --embeddings",
+    ),
+}
+
+
+@pytest.mark.parametrize("args, message", BAD.values(), ids=BAD)
+def test_bad_input_exits_2_with_a_message(args, message, files, capsys):
+    assert main([arg.format(f=files) for arg in args]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_missing_standard_library_names_the_options(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert main(["verify"]) == 2
+    message = capsys.readouterr().err
+    for option in ("--corpus", "--embeddings", "--logits"):
+        assert option in message

@@ -1,0 +1,150 @@
+"""What holds for every instance of the exact bias."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds
+from samplesoft.bias.inputs import SCHEMES
+
+CASES = settings(max_examples=60, deadline=None)
+DRAWS = st.sampled_from([2, 3, 10, 1000, 10**6, 10**9])
+DYADIC = 2.0**-20  # logits on this grid can be shifted by whole numbers exactly
+
+
+@st.composite
+def instances(draw, max_classes=7, spread=20.0, smallest=-8.0):
+    """Draw (logits, label, q)."""
+    n = draw(st.integers(3, max_classes))
+    logits = np.array(draw(st.lists(st.floats(-spread, spread), min_size=n, max_size=n)))
+    powers = np.array(draw(st.lists(st.floats(smallest, 0.0), min_size=n, max_size=n)))
+    powers[draw(st.integers(0, n - 1))] = 0.0
+    q = 10.0**powers
+    return np.round(logits / DYADIC) * DYADIC, draw(st.integers(0, n - 1)), q / q.sum()
+
+
+wild = instances(spread=700.0, smallest=-300.0)
+schemes = st.sampled_from(SCHEMES)
+EVEN = (np.array([0.0, 1.0, -1.0, 0.5]), 0, np.array([0.25, 0.25, 0.25, 0.25]))
+
+
+def size(bias):
+    return np.abs(bias).sum()
+
+
+@CASES
+@given(instances(), DRAWS, schemes)
+def test_bias_sums_to_zero(case, m, scheme):
+    logits, label, q = case
+    result = exact_bias(logits, label, q, m, scheme=scheme)
+    assert abs(result.bias.sum()) <= 1e-12 * size(result.bias) + result.error
+    assert np.all(result.probs + result.bias >= -1e-14) or scheme == "jackknife"
+
+
+@CASES
+@given(wild, DRAWS, schemes)
+def test_anything_gives_finite_numbers(case, m, scheme):
+    logits, label, q = case
+    result = exact_bias(logits, label, q, m, scheme=scheme)
+    assert np.isfinite(result.bias).all()
+    assert np.isfinite(result.loss_bias) and np.isfinite(result.error)
+    assert size(result.bias) <= 2.0 + 1e-12 or scheme == "jackknife"
+
+
+@CASES
+@given(wild, st.sampled_from([1, 2, 100, 10**9]))
+def test_negatives_favour_the_label_and_lower_the_loss(case, m):
+    logits, label, q = case
+    result = exact_bias(logits, label, q, m)
+    assert result.bias[label] >= 0.0
+    assert result.loss_bias <= 0.0
+
+
+@CASES
+@given(instances(), DRAWS)
+def test_no_bias_if_and_only_if_the_proposal_is_the_softmax(case, m):
+    logits, label, q = case
+    others = np.arange(len(q)) != label
+    # ratios that are equal in floating point too: powers of two
+    powers = np.round(np.log2(q))
+    own, even = np.full(len(q), 0.25), 2.0**powers
+    even[others] /= even[others].sum()
+    own[others] = 0.75 * even[others]
+    exactly = exact_bias(powers * np.log(2.0), label, own, m)
+    rounding = 1e-14
+    assert size(exactly.bias) <= rounding
+    o = logits[others]
+    ratio = np.exp(o - o.max()) / q[others]
+    if np.ptp(ratio) > 1e-3 * ratio.max() and exactly.probs[label] > 0:
+        result = exact_bias(logits, label, q, m)
+        assert result.bias[label] > 0.0
+        assert result.loss_bias < 0.0
+
+
+@CASES
+@given(instances(), DRAWS, schemes, st.randoms(use_true_random=False))
+def test_permuting_classes_permutes_the_bias(case, m, scheme, random):
+    logits, label, q = case
+    order = list(range(len(q)))
+    random.shuffle(order)
+    first = exact_bias(logits, label, q, m, scheme=scheme)
+    second = exact_bias(logits[order], order.index(label), q[order], m, scheme=scheme)
+    bound = 1e-11 * size(first.bias) + 4 * first.error
+    assert size(second.bias - first.bias[order]) <= bound
+
+
+@CASES
+@given(instances(), DRAWS, schemes, st.sampled_from([-300.0, -1.0, 64.0, 500.0]))
+def test_shifting_all_logits_changes_nothing(case, m, scheme, shift):
+    logits, label, q = case
+    first = exact_bias(logits, label, q, m, scheme=scheme)
+    second = exact_bias(logits + shift, label, q, m, scheme=scheme)
+    assert size(second.bias - first.bias) <= 1e-13 * size(first.bias) + first.error
+    assert second.loss_bias == pytest.approx(first.loss_bias, rel=1e-10, abs=1e-300)
+
+
+@CASES
+@given(st.one_of(instances(), wild), st.sampled_from([1, 2, 3, 10, 1000, 10**6, 10**9]))
+@example(EVEN, 1)
+def test_finite_sample_bounds_contain_the_bias(case, m):
+    logits, label, q = case
+    bias = exact_bias(logits, label, q, m).bias
+    bounds = finite_sample_bounds(logits, label, q, m)
+    assert np.all(bounds.lower <= bias) and np.all(bias <= bounds.upper)
+
+
+@pytest.mark.parametrize(("m", "rtol"), [(10**6, 1e-2), (10**9, 1e-5)])
+def test_m_times_bias_tends_to_the_limit(m, rtol):
+    @CASES
+    @given(instances(spread=3.0, smallest=-2.0))
+    def check(case):
+        logits, label, q = case
+        limit = asymptotic_bias(logits, label, q)
+        if size(limit) > 1e-6:
+            assert size(m * exact_bias(logits, label, q, m).bias - limit) <= rtol * size(limit)
+
+    check()
+
+
+@CASES
+@given(instances(), st.sampled_from(["negatives", "reject", "importance", "jackknife"]))
+def test_bias_falls_with_the_number_of_draws(case, scheme):
+    logits, label, q = case
+    sizes = [size(exact_bias(logits, label, q, m, scheme=scheme).bias) for m in (10**7, 10**9)]
+    first = exact_bias(logits, label, q, 10**9).bias
+    if size(first) > 1e-25 and max(np.log(q).max() - np.log(q).min(), np.ptp(logits)) < 8.0:
+        assert sizes[1] < 0.1 * sizes[0]
+
+
+@CASES
+@given(instances(max_classes=4), DRAWS, schemes)
+def test_gradient_bias_is_linear(case, m, scheme):
+    logits, label, q = case
+    result = exact_bias(logits, label, q, m, scheme=scheme)
+    n = len(logits)
+    np.testing.assert_allclose(result.gradient_bias(np.eye(n)), result.bias, rtol=1e-15)
+    ones = result.gradient_bias(np.ones((n, 1)))
+    assert abs(ones[0]) <= 1e-12 * size(result.bias)

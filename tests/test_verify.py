@@ -1,0 +1,300 @@
+"""The verification report: what it must find, and what must make it fail."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import samplesoft
+from samplesoft.bias import agreement, tails
+from samplesoft.bias import verify as verify_module
+from samplesoft.bias.blocks import carry, class_vector_figures, coordinates, figures, read_theory
+from samplesoft.bias.inputs import SCHEMES
+from samplesoft.bias.verify import verify
+
+N, D, B, TAU = 40, 5, 3, 4.0
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    h = rng.standard_normal((B, D))
+    h /= np.linalg.norm(h, axis=1, keepdims=True)
+    c = rng.standard_normal((N, D))
+    c /= np.linalg.norm(c, axis=1, keepdims=True)
+    logits = TAU * h @ c.T
+    softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    unigram = rng.dirichlet(np.ones(N))
+    proposals = {"uniform": np.full(N, 1 / N), "unigram": 0.9 * unigram + 0.1 / N}
+    proposals["softmax"] = softmax
+    return {
+        "logits": logits,
+        "labels": np.array([3, 0, N - 1]),
+        "proposals": proposals,
+        "h": h,
+        "class_embeddings": c,
+        "tau": TAU,
+        "num_sampled": (2, 30),
+        "num_trials": 3000,
+        "rng": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def report(problem):
+    return verify(**problem)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_agrees(problem, scheme):
+    got = verify(**problem, scheme=scheme)
+    assert got.agrees
+    assert got.ok
+    assert len(got.rows) == 3 * 2 * 3
+    assert got.num_tests > 300
+    only_negatives = [got.rows[0].printed_max, got.rows[0].finite_hold, got.rows[1].mse]
+    assert all((value is None) == (scheme != "negatives") for value in only_negatives)
+    assert bool(got.pictures) == (scheme == "negatives")
+    json.dumps(got.to_dict(), allow_nan=False)
+
+
+def test_same_seed_same_report(problem, report):
+    assert verify(**problem).to_dict() == report.to_dict()
+    assert verify(**(problem | {"rng": 2})).max_abs_z != report.max_abs_z
+
+
+def test_a_wrong_exact_value_is_found(problem, monkeypatch):
+    def twin(logits, labels, q, m, scheme):
+        return samplesoft.exact_bias(logits, labels, np.full(N, 1 / N), m, scheme=scheme)
+
+    monkeypatch.setattr(verify_module, "exact_bias", twin)
+    got = verify(**(problem | {"proposals": {"unigram": problem["proposals"]["unigram"]}}))
+    assert not got.agrees
+    assert not got.ok
+    assert "DISAGREES" in got.to_markdown()
+
+
+def test_a_correction_with_the_wrong_sign_is_found(problem, monkeypatch):
+    from samplesoft.bias import monte_carlo
+
+    def flipped(log_p, q):
+        return np.where(q > 0.0, log_p + np.log(np.maximum(q, 1e-300)), -np.inf)
+
+    monkeypatch.setattr(monte_carlo, "_divide_logs", flipped)
+    assert not verify(**problem).agrees
+
+
+def test_finite_bounds_that_fail_are_reported(problem, monkeypatch):
+    from samplesoft.bias import blocks
+
+    def narrow(*args):
+        bounds = samplesoft.finite_sample_bounds(*args)
+        return samplesoft.FiniteSampleBounds(bounds.lower * 0.5, bounds.upper * 0.5)
+
+    monkeypatch.setattr(blocks, "finite_sample_bounds", narrow)
+    got = verify(**problem)
+    assert not got.bounds_hold
+    assert got.agrees
+    assert not got.ok
+    assert "VIOLATED" in got.to_markdown()
+
+
+def one_row(logits, label, q, m, **options):
+    (row,) = verify(logits, label, {"q": q}, m, num_trials=50, rng=0, **options).rows
+    return row
+
+
+def test_label_counterexample_is_counted():
+    """m * bias of the label tends to 36.96, m * UB to 3.954."""
+    logits = np.zeros(1001)
+    logits[:2] = math.log(1000.0)
+    for m, here in ((100, 12.67), (1000, 34.48)):
+        row = one_row(logits, 0, np.full(1001, 1 / 1001), m)
+        assert row.max_bias * m == pytest.approx(here, abs=0.005) or row.max_bias * m > here
+        assert row.outside_printed >= 1
+        assert row.outside_printed_limit >= 1
+        assert row.sign_condition == 1
+        assert row.finite_outside == 0
+    report = verify(logits, 0, {"q": np.full(1001, 1 / 1001)}, 1000, num_trials=50, rng=0)
+    (picture,) = report.pictures
+    printed = picture.coordinates.printed
+    assert printed.outside[0]
+    assert printed.outside_limit[0]
+    assert 1000 * picture.coordinates.bias[0] == pytest.approx(34.48, abs=0.005)
+    assert 1000 * printed.upper[0] == pytest.approx(3.954, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("logits", "q", "slopes", "figures_"),
+    [
+        ([0.0, 0.0, 0.0], [0.0, 0.999, 0.001], [1.0, 1.0, 0.0], (1000, 69.00, 73.96, 40.88)),
+        ([math.log(8), 0.0, 0.0], [0.0, 0.9, 0.1], [-1.0, -1.0, 1.0], (10, -0.1385, -0.1458, None)),
+    ],
+)
+def test_counterexamples_in_h(logits, q, slopes, figures_):
+    m, here, limit, upper = figures_
+    report = verify(
+        logits, 0, {"q": q}, m, h=[0.0], class_embeddings=np.array(slopes)[:, None],
+        wrt="h", num_trials=50, rng=0,
+    )  # fmt: skip
+    (row,) = report.rows
+    assert (row.outside_printed, row.outside_printed_limit, row.finite_outside) == (1, 1, 0)
+    block = report.pictures[0].coordinates
+    assert m * block.bias[0] == pytest.approx(here, abs=0.006)
+    assert samplesoft.asymptotic_bias(logits, 0, q) @ slopes == pytest.approx(limit, abs=0.005)
+    if upper is not None:
+        assert row.sign_condition == 1
+        assert m * block.printed.upper[0] == pytest.approx(upper, abs=0.005)
+    else:
+        assert m * block.printed.lower[0] == pytest.approx(-0.0889, abs=5e-5)
+
+
+@pytest.mark.parametrize("m", [1, 3, 50])
+def test_class_vectors_match_the_whole_jacobian(m):
+    rng = np.random.default_rng(m)
+    n, d = 12, 4
+    logits = 3.0 * rng.standard_normal((1, n))
+    label = np.array([2])
+    q = rng.dirichlet(np.full(n, 0.3))[None] * 0.99 + 0.01 / n
+    slopes = rng.standard_normal(d)
+    slopes[1] = 0.0
+    jacobian = np.zeros((n, n * d))
+    for i in range(n):
+        jacobian[i, i * d : (i + 1) * d] = slopes
+    exact = samplesoft.exact_bias(logits, label, q, m)
+    error, scale = float(exact.error[0]), float(np.abs(slopes).max())
+    theory = read_theory(logits, label, q, m)
+    block = coordinates(exact.bias[0], error, theory[0], m, 1.0)
+    got = class_vector_figures(block, theory[0], m, slopes)
+    dense = figures(
+        coordinates(exact.bias[0] @ jacobian, error, carry(theory, jacobian)[0], m, scale)
+    )
+    for name in got.__dataclass_fields__:
+        if name == "finite_width":  # contracting with zeros widens by rounding
+            assert getattr(got, name) == pytest.approx(getattr(dense, name), rel=1e-9)
+        else:
+            assert getattr(got, name) == pytest.approx(getattr(dense, name), rel=1e-9), name
+    assert got.finite_outside == 0
+
+
+def test_class_vector_counts_see_violations():
+    logits = np.zeros((1, 1001))
+    logits[0, :2] = math.log(1000.0)
+    theory = read_theory(logits, np.array([0]), np.full((1, 1001), 1 / 1001), 1000)
+    exact = samplesoft.exact_bias(logits, [0], np.full(1001, 1 / 1001), 1000)
+    block = coordinates(exact.bias[0], float(exact.error[0]), theory[0], 1000, 1.0)
+    slopes = np.array([1.0, -1.0, 0.01])
+    assert class_vector_figures(block, theory[0], 1000, slopes).outside >= 1
+
+
+def test_moments_and_norms(problem, report):
+    row = next(r for r in report.rows if (r.sampler, r.num_sampled, r.wrt) == ("unigram", 30, "h"))
+    q = problem["proposals"]["unigram"]
+    args = (problem["logits"], problem["labels"], q, 30)
+    exact = samplesoft.exact_bias(*args)
+    gradient = exact.gradient_bias(TAU * problem["class_embeddings"])
+    assert row.l1_bias == pytest.approx(np.abs(gradient).sum(axis=1).mean())
+    assert row.max_bias == pytest.approx(np.abs(gradient).max(axis=1).mean())
+    assert row.squared_bias == pytest.approx((gradient**2).sum(axis=1).mean())
+    assert row.mse == pytest.approx(row.squared_bias + row.variance)
+    assert row.loss_bias == pytest.approx(exact.loss_bias.mean())
+    logits = report.rows[report.rows.index(row) - 1]
+    assert logits.wrt == "logits"
+    assert abs(logits.monte_carlo_l1 - logits.l1_bias) < 5 * logits.monte_carlo_l1_stderr
+    assert logits.finite_min_max <= logits.max_bias <= logits.finite_max_max
+    assert logits.finite_tightness > 1.0
+
+
+def test_softmax_has_no_bias(report):
+    for row in report.rows:
+        if row.sampler == "softmax":
+            assert row.l1_bias < 1e-12
+            assert row.finite_tightness is None
+            assert row.outside_printed == 0
+
+
+def test_forms(report, tmp_path):
+    values = report.to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert values["ok"] is True
+    text = report.to_markdown()
+    for word in ("uniform", "unigram", "softmax", "Gradient in h", "class vectors", "agrees"):
+        assert word in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(line) for line in tables[:4]} == {len(tables[0])}
+    for name in ("figure.png", "figure.svg"):
+        report.plot(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        report.plot(tmp_path / "figure.txt")
+    with pytest.raises(OSError, match="No such file"):
+        report.plot(tmp_path / "absent" / "figure.png")
+
+
+def test_figure_of_logits_and_of_other_schemes(problem, tmp_path):
+    fewer = problem | {"proposals": {"uniform": np.full(N, 1 / N)}, "num_trials": 100}
+    for scheme in ("negatives", "importance"):
+        report = verify(**fewer, wrt=("logits",), scheme=scheme)
+        report.plot(tmp_path / f"{scheme}.png")
+        assert (tmp_path / f"{scheme}.png").stat().st_size > 10_000
+
+
+def test_too_few_trials_do_not_agree():
+    report = verify(np.zeros(5), 0, {"q": np.arange(1, 6) / 15}, 2, num_trials=2, rng=0)
+    assert report.num_tests == 0
+    assert not report.agrees
+    assert "NOTHING" in report.to_markdown()
+
+
+def test_bins_are_hit_often_enough():
+    rng = np.random.default_rng(0)
+    n, m, trials = 1000, 10, 5000
+    p, q = rng.dirichlet(np.ones(n)), rng.dirichlet(np.full(n, 0.3)) * 0.9 + 0.1 / n
+    foreseen = tails.foresee(p, 7, q, m, "negatives")
+    bins = tails.bin_classes(7, foreseen, trials)
+    assert np.sum(bins == bins[7]) == 1
+    hits = np.bincount(bins, trials * foreseen.hits)
+    assert np.delete(hits, bins[7]).min() >= tails.HITS
+    assert 20 < bins.max() <= 130
+
+
+def test_z_limit():
+    assert agreement.z_limit(1, 0.05) == pytest.approx(1.96, abs=1e-3)
+    assert agreement.p_value(agreement.z_limit(100), 100) == pytest.approx(agreement.ALPHA)
+
+
+GOOD = {"logits": [0.0, 1.0, 2.0], "labels": 0, "proposals": {"q": [0.2, 0.3, 0.5]}}
+BAD = {
+    "logits": ({"logits": [0.0, np.nan, 1.0]}, "`logits` must be finite"),
+    "labels": ({"labels": 3}, "`labels` must lie in"),
+    "sum": ({"proposals": {"q": [0.2, 0.3, 0.4]}}, r"`proposals\['q'\]` must sum to 1"),
+    "negative": ({"proposals": {"q": [-0.2, 0.7, 0.5]}}, r"`proposals\['q'\]` must hold"),
+    "shape": ({"proposals": {"q": [0.5, 0.5]}}, r"`proposals\['q'\]` must cover all 3"),
+    "zero": ({"proposals": {"q": [0.5, 0.5, 0.0]}}, r"proposals\['q'\].*got 0 at class 2"),
+    "only label": ({"proposals": {"q": [1.0, 0.0, 0.0]}}, "no negative to draw"),
+    "none": ({"proposals": {}}, "`proposals` must map at least one name"),
+    "m": ({"num_sampled": 0}, "`num_sampled` must be at least 1, got 0"),
+    "no m": ({"num_sampled": ()}, "`num_sampled` must hold one or more"),
+    "m twice": ({"num_sampled": (3, 3)}, "`num_sampled` must hold one or more"),
+    "jackknife": ({"num_sampled": 1, "scheme": "jackknife"}, "at least 2, got 1"),
+    "scheme": ({"scheme": "other"}, "`scheme` must be one of"),
+    "wrt": ({"wrt": ("x",)}, "`wrt` must be one of"),
+    "no vectors": ({"wrt": "h"}, "`wrt` must name at least one block"),
+    "h alone": ({"h": [1.0]}, "`class_embeddings` must be given together with `h`"),
+    "c alone": ({"class_embeddings": [[1.0]]}, "`h` must be given together"),
+    "vectors": ({"h": [1.0], "class_embeddings": [[1.0]]}, r"must have shapes \(1, d\)"),
+    "tau": ({"tau": 0.0}, "`tau` must be finite and greater than 0"),
+    "trials": ({"num_trials": 1}, "`num_trials` must be at least 2, got 1"),
+    "rng": ({"rng": -1}, "`rng` as a seed must be at least 0"),
+}
+
+
+@pytest.mark.parametrize("change, message", BAD.values(), ids=BAD)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message):
+        verify(**(GOOD | change))
