@@ -198,7 +198,7 @@ def _binomial_nodes(m, chance, gauss=None):
     bring less bias, so those beyond all weight are.
     """
     if gauss is None:
-        gauss = m > 500 and m * chance > 500
+        gauss = m * chance > 3000
     if not gauss:
         pairs, weight = [], (1 - chance) ** m
         for k in range(m + 1):
@@ -276,7 +276,7 @@ def laplace_mpmath(logits, label, q, m, scheme, dps=50):
 
     The bias is right to about `dps` digits of its 1-norm, however small it is: the working
     precision is doubled until that holds, or until 1,000 digits say that the bias is zero.
-    The step of the quadrature is fit for `dps` digits up to 50. For `reject` with more than 500
+    The step of the quadrature is fit for `dps` digits up to 50. For `reject` with more than 3000
     draws kept on average, a Gauss rule of 16 to 40 nodes stands for the law of their number.
     """
     if scheme == "jackknife":

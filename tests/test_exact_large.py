@@ -184,8 +184,8 @@ def test_agrees_with_monte_carlo_on_1000_classes(scheme):
     assert np.abs(z).max() < limit
     assert abs(got.loss_bias - exact.loss_bias) < limit * got.loss_stderr
     assert abs(got.bias[3] - exact.bias[3]) < limit * got.stderr[3]
-    # and the comparison can tell a bias of 0 from this one
-    assert np.abs(exact.bias[often] / got.stderr[often]).max() > limit
+    # and the comparison can tell a bias of 0 from this one, unless it is debiased
+    assert scheme == "jackknife" or np.abs(exact.bias[often] / got.stderr[often]).max() > limit
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

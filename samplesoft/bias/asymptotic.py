@@ -73,12 +73,14 @@ def _limit(logits: FloatArray, label: int, q: FloatArray) -> FloatArray:
     if draws.other_mass == 0.0:
         return np.zeros_like(draws.probs)
     classes = read_classes(draws)
-    reference = np.exp(classes.log_ref)
-    with np.errstate(under="ignore", over="ignore"):
+    reference = np.exp(min(classes.log_ref, 700.0))
+    with np.errstate(all="ignore"):
         kappa = classes.contrast
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
-        flows = draws.probs * np.where(near, ratio, np.exp(classes.log_r) - reference)
+        flows = draws.probs * np.where(
+            near, ratio, np.exp(np.minimum(classes.log_r, 700.0)) - reference
+        )
         flows[label] = 0.0
         total = float(flows.sum())
         mean = classes.mean_deviation * float(reference)

@@ -33,6 +33,8 @@ class Draws:
         The label.
     label_draw, other_draw : float
         The probability that one draw from q is the label, and that it is not.
+    expected_label_draws : float
+        m times `label_draw`.
     """
 
     logits: FloatArray
@@ -47,6 +49,7 @@ class Draws:
     label: int
     label_draw: float
     other_draw: float
+    expected_label_draws: float
 
     @property
     def expected_sum(self) -> float:
@@ -56,7 +59,8 @@ class Draws:
 
 def log_softmax(logits: FloatArray) -> FloatArray:
     """Return the log-softmax of `logits` (n,)."""
-    shifted: FloatArray = logits - logits.max()
+    with np.errstate(over="ignore"):
+        shifted: FloatArray = np.maximum(logits - logits.max(), -1e300)
     shifted -= np.log(np.exp(shifted).sum())
     return shifted
 
@@ -68,13 +72,15 @@ def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: st
     p_label = probs[label]
     probs[label] = 0.0
     other_mass = float(probs.sum())
+    if p_label > 0.5:
+        log_probs[label] = np.log1p(-other_mass)
     drawn = q.copy()
     drawn[label] = 0.0
     others = float(drawn.sum())
     label_draw = float(q[label]) / (others + float(q[label]))
     phantom, log_base, mean = 0.0, -np.inf, 1.0
     if scheme in ("negatives", "jackknife", "reject"):
-        drawn /= others
+        drawn /= others if others > 0.0 else 1.0
         log_base, mean = float(log_probs[label]), other_mass
     else:
         drawn /= others + q[label]
@@ -98,4 +104,5 @@ def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: st
         label,
         label_draw,
         others / (others + float(q[label])),
+        m * label_draw,
     )

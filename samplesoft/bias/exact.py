@@ -125,7 +125,7 @@ def exact_bias(
     >>> result = samplesoft.exact_bias([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], num_sampled=5)
     >>> result.bias.round(4)
     array([ 0.0035,  0.0323, -0.0359])
-    >>> abs(result.bias.sum()) < 1e-15
+    >>> float(abs(result.bias.sum())) < 1e-15
     True
     """
     inputs = read_inputs(logits, label, q, num_sampled, scheme)

@@ -97,7 +97,7 @@ def _reference(
     finite = np.isfinite(order)
     floor = float(order[finite].min()) - 1.0 if finite.any() else 0.0
     reference = ratios.weighted_median(np.where(finite, order, floor), probs)
-    if pi[reference] == 0.0:
+    if pi[reference] in (0.0, 1.0):  # included with certainty, as the label is
         return label, np.zeros_like(pi)
     deviation = np.zeros_like(pi)
     for j in np.flatnonzero(pi):

@@ -24,7 +24,7 @@ class Times:
     coefficients : ndarray, shape (K, 3)
         Weights of D, v D' and v**2 D'' in `atom_integrals`; only the jackknife has the last two.
     label : ndarray, shape (K,)
-        Terms of base * integral of E (1 - psi_R).
+        Terms of base * integral of E (1 - psi_R); for ``candidate_masked``, of E psi_R.
     base : ndarray, shape (K,)
         Terms of base * integral of E.
     loss : ndarray, shape (K,)
@@ -72,7 +72,11 @@ def make_times(draws: Draws, nodes: Nodes, m: int, scheme: str, log_cut: float =
     coefficients[:, 0] = nodes.step * weight
     terms = v_base * coefficients[:, 0]
     base = terms * np.exp(nodes.log_phi_least)
-    return Times(coefficients, terms * nodes.above, base, -nodes.step * loss)
+    if scheme == "candidate_masked":
+        label = base * np.exp(nodes.log_psi_ref)
+    else:
+        label = terms * nodes.above
+    return Times(coefficients, label, base, -nodes.step * loss)
 
 
 def _log_kept(draws: Draws, log_theta: FloatArray) -> FloatArray:
@@ -130,28 +134,37 @@ def _jackknife_times(
     step, step_1, step_2 = _smooth_step(nodes.x, log_cut)
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         slope = v_base + nodes.mean  # v ds/dv
-        c2 = np.expm1(-s) / slope**2
-        c1 = 3.0 * c2 * nodes.variance / slope
-        c0 = c1 * nodes.variance / slope - c2 * nodes.skew / slope
+        c2 = np.expm1(-s) / slope / slope
+        c1 = 3.0 * c2 * (nodes.variance / slope)
+        c0 = c1 * (nodes.variance / slope) - c2 * (nodes.skew / slope)
         below = np.stack(
             [c0 * step + c1 * step_1 + c2 * step_2, c1 * step + 2.0 * c2 * step_1, c2 * step],
             axis=1,
         )
         curve = s**2 * nodes.balance + 3.0 * s * nodes.gap**2 + nodes.gap**3
-        loss = -np.expm1(-s) * np.exp(nodes.log_phi_least) * curve / (s * slope) ** 2
-    below[step < 1e-290] = 0.0
+        loss = -np.expm1(-s) * np.exp(nodes.log_phi_least) * (curve / s / slope) / s / slope
+    below[(step < 1e-290) | (s == 0.0)] = 0.0
     below[:, 0] += plain * (1.0 - step)
     coefficients = survive[:, None] * below
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_phi_least)  # exp(-v (R - r0))
     lead = np.where(psi_ref > 0.0, nodes.lead, 0.0)
-    bend = np.stack([nodes.above, psi_ref * lead, psi_ref * (nodes.variance - lead**2)])
     with np.errstate(all="ignore"):
-        label = v_base * np.where(coefficients == 0.0, 0.0, coefficients * bend.T).sum(axis=1)
-    loss = survive * loss
-    now = m * nodes.step * _jensen(draws, nodes, m, log_theta)
-    if not np.abs(loss).sum() < now.sum():  # also where the integration by parts overflows
-        loss = (m - 1) * nodes.step * _jensen(draws, nodes, m - 1, log_theta) - now
+        bend = np.stack([nodes.above, psi_ref * lead, psi_ref * (nodes.variance - lead**2)])
+        terms = np.where(coefficients == 0.0, 0.0, coefficients * bend.T).sum(axis=1)
+        label = np.where(v_base > 0.0, v_base * terms, 0.0)
+    plain_loss = (m - 1) * _jensen(draws, nodes, m - 1, log_theta)
+    plain_loss -= m * _jensen(draws, nodes, m, log_theta)
+    loss = min(survive * loss, nodes.step * plain_loss, key=_doubt)
     return Times(coefficients, label, np.zeros_like(label), loss)
+
+
+def _doubt(terms: FloatArray) -> float:
+    """Return the error to expect in the sum of `terms`: of the trapezoid rule and of rounding."""
+    if not np.isfinite(terms).all():
+        return np.inf
+    coarse = abs(float(terms.sum() - 2.0 * terms[::2].sum()))
+    size = float(np.abs(terms).sum())
+    return 1e-15 * size + coarse * min(coarse / max(abs(float(terms.sum())), 1e-300), 1.0)
 
 
 def _smooth_step(x: FloatArray, cut: float) -> tuple[FloatArray, FloatArray, FloatArray]:

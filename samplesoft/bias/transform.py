@@ -281,7 +281,7 @@ def _read_sums(
     second = np.where(near, y2, d2) / total
     third = np.where(near, y3, d3) / total
     variance = np.maximum(second - first**2, 0.0)
-    rest = np.log1p(p) - p / (1.0 + p)
+    rest = laplace.excess_decay(np.log1p(p))  # log (1 + p) - p / (1 + p)
     gap = np.where(near, rest - h / (1.0 + p), log_phi + first)
     from_mean = np.where(near, -first, v_mean - first)  # v (mean - rho)
     v_all = np.exp(np.minimum(x + classes.log_mean, 700.0))

@@ -77,7 +77,7 @@ def class_integrals(
     """
     for j in range(len(pi)):
         full = half = size = 0.0
-        if pi[j] > 0.0:
+        if 0.0 < pi[j] < 1.0 or (pi[j] == 1.0 and pi_ref > 0.0):
             for k in range(len(x)):
                 if weights[k] == 0.0:
                     continue

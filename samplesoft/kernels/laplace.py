@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 
@@ -34,6 +36,15 @@ def second_order(x: float) -> float:
     for k in range(20, 1, -1):
         total = (1.0 - total * x) / k if k > 2 else 0.5 * (1.0 - total * x)
     return total
+
+
+@njit
+def excess_decay(x: FloatArray) -> FloatArray:
+    """Return exp(-x) - 1 + x for each x (K,)."""
+    out = np.empty(len(x))
+    for k in range(len(x)):
+        out[k] = second_order(x[k]) * x[k] * x[k]
+    return out
 
 
 @njit
