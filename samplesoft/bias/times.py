@@ -130,7 +130,7 @@ def _jackknife_times(
     """
     s = -log_theta
     survive = nodes.step * np.exp(log_first + (m - 2) * log_theta)
-    plain = m * m * np.exp(log_theta) - (m - 1.0) ** 2
+    plain = m * m * np.expm1(log_theta) + (2.0 * m - 1.0)  # m**2 theta - (m - 1)**2
     step, step_1, step_2 = _smooth_step(nodes.x, log_cut)
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         slope = v_base + nodes.mean  # v ds/dv
@@ -141,9 +141,10 @@ def _jackknife_times(
             [c0 * step + c1 * step_1 + c2 * step_2, c1 * step + 2.0 * c2 * step_1, c2 * step],
             axis=1,
         )
-        curve = s**2 * nodes.balance + 3.0 * s * nodes.gap**2 + nodes.gap**3
-        loss = -np.expm1(-s) * np.exp(nodes.log_phi_least) * (curve / s / slope) / s / slope
-    below[(step < 1e-290) | (s == 0.0)] = 0.0
+        tilt = nodes.gap / s
+        curve = nodes.balance / slope + (3.0 + tilt) * tilt * (nodes.gap / slope)
+        loss = -np.expm1(-s) * np.exp(nodes.log_phi_least) * curve / slope
+    below[(step < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
     below[:, 0] += plain * (1.0 - step)
     coefficients = survive[:, None] * below
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_phi_least)  # exp(-v (R - r0))
