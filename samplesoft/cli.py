@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from samplesoft.bias.blocks import WRT
 from samplesoft.bias.inputs import SCHEMES
+from samplesoft.verification.blocks import WRT
 
 FORMATS = (".png", ".pdf", ".svg")
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from samplesoft._files import write_text
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.plots import FORMATS
-from samplesoft.bias.verify import verify
 from samplesoft.data import (
     Embeddings,
     examples_from_corpus,
@@ -23,6 +21,8 @@ from samplesoft.data import (
     stdlib_tokens,
 )
 from samplesoft.proposals import PROPOSALS, Model, dense_proposals
+from samplesoft.verification.plots import FORMATS
+from samplesoft.verification.verify import verify
 
 ALPHA = 100.0  # of the quadratic sampler
 

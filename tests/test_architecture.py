@@ -16,6 +16,7 @@ LAYERS = [
     {"kernels"},
     {"_fourier", "proposals", "data"},
     {"bias"},
+    {"verification"},
     {"cli", "commands", "__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import samplesoft
-from samplesoft.bias import verify as verify_module
 from samplesoft.cli import main
+from samplesoft.verification import verify as verify_module
 
 QUICK = ["--trials", "1500", "--num-sampled", "5,20"]
 

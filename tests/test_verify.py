@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 import samplesoft
-from samplesoft.bias import agreement, tails
-from samplesoft.bias import verify as verify_module
-from samplesoft.bias.blocks import carry, class_vector_figures, coordinates, figures, read_theory
 from samplesoft.bias.inputs import SCHEMES
-from samplesoft.bias.verify import verify
+from samplesoft.verification import agreement, tails
+from samplesoft.verification import verify as verify_module
+from samplesoft.verification.blocks import (
+    carry,
+    class_vector_figures,
+    coordinates,
+    figures,
+    read_theory,
+)
+from samplesoft.verification.verify import verify
 
 N, D, B, TAU = 40, 5, 3, 4.0
 
@@ -88,7 +94,7 @@ def test_a_correction_with_the_wrong_sign_is_found(problem, monkeypatch):
 
 
 def test_finite_bounds_that_fail_are_reported(problem, monkeypatch):
-    from samplesoft.bias import blocks
+    from samplesoft.verification import blocks
 
     def narrow(*args):
         bounds = samplesoft.finite_sample_bounds(*args)

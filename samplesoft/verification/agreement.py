@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.monte_carlo import simulate
-from samplesoft.bias.tails import (
+from samplesoft.verification.tails import (
     MAX_SKEWNESS,
     Foresight,
     bin_classes,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from samplesoft.bias.report import VerificationReport, VerificationRow
+    from samplesoft.verification.report import VerificationReport
+    from samplesoft.verification.rows import VerificationRow
 
 _TITLES = {
     "logits": "Gradient in the logits (bias in probability)",

@@ -146,7 +146,7 @@ def coordinates(
         _outside(theory.limit / m, low, high, slack),
         bool((theory.g >= 0.0).all()),
     )
-    return Coordinates(bias, error * scale, printed, theory.lower, theory.upper)
+    return Coordinates(bias, slack, printed, theory.lower, theory.upper)
 
 
 def _outside(

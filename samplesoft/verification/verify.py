@@ -10,18 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._random import as_key, mix64
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_choice,
-    as_count,
-    as_labels,
-    as_positive,
-    as_proposal,
-    as_real_array,
+from samplesoft._validation import FloatArray
+from samplesoft.bias.exact import ExactBias, exact_bias
+from samplesoft.bias.moments import exact_gradient_moments
+from samplesoft.verification.agreement import (
+    ALPHA,
+    Scores,
+    Trials,
+    compare,
+    merge,
+    p_value,
+    z_limit,
 )
-from samplesoft.bias.agreement import ALPHA, Scores, Trials, compare, merge, p_value, z_limit
-from samplesoft.bias.blocks import (
+from samplesoft.verification.blocks import (
     WRT,
     Coordinates,
     Figures,
@@ -32,29 +33,9 @@ from samplesoft.bias.blocks import (
     figures,
     read_theory,
 )
-from samplesoft.bias.exact import ExactBias, exact_bias
-from samplesoft.bias.inputs import SCHEMES, read_inputs
-from samplesoft.bias.moments import exact_gradient_moments
-from samplesoft.bias.report import Picture, VerificationReport, VerificationRow
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Checked arguments of `verify`: `logits` (B, n), `labels` (B,), vectors or None."""
-
-    logits: FloatArray
-    labels: IntArray
-    h: FloatArray | None
-    class_embeddings: FloatArray | None
-    tau: float
-    wrt: tuple[str, ...]
-    scheme: str
-    num_trials: int
-
-    @property
-    def jacobian(self) -> FloatArray | None:
-        """Derivatives of the logits in h, (n, d)."""
-        return None if self.class_embeddings is None else self.tau * self.class_embeddings
+from samplesoft.verification.problem import Problem, read_counts, read_problem, read_proposals
+from samplesoft.verification.report import VerificationReport
+from samplesoft.verification.rows import Picture, VerificationRow
 
 
 def verify(
@@ -143,9 +124,9 @@ def verify(
     >>> [(row.num_sampled, round(row.l1_bias, 4)) for row in report.rows]
     [(2, 0.2588), (20, 0.0251)]
     """
-    problem = _read(logits, labels, h, class_embeddings, tau, wrt, scheme, num_trials)
-    counts = _read_counts(num_sampled, scheme)
-    samplers = _read_proposals(proposals, problem, counts)
+    problem = read_problem(logits, labels, h, class_embeddings, tau, wrt, scheme, num_trials)
+    counts = read_counts(num_sampled, scheme)
+    samplers = read_proposals(proposals, problem, counts)
     key = as_key(rng)
     rows: list[VerificationRow] = []
     cells: dict[str, Cell] = {}  # those that the figure shows
@@ -333,94 +314,6 @@ def _pictures(cells: dict[str, Cell], m: int) -> tuple[Picture, ...]:
             position = probs[order]
         pictures.append(Picture(name, m, wrt, example, order, position, block))
     return tuple(pictures)
-
-
-def _read(
-    logits: ArrayLike,
-    labels: Any,
-    h: ArrayLike | None,
-    class_embeddings: ArrayLike | None,
-    tau: float,
-    wrt: Sequence[str],
-    scheme: str,
-    num_trials: int,
-) -> Problem:
-    o = as_real_array("logits", logits, (1, 2))
-    t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
-    o = np.atleast_2d(o)
-    if isinstance(wrt, str):
-        wrt = (wrt,)
-    blocks = tuple(dict.fromkeys(as_choice("wrt", name, WRT) for name in wrt))
-    if (h is None) != (class_embeddings is None):
-        given, absent = (
-            ("h", "class_embeddings")
-            if class_embeddings is None
-            else (
-                "class_embeddings",
-                "h",
-            )
-        )
-        raise ValueError(f"`{absent}` must be given together with `{given}`, got None.")
-    vectors: tuple[FloatArray | None, FloatArray | None] = (None, None)
-    if h is not None and class_embeddings is not None:
-        contexts = np.atleast_2d(as_real_array("h", h, (1, 2)))
-        classes = as_real_array("class_embeddings", class_embeddings, (2,))
-        wanted = (len(o), o.shape[1])
-        if (len(contexts), len(classes)) != wanted or contexts.shape[1] != classes.shape[1]:
-            raise ValueError(
-                f"`h` and `class_embeddings` must have shapes ({wanted[0]}, d) and "
-                f"({wanted[1]}, d) to match `logits` of shape {o.shape}, got {contexts.shape} "
-                f"and {classes.shape}."
-            )
-        vectors = contexts, classes
-    else:
-        blocks = tuple(name for name in blocks if name == "logits")
-    if not blocks:
-        raise ValueError(
-            f"`wrt` must name at least one block that the input has, got {tuple(wrt)}; give `h` "
-            "and `class_embeddings`, or include 'logits'."
-        )
-    return Problem(
-        o,
-        t,
-        *vectors,
-        as_positive("tau", tau),
-        blocks,
-        as_choice("scheme", scheme, SCHEMES),
-        as_count("num_trials", num_trials, 2),
-    )
-
-
-def _read_counts(num_sampled: int | Iterable[int], scheme: str) -> list[int]:
-    values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
-    least = 2 if scheme == "jackknife" else 1
-    counts = [as_count("num_sampled", value, least) for value in values]
-    if not counts or len(set(counts)) < len(counts):
-        raise ValueError(
-            f"`num_sampled` must hold one or more different numbers of draws, got {counts}."
-        )
-    return sorted(counts)
-
-
-def _read_proposals(
-    proposals: Mapping[str, ArrayLike], problem: Problem, counts: list[int]
-) -> dict[str, FloatArray]:
-    """Return each proposal as (1, n) or (B, n)."""
-    if not isinstance(proposals, Mapping) or not proposals:
-        raise ValueError(
-            "`proposals` must map at least one name to probabilities, got "
-            f"{type(proposals).__name__}; write for example {{'uniform': numpy.full(n, 1 / n)}}."
-        )
-    checked = {}
-    for name, value in proposals.items():
-        title = f"proposals[{name!r}]"
-        q = np.atleast_2d(as_proposal(title, value, problem.logits.shape[1]))
-        try:
-            read_inputs(problem.logits, problem.labels, q, counts[0], problem.scheme)
-        except ValueError as error:
-            raise ValueError(f"{title}: {error}") from None
-        checked[str(name)] = q
-    return checked
 
 
 class _Progress:

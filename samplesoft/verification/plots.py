@@ -10,7 +10,8 @@ import numpy as np
 from samplesoft._files import replaced
 
 if TYPE_CHECKING:
-    from samplesoft.bias.report import Picture, VerificationReport, VerificationRow
+    from samplesoft.verification.report import VerificationReport
+    from samplesoft.verification.rows import Picture, VerificationRow
 
 FORMATS = (".png", ".pdf", ".svg")
 # Okabe and Ito's colours, which colour-blind readers tell apart

@@ -1,0 +1,116 @@
+"""What a verification report is made of: a row of figures, and a picture's coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.verification.blocks import Coordinates
+
+
+@dataclass(frozen=True)
+class VerificationRow:
+    """One sampler, one number of draws, one block of parameters.
+
+    Norms are those of each example's bias, averaged over the examples; counts are totals over
+    the examples. A field is None where the block or the scheme has no such figure, or where
+    it is not a finite number.
+
+    Attributes
+    ----------
+    sampler, num_sampled, wrt
+        Which row it is; `wrt` is ``logits``, ``h`` or ``class_embeddings``.
+    num_coordinates : int
+        Coordinates of the block, over all examples.
+    max_bias, l1_bias : float
+        Largest absolute value and sum of absolute values of the exact bias, in units of the
+        gradient.
+    monte_carlo_max, monte_carlo_l1 : float or None
+        Unbiased estimates of both norms; for ``logits`` only.
+    monte_carlo_max_stderr, monte_carlo_l1_stderr : float or None
+        Their standard errors.
+    max_abs_z : float or None
+        Largest |Monte Carlo - exact| in standard errors; ``class_embeddings`` shows that of the
+        logits, from which its bias follows by a product. None where nothing could be tested.
+    num_tested, num_untested : int
+        Statistics that were tested; statistics left out because they rest on too few effective
+        draws.
+    p_value : float or None
+        Bonferroni's chance of so large a |z| among the `num_tested` of this row.
+    printed_max : float or None
+        Largest absolute value that the printed LB and UB leave to a coordinate.
+    outside_printed, outside_printed_limit : int or None
+        Coordinates outside the printed bounds at this m, and in the limit of many draws.
+    sign_condition : int or None
+        Number of examples with g >= 0 in every coordinate.
+    finite_hold : bool or None
+        Whether all coordinates are within the finite-m bounds.
+    finite_outside : int or None
+        How many are not.
+    finite_tightness : float or None
+        Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
+    finite_min_max, finite_max_max : float or None
+        Between these the finite-m bounds put `max_bias`.
+    loss_bias : float
+        Exact E[L'] - L in nats, averaged over the examples.
+    loss_z : float or None
+        Largest |z| of the loss.
+    squared_bias, variance, mse : float or None
+        Of the gradient in h, exact, summed over its coordinates, averaged over the examples.
+    """
+
+    sampler: str
+    num_sampled: int
+    wrt: str
+    num_coordinates: int
+    max_bias: float
+    l1_bias: float
+    monte_carlo_max: float | None
+    monte_carlo_max_stderr: float | None
+    monte_carlo_l1: float | None
+    monte_carlo_l1_stderr: float | None
+    max_abs_z: float | None
+    num_tested: int
+    num_untested: int
+    p_value: float | None
+    printed_max: float | None
+    outside_printed: int | None
+    outside_printed_limit: int | None
+    sign_condition: int | None
+    finite_hold: bool | None
+    finite_outside: int | None
+    finite_tightness: float | None
+    finite_min_max: float | None
+    finite_max_max: float | None
+    loss_bias: float
+    loss_z: float | None
+    squared_bias: float | None = None
+    variance: float | None = None
+    mse: float | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The coordinates of one example for one sampler, as the figure shows them.
+
+    Attributes
+    ----------
+    sampler, num_sampled, wrt
+        Which they are.
+    example : int
+        Index of the example.
+    order : ndarray of int64, shape (P,)
+        Coordinates from left to right.
+    position : ndarray, shape (P,)
+        Their places: class probability for the logits, rank of the printed UB for h.
+    coordinates : Coordinates
+        Bias and bounds.
+    """
+
+    sampler: str
+    num_sampled: int
+    wrt: str
+    example: int
+    order: IntArray
+    position: FloatArray
+    coordinates: Coordinates
