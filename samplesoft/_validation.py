@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+LARGEST_COUNT = 10**15  # float64 still tells m from m - 1
 SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
 
 
@@ -91,6 +92,8 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {value!r}.")
     if value < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+    if value > LARGEST_COUNT:
+        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:.0e}, got {value}.")
     return int(value)
 
 

@@ -196,7 +196,7 @@ class TestFiniteSample:
         assert failures[False] > 10
 
     @CASES
-    @given(instances(max_classes=8), st.sampled_from([1, 2, 7, 1000, 10**9, 10**18]))
+    @given(instances(max_classes=8), st.sampled_from([1, 2, 7, 1000, 10**9, 10**15]))
     def test_signs_order_and_sums(self, instance, m):
         lower, upper = both(*instance, m)
         assert (lower <= upper).all()

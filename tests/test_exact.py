@@ -380,3 +380,23 @@ def test_bad_batches():
 def test_bad_jacobian(jacobian, error, message):
     with pytest.raises(error, match=message):
         exact_bias(LOGITS, 1, Q, 3).gradient_bias(jacobian)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("spread", [5.0, 50.0, 300.0])
+def test_error_estimate_is_small_at_any_spread(scheme, spread):
+    result = exact_bias(np.linspace(-spread, spread, 5), 3, [0.2] * 5, 3, scheme=scheme)
+    assert 0.0 <= result.error <= 1e-12 * np.abs(result.bias).sum()
+
+
+def test_loss_of_a_dominating_label_keeps_its_digits():
+    logits, q = [40.0, 0.0, 1.0], [0.2, 0.4, 0.4]
+    result = exact_bias(logits, 0, q, 3, scheme="candidate_masked")
+    assert result.loss_bias == pytest.approx(-6.3186313713e-18, rel=1e-6)
+
+
+def test_numbers_beyond_reach_are_refused():
+    with pytest.raises(ValueError, match="`num_sampled` must be at most 1e\\+15"):
+        exact_bias([0.0, 1.0], 0, [0.5, 0.5], 10**30)
+    with pytest.raises(ValueError, match="`logits` and `q` must give sums within a factor"):
+        exact_bias([1e300, 0.0, 1.0], 1, [0.2, 0.4, 0.4], 3)

@@ -108,10 +108,9 @@ def exact_bias(
     From 1/S = int exp(-u S) du, E[p'_j] is a one-dimensional integral over powers of
     phi(u) = sum_j q_j exp(-u w_j). The difference from p is taken under the integral, pair by
     pair of classes, so it keeps its digits where the bias is many orders below p. The cost is
-    O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of a few hundred nodes). One
-    case loses digits: ``candidate_masked`` where the label holds all but 1e-10 or so of the
-    softmax; `ExactBias.error` then says so. As m grows ``candidate`` tends to the full softmax,
-    ``candidate_masked`` to the softmax without the label.
+    O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of a few hundred nodes). As m
+    grows ``candidate`` tends to the full softmax, ``candidate_masked`` to the softmax without the
+    label. `ExactBias.error` speaks of the bias, not of the loss bias.
 
     References
     ----------

@@ -194,17 +194,21 @@ def _assemble(
             at_label = bias[t] + none_kept * draws.other_mass
             bias -= none_kept * draws.probs
             bias[t] = at_label
-            loss += none_kept * draws.log_probs[t]
+            loss += float(none_kept * draws.log_probs[t])
         return bias, loss
     if scheme == "importance":
         return flows - draws.probs * total, loss
     expected = draws.expected_label_draws
-    loss += float(np.log(draws.expected_sum) + np.log(expected))
     if scheme == "candidate":
+        loss += float(np.log(draws.probs[t] + expected))
         bias = flows - draws.probs * total
         bias[t] = 0.0
         bias[t] = -bias.sum()
         return bias, loss
+    if draws.other_mass < 0.5:
+        loss += float(np.log1p(draws.other_mass * (expected - 1.0)))
+    else:
+        loss += float(np.log(draws.probs[t] + draws.other_mass * expected))
     surplus = expected * label_flow - base
     bias = flows - draws.probs * (total - surplus)
     bias[t] = -draws.other_mass * surplus - draws.probs[t] * total

@@ -24,7 +24,8 @@ class Times:
     coefficients : ndarray, shape (K, 3)
         Weights of D, v D' and v**2 D'' in `atom_integrals`; only the jackknife has the last two.
     label : ndarray, shape (K,)
-        Terms of base * integral of E (1 - psi_R); for ``candidate_masked``, of E psi_R.
+        Terms of base * integral of E (1 - psi_R); for ``candidate_masked``, of E psi_R; 0 for
+        ``candidate``, which has no use for them.
     base : ndarray, shape (K,)
         Terms of base * integral of E.
     loss : ndarray, shape (K,)
@@ -72,7 +73,9 @@ def make_times(draws: Draws, nodes: Nodes, m: int, scheme: str, log_cut: float =
     coefficients[:, 0] = nodes.step * weight
     terms = v_base * coefficients[:, 0]
     base = terms * np.exp(nodes.log_phi_least)
-    if scheme == "candidate_masked":
+    if scheme == "candidate":
+        label = np.zeros_like(base)
+    elif scheme == "candidate_masked":
         label = base * np.exp(nodes.log_psi_ref)
     else:
         label = terms * nodes.above

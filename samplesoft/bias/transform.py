@@ -14,6 +14,7 @@ from samplesoft.kernels import laplace, panels, ratios
 STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
 _LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
 CLASS_CHUNK = 1 << 16
+_WIDEST = 1e5
 _RIGHT = 60.0  # exp(-60) of the least S is left beyond the last node
 
 
@@ -245,7 +246,13 @@ def make_nodes(
     E(v); `step` is that of the trapezoid rule.
     """
     largest = max(log_largest, float(atoms.rows[0].max()))
-    z = np.arange(_LEFT, np.log(_RIGHT) - log_smallest + largest + step, step)
+    span = np.log(_RIGHT) - log_smallest + largest - _LEFT
+    if span > _WIDEST:
+        raise ValueError(
+            f"`logits` and `q` must give sums within a factor exp({_WIDEST:.0f}) of each other, "
+            f"got exp({span:.3g}); rescale or clip the logits."
+        )
+    z = np.arange(_LEFT, _LEFT + span + step, step)
     x = z - np.exp(-z) - largest
     reference = classes.log_above_least
     sums = np.empty((len(x), laplace.NUM_SUMS))

@@ -222,6 +222,8 @@ def atom_integrals(
             d = _scaled(x[k], atoms[1, i])
             decay = math.exp(-d)
             decay_ref = math.exp(-_scaled(x[k], log_reference))
+            if decay == 0.0 and decay_ref == 0.0:
+                continue
             away = math.copysign(_scaled(x[k], atoms[3, i]), kappa)
             if c[1] == 0.0 and c[2] == 0.0:
                 term = c[0] * _contrast(x[k], decay, decay_ref, atoms[4, i], away, kappa)
