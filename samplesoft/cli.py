@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from samplesoft._validation import LARGEST_COUNT
 from samplesoft.bias.inputs import SCHEMES
+from samplesoft.proposals import PROPOSALS
 from samplesoft.verification.blocks import WRT
+from samplesoft.verification.plots import FORMATS
 
-FORMATS = (".png", ".pdf", ".svg")
+VECTOR_OPTIONS = {"tau": 11.1, "nu": 4.0, "num_features": 1024}  # defaults; without use for logits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(exit_.code or 0)
     try:
         return int(options.run(options))
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, OverflowError, TypeError, ValueError) as error:
         print(f"samplesoft {options.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -62,7 +65,9 @@ def build_parser() -> argparse.ArgumentParser:
     only.add_argument(
         "--embeddings",
         metavar="FILE",
-        help=".npz with h, class_embeddings, labels and perhaps counts; or word2vec text",
+        help=".npz with h, class_embeddings, labels and perhaps counts; or word2vec text, 'n d' "
+        "and then 'word v_1 ... v_d' on n lines: an example is a word's vector, its label the "
+        "nearest other word",
     )
     only.add_argument("--logits", metavar="FILE", help=".npy of logits (B, n); needs --labels")
     source.add_argument(
@@ -72,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--examples", type=_positive_int, default=5, metavar="B", help="examples (default 5)"
     )
     _add_checks(verify.add_argument_group("what is checked"))
-    _add_model(verify.add_argument_group("model and samplers"))
+    _add_model(verify.add_argument_group("model and samplers (not with --logits)"))
     output = verify.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write the report as JSON")
     output.add_argument("--figure", metavar="FILE", help=f"write the figure ({', '.join(FORMATS)})")
@@ -85,14 +90,16 @@ def _add_checks(group: Any) -> None:
         "--samplers",
         type=_names,
         metavar="NAMES",
-        help="such as uniform,unigram (default: all that the input allows)",
+        help=f"of {','.join(PROPOSALS)} (default: all that the input allows; unigram needs counts, "
+        "rff h and class vectors of norm 1)",
     )
     group.add_argument(
         "--num-sampled",
-        type=_positive_ints,
+        type=_draws,
         default=[10, 100, 1000],
         metavar="M",
-        help="numbers of draws, such as 10,100,1000 (default)",
+        help="numbers of draws m, such as 10,100,1000 (default); for --scheme poisson, which draws "
+        "no fixed number, class j is included with probability 1 - (1 - q_j)^m",
     )
     group.add_argument(
         "--wrt",
@@ -120,24 +127,30 @@ def _add_model(group: Any) -> None:
     group.add_argument(
         "--tau",
         type=_positive_float,
-        default=11.1,
-        help="inverse temperature: logits are tau h . c (default %(default)s, that is 1 / 0.3**2)",
+        help="inverse temperature: logits are tau h . c (default 11.1, that is 1 / 0.3**2)",
     )
     group.add_argument(
-        "--nu", type=_positive_float, default=4.0, help="Gaussian kernel of rff (default 4)"
+        "--nu", type=_positive_float, help="sharpness of rff's Gaussian kernel (default 4)"
     )
     group.add_argument(
         "--num-features",
         type=_positive_int,
-        default=1024,
         metavar="D",
-        help="random frequencies of rff (default %(default)s)",
+        help="random frequencies of rff (default 1024)",
     )
 
 
 def _verify(options: argparse.Namespace) -> int:
     from samplesoft.commands import run_verify
 
+    for name, default in VECTOR_OPTIONS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+        elif options.logits:
+            raise ValueError(
+                f"--{name.replace('_', '-')} does nothing to --logits, which has no vectors; "
+                "leave it out, or use --corpus or --embeddings."
+            )
     return run_verify(options)
 
 
@@ -160,8 +173,13 @@ def _positive_int(text: str) -> int:
     return value
 
 
-def _positive_ints(text: str) -> list[int]:
-    return [_positive_int(part) for part in text.split(",")]
+def _draws(text: str) -> list[int]:
+    values = [_positive_int(part) for part in text.split(",")]
+    if max(values) > LARGEST_COUNT:
+        raise argparse.ArgumentTypeError(
+            f"expected at most {LARGEST_COUNT} draws, got {max(values)}"
+        )
+    return values
 
 
 def _seed(text: str) -> int:

@@ -86,7 +86,7 @@ def run_verify(options: argparse.Namespace) -> int:
         progress=True,
         settings=_settings(options, source, model, left_out),
     )
-    print(report.to_markdown(), end="")
+    _print(report.to_markdown())
     if options.json:
         write_text(options.json, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
     if options.figure:
@@ -125,6 +125,12 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--figure must end in {', '.join(FORMATS)}; got {options.figure!r}; "
             "rename it, for example report.png."
         )
+    if options.json and options.figure:
+        if Path(options.json).resolve() == Path(options.figure).resolve():
+            raise ValueError(
+                f"--json and --figure must name two files, got {options.json!r} for both; "
+                "rename one."
+            )
     for option in ("json", "figure"):
         path = getattr(options, option)
         if path:
@@ -191,6 +197,14 @@ def _settings(
     if left_out:
         settings["samplers left out"] = ", ".join(left_out)
     return settings
+
+
+def _print(text: str) -> None:
+    """Print to a reader that may have had enough, as `head` has; the exit status stays."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
 
 
 def _say(message: str) -> None:

@@ -120,14 +120,21 @@ def proposal(name: str) -> Callable[[Proposal], Proposal]:
     -------
     callable
         A decorator. The decorated function returns the weights divided by their sums, each at
-        least 1e-300.
+        least 1e-300, and raises ValueError where they are negative, not finite or all 0.
     """
 
     def register(weights: Proposal) -> Proposal:
         @wraps(weights)
         def normalised(model: Model) -> FloatArray:
-            values = weights(model)
-            q: FloatArray = np.maximum(values / values.sum(axis=-1, keepdims=True), _LEAST)
+            values = np.asarray(weights(model), dtype=np.float64)
+            totals = values.sum(axis=-1, keepdims=True)
+            if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
+                raise ValueError(
+                    f"proposal {name!r} must give weights that are finite, at least 0 and not all "
+                    f"0, got weights from {values.min()} to {values.max()} with a sum of "
+                    f"{totals.min()}; correct the function."
+                )
+            q: FloatArray = np.maximum(values / totals, _LEAST)
             return q
 
         PROPOSALS[name] = normalised

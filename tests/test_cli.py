@@ -11,6 +11,7 @@ import pytest
 
 import samplesoft
 from samplesoft.cli import main
+from samplesoft.proposals import PROPOSALS
 from samplesoft.verification import verify as verify_module
 
 QUICK = ["--trials", "1500", "--num-sampled", "5,20"]
@@ -60,7 +61,35 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
     assert main(["verify", "--logits", str(files / "logits.npy"), *labels, *QUICK]) == 0
     text = capsys.readouterr().out
     assert "samplers left out: unigram, rff" in text
-    assert "Gradient in h" not in text
+    for word in ("Gradient in h", "MSE", "lass vectors"):
+        assert word not in text
+
+
+def test_legend_counts_the_block_that_is_shown(files, capsys):
+    args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "uniform", *QUICK]
+    assert main([*args, "--wrt", "h"]) == 0
+    text = capsys.readouterr().out
+    assert "out of 12 of h." in text
+    assert "logits" not in text
+
+
+def test_a_reader_that_leaves_is_no_error(files, tmp_path):
+    args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "uniform", *QUICK]
+    command = [sys.executable, "-m", "samplesoft", *args, "--json", str(tmp_path / "r.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert json.loads((tmp_path / "r.json").read_text())["ok"] is True
+
+
+def test_overflow_is_bad_input(monkeypatch, capsys):
+    def overflow(options):
+        raise OverflowError("too large")
+
+    monkeypatch.setattr("samplesoft.commands.run_verify", overflow)
+    assert main(["verify"]) == 2
+    assert "error: too large" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", ["reject", "poisson", "jackknife"])
@@ -87,6 +116,9 @@ def test_module_and_help():
             [sys.executable, "-m", "samplesoft", *args], capture_output=True, text=True, check=True
         )
         assert "usage: samplesoft" in done.stdout
+    text = "".join(done.stdout.split())
+    for word in (",".join(PROPOSALS), "norm1", "1-(1-q_j)^m", "nearestotherword"):
+        assert word in text
 
 
 BAD = {
@@ -99,6 +131,14 @@ BAD = {
     "sampler twice": (["verify", "--samplers", "uniform,uniform"], "--samplers"),
     "wrt": (["verify", "--wrt", "W"], "--wrt must be of"),
     "m 0": (["verify", "--num-sampled", "10,0"], "--num-sampled"),
+    "m of 20 digits": (
+        ["verify", "--num-sampled", "1" + 19 * "0"],
+        "at most 1000000000000000 draws",
+    ),
+    "m of 31 digits": (
+        ["verify", "--num-sampled", "1" + 30 * "0"],
+        "at most 1000000000000000 draws",
+    ),
     "m float": (["verify", "--num-sampled", "1.5"], "--num-sampled"),
     "m twice": (["verify", "--num-sampled", "10,10"], "--num-sampled"),
     "m for jackknife": (["verify", "--num-sampled", "1", "--scheme", "jackknife"], "at least 2"),
@@ -111,6 +151,10 @@ BAD = {
     "examples": (["verify", "--examples", "0"], "--examples"),
     "json": (["verify", "--json", "{f}/absent/x.json"], "--json must name a file"),
     "figure": (["verify", "--figure", "{f}/absent/x.png"], "--figure must name a file"),
+    "one file": (
+        ["verify", "--json", "{f}/x.png", "--figure", "{f}/../{f.name}/x.png"],
+        "--json and --figure must name two files",
+    ),
     "figure format": (["verify", "--figure", "{f}/x.bmp"], "--figure must end in .png"),
     "no corpus": (["verify", "--corpus", "{f}/absent.txt"], "no such file"),
     "no words": (["verify", "--corpus", "{f}/empty.txt"], "must hold words"),
@@ -123,6 +167,13 @@ BAD = {
     "label range": (["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,30"], "0..29"),
     "label count": (["verify", "--logits", "{f}/logits.npy", "--labels", "0,1"], "shape (3,)"),
     "label text": (["verify", "--logits", "{f}/logits.npy", "--labels", "a,b"], "labels"),
+    **{
+        f"{option} of logits": (
+            ["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,2", option, "4"],
+            f"{option} does nothing to --logits",
+        )
+        for option in ("--tau", "--nu", "--num-features")
+    },
     "needs vectors": (
         ["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,2", "--samplers", "rff"],
         "--samplers",

@@ -180,6 +180,16 @@ def test_a_newcomer_registers_by_decorator(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "weights", [[1.0, -0.1], [1.0, np.nan], [1.0, np.inf], [0.0, 0.0], [[1.0, 1.0], [0.0, 0.0]]]
+)
+def test_bad_weights_name_the_proposal(weights, monkeypatch):
+    monkeypatch.setattr("samplesoft.proposals.PROPOSALS", dict(PROPOSALS))
+    wrong = proposal("wrong")(lambda model: np.array(weights))
+    with pytest.raises(ValueError, match="proposal 'wrong' must give weights that are finite"):
+        wrong(Model(np.zeros((2, 2))))
+
+
+@pytest.mark.parametrize(
     ("name", "attribute"), [("unigram", "counts"), ("rff", "h"), ("rff", "class_embeddings")]
 )
 def test_missing_input_names_proposal_need_and_option(name, attribute):

@@ -250,6 +250,22 @@ def test_figure_of_logits_and_of_other_schemes(problem, tmp_path):
         assert (tmp_path / f"{scheme}.png").stat().st_size > 10_000
 
 
+def test_figure_of_one_m_shows_every_mark(problem, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, path, **_: (drawn.append(self), path.touch())
+    )
+    one = problem | {"proposals": {"uniform": np.full(N, 1 / N)}, "num_sampled": 10}
+    verify(**one).plot(tmp_path / "one.png")
+    assert drawn[0].get_figwidth() >= 8.0
+    axis = drawn[0].subfigs[0].axes[0]
+    assert all(line.get_marker() not in ("None", None, "") for line in axis.lines[:2])
+    (low, high) = axis.collections[0].get_segments()[0][:, 1]
+    assert low < high
+
+
 def test_too_few_trials_do_not_agree():
     report = verify(np.zeros(5), 0, {"q": np.arange(1, 6) / 15}, 2, num_trials=2, rng=0)
     assert report.num_tests == 0

@@ -52,7 +52,7 @@ def plot_report(report: VerificationReport, path: str | Path) -> None:
     lines = -(-len(names) // columns)
     groups = 2 if report.pictures else 1
     figure = Figure(
-        figsize=(max(3.7 * columns, 7.0), groups * (2.7 * lines + 1.3)), layout="constrained"
+        figsize=(max(3.7 * columns, 8.5), groups * (2.7 * lines + 1.3)), layout="constrained"
     )
     parts = figure.subfigures(groups, 1, squeeze=False)[:, 0]
     _draw_curves(parts[0], report, curves, names, columns)
@@ -65,7 +65,7 @@ def plot_report(report: VerificationReport, path: str | Path) -> None:
 def _panels(part: Any, count: int, columns: int, title: str, **shared: Any) -> list[Any]:
     lines = -(-count // columns)
     axes = part.subplots(lines, columns, squeeze=False, **shared).ravel()
-    part.suptitle(title, fontsize=11, fontweight="bold")
+    part.suptitle(title, fontsize=11, fontweight="bold", wrap=True)
     for extra in axes[count:]:
         extra.set_visible(False)
     for axis in axes[max(count - columns, 0) : count]:
@@ -100,17 +100,25 @@ def _draw_curves(
     for axis, name in zip(axes, names, strict=True):
         mine = [row for row in rows if row.sampler == name]
         m = np.array([row.num_sampled for row in mine], dtype=float)
+        alone = len(m) == 1  # then a line or an area would have no extent
         axis.set_title(name, fontsize=10)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
         axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
+        if alone:
+            axis.set_xticks(m, [f"{mine[0].num_sampled:,}"])
+            axis.set_xticks([], minor=True)
         exact = np.array([row.max_bias for row in mine])
         if mine[0].finite_max_max is not None:
             low = [max(_or(row.finite_min_max), floor / 10.0) for row in mine]
             high = [_or(row.finite_max_max) for row in mine]
-            axis.fill_between(m, low, high, color=_BAND, alpha=0.55, linewidth=0)
             printed = [_or(row.printed_max) for row in mine]
-            axis.plot(m, printed, color=_PRINTED, linestyle="--", linewidth=1.6)
-        axis.plot(m, exact, color=_EXACT, linewidth=2.0)
+            if alone:
+                axis.vlines(m, low, high, color=_BAND, linewidth=14)
+                axis.plot(m, printed, "_", color=_PRINTED, markersize=28, markeredgewidth=2)
+            else:
+                axis.fill_between(m, low, high, color=_BAND, alpha=0.55, linewidth=0)
+                axis.plot(m, printed, color=_PRINTED, linestyle="--", linewidth=1.6)
+        axis.plot(m, exact, color=_EXACT, linewidth=2.0, marker="s" if alone else "", markersize=9)
         if exact.max() < _NO_BIAS:
             axis.text(0.5, 0.08, "no bias", transform=axis.transAxes, ha="center", fontsize=9)
         else:
@@ -120,7 +128,7 @@ def _draw_curves(
     _legend(
         part,
         [
-            ({"color": _EXACT, "linewidth": 2.0}, "exact"),
+            ({"color": _EXACT, "linewidth": 2.0, "marker": "s" if alone else ""}, "exact"),
             (
                 {"color": _TRIALS, "marker": "o", "markersize": 4, "linestyle": "none"},
                 f"Monte Carlo, 95% ({report.num_trials:,} trials x {report.num_examples})",

@@ -14,6 +14,7 @@ _TITLES = {
     "h": "Gradient in h",
     "class_embeddings": "Gradient in the class vectors",
 }
+_NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 _Column = tuple[str, Callable[["VerificationRow"], str]]
 
 
@@ -102,25 +103,36 @@ def _columns(report: VerificationReport, wrt: str) -> list[_Column]:
 
 def legend(report: VerificationReport) -> str:
     """Return what the columns mean and in which units they are."""
-    size = report.num_classes * report.num_examples
+    sizes = {row.wrt: row.num_coordinates for row in report.rows}
+    units = ["in probability for the logits"] if "logits" in sizes else []
+    vectors = " and ".join(_NAMES[wrt] for wrt in ("h", "class_embeddings") if wrt in sizes)
+    units += [f"in units of the gradient for {vectors}"] if vectors else []
     lines = [
         "max bias, L1 bias: norms of E[gradient] - gradient, exact, averaged over the examples; "
-        "logits: in probability, h and class vectors: in units of the gradient.",
+        + ", ".join(units)
+        + ".",
         "max z: largest |Monte Carlo - exact| in standard errors; tests: statistics tested "
-        "(+ left out, having too few effective draws). Class vectors share those of the logits.",
+        "(+ left out, having too few effective draws)."
+        + (" Class vectors share those of the logits." if "class_embeddings" in sizes else ""),
     ]
     if report.scheme == "negatives":
+        totals = ", ".join(f"{size:,} of {_NAMES[wrt]}" for wrt, size in sizes.items())
         lines += [
             f"outside LB/UB: coordinates outside the printed bounds at this m, in limit: as m "
-            f"grows, out of {size:,} logits in all; g >= 0: examples where the sign condition "
-            "of the printed UB holds.",
+            f"grows; out of {totals}. g >= 0: examples where the sign condition of the printed UB "
+            "holds.",
             "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
             "over the L1 bias.",
-            "bias^2, variance, MSE: of the gradient in h, exact, summed over its coordinates.",
         ]
+    if report.scheme == "negatives" and "h" in sizes:
+        lines.append(
+            "bias^2, variance, MSE: of the gradient in h, exact, summed over its coordinates."
+        )
+    if "logits" in sizes:
+        lines.append("loss bias: E[L'] - L in nats.")
     lines.append(
-        f"loss bias: E[L'] - L in nats. Verdict: every |z| of the report within Bonferroni's "
-        f"limit for a chance of {report.alpha:g} of one false alarm in all."
+        "Verdict: every |z| of the report within Bonferroni's limit for a chance of "
+        f"{report.alpha:g} of one false alarm in all."
     )
     return "\n".join("- " + line for line in lines)
 
