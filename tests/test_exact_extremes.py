@@ -140,14 +140,14 @@ def test_proposal_equal_to_the_softmax_has_no_bias_at_all():
 
 @pytest.mark.parametrize("scheme", ["candidate", "candidate_masked"])
 @pytest.mark.parametrize("gap", [5.0, 20.0, 35.0])
-def test_error_says_so_where_the_label_has_nearly_all_the_mass(scheme, gap):
+def test_a_label_with_nearly_all_the_mass_keeps_its_digits(scheme, gap):
     logits, q = [gap, 0.0, 0.5], THIRDS
     for m in (2, 100, 10**9):
         result = exact_bias(logits, 0, q, m, scheme=scheme)
-        bias = naive.laplace_mpmath(logits, 0, q, m, scheme, dps=15)[1]
+        bias = naive.laplace_mpmath(logits, 0, q, m, scheme, dps=40)[1]
         error, norm = naive.l1_error(result.bias, bias)
-        assert error <= 3 * mpf(float(result.error)) + 1e-15 * norm
-        assert error <= 1e-10 * norm or result.error >= float(error)
+        assert error <= 10 * mpf(float(result.error)) + 1e-12 * norm
+        assert error <= 1e-10 * norm
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
