@@ -7,12 +7,10 @@ import numpy as np
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import log_softmax
-from samplesoft.bias.mixture import Row, estimate_error
+from samplesoft.bias.mixture import Row
+from samplesoft.bias.quadrature import estimate_error, halving_change, make_grid
 from samplesoft.kernels import inclusion, ratios
 
-_STEP = 0.2
-_LEFT = -4.2
-_RIGHT = 60.0
 _NODE_CHUNK = 8
 _CLASS_CHUNK = 1 << 12
 
@@ -35,9 +33,7 @@ def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme
         log_w = np.where(drawn, log_probs - np.log(pi), -np.inf)
     reference, deviation = _reference(logits, probs, log_w, pi, label)
 
-    z_max = np.log(_RIGHT) - log_probs[label] + max(float(log_w.max()), 0.0)
-    z = np.arange(_LEFT, z_max + _STEP, _STEP)
-    x = z - np.exp(-z) - max(float(log_w.max()), 0.0)
+    x, step = make_grid(max(float(log_w.max()), 0.0), float(log_probs[label]))
     products = np.empty((len(x), 2))
 
     def multiply(part: slice) -> None:
@@ -48,7 +44,6 @@ def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme
     with np.errstate(over="ignore", under="ignore"):
         u_label = np.exp(np.minimum(x + log_probs[label], 700.0))
         log_weights = products[:, 0] - u_label
-        step = _STEP * (1.0 + np.exp(-z))
         weights = step * np.exp(log_weights)
         u = np.exp(np.minimum(x, 700.0))
         small = products[:, 1] < 1.0
@@ -78,7 +73,7 @@ def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme
     bias = flows - probs * total
     bias[label] = flows[label] * others - probs[label] * float(np.delete(flows, label).sum())
     coarse = float(np.abs(integrals[0] - integrals[1])[drawn].sum())
-    coarse += abs(float(label_terms.sum() - 2.0 * label_terms[::2].sum()))
+    coarse += halving_change(label_terms)
     size = float(integrals[2].sum() + np.abs(label_terms).sum())
     return Row(bias, probs, loss, estimate_error(coarse, size, float(np.abs(bias).sum())))
 

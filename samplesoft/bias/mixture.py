@@ -10,10 +10,10 @@ import numpy as np
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws, make_draws
+from samplesoft.bias.quadrature import STEP, estimate_error, halving_change
 from samplesoft.bias.times import Times, decay_rates, jackknife_cuts, make_times
 from samplesoft.bias.transform import (
     CLASS_CHUNK,
-    STEP,
     Atoms,
     Classes,
     Nodes,
@@ -24,7 +24,6 @@ from samplesoft.bias.transform import (
 from samplesoft.kernels import laplace, panels
 
 _ATOM_CHUNK = 256
-_ROUNDING = 2e-15
 _ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
 _LEAST_STEP = 0.02
 
@@ -47,16 +46,6 @@ class _Flows(NamedTuple):
     size: float
 
 
-def estimate_error(coarse: float, size: float, norm: float) -> float:
-    """Return an L1 error from the change under half the nodes and the size of all terms.
-
-    Halving the step squares the relative error of the trapezoid rule where the integrand is
-    analytic in a wide strip; the power 3/2 leaves room for a narrow one.
-    """
-    relative = min(coarse / max(norm, 1e-300), 1.0)
-    return _ROUNDING * (size + norm) + coarse * float(np.sqrt(relative))
-
-
 def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Row:
     """Return the exact bias of one example; the step is halved until the error is small."""
     draws = make_draws(logits, label, q, m, scheme)
@@ -72,7 +61,7 @@ def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: 
     step = STEP if scheme != "jackknife" else 0.5 * STEP
     with np.errstate(all="ignore"):  # what is not finite is told by its error, and not taken
         while best is None or step > _LEAST_STEP:
-            nodes = make_nodes(draws, classes, atoms, *decay_rates(draws, classes, m, scheme), step)
+            nodes = make_nodes(classes, atoms, *decay_rates(draws, classes, m, scheme), step)
             cuts = jackknife_cuts(nodes, draws.log_base, m) if scheme == "jackknife" else [np.inf]
             for cut in cuts:
                 times = make_times(draws, nodes, m, scheme, cut)
@@ -117,8 +106,7 @@ def _class_flows(
     terms = times.label
     if draws.phantom:
         terms = draws.expected_label_draws * times.label - times.base
-    off = abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
-    coarse += 2.0 * draws.other_mass * off
+    coarse += 2.0 * draws.other_mass * halving_change(terms)
     size += 2.0 * draws.other_mass * float(np.abs(terms).sum())
     flows = np.zeros(len(draws.probs))
     slot = atoms.slot

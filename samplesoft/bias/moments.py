@@ -13,8 +13,9 @@ from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.draws import Draws, make_draws
 from samplesoft.bias.inputs import read_inputs
 from samplesoft.bias.mixture import mixture_bias
+from samplesoft.bias.quadrature import STEP
 from samplesoft.bias.times import decay_rates
-from samplesoft.bias.transform import STEP, Classes, Nodes, make_atoms, make_nodes, read_classes
+from samplesoft.bias.transform import Classes, Nodes, make_atoms, make_nodes, read_classes
 
 _CLASS_CHUNK = 2048
 
@@ -118,9 +119,7 @@ def _moments(
     classes = read_classes(draws)
     atoms = make_atoms(draws, classes)
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(
-            draws, classes, atoms, *decay_rates(draws, classes, m, "negatives"), STEP
-        )
+        nodes = make_nodes(classes, atoms, *decay_rates(draws, classes, m, "negatives"), STEP)
         mse = _mean_squared_error(draws, classes, nodes, m, centred)
     return float(bias @ bias), mse
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import chunks, thread_map
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
+from samplesoft.bias.draws import log_softmax
 from samplesoft.bias.inputs import read_inputs
 from samplesoft.kernels.alias import build_alias
 from samplesoft.kernels.trials import Plan, run_block
@@ -183,8 +184,7 @@ def simulate(
     Simulation
         Estimates with their standard errors.
     """
-    log_p = logits - logits.max()
-    log_p -= np.log(np.exp(log_p).sum())
+    log_p = log_softmax(logits)
     p = np.exp(log_p)
     plan = _plan(log_p, label, q, m, scheme)
     center: FloatArray = p if bins is None else np.bincount(bins, p).astype(np.float64)

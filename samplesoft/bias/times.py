@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws
+from samplesoft.bias.quadrature import halving_change
 from samplesoft.bias.transform import Classes, Nodes
 
 _STEP_WIDTH = 0.3
@@ -166,7 +167,7 @@ def _doubt(terms: FloatArray) -> float:
     """Return the error to expect in the sum of `terms`: of the trapezoid rule and of rounding."""
     if not np.isfinite(terms).all():
         return np.inf
-    coarse = abs(float(terms.sum() - 2.0 * terms[::2].sum()))
+    coarse = halving_change(terms)
     size = float(np.abs(terms).sum())
     return 1e-15 * size + coarse * min(coarse / max(abs(float(terms.sum())), 1e-300), 1.0)
 

@@ -9,13 +9,10 @@ import numpy as np
 from samplesoft._jit import chunks, num_threads, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draws import Draws
+from samplesoft.bias.quadrature import make_grid
 from samplesoft.kernels import laplace, panels, ratios
 
-STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
-_LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
 CLASS_CHUNK = 1 << 16
-_WIDEST = 1e5
-_RIGHT = 60.0  # exp(-60) of the least S is left beyond the last node
 
 
 @dataclass(frozen=True)
@@ -233,7 +230,6 @@ def _rows(t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes) 
 
 
 def make_nodes(
-    draws: Draws,
     classes: Classes,
     atoms: Atoms,
     log_largest: float,
@@ -246,14 +242,7 @@ def make_nodes(
     E(v); `step` is that of the trapezoid rule.
     """
     largest = max(log_largest, float(atoms.rows[0].max()))
-    span = np.log(_RIGHT) - log_smallest + largest - _LEFT
-    if span > _WIDEST:
-        raise ValueError(
-            f"`logits` and `q` must give sums within a factor exp({_WIDEST:.0f}) of each other, "
-            f"got exp({span:.3g}); rescale or clip the logits."
-        )
-    z = np.arange(_LEFT, _LEFT + span + step, step)
-    x = z - np.exp(-z) - largest
+    x, weights = make_grid(largest, log_smallest, step)
     reference = classes.log_above_least
     sums = np.empty((len(x), laplace.NUM_SUMS))
 
@@ -262,11 +251,10 @@ def make_nodes(
 
     for _ in thread_map(work, chunks(len(x), -(-len(x) // (4 * num_threads())))):
         pass
-    return _read_sums(draws, classes, x, step * (1.0 + np.exp(-z)), sums, reference)
+    return _read_sums(classes, x, weights, sums, reference)
 
 
 def _read_sums(
-    draws: Draws,
     classes: Classes,
     x: FloatArray,
     step: FloatArray,
