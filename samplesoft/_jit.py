@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import numba
@@ -27,11 +29,32 @@ def njit(function: Function) -> Function:
     callable
         The compiled function; division by zero follows IEEE 754, as in NumPy.
     """
+    return _compile(function, False)
+
+
+def njit_sum(function: Function) -> Function:
+    """Compile a sum as `njit` does, free to add in any order and to fuse products into sums.
+
+    Parameters
+    ----------
+    function : callable
+        A short loop that adds; NaN and infinity behave as ever.
+
+    Returns
+    -------
+    callable
+        The compiled function; the last bits of its result depend on the processor.
+    """
+    return _compile(function, {"reassoc", "contract"})
+
+
+def _compile(function: Function, fastmath: bool | set[str]) -> Function:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     compiled: Any
     try:
-        compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no writable place for the cache: compile in every process instead
-        compiled = numba.njit(nogil=True, error_model="numpy")(function)
+        compiled = numba.njit(**options)(function)
     return cast(Function, compiled)
 
 
@@ -41,7 +64,7 @@ def num_threads() -> int:
 
 
 def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Apply `function` to each item on a thread pool and yield the results in order.
+    """Apply `function` to each item, on the calling thread and a pool, and yield in order.
 
     At most one unread result per thread is held, so a reduction over the results needs memory
     for as many of them as there are threads, and its order does not depend on their number.
@@ -60,17 +83,35 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     """
     items = list(items)
     workers = min(num_threads(), len(items))
-    if workers <= 1:
+    if workers <= 1 or getattr(_thread, "is_worker", False):  # a worker that waits may wait forever
         yield from map(function, items)
         return
-    with ThreadPoolExecutor(workers) as pool:
-        pending: deque[Future[Result]] = deque()
-        for item in items:
-            if len(pending) == workers:
-                yield pending.popleft().result()
-            pending.append(pool.submit(function, item))
-        while pending:
-            yield pending.popleft().result()
+    pool = _pool(num_threads() - 1)
+    for part in chunks(len(items), workers):
+        own, *others = items[part]
+        pending = [pool.submit(function, item) for item in others]
+        try:
+            yield function(own)
+            yield from (future.result() for future in pending)
+        finally:
+            wait(pending)  # an error leaves no kernel at work on arrays that the caller still has
+
+
+_thread = threading.local()
+
+
+def _mark_worker() -> None:
+    _thread.is_worker = True
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Return the pool that all calls share, for starting threads costs more than a small draw."""
+    return ThreadPoolExecutor(workers, "samplesoft", _mark_worker)
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def chunks(size: int, chunk: int) -> list[slice]:

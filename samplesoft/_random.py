@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._jit import njit
+from samplesoft._validation import FloatArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -28,6 +29,17 @@ def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
 def uniform(key: np.uint64, counter: np.uint64) -> float:
     """Return a float64 in [0, 1) with 53 random bits, at place `counter` of stream `key`."""
     return float(mix64(key, counter) >> _S11) * (1.0 / 9007199254740992.0)
+
+
+@njit
+def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
+    """Return uniforms (batch, num): row b is the start of the stream keyed by `key` and b."""
+    values = np.empty((batch, num))
+    for b in range(batch):
+        row = mix64(key, np.uint64(b))
+        for k in range(num):
+            values[b, k] = uniform(row, np.uint64(k))
+    return values
 
 
 def as_key(rng: int | np.random.Generator | None) -> np.uint64:

@@ -41,6 +41,49 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
     return array
 
 
+def as_float_rows(name: str, value: ArrayLike, dim: int | None = None) -> NDArray[Any]:
+    """Return `value` as finite rows (N, `dim`) in C order: float32 if it is, else float64."""
+    dtype = np.float32 if getattr(value, "dtype", None) == np.float32 else np.float64
+    array = value
+    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+        array = as_real_array(name, value, (1, 2))
+    rows = np.ascontiguousarray(np.atleast_2d(np.asarray(array)), dtype=dtype)
+    if rows.ndim != 2 or rows.size == 0:
+        raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
+    if dim is not None and rows.shape[1] != dim:
+        raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
+    if not np.isfinite(rows).all():
+        where = np.argwhere(~np.isfinite(rows))[0].tolist()
+        raise ValueError(
+            f"`{name}` must be finite, got {rows[tuple(where)]} at index {where}; "
+            "remove or replace NaN and infinite entries first."
+        )
+    return rows
+
+
+def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> IntArray:
+    """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim == 1 and batch is None:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"`{name}` must hold integers, got {array.dtype}; classes are counted from 0."
+        )
+    if batch is None and array.ndim != 1:
+        raise ValueError(f"`{name}` must have shape (k,), got {array.shape}.")
+    if batch is not None:
+        if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
+            raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
+        array = np.broadcast_to(array, (batch, array.shape[-1]))
+    if array.size and (array.min() < 0 or array.max() >= num_classes):
+        bad = array[(array < 0) | (array >= num_classes)].flat[0]
+        raise ValueError(
+            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got {bad}."
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
 def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
     array = np.asarray(value)

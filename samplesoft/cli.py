@@ -9,7 +9,7 @@ from typing import Any
 
 from samplesoft._validation import LARGEST_COUNT
 from samplesoft.bias.inputs import SCHEMES
-from samplesoft.proposals import PROPOSALS
+from samplesoft.proposals import PAPERS, PROPOSALS
 from samplesoft.verification.blocks import WRT
 from samplesoft.verification.plots import FORMATS
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(exit_.code or 0)
     try:
         return int(options.run(options))
-    except (OSError, OverflowError, TypeError, ValueError) as error:
+    except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
         print(f"samplesoft {options.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -90,8 +90,8 @@ def _add_checks(group: Any) -> None:
         "--samplers",
         type=_names,
         metavar="NAMES",
-        help=f"of {','.join(PROPOSALS)} (default: all that the input allows; unigram needs counts, "
-        "rff h and class vectors of norm 1)",
+        help=f"of {','.join(PROPOSALS)} (default: of {','.join(PAPERS)} all that the input allows; "
+        "unigram needs counts, the kernel samplers h and class vectors of norm 1)",
     )
     group.add_argument(
         "--num-sampled",
@@ -130,13 +130,15 @@ def _add_model(group: Any) -> None:
         help="inverse temperature: logits are tau h . c (default 11.1, that is 1 / 0.3**2)",
     )
     group.add_argument(
-        "--nu", type=_positive_float, help="sharpness of rff's Gaussian kernel (default 4)"
+        "--nu",
+        type=_positive_float,
+        help="sharpness of the Gaussian kernel of the rff samplers (default 4)",
     )
     group.add_argument(
         "--num-features",
         type=_positive_int,
         metavar="D",
-        help="random frequencies of rff (default 1024)",
+        help="random frequencies of the rff samplers, features of positive (default 1024)",
     )
 
 

@@ -20,7 +20,7 @@ from samplesoft.data import (
     read_tokens,
     stdlib_tokens,
 )
-from samplesoft.proposals import PROPOSALS, Model, dense_proposals
+from samplesoft.proposals import PAPERS, PROPOSALS, Model, dense_proposals
 from samplesoft.verification.plots import FORMATS
 from samplesoft.verification.verify import verify
 
@@ -171,12 +171,12 @@ def _load(options: argparse.Namespace) -> Source:
 def _proposals(
     names: list[str] | None, model: Model
 ) -> tuple[dict[str, FloatArray], dict[str, str]]:
-    """Return the proposals asked for, or all that the model allows and why not the others."""
+    """Return the proposals asked for, or those of the papers that the model allows."""
     if names is not None:
         return dense_proposals(names, model), {}
     proposals: dict[str, FloatArray] = {}
     left_out: dict[str, str] = {}
-    for name in PROPOSALS:
+    for name in PAPERS:
         try:
             proposals |= dense_proposals([name], model)
         except ValueError as error:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._fourier import fourier_kernel, tree_probabilities
 from samplesoft._validation import (
     FloatArray,
     as_choice,
@@ -22,8 +21,9 @@ from samplesoft._validation import (
     as_positive,
     as_real_array,
 )
+from samplesoft.samplers.registry import SamplerInputs, make_sampler
+from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
 
-UNIT_TOLERANCE = 1e-3  # float32 vectors, normalised by their owner, are well within it
 _LEAST = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
 
 
@@ -44,15 +44,15 @@ class Model:
     tau : float
         Inverse temperature: the logits are ``tau * h @ class_embeddings.T`` where those are given.
     nu : float
-        Sharpness of the Gaussian kernel of ``rff``; 4 did best in the paper.
+        Sharpness of the Gaussian kernel of the ``rff`` samplers; 4 did best in the paper.
     num_features : int
-        Number of random frequencies of ``rff``.
+        Random frequencies of the ``rff`` samplers, features of ``positive``.
     alpha : float
         Weight of the square in ``quadratic``.
     power : float
         Distortion of ``unigram``: 1 for the counts as they are, near 0 for uniform.
     seed : int
-        Seed of the random frequencies.
+        Seed of the random features.
 
     Raises
     ------
@@ -106,6 +106,7 @@ def _with_rows(name: str, value: Any, rows: int, logits_shape: tuple[int, ...]) 
 
 Proposal = Callable[[Model], FloatArray]
 PROPOSALS: dict[str, Proposal] = {}
+PAPERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")  # by default
 
 
 def proposal(name: str) -> Callable[[Proposal], Proposal]:
@@ -182,29 +183,14 @@ def uniform(model: Model) -> FloatArray:
 
 @proposal("log-uniform")
 def log_uniform(model: Model) -> FloatArray:
-    """Give class k probability ``log((k + 2) / (k + 1)) / log(n + 1)``, shape (n,).
-
-    Zipf's law for classes numbered by falling frequency, as TensorFlow's
-    ``log_uniform_candidate_sampler`` has it.
-    """
-    return np.log1p(1.0 / np.arange(1.0, model.logits.shape[1] + 1.0))
+    """Follow Zipf's law, for classes numbered by falling frequency, shape (n,)."""
+    return log_uniform_weights(model.logits.shape[1])
 
 
 @proposal("unigram")
 def unigram(model: Model) -> FloatArray:
-    """Give each class its count to the power ``power``, shape (n,).
-
-    A class that never occurs counts as half of the rarest that does, so that it can be drawn.
-
-    References
-    ----------
-    Mikolov et al. (2013), "Distributed representations of words and phrases and their
-    compositionality", section 2.2: the power 0.75.
-    """
-    counts = _needed(model, "unigram", "counts")
-    counts = np.where(counts > 0.0, counts, 0.5 * counts[counts > 0.0].min())
-    weights: FloatArray = np.exp(model.power * np.log(counts / counts.max()))
-    return weights
+    """Give each class its count to the power ``power``, shape (n,)."""
+    return unigram_weights(_needed(model, "unigram", "counts"), model.power)
 
 
 @proposal("softmax")
@@ -233,35 +219,24 @@ def quadratic(model: Model) -> FloatArray:
     return model.alpha * model.logits**2 + 1.0
 
 
-@proposal("rff")
-def rff(model: Model) -> FloatArray:
-    """Descend a binary tree by random Fourier estimates of ``exp(nu h . c)``, shape (B, n).
+def _of_sampler(name: str) -> None:
+    """Register the probabilities of a sampler that looks at vectors under its own name."""
 
-    Estimates are of the Gaussian kernel, ``exp(nu h . c)`` times a constant for unit vectors, and
-    node masses are clipped from below by the least value it can have, ``exp(-2 nu)`` for each
-    class; these are the probabilities of that descent, not an approximation to them.
+    @proposal(name)
+    def weights(model: Model) -> FloatArray:
+        h = _needed(model, name, "h")
+        inputs = SamplerInputs(
+            _needed(model, name, "class_embeddings"),
+            tau=model.tau,
+            nu=model.nu,
+            num_features=model.num_features,
+            rng=model.seed,
+        )
+        return make_sampler(name, inputs).probs(h)
 
-    Raises
-    ------
-    ValueError
-        If the model has no vectors, or they are not of norm 1.
 
-    References
-    ----------
-    Rawat et al. (2019), section 3.2; Blanc and Rendle (2018), section 3.2.
-    """
-    h = _needed(model, "rff", "h")
-    class_embeddings = _needed(model, "rff", "class_embeddings")
-    for name, vectors in (("h", h), ("class_embeddings", class_embeddings)):
-        norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))  # no temporary as large as them
-        worst = int(np.argmax(np.abs(norms - 1.0)))
-        if abs(norms[worst] - 1.0) > UNIT_TOLERANCE:
-            raise ValueError(
-                f"proposal 'rff' needs rows of `{name}` with norm 1, got {norms[worst]:.6g} at "
-                f"row {worst}; divide each row by its norm."
-            )
-    estimates = fourier_kernel(h, class_embeddings, model.nu, model.num_features, model.seed)
-    return tree_probabilities(estimates, float(np.exp(-2.0 * model.nu)))
+for _name in ("rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive"):
+    _of_sampler(_name)
 
 
 _SOURCES = {

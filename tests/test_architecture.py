@@ -12,9 +12,11 @@ import samplesoft
 
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
-    {"_files", "_jit", "_random", "_validation"},
-    {"kernels"},
-    {"_fourier", "proposals", "data"},
+    {"_files", "_jit", "_memory", "_random", "_validation"},
+    {"kernels", "sampler"},
+    {"feature_maps", "tree", "data"},
+    {"samplers"},
+    {"proposals"},
     {"bias"},
     {"verification"},
     {"cli", "commands", "__main__"},

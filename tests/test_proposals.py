@@ -2,11 +2,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from samplesoft._fourier import fourier_kernel, tree_probabilities
 from samplesoft.proposals import PROPOSALS, Model, dense_proposals, proposal
+from samplesoft.samplers import QuadraticSampler, RFSoftmaxSampler
 
 
 def unit(rng, rows, dim):
@@ -22,36 +20,9 @@ def make_model(n=37, batch=3, dim=8, tau=5.0, **settings):
     return Model(tau * h @ classes.T, h, classes, counts, tau=tau, **settings)
 
 
-def naive_tree(estimates, least):
-    """Leaf probabilities by recursion over a complete binary tree, in plain Python."""
-    n = len(estimates)
-    leaves = 1
-    while leaves < n:
-        leaves *= 2
-    q = [0.0] * n
-
-    def mass(start, stop):
-        inside = estimates[start : min(stop, n)]
-        return max(sum(inside), len(inside) * least) if inside else 0.0
-
-    def descend(start, stop, reached):
-        if start >= n:
-            return
-        if stop - start == 1:
-            q[start] = reached
-            return
-        middle = (start + stop) // 2
-        left, right = mass(start, middle), mass(middle, stop)
-        descend(start, middle, reached * left / (left + right))
-        if right > 0.0:
-            descend(middle, stop, reached * right / (left + right))
-
-    descend(0, leaves, 1.0)
-    return q
-
-
 def test_the_proposals_of_the_papers_are_there():
     assert set(PROPOSALS) >= {"uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff"}
+    assert set(PROPOSALS) >= {"rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive"}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 37, 64, 1000])
@@ -104,34 +75,18 @@ def test_quadratic_takes_the_logit_with_its_temperature():
     np.testing.assert_allclose(PROPOSALS["quadratic"](model), expected, rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.floats(-2.0, 2.0, allow_subnormal=False), min_size=1, max_size=40),
-    st.sampled_from([1e-9, 1e-3, 0.3]),
-)
-def test_tree_matches_plain_recursion(estimates, least):
-    q = tree_probabilities(np.array([estimates]), least)[0]
-    np.testing.assert_allclose(q, naive_tree(estimates, least), rtol=1e-6, atol=1e-300)
+def test_quadratic_is_that_of_its_sampler():
+    model = make_model(tau=3.0)
+    sampler = QuadraticSampler(model.class_embeddings, alpha=100.0 * 3.0**2, leaf="kernel")
+    np.testing.assert_allclose(PROPOSALS["quadratic"](model), sampler.probs(model.h), rtol=1e-10)
 
 
-@pytest.mark.parametrize("n", [40, 64, 300])
-def test_rff_matches_features_and_tree_written_out(n):
-    model = make_model(n, num_features=20, nu=3.0, seed=4)
-    w = np.random.default_rng(4).standard_normal((20, 8)) * math.sqrt(3.0)
-    q = PROPOSALS["rff"](model)
-    for row, h in zip(q, model.h, strict=True):
-        estimates = [
-            sum(math.cos(angle) for angle in w @ (h - c)) / 20 for c in model.class_embeddings
-        ]
-        assert min(estimates) < 0.0  # else the clip goes untested
-        np.testing.assert_allclose(row, naive_tree(estimates, math.exp(-6.0)), rtol=1e-7)
-
-
-def test_tree_blocks_do_not_change_the_result(monkeypatch):
-    model = make_model(100, batch=5, num_features=30)
-    whole = PROPOSALS["rff"](model)
-    monkeypatch.setattr("samplesoft._fourier._BLOCK", 256)
-    np.testing.assert_allclose(PROPOSALS["rff"](model), whole, rtol=1e-9)
+def test_rff_is_the_sampler_of_the_paper():
+    model = make_model(40, num_features=20, nu=3.0, seed=4)
+    sampler = RFSoftmaxSampler(
+        model.class_embeddings, nu=3.0, num_frequencies=20, leaf="kernel", leaf_size=1, rng=4
+    )
+    np.testing.assert_allclose(PROPOSALS["rff"](model), sampler.probs(model.h), rtol=1e-12)
 
 
 def test_many_features_tend_to_the_gaussian_kernel_and_at_nu_equal_tau_to_softmax():
@@ -145,20 +100,6 @@ def test_many_features_tend_to_the_gaussian_kernel_and_at_nu_equal_tau_to_softma
     # A hundred times the features: a tenth of the error, up to the luck of one draw.
     assert errors[1] < 0.05
     assert errors[1] < errors[0] / 4
-
-
-def test_frequencies_have_the_scale_of_the_kernel():
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((2, 64)) / 8.0
-    wanted = math.exp(-4.0 * float((x - y) @ (x - y)) / 2.0)
-    estimates = [
-        fourier_kernel(x[None], y[None], nu=4.0, num_features=4000, seed=seed)[0, 0]
-        for seed in range(10)
-    ]
-    stderr = 1.0 / math.sqrt(2 * 4000 * 10)
-    assert np.mean(estimates) == pytest.approx(wanted, abs=5 * stderr)
-    inverted = math.exp(-float((x - y) @ (x - y)) / 8.0)
-    assert abs(np.mean(estimates) - inverted) > 50 * stderr  # the scale as printed
 
 
 def test_seed_fixes_the_features():
@@ -205,7 +146,7 @@ def test_rff_wants_unit_vectors(name):
     given = make_model()
     vectors = {"h": given.h, "class_embeddings": given.class_embeddings}
     vectors[name] = vectors[name] * 1.01
-    with pytest.raises(ValueError, match=f"`{name}` with norm 1, got 1.01 .* divide"):
+    with pytest.raises(ValueError, match=f"`{name}` must have norm 1, got 1.01 .* divide"):
         PROPOSALS["rff"](Model(given.logits, **vectors))
 
 

@@ -1,0 +1,164 @@
+"""What every feature map offers, and the two ways in which they go over many rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from samplesoft._jit import chunks, thread_map
+from samplesoft._validation import FloatArray, as_count, as_float_rows
+
+_OUTPUTS = 1 << 20  # features written between two looks at the clock: 0.2 ms or more
+
+
+class FeatureMap(ABC):
+    """Features phi whose dot products estimate a kernel: ``E[phi(x) . phi(y)] = k(x, y)``.
+
+    A map is drawn once, when it is made, and does not change: the same seed gives the same
+    features, in float32 up to its rounding. To add a map, write the three methods below whose
+    names start with an underscore, and enter it in ``FEATURE_MAPS``; one suite tests all entries.
+
+    Parameters
+    ----------
+    dim : int
+        Length d of the vectors.
+    num_features : int
+        Length F of their features.
+    floor : float
+        Least value that the kernel takes for two unit vectors.
+
+    Attributes
+    ----------
+    dim, num_features, floor
+        As above.
+    is_nonnegative : bool
+        Whether no estimate is ever negative.
+    """
+
+    is_nonnegative = False
+
+    def __init__(self, dim: int, num_features: int, floor: float) -> None:
+        self.dim = as_count("dim", dim)
+        self.num_features = num_features
+        self.floor = floor
+
+    def transform(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the features of each row.
+
+        Parameters
+        ----------
+        X : array_like, shape (N, d) or (d,)
+            Vectors, in any memory order; one vector counts as one row.
+
+        Returns
+        -------
+        ndarray, shape (N, F)
+            Features: float32 if `X` is a float32 array, else float64.
+
+        Raises
+        ------
+        TypeError
+            If `X` does not hold real numbers.
+        ValueError
+            If `X` is empty, not finite, not of d columns, or so large that its features are not
+            finite.
+        """
+        rows = as_float_rows("X", X, self.dim)
+        out = np.empty((len(rows), self.num_features), rows.dtype)
+        self._write(rows, out)
+        return out
+
+    def kernel(self, X: ArrayLike, Y: ArrayLike) -> FloatArray:
+        """Return the kernel that the features estimate, in float64.
+
+        Parameters
+        ----------
+        X : array_like, shape (N, d) or (d,)
+            Vectors.
+        Y : array_like, shape (M, d) or (d,)
+            Vectors.
+
+        Returns
+        -------
+        ndarray of float64, shape (N, M)
+            ``k(x, y)``; inf where it is too large for a float64.
+
+        Raises
+        ------
+        TypeError
+            If either does not hold real numbers.
+        ValueError
+            If either is empty, not finite or not of d columns.
+        """
+        with np.errstate(over="ignore"):
+            return self._kernel(*self._pair(X, Y))
+
+    def variance(self, X: ArrayLike, Y: ArrayLike) -> FloatArray | None:
+        """Return the variance of ``phi(x) . phi(y)`` over the draw of the map.
+
+        Parameters
+        ----------
+        X : array_like, shape (N, d) or (d,)
+            Vectors.
+        Y : array_like, shape (M, d) or (d,)
+            Vectors.
+
+        Returns
+        -------
+        ndarray of float64, shape (N, M), or None
+            The exact variance, inf where it is too large for a float64; None for a map of which
+            no closed form is known.
+
+        Raises
+        ------
+        TypeError
+            If either does not hold real numbers.
+        ValueError
+            If either is empty, not finite or not of d columns.
+        """
+        with np.errstate(over="ignore"):
+            return self._variance(*self._pair(X, Y))
+
+    @abstractmethod
+    def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write the features of `X` (N, d) into `out` (N, F), both of one type, in C order."""
+
+    @abstractmethod
+    def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
+        """Return the kernel (N, M)."""
+
+    @abstractmethod
+    def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray | None:
+        """Return the variance (N, M) of an estimate, or None."""
+
+    def _pair(self, X: ArrayLike, Y: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        x, y = (as_float_rows(n, v, self.dim) for n, v in (("X", X), ("Y", Y)))
+        return x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
+
+
+def over_rows(function: Callable[[slice], None], out: NDArray[Any]) -> None:
+    """Call `function` on slices of the rows of `out`, on threads where there is enough work."""
+    for _ in thread_map(function, chunks(len(out), max(1, _OUTPUTS // out.shape[1]))):
+        pass
+
+
+def require_finite(out: NDArray[Any]) -> None:
+    """Raise ValueError if features overflowed."""
+    if not np.isfinite(out).all():
+        raise ValueError(f"features of a row of `X` overflow {out.dtype}; {shrink(out.dtype)}.")
+
+
+def shrink(dtype: np.dtype[Any]) -> str:
+    """Return what to do about rows that are too large for `dtype`."""
+    remedy = "scale the rows to norm 1"
+    return remedy + ", or pass float64" if dtype == np.float32 else remedy
+
+
+def squared_norms(X: NDArray[Any]) -> NDArray[Any]:
+    """Return the squared norm of each row (N,)."""
+    norms: NDArray[Any] = np.einsum("ij,ij->i", X, X)
+    return norms

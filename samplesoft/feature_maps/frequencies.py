@@ -1,0 +1,120 @@
+"""Three ways to draw frequencies w ~ N(0, I): independent, orthogonal, structured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._validation import FloatArray
+from samplesoft.feature_maps.base import over_rows
+from samplesoft.kernels.hadamard import structured_rows
+
+_LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
+
+
+class Frequencies(Protocol):
+    """Frequencies, to be multiplied by vectors."""
+
+    def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write ``scale * w_j . x_i`` into `out` (N, D) for `X` (N, d) of the same type."""
+
+
+class DenseFrequencies:
+    """Frequencies held as a matrix.
+
+    Parameters
+    ----------
+    matrix : ndarray of float64, shape (D, d)
+        One frequency a row, scaled.
+    """
+
+    def __init__(self, matrix: FloatArray) -> None:
+        self._transposed = {
+            np.dtype(dtype): np.ascontiguousarray(matrix.T, dtype=dtype)
+            for dtype in (np.float32, np.float64)
+        }
+
+    def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write ``X @ matrix.T`` into `out`: one call, which BLAS splits over threads best."""
+        np.matmul(X, self._transposed[X.dtype], out=out)
+
+
+class StructuredFrequencies:
+    """Blocks of ``scale * sqrt(p) * H S_3 H S_2 H S_1`` with random signs S, never stored.
+
+    Parameters
+    ----------
+    signs : ndarray of float64, shape (blocks, 3, p)
+        Diagonals of +-1 in the order in which they are applied; p is a power of two.
+    scale : float
+        Factor of all frequencies.
+
+    References
+    ----------
+    Yu et al. (2016), "Orthogonal random features", section 4.
+    """
+
+    def __init__(self, signs: FloatArray, scale: float) -> None:
+        scaled = signs.copy()
+        scaled[:, 0] *= scale / signs.shape[2]  # sqrt(p), and p**-0.5 for each of the three H
+        self._signs = {np.dtype(t): scaled.astype(t) for t in (np.float32, np.float64)}
+
+    def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write the products into `out` in O(log p) for each."""
+        signs = self._signs[X.dtype]
+        over_rows(lambda part: structured_rows(X[part], signs, out[part]), out)
+
+
+def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Return an array of independent +-1."""
+    return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+
+
+def draw_iid(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
+    """Draw all entries from ``N(0, scale**2)``."""
+    return DenseFrequencies(scale * rng.standard_normal((num, dim)))
+
+
+def draw_orthogonal(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
+    """Draw blocks of d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``."""
+    blocks = -(-num // dim)
+    q, r = np.linalg.qr(rng.standard_normal((blocks, dim, dim)))
+    # without these signs LAPACK's bases are not uniformly distributed
+    uniform = q * np.sign(np.einsum("bii->bi", r))[:, None, :]
+    directions = uniform.transpose(0, 2, 1).reshape(-1, dim)[:num]
+    norms = np.sqrt(rng.chisquare(dim, num))
+    return DenseFrequencies(scale * norms[:, None] * directions)
+
+
+def draw_structured(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
+    """Draw blocks of p rows that are orthogonal where p = d, and nearly Gaussian for large p."""
+    size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())
+    return StructuredFrequencies(random_signs((-(-num // size), 3, size), rng), scale)
+
+
+DRAWS: dict[str, Callable[[int, int, float, np.random.Generator], Frequencies]] = {
+    "iid": draw_iid,
+    "orthogonal": draw_orthogonal,
+    "structured": draw_structured,
+}
+
+
+def orthogonal_pairs(dim: int, num: int) -> int:
+    """Return how many ordered pairs of `num` orthogonal frequencies share a block."""
+    blocks, rest = divmod(num, dim)
+    return blocks * dim * (dim - 1) + rest * (rest - 1)
+
+
+def orthogonal_moment(dim: int, t: FloatArray) -> FloatArray:
+    r"""Return ``E[exp(w_1 . s + w_2 . s)]`` for two frequencies of a block and ``t = |s|^2 / 2``.
+
+    The sum of the two has a uniform direction, and a squared norm that is chi-square with 2 d
+    degrees of freedom; averaged over both, the series of exp is :math:`{}_1F_1(d; d/2; t)`. For
+    ``t < 0``, s is imaginary: ``E[cos(w_1 . s) cos(w_2 . s)]``.
+    """
+    from scipy.special import hyp1f1  # here, to keep the import fast
+
+    return np.asarray(hyp1f1(dim, dim / 2.0, t), np.float64)

@@ -1,0 +1,63 @@
+"""The quadratic kernel, with exact features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._validation import FloatArray, as_count, as_positive
+from samplesoft.feature_maps.base import FeatureMap, over_rows, require_finite
+from samplesoft.kernels.quadratic import product_rows
+
+
+class QuadraticFeatures(FeatureMap):
+    """Products of pairs of entries, for ``k(x, y) = alpha (x . y)^2 + 1``, with no variance.
+
+    Symmetric products are stored once, times the square root of 2: F = d (d + 1) / 2 + 1.
+
+    Parameters
+    ----------
+    dim : int
+        Length d of the vectors.
+    alpha : float, default 100.0
+        Weight of the squared dot product.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not of its type or out of its range.
+
+    References
+    ----------
+    Blanc and Rendle (2018), "Adaptive sampled softmax with kernel based sampling", section 3.3,
+    whose dot product is a logit, tau x . y: there `alpha` is the one here divided by tau squared.
+
+    Examples
+    --------
+    >>> phi = QuadraticFeatures(2, alpha=3.0)
+    >>> x, y = phi.transform([[1.0, 2.0], [3.0, -1.0]])
+    >>> float(round(x @ y, 12)), float(phi.kernel([1.0, 2.0], [3.0, -1.0])[0, 0])
+    (4.0, 4.0)
+    """
+
+    is_nonnegative = True
+
+    def __init__(self, dim: int, alpha: float = 100.0) -> None:
+        dim = as_count("dim", dim)
+        super().__init__(dim, dim * (dim + 1) // 2 + 1, floor=1.0)
+        self.alpha = as_positive("alpha", alpha)
+
+    def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+        def write(part: slice) -> None:
+            product_rows(X[part], self.alpha**0.5, out[part])
+            require_finite(out[part])
+
+        over_rows(write, out)
+
+    def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
+        return self.alpha * (X @ Y.T) ** 2 + 1.0
+
+    def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray:
+        return np.zeros((len(X), len(Y)))

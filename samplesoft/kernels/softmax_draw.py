@@ -1,0 +1,147 @@
+"""Draws from a softmax whose classes lie in blocks of known mass.
+
+The probability of a class is that of its block times its own inside the block, both as they are
+used here, so that probabilities are those of the draws whatever the rounding of the masses. A
+block holds its classes as columns (d, size), so that a loop over classes runs along memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+
+Real = NDArray[Any]  # float32 or float64
+
+
+@njit
+def visit(
+    bucket: Real, query: Real, size: int, skip: int, logits: Real, weights: FloatArray
+) -> float:
+    """Write the logits of a block, and their softmax over all classes but `skip`.
+
+    Returns the logarithm of the sum of exp(logit).
+    """
+    logits[:size] = 0
+    for i in range(len(query)):
+        for c in range(size):
+            logits[c] += bucket[i, c] * query[i]
+    greatest = -np.inf
+    for c in range(size):
+        if c != skip:
+            greatest = max(greatest, float(logits[c]))
+    total = 0.0
+    for c in range(size):
+        weights[c] = math.exp(float(logits[c]) - greatest) if c != skip else 0.0
+        total += weights[c]
+    for c in range(size):
+        weights[c] /= total
+    return greatest + math.log(total)
+
+
+@njit
+def share(masses: FloatArray, shares: FloatArray) -> float:
+    """Write exp(mass) of each block divided by the greatest; return the log of the sum of all."""
+    greatest = -np.inf
+    for mass in masses:
+        greatest = max(greatest, mass)
+    total = 0.0
+    for block in range(len(masses)):
+        shares[block] = math.exp(masses[block] - greatest)
+        total += shares[block]
+    return greatest + math.log(total)
+
+
+@njit
+def find(
+    weights: FloatArray, size: int, target: float, start: int, below: float
+) -> tuple[int, float]:
+    """Return the first place from `start` on whose running total exceeds `target`.
+
+    Also returns the total `below` that place. Of places without a weight none is returned, even
+    where `target` rounds to the sum of all.
+    """
+    chosen, under = start, below
+    for c in range(start, size):
+        if weights[c] > 0.0:
+            chosen, under = c, below
+            below += weights[c]
+            if below > target:
+                break
+    return chosen, under
+
+
+@njit
+def draw(
+    queries: Real,
+    buckets: Real,
+    masses: FloatArray,
+    exclude: IntArray,
+    uniforms: FloatArray,
+    order: IntArray,
+    num_classes: int,
+    ids: IntArray,
+    log_q: FloatArray,
+) -> None:
+    """Draw a class (B, m) for each uniform; `order` (B, m) sorts the uniforms of each row.
+
+    `masses` (B, L) holds the logarithm of each block's sum of exp(logit) without the excluded
+    class.
+    """
+    num_blocks, _, width = buckets.shape
+    shares, weights = np.empty(num_blocks), np.empty(width)
+    logits = np.empty(width, buckets.dtype)
+    for b in range(len(queries)):
+        log_total = share(masses[b], shares)
+        total = shares.sum()
+        block, below, here, inside = 0, 0.0, -1, 0.0
+        for k in order[b]:
+            target = uniforms[b, k] * total
+            block, below = find(shares, num_blocks, target, block, below)
+            first = block * width
+            size = min(width, num_classes - first)
+            if block != here:
+                skip = exclude[b] - first
+                inside = visit(buckets[block], queries[b], size, skip, logits, weights)
+                here = block
+            c, _ = find(weights, size, (target - below) / shares[block], 0, 0.0)
+            ids[b, k] = first + c
+            log_q[b, k] = (masses[b, block] - log_total) + (float(logits[c]) - inside)
+
+
+@njit
+def log_prob(
+    queries: Real,
+    buckets: Real,
+    masses: FloatArray,
+    exclude: IntArray,
+    ids: IntArray,
+    order: IntArray,
+    num_classes: int,
+    log_q: FloatArray,
+) -> None:
+    """Write the log-probability of each class (B, k); `order` (B, k) sorts the ids of each row."""
+    num_blocks, _, width = buckets.shape
+    shares, weights = np.empty(num_blocks), np.empty(width)
+    logits = np.empty(width, buckets.dtype)
+    for b in range(len(queries)):
+        log_total = share(masses[b], shares)
+        here, inside = -1, 0.0
+        for k in order[b]:
+            if ids[b, k] == exclude[b]:
+                log_q[b, k] = -np.inf
+                continue
+            block = ids[b, k] // width
+            first = block * width
+            if block != here:
+                size = min(width, num_classes - first)
+                skip = exclude[b] - first
+                inside = visit(buckets[block], queries[b], size, skip, logits, weights)
+                here = block
+            own = float(logits[ids[b, k] - first]) - inside
+            log_q[b, k] = (masses[b, block] - log_total) + own

@@ -1,0 +1,234 @@
+"""Inside a leaf of the kernel tree: the weight of each class, draws and probabilities.
+
+The weight of class c is a function of its inner product with the query alone. Arrays named
+`starts` tell at which of the `rows` the classes of a leaf begin.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.tree_walk import clip, dot
+
+Real = NDArray[Any]  # float32 or float64
+
+KERNEL, SOFTMAX, QUADRATIC = 0, 1, 2  # max(x, scale), exp(scale x), scale x^2 + 1
+
+
+@njit
+def log_weight(product: float, kind: int, scale: float) -> float:
+    """Return the logarithm of the weight of a class from its inner product with the query."""
+    if kind == SOFTMAX:
+        return scale * product
+    return math.log(linear_weight(product, kind, scale))
+
+
+@njit
+def linear_weight(product: float, kind: int, scale: float) -> float:
+    """Return the weight of a class by one of the kinds that are no exponentials."""
+    if kind == KERNEL:
+        return clip(product, scale)
+    return clip(scale * product * product + 1.0, 1.0)
+
+
+@njit
+def weigh(
+    rows: Real,
+    start: int,
+    query: Real,
+    skip: int,
+    kind: int,
+    scale: float,
+    products: FloatArray,
+    weights: FloatArray,
+) -> tuple[float, float]:
+    """Write inner products of rows from `start` on, and weights up to a factor; 0 for `skip`.
+
+    Returns the sum of the weights and the logarithm of the factor that makes them true.
+    """
+    size = len(products)
+    for c in range(size):
+        products[c] = dot(rows[start + c], query)
+    shift = 0.0
+    if kind == SOFTMAX:
+        shift = -np.inf
+        for c in range(size):
+            if c != skip:
+                shift = max(shift, scale * products[c])
+        for c in range(size):
+            weights[c] = scale * products[c] - shift
+        if skip >= 0:
+            weights[skip] = 0.0
+        exp_to(weights)
+    else:
+        for c in range(size):
+            weights[c] = linear_weight(products[c], kind, scale)
+    if skip >= 0:
+        weights[skip] = 0.0
+    total = 0.0
+    for c in range(size):
+        total += weights[c]
+    return total, shift
+
+
+@njit
+def log_add(a: float, b: float) -> float:
+    """Return log(exp(a) + exp(b))."""
+    high, low = max(a, b), min(a, b)
+    return high if low == -np.inf else high + math.log1p(math.exp(low - high))
+
+
+@njit
+def size_of(leaf: int, num_classes: int, leaf_size: int) -> int:
+    """Return how many classes a leaf holds."""
+    return min(leaf_size, num_classes - leaf * leaf_size)
+
+
+@njit
+def log_rest(
+    queries: Real,
+    rows: Real,
+    starts: IntArray,
+    exclude: IntArray,
+    num_classes: int,
+    leaf_size: int,
+    kind: int,
+    scale: float,
+    rest: FloatArray,
+) -> None:
+    """Write for each example the log-probability, in its excluded class's leaf, of the others."""
+    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+    for b in range(len(queries)):
+        if exclude[b] < 0:
+            continue
+        size = size_of(exclude[b] // leaf_size, num_classes, leaf_size)
+        skip = exclude[b] % leaf_size
+        rest[b] = -np.inf
+        if size > 1:
+            total, shift = weigh(
+                rows, starts[b], queries[b], skip, kind, scale, products[:size], weights[:size]
+            )
+            others = shift + math.log(total)
+            rest[b] = others - log_add(others, log_weight(products[skip], kind, scale))
+
+
+@njit
+def pick(
+    queries: Real,
+    rows: Real,
+    starts: IntArray,
+    leaves: IntArray,
+    exclude: IntArray,
+    rest: FloatArray,
+    uniforms: FloatArray,
+    order: IntArray,
+    log_p: FloatArray,
+    num_classes: int,
+    leaf_size: int,
+    kind: int,
+    scale: float,
+    ids: IntArray,
+    log_q: FloatArray,
+) -> None:
+    """Draw a class in each leaf that was reached; all arrays of draws are (B, m)."""
+    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+    m = leaves.shape[1]
+    for b in range(len(queries)):
+        stop = 0
+        while stop < m:
+            start, leaf = stop, leaves[b, stop]
+            while stop < m and leaves[b, stop] == leaf:
+                stop += 1
+            first = leaf * leaf_size
+            size = size_of(leaf, num_classes, leaf_size)
+            skip = exclude[b] - first if first <= exclude[b] < first + size else -1
+            total, shift = weigh(
+                rows,
+                starts[b, start],
+                queries[b],
+                skip,
+                kind,
+                scale,
+                products[:size],
+                weights[:size],
+            )
+            whole = shift + math.log(total)
+            if skip >= 0:
+                whole = log_add(whole, log_weight(products[skip], kind, scale))
+            for k in range(start, stop):
+                c = find(weights, size, uniforms[b, k] * total)
+                place = order[b, k]
+                ids[b, place] = first + c
+                inside = log_weight(products[c], kind, scale) - whole
+                log_q[b, place] = log_p[b, k] + inside - rest[b]
+
+
+@njit
+def find(weights: FloatArray, size: int, target: float) -> int:
+    """Return the first class whose running total exceeds `target`, or the last with a weight."""
+    chosen, running = 0, 0.0
+    for c in range(size):
+        if weights[c] > 0.0:
+            chosen = c
+            running += weights[c]
+            if running > target:
+                break
+    return chosen
+
+
+@njit
+def log_inside(
+    queries: Real,
+    rows: Real,
+    starts: IntArray,
+    ids: IntArray,
+    num_classes: int,
+    leaf_size: int,
+    kind: int,
+    scale: float,
+    log_q: FloatArray,
+) -> None:
+    """Add to `log_q` (B, k) the log-probability of each class in its leaf."""
+    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+    for b in range(len(queries)):
+        for k in range(ids.shape[1]):
+            size = size_of(ids[b, k] // leaf_size, num_classes, leaf_size)
+            total, shift = weigh(
+                rows, starts[b, k], queries[b], -1, kind, scale, products[:size], weights[:size]
+            )
+            inside = log_weight(products[ids[b, k] % leaf_size], kind, scale)
+            log_q[b, k] += inside - (shift + math.log(total))
+
+
+@njit
+def probs_inside(
+    queries: Real,
+    rows: Real,
+    starts: IntArray,
+    leaves: IntArray,
+    log_p: FloatArray,
+    num_classes: int,
+    leaf_size: int,
+    kind: int,
+    scale: float,
+    probs: FloatArray,
+) -> None:
+    """Write probabilities (B, n) of the classes in `leaves` (k,), reached with `log_p` (B, L)."""
+    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+    for b in range(len(queries)):
+        for start, leaf in zip(starts, leaves):  # noqa: B905, Numba has no strict
+            size = size_of(leaf, num_classes, leaf_size)
+            total, shift = weigh(
+                rows, start, queries[b], -1, kind, scale, products[:size], weights[:size]
+            )
+            reached = log_p[b, leaf] - (shift + math.log(total))
+            for c in range(size):
+                inside = log_weight(products[c], kind, scale)
+                probs[b, leaf * leaf_size + c] = math.exp(reached + inside)

@@ -1,0 +1,232 @@
+"""What every sampler is: draws with their exact log-probabilities."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_float_rows,
+    as_ids,
+    as_labels,
+)
+
+Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
+NOTHING = -1  # in `exclude` of a private method: this example excludes no class
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Sampled classes and the probability of each draw.
+
+    Parameters
+    ----------
+    ids : ndarray of int64, shape (B, m)
+        Sampled classes; shape (1, m) for one set shared by the batch.
+    log_q : ndarray of float64, shape (B, m)
+        Natural logarithm of the probability that one draw gives this class, in the distribution
+        that was drawn from: that without the excluded class where one was excluded.
+    log_inclusion : ndarray of float64, shape (B, m), or None
+        Where draws are without replacement, the natural logarithm of the probability that the
+        set of m contains this class; else None.
+    """
+
+    ids: IntArray
+    log_q: FloatArray
+    log_inclusion: FloatArray | None = None
+
+
+class Sampler(ABC):
+    """A distribution over classes for each context vector.
+
+    A new sampler implements `_sample`, `_log_prob` and `_probs`, whose arguments are checked, and
+    `_update` if it looks at the class vectors; then it enters the registry in
+    `samplesoft.samplers`.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    dim : int or None
+        Length d of context and class vectors; None if the sampler does not look at them.
+    """
+
+    def __init__(self, num_classes: int, dim: int | None = None) -> None:
+        self.num_classes = num_classes
+        self.dim = dim
+
+    def sample(
+        self,
+        h: ArrayLike | None,
+        num_sampled: int,
+        *,
+        exclude: Any = None,
+        shared: bool = False,
+        rng: int | np.random.Generator | None = None,
+    ) -> Draw:
+        """Draw `num_sampled` classes for each context.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d) or (d,), or None
+            Context vectors. A sampler that does not look at them takes B from their number, and
+            None for B = 1.
+        num_sampled : int
+            Number of draws m.
+        exclude : int or array_like of int, shape (B,), optional
+            A class for each context that is never drawn, such as its label.
+        shared : bool
+            Draw one set for the whole batch, from the mean of its distributions.
+        rng : int or numpy.random.Generator or None
+            Seed of the draws. The same seed gives the same draws at any number of threads.
+
+        Returns
+        -------
+        Draw
+            ``ids`` and ``log_q`` of shape (B, m), or (1, m) if `shared`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed, or nothing is left to draw.
+        """
+        contexts = self._contexts(h)
+        m = as_count("num_sampled", num_sampled)
+        excluded = self._excluded(exclude, len(contexts))
+        key = as_key(rng)
+        if not shared or len(contexts) == 1:
+            return self._sample(contexts, m, excluded, key)
+        if exclude is not None:
+            raise ValueError(
+                "`exclude` must be None with shared=True, for one set cannot leave out a class "
+                f"of each example, got {len(contexts)} classes; mask hits of the label in the loss."
+            )
+        return self._sample_shared(contexts, m, key)
+
+    def log_prob(self, h: ArrayLike | None, ids: Any, *, exclude: Any = None) -> FloatArray:
+        """Return the log-probability of given classes.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d) or (d,), or None
+            Context vectors, as in `sample`.
+        ids : array_like of int, shape (B, k) or (k,)
+            Classes; one row serves all contexts.
+        exclude : int or array_like of int, shape (B,), optional
+            Classes that are not drawn; their log-probability is -inf.
+
+        Returns
+        -------
+        ndarray of float64, shape (B, k)
+            Natural logarithms.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        contexts = self._contexts(h)
+        classes = as_ids("ids", ids, self.num_classes, len(contexts))
+        return self._log_prob(contexts, classes, self._excluded(exclude, len(contexts)))
+
+    def probs(self, h: ArrayLike | None, *, exclude: Any = None) -> FloatArray:
+        """Return the probability of every class.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d) or (d,), or None
+            Context vectors, as in `sample`.
+        exclude : int or array_like of int, shape (B,), optional
+            Classes that are not drawn.
+
+        Returns
+        -------
+        ndarray of float64, shape (B, n)
+            Each row sums to 1.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        contexts = self._contexts(h)
+        return self._probs(contexts, self._excluded(exclude, len(contexts)))
+
+    def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
+        """Tell the sampler of new class vectors; one that does not look at them ignores it.
+
+        Parameters
+        ----------
+        ids : array_like of int, shape (k,)
+            Classes whose vectors have changed. Of a class named twice, the last vector counts.
+        class_embeddings : array_like, shape (k, d)
+            Their new vectors.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed; nothing has changed then.
+        """
+        classes = as_ids("ids", ids, self.num_classes)
+        rows = as_float_rows("class_embeddings", class_embeddings, self.dim)
+        if len(rows) != len(classes):
+            raise ValueError(
+                f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
+                f"and {classes.shape}."
+            )
+        self._update(classes, rows)
+
+    def _contexts(self, h: ArrayLike | None) -> Rows:
+        """Check context vectors; override to ask more of them."""
+        if h is None:
+            if self.dim is not None:
+                raise TypeError(
+                    f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
+                    "samplers that do not look at them take None."
+                )
+            return np.empty((1, 0))
+        if self.dim is None:
+            return np.atleast_2d(np.asarray(h))
+        return as_float_rows("h", h, self.dim)
+
+    def _excluded(self, exclude: Any, batch: int) -> IntArray:
+        if exclude is None:
+            return np.full(batch, NOTHING)
+        labels = as_labels("exclude", exclude, self.num_classes, (batch,))
+        if self.num_classes == 1:
+            raise ValueError(
+                "`exclude` must leave a class to draw, got the only one of 1 class; "
+                "leave `exclude` out."
+            )
+        return labels
+
+    def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
+        """Draw from the mean over the batch: each draw from a context of its own."""
+        stream, rest = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
+        owner = (uniform_block(stream, 1, m)[0] * len(h)).astype(np.int64)
+        ids = self._sample(h[owner], 1, np.full(m, NOTHING), rest).ids.reshape(1, m)
+        every = self._log_prob(h, np.repeat(ids, len(h), axis=0), np.full(len(h), NOTHING))
+        return Draw(ids, np.logaddexp.reduce(every, axis=0, keepdims=True) - np.log(len(h)))
+
+    @abstractmethod
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        """Draw for checked arguments; `exclude` (B,) holds `NOTHING` where nothing is excluded."""
+
+    @abstractmethod
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return log-probabilities (B, k)."""
+
+    @abstractmethod
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return probabilities (B, n)."""
+
+    def _update(self, ids: IntArray, rows: Rows) -> None:  # noqa: B027, static samplers need none
+        """Take new class vectors, checked."""

@@ -1,0 +1,40 @@
+"""Samplers: proposal distributions over classes, with the exact probability of each draw."""
+
+from samplesoft.sampler import Draw, Sampler
+from samplesoft.samplers.kernel import (
+    KernelSampler,
+    PositiveSampler,
+    QuadraticSampler,
+    RFSoftmaxSampler,
+)
+from samplesoft.samplers.learned import LearnedUnigramSampler
+from samplesoft.samplers.mixture import MixtureSampler
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
+from samplesoft.samplers.softmax import SoftmaxSampler
+from samplesoft.samplers.static import (
+    LogUniformSampler,
+    UniformSampler,
+    UnigramSampler,
+    WeightedSampler,
+)
+from samplesoft.samplers.two_pass import TwoPassSampler
+
+__all__ = [
+    "SAMPLERS",
+    "Draw",
+    "KernelSampler",
+    "LearnedUnigramSampler",
+    "LogUniformSampler",
+    "MixtureSampler",
+    "PositiveSampler",
+    "QuadraticSampler",
+    "RFSoftmaxSampler",
+    "Sampler",
+    "SamplerInputs",
+    "SoftmaxSampler",
+    "TwoPassSampler",
+    "UniformSampler",
+    "UnigramSampler",
+    "WeightedSampler",
+    "make_sampler",
+]

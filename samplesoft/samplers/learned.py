@@ -1,0 +1,100 @@
+"""A unigram that learns how often each class occurs while it is in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, as_ids, as_positive
+from samplesoft.sampler import Draw, Rows, Sampler
+from samplesoft.tree import KernelTree
+
+_NO_FLOOR = 1e-150  # the least that the tree takes: weights are never clipped
+
+
+class LearnedUnigramSampler(Sampler):
+    """Classes in proportion to a power of how often they have been observed.
+
+    A tree over the counts makes an observation and a draw cost O(log n).
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    power : float
+        Distortion: 1 for the counts as they are, near 0 for uniform.
+    initial : float or array_like, shape (n,)
+        Count of every class, or of each, before the first observation; greater than 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    With ``power=1`` and a whole `initial`, sums in the tree are whole numbers and exact, in any
+    order of observations. Else they are rounded in float64, as is q then; it is exact for the
+    draws all the same.
+
+    References
+    ----------
+    .. [1] TensorFlow, ``learned_unigram_candidate_sampler``, whose counts also start at 1.
+
+    Examples
+    --------
+    >>> sampler = LearnedUnigramSampler(3)
+    >>> sampler.observe([2, 2, 1])
+    >>> sampler.probs(None).round(3)
+    array([[0.167, 0.333, 0.5  ]])
+    """
+
+    def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
+        super().__init__(as_count("num_classes", num_classes))
+        self.power = as_positive("power", power)
+        every = np.broadcast_to(initial, self.num_classes) if np.ndim(initial) == 0 else initial
+        self._counts = as_counts("initial", every, self.num_classes).copy()
+        if self._counts.min() <= 0.0:
+            raise ValueError(
+                f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
+                "count is never drawn."
+            )
+        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=_NO_FLOOR)
+
+    @property
+    def counts(self) -> FloatArray:
+        """How often each class has been observed, with its initial count, (n,)."""
+        return self._counts.copy()
+
+    def observe(self, labels: Any) -> None:
+        """Count labels.
+
+        Parameters
+        ----------
+        labels : array_like of int, shape (k,)
+            Observed classes, each as often as it occurs.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they are malformed; nothing has changed then.
+        """
+        ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
+        counts = self._counts[ids] + times
+        self._tree._update(ids, self._weights(counts)[:, None])
+        self._counts[ids] = counts
+
+    def _weights(self, counts: FloatArray) -> FloatArray:
+        weights: FloatArray = counts**self.power
+        return weights
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        return self._tree._sample(np.ones((len(h), 1)), m, exclude, key)
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return self._tree._log_prob(np.ones((len(h), 1)), ids, exclude)
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return self._tree._probs(np.ones((len(h), 1)), exclude)

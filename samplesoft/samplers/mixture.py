@@ -1,0 +1,110 @@
+"""A mixture of two samplers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from samplesoft._random import mix64, uniform_block
+from samplesoft._validation import FloatArray, IntArray, as_positive
+from samplesoft.sampler import Draw, Rows, Sampler
+
+
+class MixtureSampler(Sampler):
+    """Each draw comes from `first` with probability `weight`, else from `second`.
+
+    A narrow proposal that follows the model, mixed with a broad one that reaches every class,
+    keeps the importance weights bounded: they are at most those of `second` alone divided by
+    ``1 - weight``.
+
+    Parameters
+    ----------
+    first, second : Sampler
+        Over the same classes; they are used, not copied. Their draws are with replacement.
+    weight : float
+        Probability of `first`, between 0 and 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or the two do not fit together.
+
+    Notes
+    -----
+    The probability of a class is the exact mixture of the two, so that each draw costs the
+    probability of its class under both. With an excluded class, q is the mixture of the two
+    conditional distributions, with the same weight: what is drawn, and not the mixture conditioned
+    afterwards, which would weigh the two by the mass that each has left.
+
+    `update` goes to both. If `second` refuses new vectors which `first` has taken, such as one
+    that needs unit vectors, `first` keeps them: put the stricter sampler first.
+
+    References
+    ----------
+    .. [1] A. Owen and Y. Zhou, "Safe and Effective Importance Sampling", JASA 2000, section 3.
+
+    Examples
+    --------
+    >>> from samplesoft.samplers.softmax import SoftmaxSampler
+    >>> from samplesoft.samplers.static import UniformSampler
+    >>> narrow = SoftmaxSampler([[5.0], [0.0], [0.0], [0.0]])
+    >>> MixtureSampler(narrow, UniformSampler(4), 0.8).probs([1.0]).round(3)
+    array([[0.834, 0.055, 0.055, 0.055]])
+    """
+
+    def __init__(self, first: Sampler, second: Sampler, weight: float = 0.5) -> None:
+        for name, sampler in (("first", first), ("second", second)):
+            if not isinstance(sampler, Sampler):
+                raise TypeError(
+                    f"`{name}` must be a Sampler, got {type(sampler).__name__}; "
+                    "samplesoft.samplers has some."
+                )
+        if first.num_classes != second.num_classes:
+            raise ValueError(
+                "`first` and `second` must have the same number of classes, got "
+                f"{first.num_classes} and {second.num_classes}."
+            )
+        dims = {sampler.dim for sampler in (first, second) if sampler.dim is not None}
+        if len(dims) > 1:
+            raise ValueError(
+                "`first` and `second` must take vectors of the same dimension, got "
+                f"{first.dim} and {second.dim}."
+            )
+        self.weight = as_positive("weight", weight)
+        if self.weight >= 1.0:
+            raise ValueError(
+                f"`weight` must be less than 1, got {weight}; use `first` without a mixture."
+            )
+        super().__init__(first.num_classes, max(dims, default=None))
+        self.first, self.second = first, second
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
+        ids = []
+        for sampler, own in zip((self.first, self.second), keys, strict=True):
+            draw = sampler._sample(sampler._contexts(h), m, exclude, own)
+            if draw.log_inclusion is not None:
+                raise ValueError(
+                    "`first` and `second` must draw with replacement, got "
+                    f"{type(sampler).__name__} which does not; make it with replace=True."
+                )
+            ids.append(draw.ids)
+        mixed = np.where(uniform_block(choice, len(h), m) < self.weight, *ids)
+        return Draw(mixed, self._log_prob(h, mixed, exclude))
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        first = self.first._log_prob(self.first._contexts(h), ids, exclude)
+        second = self.second._log_prob(self.second._contexts(h), ids, exclude)
+        log_q: FloatArray = np.logaddexp(
+            np.log(self.weight) + first, np.log1p(-self.weight) + second
+        )
+        return log_q
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        first = self.first._probs(self.first._contexts(h), exclude)
+        second = self.second._probs(self.second._contexts(h), exclude)
+        return self.weight * first + (1.0 - self.weight) * second
+
+    def _update(self, ids: IntArray, rows: Rows) -> None:
+        for sampler in (self.first, self.second):
+            if sampler.dim is not None:
+                sampler._update(ids, rows)

@@ -1,0 +1,175 @@
+"""Samplers by name, for the command line and for the suite that tests all of them.
+
+A new sampler is a file, and a line here that makes one from a `SamplerInputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from samplesoft._validation import as_choice, as_counts, as_float_rows
+from samplesoft.sampler import Rows, Sampler
+from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler, RFSoftmaxSampler
+from samplesoft.samplers.learned import LearnedUnigramSampler
+from samplesoft.samplers.mixture import MixtureSampler
+from samplesoft.samplers.softmax import SoftmaxSampler
+from samplesoft.samplers.static import LogUniformSampler, UniformSampler, UnigramSampler
+from samplesoft.samplers.two_pass import TwoPassSampler
+
+
+@dataclass(frozen=True)
+class SamplerInputs:
+    """What a sampler may be made from.
+
+    Parameters
+    ----------
+    class_embeddings : array_like, shape (n, d)
+        Class vectors, float32 or float64; of norm 1 for the ``rff`` samplers.
+    counts : array_like, shape (n,), or None
+        How often each class occurs, in any unit; None for equally often.
+    tau : float
+        Inverse temperature.
+    nu : float
+        Sharpness of the Gaussian kernel of the ``rff`` samplers.
+    num_features : int
+        Random frequencies of the ``rff`` samplers, features of ``positive``.
+    alpha : float
+        Weight of the square of the logit in ``quadratic``.
+    power : float
+        Distortion of the counts.
+    rng : int, numpy.random.Generator or None
+        Seed of random features and candidates.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If vectors or counts are malformed; the samplers check what they use of the others.
+    """
+
+    class_embeddings: Rows
+    counts: Any = None
+    tau: float = 1.0
+    nu: float = 4.0
+    num_features: int = 1024
+    alpha: float = 100.0
+    power: float = 0.75
+    rng: int | np.random.Generator | None = None
+
+    def __post_init__(self) -> None:
+        rows = as_float_rows("class_embeddings", self.class_embeddings)
+        object.__setattr__(self, "class_embeddings", rows)
+        counts = np.ones(len(rows)) if self.counts is None else self.counts
+        object.__setattr__(self, "counts", as_counts("counts", counts, len(rows)))
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes n."""
+        return len(self.class_embeddings)
+
+
+def _learned(inputs: SamplerInputs) -> Sampler:
+    """Start as if the counts had been observed, each class once more than that."""
+    counts = inputs.counts + 1.0
+    return LearnedUnigramSampler(len(counts), power=inputs.power, initial=counts)
+
+
+def _unigram(inputs: SamplerInputs) -> Sampler:
+    return UnigramSampler(inputs.counts, power=inputs.power)
+
+
+def _softmax(inputs: SamplerInputs) -> Sampler:
+    return SoftmaxSampler(inputs.class_embeddings, tau=inputs.tau)
+
+
+def _quadratic(inputs: SamplerInputs) -> Sampler:
+    alpha = inputs.alpha * inputs.tau**2
+    return QuadraticSampler(inputs.class_embeddings, alpha=alpha, tau=inputs.tau, leaf="kernel")
+
+
+def _fourier(inputs: SamplerInputs, **options: Any) -> Sampler:
+    return RFSoftmaxSampler(
+        inputs.class_embeddings,
+        nu=inputs.nu,
+        num_frequencies=inputs.num_features,
+        tau=inputs.tau,
+        rng=inputs.rng,
+        **options,
+    )
+
+
+def _paper_fourier(frequencies: str) -> Callable[[SamplerInputs], Sampler]:
+    return lambda inputs: _fourier(inputs, frequencies=frequencies, leaf="kernel", leaf_size=1)
+
+
+def _positive(inputs: SamplerInputs) -> Sampler:
+    return PositiveSampler(
+        inputs.class_embeddings,
+        num_features=inputs.num_features,
+        tau=inputs.tau,
+        leaf="kernel",
+        rng=inputs.rng,
+    )
+
+
+def _two_pass(inputs: SamplerInputs) -> Sampler:
+    """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
+    rows = inputs.class_embeddings
+    num = max(16, inputs.num_classes // 8)
+    return TwoPassSampler(
+        _unigram(inputs), rows, num_candidates=num, tau=inputs.tau, rng=inputs.rng
+    )
+
+
+def _mixture(inputs: SamplerInputs) -> Sampler:
+    """Mix a sampler that follows the model with one that bounds the importance weights."""
+    return MixtureSampler(_fourier(inputs), _unigram(inputs))
+
+
+SAMPLERS: dict[str, Callable[[SamplerInputs], Sampler]] = {
+    "uniform": lambda inputs: UniformSampler(inputs.num_classes),
+    "log-uniform": lambda inputs: LogUniformSampler(inputs.num_classes),
+    "unigram": _unigram,
+    "learned-unigram": _learned,
+    "softmax": _softmax,
+    "quadratic": _quadratic,
+    "rff": _paper_fourier("iid"),
+    "rff:orthogonal": _paper_fourier("orthogonal"),
+    "rff:structured": _paper_fourier("structured"),
+    "rff+softmax-leaf": _fourier,
+    "positive": _positive,
+    "two-pass": _two_pass,
+    "mixture": _mixture,
+}
+
+
+def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
+    """Make a sampler by its name in `SAMPLERS`.
+
+    Parameters
+    ----------
+    name : str
+        A key of `SAMPLERS`.
+    inputs : SamplerInputs
+        What it is made from.
+
+    Returns
+    -------
+    Sampler
+        A new sampler.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the name is unknown, or the sampler refuses the inputs.
+
+    Examples
+    --------
+    >>> inputs = SamplerInputs(class_embeddings=[[1.0, 0.0], [0.6, 0.8]], counts=[1, 16])
+    >>> make_sampler("unigram", inputs).probs(None).round(3)
+    array([[0.111, 0.889]])
+    """
+    return SAMPLERS[as_choice("name", name, SAMPLERS)](inputs)

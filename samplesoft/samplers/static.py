@@ -1,0 +1,354 @@
+"""Samplers whose distribution is the same for every context: any weights, uniform, Zipf, unigram.
+
+A new one makes weights for a `WeightedSampler`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._jit import chunks, thread_map
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_counts,
+    as_positive,
+    as_real_array,
+)
+from samplesoft.kernels import static
+from samplesoft.kernels.alias import build_alias
+from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
+from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
+from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
+
+_CHUNK_DRAWS = 1 << 16
+_EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a difference of logs keeps
+
+
+class StaticSampler(Sampler):
+    """A distribution that does not look at the contexts.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    replace : bool
+        Whether a class can be drawn again.
+    """
+
+    def __init__(self, num_classes: int, replace: bool) -> None:
+        super().__init__(num_classes)
+        if not isinstance(replace, bool):
+            raise TypeError(f"`replace` must be True or False, got {replace!r}.")
+        self.replace = replace
+        self._last_inclusion: tuple[int, Inclusion] | None = None
+
+    def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
+        """Return the probability that a sample contains each class.
+
+        With replacement this is ``1 - (1 - q)**m``. Without, it is that of successive draws in
+        proportion to the weights among the classes not yet drawn, exact but for rounding.
+
+        Parameters
+        ----------
+        num_sampled : int
+            Number of draws m.
+        exclude : int or array_like of int, shape (B,), optional
+            Classes that are not drawn, one for each row.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,), or (B, n) for B excluded classes
+            Without replacement, each row sums to m.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed, or there are fewer than m classes to draw without
+            replacement.
+
+        Examples
+        --------
+        >>> WeightedSampler([3.0, 2.0, 1.0], replace=False).inclusion_probs(2).round(3)
+        array([0.85 , 0.733, 0.417])
+        """
+        m = as_count("num_sampled", num_sampled)
+        shape = () if exclude is None else np.shape(exclude)[:1]
+        excluded = self._excluded(exclude, *(shape or (1,)))
+        if self.replace:
+            probs = self._probs(np.empty((len(excluded), 0)), excluded)
+            with np.errstate(divide="ignore"):  # of a class that is drawn with certainty
+                every: FloatArray = -np.expm1(m * np.log1p(-np.minimum(probs, 1.0)))
+        else:
+            self._check_left(m, excluded)
+            every = self._inclusion_of(m).every(excluded)
+        return every.reshape(*shape, self.num_classes)
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        log_left = self._log_left(exclude)[:, None]
+        if not self.replace:
+            self._check_left(m, exclude)
+        ids = np.empty((len(h), m), np.int64)
+
+        def fill(part: slice) -> None:
+            self._draw(key, part.start, exclude[part], ids[part])
+
+        for _ in thread_map(fill, chunks(len(h), max(_CHUNK_DRAWS // m, 1))):
+            pass
+        log_q = self._log_q(ids) - log_left
+        if self.replace:
+            return Draw(ids, log_q)
+        return Draw(ids, log_q, np.log(self._inclusion_of(m).of(ids, exclude)))
+
+    def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
+        return self._sample(h[:1], m, np.full(1, NOTHING), key)
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
+        return np.where(ids == exclude[:, None], -np.inf, log_q)
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        every = np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
+        probs: FloatArray = np.exp(self._log_prob(h, every, exclude))
+        return probs
+
+    def _check_left(self, m: int, exclude: IntArray) -> None:
+        left = int(self._drawable(exclude).min())
+        if m > left:
+            raise ValueError(
+                f"`num_sampled` must be at most {left}, the number of classes that can be drawn "
+                f"without replacement, got {m}; draw fewer, or make the sampler with replace=True."
+            )
+
+    def _inclusion_of(self, m: int) -> Inclusion:
+        if self._last_inclusion is None or self._last_inclusion[0] != m:
+            self._last_inclusion = m, self._make_inclusion(m)
+        return self._last_inclusion[1]
+
+    @abstractmethod
+    def _log_q(self, ids: IntArray) -> FloatArray:
+        """Return the log-probabilities of classes where none is excluded."""
+
+    @abstractmethod
+    def _log_left(self, exclude: IntArray) -> FloatArray:
+        """Return the logarithm of the mass (B,) that excluding leaves; raise if it is none."""
+
+    @abstractmethod
+    def _drawable(self, exclude: IntArray) -> IntArray:
+        """Return how many classes (B,) can be drawn."""
+
+    @abstractmethod
+    def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+        """Fill `ids` (B, m) for examples from `first` on."""
+
+    @abstractmethod
+    def _make_inclusion(self, m: int) -> Inclusion:
+        """Return the inclusion probabilities of m draws without replacement."""
+
+
+class WeightedSampler(StaticSampler):
+    """Draw classes in proportion to any weights.
+
+    One draw takes constant time from an alias table. An excluded class is refused and drawn
+    again, unless it has more than half of the mass: then a second table without it serves.
+
+    Parameters
+    ----------
+    weights : array_like, shape (n,)
+        Weights: finite, at least 0, not all 0. A class of weight 0 is never drawn.
+    replace : bool
+        False to draw without replacement: in turn, in proportion to the weights of the classes
+        not yet drawn. See `samplesoft.samplers.without_replacement.SuccessiveInclusion`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    Vose (1991), "A linear algorithm for generating random numbers with a given distribution".
+
+    Examples
+    --------
+    >>> sampler = WeightedSampler([3.0, 2.0, 1.0, 0.0])
+    >>> sampler.probs(None, exclude=0).round(3)
+    array([[0.   , 0.667, 0.333, 0.   ]])
+    >>> draw = sampler.sample(None, 5, exclude=0, rng=1)
+    >>> draw.ids
+    array([[2, 1, 2, 1, 1]])
+    >>> np.exp(draw.log_q).round(3)
+    array([[0.333, 0.667, 0.333, 0.667, 0.667]])
+    """
+
+    def __init__(self, weights: ArrayLike, *, replace: bool = True) -> None:
+        values = as_real_array("weights", weights, (1,))
+        if values.min() < 0.0 or not values.any():
+            raise ValueError(
+                f"`weights` must be at least 0 and not all 0, got a least of {values.min()} and a "
+                f"greatest of {values.max()}; give at least one class a weight greater than 0."
+            )
+        super().__init__(len(values), replace)
+        ratios = values / values.max()
+        with np.errstate(divide="ignore"):
+            precise = np.log(ratios)
+            coarse = np.log(values) - np.log(values.max())
+        self._log_weights = np.where(ratios > _EXACT_RATIO, precise, coarse)
+        self._log_total = float(np.log(ratios.sum()))
+        self._table = build_alias(ratios)
+        self._top = int(np.argmax(values))
+        self._positive = values > 0.0
+
+    @cached_property
+    def _others(self) -> tuple[static.Table, float]:
+        """The alias table without the heaviest class, and the log of the mass of that."""
+        logs = self._log_weights.copy()
+        logs[self._top] = -np.inf
+        largest = float(logs.max())
+        if largest == -np.inf:
+            raise ValueError(
+                f"`exclude` must leave a class to draw, got {self._top}, the only one with a "
+                "weight greater than 0; leave `exclude` out or give another class a weight."
+            )
+        weights = np.exp(logs - largest)
+        return build_alias(weights), largest + float(np.log(weights.sum())) - self._log_total
+
+    def _log_q(self, ids: IntArray) -> FloatArray:
+        log_q: FloatArray = self._log_weights[ids] - self._log_total
+        return log_q
+
+    def _log_left(self, exclude: IntArray) -> FloatArray:
+        without = np.zeros(len(exclude))
+        known = (exclude >= 0) & (exclude != self._top)
+        without[known] = np.log1p(-np.exp(self._log_q(exclude[known])))
+        if np.any(exclude == self._top):
+            without[exclude == self._top] = self._others[1]
+        return without
+
+    def _drawable(self, exclude: IntArray) -> IntArray:
+        left: IntArray = self._positive.sum() - ((exclude >= 0) & self._positive[exclude])
+        return left
+
+    def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+        others = self._others[0] if np.any(exclude == self._top) else self._table
+        tables = self._table, others
+        if self.replace:
+            static.alias_rows(key, first, tables, self._top, exclude, ids)
+        else:
+            static.distinct_rows(key, first, tables, self._top, self._log_weights, exclude, ids)
+
+    def _make_inclusion(self, m: int) -> Inclusion:
+        return SuccessiveInclusion(self._log_weights, m)
+
+
+class UniformSampler(StaticSampler):
+    """Draw all classes with the same probability.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    replace : bool
+        False to draw without replacement.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> UniformSampler(4, replace=False).sample(None, 3, exclude=2, rng=0).ids
+    array([[3, 0, 1]])
+    """
+
+    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
+        super().__init__(as_count("num_classes", num_classes), replace)
+
+    def _log_q(self, ids: IntArray) -> FloatArray:
+        return np.full(ids.shape, -np.log(self.num_classes))
+
+    def _log_left(self, exclude: IntArray) -> FloatArray:
+        log_left: FloatArray = np.log(self._drawable(exclude)) - np.log(self.num_classes)
+        return log_left
+
+    def _drawable(self, exclude: IntArray) -> IntArray:
+        return self.num_classes - (exclude >= 0).astype(np.int64)
+
+    def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+        draw = static.uniform_rows if self.replace else static.uniform_distinct_rows
+        draw(key, first, self.num_classes, exclude, ids)
+
+    def _make_inclusion(self, m: int) -> Inclusion:
+        return UniformInclusion(self.num_classes, m)
+
+
+class LogUniformSampler(WeightedSampler):
+    """Draw class k with probability ``log((k + 2) / (k + 1)) / log(n + 1)``.
+
+    Zipf's law for classes numbered by falling frequency, as TensorFlow's
+    ``log_uniform_candidate_sampler`` has it.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    replace : bool
+        False to draw without replacement.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> LogUniformSampler(3).probs(None).round(3)
+    array([[0.5  , 0.292, 0.208]])
+    """
+
+    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
+        n = as_count("num_classes", num_classes)
+        super().__init__(log_uniform_weights(n), replace=replace)
+
+
+class UnigramSampler(WeightedSampler):
+    """Draw each class in proportion to a power of its count.
+
+    A class that never occurs counts as half of the rarest that does.
+
+    Parameters
+    ----------
+    counts : array_like, shape (n,)
+        How often each class occurs, in any unit: at least 0, not all 0.
+    power : float
+        Distortion: 1 for the counts as they are, near 0 for uniform.
+    replace : bool
+        False to draw without replacement.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    Mikolov et al. (2013), "Distributed representations of words and phrases and their
+    compositionality", section 2.2: the power 0.75.
+
+    Examples
+    --------
+    >>> UnigramSampler([16, 81, 256]).probs(None).round(3)
+    array([[0.081, 0.273, 0.646]])
+    """
+
+    def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
+        checked = as_real_array("counts", counts, (1,))
+        checked = as_counts("counts", checked, len(checked))
+        super().__init__(unigram_weights(checked, as_positive("power", power)), replace=replace)

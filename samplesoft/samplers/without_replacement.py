@@ -1,0 +1,191 @@
+"""Exact inclusion probabilities of draws without replacement."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from samplesoft._jit import chunks, thread_map
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels import panels, successive
+
+_CROWD = 32  # classes in a panel of log w from which on its Chebyshev nodes stand for them
+_TIMES = np.polynomial.legendre.leggauss(16)
+_TIME_CHUNK = 8
+
+
+class Inclusion(Protocol):
+    """Probabilities that a sample of m contains a class; `exclude` (B,) is negative for none."""
+
+    def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return those of classes `ids` (B, k) that can be drawn."""
+
+    def every(self, exclude: IntArray) -> FloatArray:
+        """Return those of all classes, shape (B, n)."""
+
+
+class UniformInclusion:
+    """Inclusion where all n classes are equally likely: m / n.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    m : int
+        Size of the sample.
+    """
+
+    def __init__(self, num_classes: int, m: int) -> None:
+        self._n, self._m = num_classes, m
+
+    def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the probabilities of classes `ids` (B, k)."""
+        left = self._n - (exclude >= 0).astype(np.int64)
+        return np.broadcast_to((self._m / left)[:, None], ids.shape)
+
+    def every(self, exclude: IntArray) -> FloatArray:
+        """Return the probabilities of all classes, shape (B, n)."""
+        probs = np.repeat(self.of(np.empty((len(exclude), 1), np.int64), exclude), self._n, axis=1)
+        rows = np.flatnonzero(exclude >= 0)
+        probs[rows, exclude[rows]] = 0.0
+        return probs
+
+
+class SuccessiveInclusion:
+    """Inclusion for draws in turn, in proportion to the weights of the classes not yet drawn.
+
+    Give class j an exponential clock of rate w_j. The clocks ring in the order of such draws, so
+    with N(t) the number of all others that have rung by time t,
+
+        pi_i = int_0^inf w_i exp(-w_i t) P(N(t) <= m - 1) dt.
+
+    N(t) is a sum of independent indicators. Its distribution function is a contour integral of
+    its generating function over a circle near the saddle point, where nothing cancels; clock i,
+    and that of an excluded class, leave the product by one division each. The integral in log t
+    is Gauss-Legendre on panels as wide as the law of N(t) allows. Chebyshev nodes stand for the
+    classes of a crowded panel of log w, so that n classes cost O(n) and a table.
+
+    The relative error of pi is some 1e-12 at worst, whatever the weights, and 1e-14 where they
+    are within a factor of 1000.
+
+    TensorFlow takes ``1 - (1 - q_i)**tries`` with the number of tries that its draws needed, and
+    CNTK the same with the mean number of tries in simulations; both are approximations.
+
+    Parameters
+    ----------
+    log_weights : ndarray of float64, shape (n,)
+        Logarithms of the weights, -inf for a class that is never drawn.
+    m : int
+        Size of the sample, at most the number of classes that can be drawn.
+
+    References
+    ----------
+    Rosen (1972), "Asymptotic theory for successive sampling with varying probabilities without
+    replacement, I": the clocks. Daniels (1954), "Saddlepoint approximations in statistics": the
+    contour.
+    """
+
+    def __init__(self, log_weights: FloatArray, m: int) -> None:
+        self._log_w = log_weights - log_weights.max()
+        self._positive = np.isfinite(self._log_w)
+        self._spare = int(self._positive.sum()) - m
+        if self._spare == 0:  # all are drawn
+            return
+        self._make_atoms()
+        atoms = self._log_rates, self._counts
+        edges = successive.time_panels(*atoms, m)
+        half = 0.5 * np.diff(edges)[:, None]
+        log_t = (edges[:-1, None] + half * (1.0 + _TIMES[0])).ravel()
+        shifts = min(self._spare, 2)  # the second serves examples that exclude a class
+        z = np.zeros((shifts, len(log_t), successive.POINTS), np.complex128)
+        values = np.zeros_like(z)
+
+        def lay(part: slice) -> None:
+            for shift in range(shifts):
+                out = z[shift, part], values[shift, part]
+                successive.contours(log_t[part], *atoms, m, shift, *out)
+
+        for _ in thread_map(lay, chunks(len(log_t), _TIME_CHUNK)):
+            pass
+        self._nodes = float(edges[0]), log_t, (half * _TIMES[1]).ravel(), z, values
+
+    def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the probabilities of classes `ids` (B, k)."""
+        probs = np.empty(ids.shape)
+        plain = exclude < 0
+        if plain.any():
+            probs[plain] = self._plain[ids[plain]]
+
+        def fill(b: int) -> None:
+            probs[b] = self._row(ids[b], int(exclude[b]))
+
+        for _ in thread_map(fill, np.flatnonzero(~plain).tolist()):
+            pass
+        return probs
+
+    def every(self, exclude: IntArray) -> FloatArray:
+        """Return the probabilities of all classes, shape (B, n)."""
+        n = len(self._log_w)
+        return self.of(np.broadcast_to(np.arange(n), (len(exclude), n)), exclude)
+
+    @cached_property
+    def _plain(self) -> FloatArray:
+        return self._row(np.arange(len(self._log_w)), None)
+
+    def _row(self, ids: IntArray, excluded: int | None) -> FloatArray:
+        log_excluded = -np.inf if excluded is None else float(self._log_w[excluded])
+        if self._spare == (log_excluded > -np.inf):
+            probs: FloatArray = self._positive[ids].astype(np.float64)
+        elif len(ids) <= len(self._counts):
+            probs = self._first_rings(self._log_w[ids], log_excluded)
+        else:
+            probs = self._from_atoms(ids, self._first_rings(self._log_rates, log_excluded))
+        probs[ids == excluded] = 0.0
+        return probs
+
+    def _first_rings(self, log_rates: FloatArray, log_excluded: float) -> FloatArray:
+        out = np.empty(len(log_rates))
+        successive.first_rings(log_rates, log_excluded, *self._nodes, out)
+        return out
+
+    def _make_atoms(self) -> None:
+        """Choose the atoms: the nodes of the crowded panels of log w, then each other class."""
+        log_w, positive = self._log_w, self._positive
+        least = float(np.min(log_w, where=positive, initial=0.0))
+        self._first = int(np.floor(least / panels.WIDTH))
+        span = panels.WIDTH, self._first
+        found = panels.mark(log_w, positive.astype(np.float64), 0.0, *span, 1 - self._first)
+        crowded = found >= _CROWD
+        self._slot: IntArray = np.cumsum(crowded) - 1
+        panel = np.floor(np.maximum(log_w, least) / panels.WIDTH).astype(np.int64) - self._first
+        self._shared = positive & crowded[panel]
+        self._lone = np.flatnonzero(positive & ~self._shared)
+        shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
+        moments = np.zeros((int(crowded.sum()), 3, panels.DEGREE))
+        panels.spread(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments)
+        places = self._first + np.flatnonzero(crowded)[:, None] + panels.node_places()
+        self._log_rates = np.append((places * panels.WIDTH).ravel(), log_w[self._lone])
+        counts = (moments[:, 0] @ panels.forward().T).ravel()
+        self._counts = np.append(counts, np.ones(len(self._lone)))
+
+    def _from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
+        """Return (k,) the probabilities of classes `ids` from those of the atoms."""
+        nodes = len(atoms) - len(self._lone)
+        coefficients = atoms[:nodes].reshape(-1, panels.DEGREE) @ panels.forward()
+        shared, probs = self._shared[ids], np.empty(len(ids))
+        panels.evaluate(
+            self._log_w[ids],
+            shared.astype(np.float64),
+            np.ones(len(ids)),
+            0.0,
+            panels.WIDTH,
+            self._first,
+            self._slot,
+            coefficients,
+            probs,
+        )
+        lone = self._positive[ids] & ~shared
+        probs[lone] = atoms[nodes + np.searchsorted(self._lone, ids[lone])]
+        return np.minimum(probs, 1.0)

@@ -1,0 +1,417 @@
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+from naive_tree import branches, draw, inner, is_clipped, leave_out, probabilities
+from scipy import stats
+
+from samplesoft import _jit, tree
+from samplesoft._random import as_key, uniform_block
+from samplesoft.tree import LEAVES, KernelTree
+
+SIZES = [1, 2, 3, 5, 37, 64, 65, 130]
+DTYPES = [np.float32, np.float64]
+STATISTICAL_TESTS = 20
+PROJECTION = np.random.default_rng(7).standard_normal((4, 6))
+
+
+def rectified(rows):
+    return np.maximum(rows @ PROJECTION.astype(rows.dtype), 0)
+
+
+def whole_numbers(n, dtype=np.float64, batch=2, dim=5):
+    """Vectors whose inner products and sums are exact, so that clipping is; many are negative."""
+    rng = np.random.default_rng(n)
+    rows, h = rng.integers(-3, 4, (n, dim)), rng.integers(-3, 4, (batch, dim))
+    return rows.astype(dtype), h.astype(dtype)
+
+
+def real_numbers(n, dtype=np.float64, batch=2, dim=4):
+    rng = np.random.default_rng(n)
+    return rng.standard_normal((n, dim)).astype(dtype), rng.standard_normal((batch, dim)).astype(
+        dtype
+    )
+
+
+def as_floats(q):
+    return np.array([float(x) for x in q])
+
+
+def leaf_sizes(n):
+    return sorted({1, 3, 64, n})
+
+
+# --- probabilities ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("n", SIZES)
+def test_probabilities_are_those_of_exact_arithmetic(n, leaf):
+    settings = {"scale": 0.37, "floor": 0.01}
+    for leaf_size in leaf_sizes(n):
+        for dtype in DTYPES:
+            rows, h = whole_numbers(n, dtype)
+            kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf, **settings)
+            labels = [0, n - 1]
+            q = kernel_tree.probs(h)
+            qn = kernel_tree.probs(h, exclude=labels) if n > 1 else None
+            for b in range(2):
+                exact = probabilities(
+                    h[b], rows, h[b], rows, leaf_size=leaf_size, kind=leaf, **settings
+                )
+                np.testing.assert_allclose(q[b], as_floats(exact), rtol=1e-12)
+                if n > 1:
+                    others = as_floats(leave_out(exact, labels[b]))
+                    np.testing.assert_allclose(qn[b], others, rtol=1e-12)
+
+
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+@pytest.mark.parametrize("n", [130, 65])
+def test_the_exact_cases_clip_masses(n, leaf_size):
+    rows, h = whole_numbers(n)
+    for context in h:
+        values = [inner(context, row) for row in rows]
+        assert sum(v < 0 for v in values) > n / 4
+    assert any(is_clipped([inner(x, row) for row in rows], leaf_size, 0.01) for x in h)
+
+
+@pytest.mark.parametrize("transform", [None, rectified], ids=["plain", "transform"])
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("n", [5, 65, 130])
+def test_probabilities_of_real_features(n, leaf, transform):
+    rows, h = real_numbers(n)
+    features, phi = (rows, h) if transform is None else (transform(rows), transform(h))
+    settings = {"scale": 2.0, "floor": 0.01}
+    for leaf_size in leaf_sizes(n):
+        q = KernelTree(rows, transform, leaf_size=leaf_size, leaf=leaf, **settings).probs(h)
+        for b in range(2):
+            exact = probabilities(
+                h[b], rows, phi[b], features, leaf_size=leaf_size, kind=leaf, **settings
+            )
+            np.testing.assert_allclose(q[b], as_floats(exact), rtol=1e-10)
+
+
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+def test_float32_branches_follow_the_kernel(leaf_size):
+    rows, h = real_numbers(130, np.float32)
+    rows, h = abs(rows), abs(h)
+    q = KernelTree(rows, leaf_size=leaf_size).probs(h)
+    for b in range(2):
+        exact = probabilities(h[b], rows, h[b], rows, leaf_size=leaf_size)
+        wanted = as_floats(branches(exact, leaf_size))
+        np.testing.assert_allclose(branches(q[b], leaf_size), wanted, rtol=0, atol=5e-7)
+
+
+def test_without_any_mass_all_classes_are_equal():
+    for n in SIZES:
+        for leaf_size in leaf_sizes(n):
+            for sign in (0.0, -1.0):
+                kernel_tree = KernelTree(np.full((n, 2), sign), leaf_size=leaf_size)
+                np.testing.assert_allclose(kernel_tree.probs([1.0, 1.0]), 1 / n, rtol=1e-13)
+
+
+# --- any features at all ----------------------------------------------------------------------
+
+HOSTILE = {
+    "zeros": lambda rng, dtype: (np.zeros((37, 4)), np.zeros((2, 4))),
+    "denormal": lambda rng, dtype: (
+        rng.standard_normal((37, 4)) * 10 * np.finfo(dtype).smallest_subnormal,
+        rng.standard_normal((2, 4)),
+    ),
+    "negative": lambda rng, dtype: (-1 - rng.random((37, 4)), 1 + rng.random((2, 4))),
+    "many scales": lambda rng, dtype: (
+        rng.standard_normal((37, 4)) * 10.0 ** rng.integers(-18, 18, (37, 1)),
+        rng.standard_normal((2, 4)),
+    ),
+    "large logits": lambda rng, dtype: (
+        rng.standard_normal((37, 4)) * 1e4,
+        rng.standard_normal((2, 4)) * 1e4,
+    ),
+    "huge": lambda rng, dtype: (
+        rng.standard_normal((37, 4)) * np.finfo(dtype).max ** 0.8,
+        rng.standard_normal((2, 4)) * np.finfo(dtype).max ** 0.8,
+    ),
+    "half huge": lambda rng, dtype: (
+        np.where(np.arange(37) % 2, 1.0, np.finfo(dtype).max ** 0.8)[:, None] * np.ones(4),
+        np.array([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 0.0, 0.0]]) * np.finfo(dtype).max ** 0.3,
+    ),
+}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_features_give_a_distribution_that_is_drawn_from(dtype, name, leaf_size, leaf):
+    rows, h = (x.astype(dtype) for x in HOSTILE[name](np.random.default_rng(3), dtype))
+    kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf)
+    for exclude in (None, [36, 4]):
+        q = kernel_tree.probs(h, exclude=exclude)
+        assert q.min() >= 0.0
+        np.testing.assert_allclose(q.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+        drawn = kernel_tree.sample(h, 100, exclude=exclude, rng=0)
+        log_q = kernel_tree.log_prob(h, drawn.ids, exclude=exclude)
+        np.testing.assert_allclose(drawn.log_q, log_q, rtol=1e-12, atol=1e-12)
+        of_drawn = np.take_along_axis(q, drawn.ids, axis=1)
+        np.testing.assert_allclose(np.exp(drawn.log_q), of_drawn, rtol=1e-11)
+        assert exclude is None or (drawn.ids != np.array([exclude]).T).all()
+
+
+def test_sums_that_leave_float32_are_no_disaster():
+    rows = np.full((4, 1), 2e38, np.float32)
+    try:
+        kernel_tree = KernelTree(rows, leaf_size=1)
+    except ValueError as error:
+        assert "finite" in str(error)
+    else:
+        assert kernel_tree.probs(np.ones(1, np.float32)).sum() == pytest.approx(1.0, abs=1e-12)
+        assert kernel_tree.drift < 1e-6
+
+
+# --- draws ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [None, rectified], ids=["plain", "transform"])
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+def test_log_q_is_the_log_probability_of_the_draw(leaf_size, leaf, transform):
+    for dtype in DTYPES:
+        rows, h = real_numbers(130, dtype, batch=3)
+        kernel_tree = KernelTree(rows, transform, leaf_size=leaf_size, leaf=leaf)
+        for exclude in (None, [5, 0, 129]):
+            drawn = kernel_tree.sample(h, 200, exclude=exclude, rng=1)
+            assert drawn.ids.dtype == np.int64
+            assert drawn.log_q.dtype == np.float64
+            log_q = kernel_tree.log_prob(h, drawn.ids, exclude=exclude)
+            np.testing.assert_allclose(drawn.log_q, log_q, rtol=1e-12, atol=1e-13)
+            q = kernel_tree.probs(h, exclude=exclude)
+            np.testing.assert_allclose(
+                np.exp(log_q), np.take_along_axis(q, drawn.ids, axis=1), rtol=1e-12
+            )
+
+
+def test_log_prob_of_the_excluded_class_is_minus_infinity():
+    rows, h = real_numbers(37)
+    log_q = KernelTree(rows, leaf_size=3).log_prob(h, np.arange(37), exclude=[3, 36])
+    assert (log_q[[0, 1], [3, 36]] == -np.inf).all()
+    assert np.isfinite(log_q).sum() == 72
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("excluded", [False, True])
+@pytest.mark.parametrize("leaf_size", [1, 3, 64, 130])
+def test_draws_are_those_of_independent_descents(leaf_size, excluded, leaf):
+    rows, h = real_numbers(130, batch=3)
+    kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf, floor=1e-3)
+    exclude = [7, 0, 129] if excluded else None
+    ids = kernel_tree.sample(h, 150, exclude=exclude, rng=5).ids
+    q = kernel_tree.probs(h, exclude=exclude)
+    uniforms = uniform_block(as_key(5), 3, 150)
+    one_by_one = [[draw(u, q[b], leaf_size) for u in uniforms[b]] for b in range(3)]
+    np.testing.assert_array_equal(ids, one_by_one)
+
+
+def test_draws_are_those_of_the_inverse_distribution_function():
+    rows, h = real_numbers(130, batch=40)
+    for leaf_size in (1, 3, 64):
+        kernel_tree = KernelTree(rows, leaf_size=leaf_size)
+        ids = kernel_tree.sample(h, 2000, rng=9).ids
+        uniforms = uniform_block(as_key(9), 40, 2000)
+        for b, q in enumerate(kernel_tree.probs(h)):
+            wanted = np.searchsorted(np.cumsum(q), uniforms[b], side="right")
+            np.testing.assert_array_equal(ids[b], wanted)
+
+
+@pytest.mark.parametrize("transform", [None, rectified], ids=["plain", "transform"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_draws_are_the_same_at_any_number_of_threads(monkeypatch, dtype, transform):
+    rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
+    exclude = np.arange(257)
+    seen = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(tree, "num_threads", lambda threads=threads: threads)
+        kernel_tree = KernelTree(rows, transform, leaf_size=3)
+        kernel_tree.update([2, 299], rows[:2])
+        drawn = kernel_tree.sample(h, 100, exclude=exclude, rng=2)
+        log_q = kernel_tree.log_prob(h, drawn.ids, exclude=exclude)
+        seen.append((drawn.ids, drawn.log_q, log_q, kernel_tree.probs(h)))
+    for others in seen[1:]:
+        for one, other in zip(seen[0], others, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_draw_depends_on_its_row_alone():
+    rows, h = whole_numbers(65, batch=6)
+    kernel_tree = KernelTree(rows, leaf_size=3)
+    ids = kernel_tree.sample(h, 40, rng=3).ids
+    np.testing.assert_array_equal(kernel_tree.sample(h[:4], 40, rng=3).ids, ids[:4])
+    np.testing.assert_array_equal(kernel_tree.sample(h, 15, rng=3).ids, ids[:, :15])
+    other = h.copy()
+    other[[0, 1, 3]] = 1.0
+    np.testing.assert_array_equal(kernel_tree.sample(other, 40, rng=3).ids[2], ids[2])
+    same = kernel_tree.sample(np.repeat(h[:1], 2, axis=0), 40, rng=3).ids
+    assert (same[0] != same[1]).any()
+
+
+def chi_square(ids, q):
+    """The p-value of the counts of `ids` under `q` (n,), rare classes put together."""
+    counts = np.bincount(ids.ravel(), minlength=len(q))
+    assert not counts[q == 0.0].any()
+    expected = q * ids.size
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < 5:
+        counts[-2] += counts[-1]
+        expected[-2] += expected[-1]
+        counts, expected = counts[:-1], expected[:-1]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return stats.chi2.sf(statistic, len(counts) - 1)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("exclude", [None, 11])
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+def test_counts_follow_the_probabilities(leaf_size, exclude, leaf):
+    rows, h = whole_numbers(37)
+    settings = {"leaf_size": leaf_size, "scale": 0.2, "floor": 0.1}
+    ids = KernelTree(rows, leaf=leaf, **settings).sample(h[0], 20_000, exclude=exclude, rng=11).ids
+    q = probabilities(h[0], rows, h[0], rows, kind=leaf, exclude=exclude, **settings)
+    assert chi_square(ids, as_floats(q)) > 1e-3 / STATISTICAL_TESTS
+
+
+@pytest.mark.parametrize("leaf_size", [1, 3])
+def test_counts_tell_wrong_trees_apart(leaf_size):
+    rows, h = whole_numbers(37)
+    settings = {"leaf_size": leaf_size, "floor": 0.1}
+    kernel_tree = KernelTree(rows, **settings)
+    label = int(kernel_tree.probs(h[0])[0].argmax())
+    ids = kernel_tree.sample(h[0], 20_000, exclude=label, rng=12).ids
+    assert chi_square(ids, kernel_tree.probs(h[0], exclude=label)[0]) > 1e-3 / STATISTICAL_TESTS
+
+    not_excluded = kernel_tree.probs(h[0])[0]
+    order = np.random.default_rng(0).permutation(np.delete(np.arange(37), label))
+    order = np.insert(order, label, label)
+    shuffled = np.empty(37)
+    shuffled[order] = KernelTree(rows[order], **settings).probs(h[0], exclude=label)[0]
+    subtracted = KernelTree(np.where(np.arange(37) == label, 0.0, rows.T).T, **settings)
+    minus_label = subtracted.probs(h[0])[0]
+    minus_label[label] = 0.0
+    for wrong in (not_excluded, shuffled, minus_label / minus_label.sum()):
+        assert chi_square(ids, wrong) < 1e-9
+
+
+# --- an excluded class that has nearly all the mass -------------------------------------------
+
+
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+@pytest.mark.parametrize("label", [0, 40, 64])
+@pytest.mark.parametrize("bits", [20, 40, 48])
+def test_excluding_a_class_with_nearly_all_the_kernel(bits, label, leaf_size):
+    rows = 1.0 + np.random.default_rng(bits).integers(0, 7, (65, 1))
+    rows[label] = 2.0**bits
+    kernel_tree = KernelTree(rows, leaf_size=leaf_size)
+    drawn = kernel_tree.sample([1.0], 2000, exclude=label, rng=0)
+    assert label not in drawn.ids
+    exact = probabilities([1.0], rows, [1.0], rows, leaf_size=leaf_size)
+    with mp.workdps(50):
+        assert 1 - exact[label] < mpf(400) / 2**bits
+        log_q = [float(mp.log(x)) if x else -np.inf for x in leave_out(exact, label)]
+    np.testing.assert_allclose(drawn.log_q[0], np.array(log_q)[drawn.ids[0]], rtol=1e-12)
+    every = kernel_tree.log_prob([1.0], np.arange(65), exclude=label)
+    np.testing.assert_allclose(every[0], log_q, rtol=1e-12)
+
+
+@pytest.mark.parametrize("leaf_size", [2, 3, 64])
+@pytest.mark.parametrize("logit", [1e2, 1e4, -1e4])
+def test_excluding_a_class_with_nearly_all_of_a_softmax_leaf(logit, leaf_size):
+    rng = np.random.default_rng(0)
+    rows = np.append(rng.random((37, 2)), rng.integers(-4, 5, (37, 1)), axis=1)
+    rows[5, 2] = logit
+    rows[6, 2] = -logit
+    h = np.array([1e-3, 1e-3, 1.0])
+    phi = lambda x: np.abs(x[:, :2]) + 1e-3  # noqa: E731
+    kernel_tree = KernelTree(rows, phi, leaf_size=leaf_size, leaf="softmax")
+    settings = {"leaf_size": leaf_size, "kind": "softmax"}
+    exact = probabilities(h, rows, phi(h[None])[0], phi(rows), **settings)
+    for label in (5, 6):
+        drawn = kernel_tree.sample(h, 2000, exclude=label, rng=0)
+        assert label not in drawn.ids
+        with mp.workdps(50):
+            log_q = [float(mp.log(x)) if x else -np.inf for x in leave_out(exact, label)]
+        np.testing.assert_allclose(
+            drawn.log_q[0], np.array(log_q)[drawn.ids[0]], rtol=1e-12, atol=4e-12
+        )
+        every = kernel_tree.log_prob(h, np.arange(37), exclude=label)
+        np.testing.assert_allclose(every[0], log_q, rtol=1e-12, atol=4e-12)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_excluding_a_class_whose_probability_rounds_to_one(dtype, leaf_size, leaf):
+    rows = np.ones((37, 1), dtype)
+    rows[36] = 1e30
+    kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf)
+    assert kernel_tree.probs([1.0])[0, 36] == pytest.approx(1.0, abs=1e-15)
+    drawn = kernel_tree.sample([1.0], 500, exclude=36, rng=0)
+    assert 36 not in drawn.ids
+    q = kernel_tree.probs([1.0], exclude=36)
+    assert q.sum() == pytest.approx(1.0, abs=1e-12)
+    np.testing.assert_allclose(drawn.log_q, np.log(q[0, drawn.ids]), rtol=1e-12, atol=1e-12)
+
+
+# --- small and odd calls ----------------------------------------------------------------------
+
+
+def test_one_class_is_always_drawn():
+    for leaf in LEAVES:
+        kernel_tree = KernelTree([[2.0, -1.0]], leaf=leaf)
+        drawn = kernel_tree.sample([1.0, 1.0], 5, rng=0)
+        assert (drawn.ids == 0).all()
+        assert (drawn.log_q == 0.0).all()
+        assert (kernel_tree.probs([-1.0, 0.0]) == 1.0).all()
+
+
+def test_of_two_classes_the_other_is_drawn():
+    kernel_tree = KernelTree([[1.0], [1e-300]], leaf_size=1)
+    drawn = kernel_tree.sample([[1.0], [1.0]], 9, exclude=[0, 1], rng=0)
+    np.testing.assert_array_equal(drawn.ids, np.repeat([[1], [0]], 9, axis=1))
+    np.testing.assert_allclose(drawn.log_q, 0.0, atol=1e-15)
+
+
+def test_one_set_for_the_batch_comes_from_the_mean():
+    rows, h = whole_numbers(37, batch=4)
+    kernel_tree = KernelTree(rows, leaf_size=3, floor=0.1)
+    drawn = kernel_tree.sample(h, 20_000, shared=True, rng=1)
+    mean = kernel_tree.probs(h).mean(axis=0)
+    np.testing.assert_allclose(drawn.log_q, np.log(mean[drawn.ids]), rtol=1e-12)
+    assert chi_square(drawn.ids, mean) > 1e-3 / STATISTICAL_TESTS
+
+
+def test_contexts_of_any_layout_and_type_are_the_same():
+    rows, h = whole_numbers(37, np.float32, batch=4)
+    kernel_tree = KernelTree(rows, leaf_size=3)
+    q = kernel_tree.probs(h)
+    frozen = np.asfortranarray(h.astype(np.float64))
+    frozen.setflags(write=False)
+    for same in (frozen, h.astype(np.int8), h.tolist(), np.repeat(h, 2, axis=1)[:, ::2]):
+        np.testing.assert_array_equal(kernel_tree.probs(same), q)
+
+
+def test_every_kernel_stays_in_its_arrays():
+    """A few reads of each kind at ragged ends, for a run with NUMBA_BOUNDSCHECK=1."""
+    for n, leaf_size in ((2, 1), (7, 1), (7, 3), (9, 4), (13, 5)):
+        for leaf in LEAVES:
+            rows, h = whole_numbers(n, batch=3)
+            for transform in (None, lambda x: np.abs(x[:, :2])):
+                kernel_tree = KernelTree(rows, transform, leaf_size=leaf_size, leaf=leaf)
+                for exclude in (None, n - 1):
+                    ids = kernel_tree.sample(h, 6, exclude=exclude, rng=0).ids
+                    log_q = kernel_tree.log_prob(h, ids, exclude=exclude)
+                    q = kernel_tree.probs(h, exclude=exclude)
+                    np.testing.assert_allclose(
+                        np.exp(log_q), np.take_along_axis(q, ids, axis=1), rtol=1e-12
+                    )
+                kernel_tree.update([n - 1, 0], rows[:2])
+                kernel_tree.rebuild()
