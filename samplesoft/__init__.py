@@ -1,5 +1,6 @@
-"""Sampled softmax with NumPy and Numba: exact bias, bounds and Monte Carlo."""
+"""Sampled softmax with NumPy and Numba: exact bias, bounds, Monte Carlo, kernel sampling."""
 
+from samplesoft import feature_maps, samplers
 from samplesoft.bias.asymptotic import asymptotic_bias
 from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.exact import ExactBias, exact_bias
@@ -7,6 +8,7 @@ from samplesoft.bias.moments import GradientMoments, exact_gradient_moments
 from samplesoft.bias.monte_carlo import MonteCarloBias, monte_carlo_bias
 from samplesoft.bias.theorem1 import Theorem1Bounds, theorem1_bounds
 from samplesoft.bias.theorem2 import Theorem2Ratio, theorem2_ratio
+from samplesoft.tree import KernelTree
 from samplesoft.verification.report import VerificationReport
 from samplesoft.verification.rows import VerificationRow
 from samplesoft.verification.verify import verify
@@ -15,6 +17,7 @@ __all__ = [
     "ExactBias",
     "FiniteSampleBounds",
     "GradientMoments",
+    "KernelTree",
     "MonteCarloBias",
     "Theorem1Bounds",
     "Theorem2Ratio",
@@ -23,8 +26,10 @@ __all__ = [
     "asymptotic_bias",
     "exact_bias",
     "exact_gradient_moments",
+    "feature_maps",
     "finite_sample_bounds",
     "monte_carlo_bias",
+    "samplers",
     "theorem1_bounds",
     "theorem2_ratio",
     "verify",

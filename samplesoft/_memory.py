@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
@@ -30,3 +31,39 @@ def human_bytes(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000.0
     return f"{size:.4g} TB"
+
+
+def require_memory(
+    what: str, option: str, value: int, largest: int, predicted: Callable[[int], int]
+) -> None:
+    """Raise MemoryError where a size would not fit, and say which value of an option would.
+
+    Parameters
+    ----------
+    what : str
+        What is to be made, for the message.
+    option : str
+        Name of the option, of which larger values need less memory.
+    value, largest : int
+        The value asked for, and the largest that makes sense.
+    predicted : callable
+        Bytes that a value needs.
+
+    Raises
+    ------
+    MemoryError
+        If more is needed than is available.
+    """
+    available = available_bytes()
+    if available is None or predicted(value) <= available:
+        return
+    fitting = value
+    while fitting < largest and predicted(fitting) > available:
+        fitting *= 2
+    remedy = f"{option}={fitting} would fit"
+    if predicted(fitting) > available:
+        remedy = f"no {option} would fit; use float32 or fewer classes"
+    raise MemoryError(
+        f"{what} needs {human_bytes(predicted(value))}, but {human_bytes(available)} are "
+        f"available; {remedy}."
+    )

@@ -41,21 +41,30 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
     return array
 
 
-def as_float_rows(name: str, value: ArrayLike, dim: int | None = None) -> NDArray[Any]:
-    """Return `value` as finite rows (N, `dim`) in C order: float32 if it is, else float64."""
-    dtype = np.float32 if getattr(value, "dtype", None) == np.float32 else np.float64
-    array = value
-    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-        array = as_real_array(name, value, (1, 2))
-    rows = np.ascontiguousarray(np.atleast_2d(np.asarray(array)), dtype=dtype)
+def as_float_rows(
+    name: str,
+    value: ArrayLike,
+    dim: int | None = None,
+    dtype: np.dtype[Any] | None = None,
+) -> NDArray[Any]:
+    """Return `value` as finite rows (N, `dim`) in C order.
+
+    They are of type `dtype`, or where none is given float32 if they were, else float64.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        rows = np.atleast_2d(value)
+    else:
+        rows = np.atleast_2d(as_real_array(name, value, (1, 2)))
     if rows.ndim != 2 or rows.size == 0:
         raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
     if dim is not None and rows.shape[1] != dim:
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(rows, dtype=dtype or rows.dtype)
     if not np.isfinite(rows).all():
         where = np.argwhere(~np.isfinite(rows))[0].tolist()
         raise ValueError(
-            f"`{name}` must be finite, got {rows[tuple(where)]} at index {where}; "
+            f"`{name}` must be finite in {rows.dtype}, got {rows[tuple(where)]} at index {where}; "
             "remove or replace NaN and infinite entries first."
         )
     return rows

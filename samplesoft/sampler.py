@@ -176,6 +176,8 @@ class Sampler(ABC):
             If an argument is malformed; nothing has changed then.
         """
         classes = as_ids("ids", ids, self.num_classes)
+        if not len(classes) and not np.size(class_embeddings):
+            return
         rows = as_float_rows("class_embeddings", class_embeddings, self.dim)
         if len(rows) != len(classes):
             raise ValueError(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_map
-from samplesoft._memory import available_bytes, human_bytes
+from samplesoft._memory import require_memory
 from samplesoft._random import uniform_block
+from samplesoft._tree_sums import TreeSums
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -21,7 +22,7 @@ from samplesoft._validation import (
     as_positive,
 )
 from samplesoft.kernels.tree_leaf import log_inside, log_rest, pick, probs_inside
-from samplesoft.kernels.tree_sums import add_to_tree, sums_to_differences
+from samplesoft.kernels.tree_sums import sum_runs
 from samplesoft.kernels.tree_walk import (
     known_levels,
     lift_rest,
@@ -37,6 +38,7 @@ Transform = Callable[[Rows], NDArray[Any]]
 LEAVES = ("kernel", "softmax", "quadratic")
 SMALLEST_FLOOR = 1e-150  # so that the ratio of two masses is a number above 0
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
+_KERNEL_PART = 64  # examples that share the features of the leaves which they visit
 _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
 _WORTH_A_THREAD = 1 << 20  # multiplications below which threads cost more than they save
 
@@ -55,8 +57,8 @@ class KernelTree(Sampler):
         One row for each class, float32 or float64; copied. Without `transform` they are the
         features themselves.
     transform : callable, optional
-        Features (k, F) of rows (k, d), such as the ``transform`` of a feature map. Applied to
-        class vectors in chunks, and to contexts.
+        Gives a new array of features (k, F) for rows (k, d), as the ``transform`` of a feature
+        map does. Applied to class vectors in chunks, and to contexts.
     leaf_size : int, optional
         Classes in a bucket. Node sums take ``n * F / leaf_size`` numbers; a draw costs
         ``leaf_size * d`` multiplications in its bucket, or ``leaf_size * F`` for
@@ -83,7 +85,9 @@ class KernelTree(Sampler):
     -----
     **q is exact.** The probability of a class is defined as the product of the clipped branch
     probabilities that are used, whatever the features; `sample`, `log_prob` and `probs` compute
-    the same numbers. With float32 features a branch probability follows the kernel to about 1e-7.
+    the same numbers. How well they follow the kernel is another matter: a branch probability has
+    an error of about 1e-7 with float32 features, so that in their sums a class much lighter than
+    1e-7 of its neighbours counts as the floor.
 
     **Exclusion is exact.** With :math:`\rho_v` the probability of reaching the excluded class
     from node v, the branch c towards it is taken with probability
@@ -130,19 +134,26 @@ class KernelTree(Sampler):
         self.scale = as_positive("scale", scale)
         self._transform = transform
         self._dtype = rows.dtype
+        self.num_features = 0  # not known before the first features
         self.num_features = self._features(rows[:1]).shape[1]
         if leaf_size is None:
             leaf_size = max(16, 1 << (-(-self.num_features // rows.shape[1]) - 1).bit_length())
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
         self._num_leaves = -(-self.num_classes // self.leaf_size)
-        self._check_memory()
+        require_memory(
+            f"the tree over {self.num_classes:,} classes with {self.num_features:,} features",
+            "leaf_size",
+            self.leaf_size,
+            self.num_classes,
+            self._predicted,
+        )
         self._rows = rows.copy()
         self.rebuild(progress=progress)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the node sums and the class vectors."""
-        return int(self._nodes.nbytes) + int(self._rows.nbytes)
+        return int(self._sums.nodes.nbytes) + int(self._rows.nbytes)
 
     @property
     def drift(self) -> float:
@@ -151,8 +162,7 @@ class KernelTree(Sampler):
         Every update adds to the root, so that its rounding errors are the most. They are measured
         against a sum kept in float64.
         """
-        norm = np.linalg.norm(self._total)
-        return float(np.linalg.norm(self._nodes[0] - self._total) / norm) if norm > 0.0 else 0.0
+        return self._sums.drift
 
     def class_embeddings(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors (k, d) of some classes, or of all."""
@@ -169,67 +179,38 @@ class KernelTree(Sampler):
         progress : bool
             Show a progress bar on stderr, if that is a terminal.
         """
-        nodes = np.zeros((self._num_leaves, self.num_features), self._dtype)
-        step = max(1, _BLOCK // (self.num_features * self.leaf_size))
-        for part in _with_progress(chunks(self._num_leaves, step), progress):
+        leaf_sums = np.empty((self._num_leaves, self.num_features), self._dtype)
+        parts = chunks(self._num_leaves, self._leaves_at_a_time)
+        for part in _with_progress(parts, progress):
             rows = self._rows[part.start * self.leaf_size : part.stop * self.leaf_size]
-            features = self._features(rows)
             starts = np.arange(0, len(rows), self.leaf_size)
-            np.add.reduceat(features, starts, axis=0, out=nodes[part])
-        total = nodes.sum(axis=0, dtype=np.float64)
-        if not np.isfinite(total).all():
-            raise ValueError(
-                "`transform` must give features with finite sums, got infinity or NaN; scale the "
-                "class vectors down, or use float64."
-            )
-        for _ in thread_map(lambda columns: sums_to_differences(nodes, columns), self._columns()):
-            pass
-        self._nodes, self._total = nodes, total
+            sum_runs(self._features(rows), starts, leaf_sums[part])
+        self._sums = TreeSums(leaf_sums)
         self.num_updates = 0
 
     def _features(self, rows: Rows) -> NDArray[Any]:
         if self._transform is None:
             return rows
-        features = np.asarray(self._transform(rows))
-        if features.ndim != 2 or len(features) != len(rows):
-            raise ValueError(
-                f"`transform` must give one row of features for each of {len(rows)} rows, got "
-                f"shape {features.shape}."
-            )
-        return np.ascontiguousarray(features, self._dtype)
-
-    def _columns(self) -> list[IntArray]:
-        """Return ranges of features, one for each thread."""
-        ends = np.linspace(0, self.num_features, num_threads() + 1).astype(np.int64)
-        return [ends[i : i + 2] for i in range(num_threads())]
-
-    def _check_memory(self) -> None:
-        size, left = self._predicted(self.leaf_size), available_bytes()
-        if left is None or size <= left:
-            return
-        fitting = self.leaf_size
-        while fitting < self.num_classes and self._predicted(fitting) > left:
-            fitting *= 2
-        remedy = f"leaf_size={fitting} would fit"
-        if self._predicted(fitting) > left:
-            remedy = "no leaf_size would fit; use float32 or fewer classes"
-        raise MemoryError(
-            f"the tree over {self.num_classes:,} classes with {self.num_features:,} features needs "
-            f"{human_bytes(size)}, but {human_bytes(left)} are available; {remedy}."
-        )
+        with np.errstate(over="ignore"):
+            features = np.asarray(self._transform(rows))
+            wanted = self.num_features or max(1, features.shape[-1] if features.ndim else 1)
+            if features.shape != (len(rows), wanted) or features.dtype.kind not in "biuf":
+                raise ValueError(
+                    f"`transform` must give real features of shape ({len(rows)}, {wanted}) for "
+                    f"{len(rows)} rows, got {features.dtype} of shape {features.shape}."
+                )
+            return np.ascontiguousarray(features, self._dtype)
 
     def _predicted(self, leaf_size: int) -> int:
         num_leaves = -(-self.num_classes // leaf_size)
         vectors = self.num_classes * (self.dim or 0)
-        block = max(_BLOCK, leaf_size * self.num_features)
+        block = min(
+            self.num_classes * self.num_features, max(_BLOCK, leaf_size * self.num_features)
+        )
         return (num_leaves * self.num_features + vectors + 2 * block) * self._dtype.itemsize
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
-        contexts = super()._contexts(h)
-        if contexts.dtype != self._dtype:
-            with np.errstate(over="ignore"):
-                contexts = as_float_rows("h", contexts.astype(self._dtype))
-        return contexts
+        return as_float_rows("h", super()._contexts(h), self.dim, self._dtype)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         phi = self._features(h)
@@ -243,10 +224,10 @@ class KernelTree(Sampler):
             log_p = np.empty(shape)
             levels = known_levels(self._num_leaves, m)
             known = np.empty((len(rest), 1 << levels))
-            multiply_top(phi[part], self._nodes, levels, known)
+            multiply_top(phi[part], self._sums.nodes, levels, known)
             walk(
                 phi[part],
-                self._nodes,
+                self._sums.nodes,
                 known,
                 *self._walked,
                 exclude[part],
@@ -256,21 +237,21 @@ class KernelTree(Sampler):
                 leaves,
                 log_p,
             )
-            queries, rows, starts = self._leaves(h[part], phi[part], leaves)
-            pick(
-                queries,
-                rows,
-                starts,
-                leaves,
-                exclude[part],
-                rest,
-                uniforms[part],
-                order,
-                log_p,
-                *self._inside,
-                ids[part],
-                log_q[part],
-            )
+            for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
+                pick(
+                    queries,
+                    rows,
+                    begin,
+                    leaves,
+                    exclude[part],
+                    rest,
+                    uniforms[part],
+                    order,
+                    log_p,
+                    *self._inside,
+                    ids[part],
+                    log_q[part],
+                )
 
         self._share_out(draw, len(h), m)
         return Draw(ids, log_q)
@@ -282,61 +263,60 @@ class KernelTree(Sampler):
         def read(part: slice) -> None:
             rest = self._rest_at_root(h[part], phi[part], exclude[part])
             leaves = ids[part] // self.leaf_size
-            log_reach(phi[part], self._nodes, leaves, *self._walked, log_q[part])
-            queries, rows, starts = self._leaves(h[part], phi[part], leaves)
-            log_inside(queries, rows, starts, ids[part], *self._inside, log_q[part])
-            log_q[part] -= rest[:, None]
+            log_reach(phi[part], self._sums.nodes, leaves, *self._walked, log_q[part])
+            for leaf_rows in self._leaf_rows(h[part], phi[part], leaves):
+                log_inside(*leaf_rows, ids[part], exclude[part], rest, *self._inside, log_q[part])
 
         self._share_out(read, *ids.shape)
-        log_q[ids == exclude[:, None]] = -np.inf
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         phi = self._features(h)
+        reach = np.empty((len(h), self._num_leaves))
         probs = np.empty((len(h), self.num_classes))
+        rest = self._rest_at_root(h, phi, exclude)
 
-        def read(part: slice) -> None:
-            reach = np.empty((part.stop - part.start, self._num_leaves))
-            log_reach_all(phi[part], self._nodes, *self._walked, reach)
-            reach -= self._rest_at_root(h[part], phi[part], exclude[part])[:, None]
-            step = max(1, _BLOCK // (self.leaf_size * self.num_features))
-            for leaves in chunks(self._num_leaves, step):
-                every = np.arange(leaves.start, leaves.stop)
-                queries, rows, starts = self._leaves(h[part], phi[part], every)
-                probs_inside(queries, rows, starts, every, reach, *self._inside, probs[part])
+        def descend(part: slice) -> None:
+            log_reach_all(phi[part], self._sums.nodes, *self._walked, reach[part])
 
-        self._share_out(read, len(h), self._num_leaves)
-        barred = np.flatnonzero(exclude >= 0)
-        probs[barred, exclude[barred]] = 0.0
+        def spread(part: slice) -> None:
+            leaves = np.arange(part.start, part.stop)
+            for queries, rows, begin in self._leaf_rows(h, phi, leaves):
+                here = begin >= 0
+                probs_inside(
+                    queries,
+                    rows,
+                    begin[here],
+                    leaves[here],
+                    reach,
+                    exclude,
+                    rest,
+                    *self._inside,
+                    probs,
+                )
+
+        self._share_out(descend, len(h), self._num_leaves)
+        for _ in thread_map(spread, chunks(self._num_leaves, self._leaves_at_a_time)):
+            pass
         return probs
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
-        if len(ids) == 0:
-            return
-        with np.errstate(over="ignore"):
-            rows = as_float_rows("class_embeddings", rows.astype(self._dtype, copy=False))
+        rows = as_float_rows("class_embeddings", rows, self.dim, self._dtype)
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
         leaves, starts = np.unique(ids // self.leaf_size, return_index=True)
         change = np.empty((len(leaves), self.num_features), self._dtype)
-        old = self._rows[ids]
-        step = max(1, _BLOCK // (self.num_features * self.leaf_size))
-        for part in chunks(len(leaves), step):
+        total, sums = np.zeros(self.num_features), np.empty((2, self.num_features))
+        for part in chunks(len(leaves), max(1, self._leaves_at_a_time // 2)):
             some = slice(starts[part.start], [*starts, len(ids)][part.stop])
-            difference = self._features(rows[some]) - self._features(old[some])
-            offsets = starts[part] - starts[part.start]
-            np.add.reduceat(difference, offsets, axis=0, out=change[part])
-        moved = change.sum(axis=0)
-        if not np.isfinite(moved).all():
-            raise ValueError(
-                "`class_embeddings` must have finite features, got infinity or NaN; scale the "
-                "vectors down."
-            )
-        self._total += moved
-        for _ in thread_map(
-            lambda columns: add_to_tree(self._nodes, leaves, change, columns), self._columns()
-        ):
-            pass
+            num = some.stop - some.start
+            features = self._features(np.concatenate((rows[some], self._rows[ids[some]])))
+            sum_runs(features, np.array([0, num]), sums)
+            total += sums[0] - sums[1]
+            with np.errstate(over="ignore", invalid="ignore"):
+                features[:num] -= features[num:]
+            sum_runs(features[:num], starts[part] - starts[part.start], change[part])
+        self._sums.add(leaves, change, total)
         self._rows[ids] = rows
         self.num_updates += len(ids)
 
@@ -351,41 +331,54 @@ class KernelTree(Sampler):
         scale = self.floor if leaf == "kernel" else self.scale
         return self.num_classes, self.leaf_size, LEAVES.index(leaf), scale
 
-    def _leaves(self, h: Rows, phi: Rows, leaves: IntArray) -> tuple[Rows, NDArray[Any], IntArray]:
-        """Return queries, rows to multiply them by, and where the rows of each leaf begin."""
+    @property
+    def _leaves_at_a_time(self) -> int:
+        return max(1, _BLOCK // (self.leaf_size * self.num_features))
+
+    def _leaf_rows(
+        self, h: Rows, phi: Rows, leaves: IntArray
+    ) -> Iterator[tuple[Rows, NDArray[Any], IntArray]]:
+        """Yield queries, rows to multiply them by, and where the rows of each of `leaves` begin.
+
+        Where these are features, they come for some leaves at a time, the others beginning at -1.
+        """
         if self._transform is None or LEAVES[self._inside[2]] != "kernel":
-            return h, self._rows, leaves * self.leaf_size
+            yield h, self._rows, leaves * self.leaf_size
+            return
         visited, slots = np.unique(leaves, return_inverse=True)
-        ids = (visited[:, None] * self.leaf_size + np.arange(self.leaf_size)).reshape(-1)
-        features = self._features(self._rows[ids[ids < self.num_classes]])
-        return phi, features, slots.reshape(leaves.shape) * self.leaf_size
+        slots = slots.reshape(leaves.shape)
+        for part in chunks(len(visited), self._leaves_at_a_time):
+            ids = (visited[part, None] * self.leaf_size + np.arange(self.leaf_size)).reshape(-1)
+            features = self._features(self._rows[ids[ids < self.num_classes]])
+            here = (slots >= part.start) & (slots < part.stop)
+            yield phi, features, np.where(here, (slots - part.start) * self.leaf_size, -1)
 
     def _rest_in_leaf(self, h: Rows, phi: Rows, exclude: IntArray) -> FloatArray:
-        """Return, in the leaf of each excluded class, the log-probability of the others, (B,)."""
-        rest = np.zeros(len(h))
+        """Return (B, 2): in the leaf of each excluded class, the log-probability of the others."""
+        rest = np.zeros((len(h), 2))
         if exclude.max() >= 0:
             leaves = np.maximum(exclude, 0) // self.leaf_size
-            queries, rows, starts = self._leaves(h, phi, leaves)
-            log_rest(queries, rows, starts, exclude, *self._inside, rest)
+            for queries, rows, begin in self._leaf_rows(h, phi, leaves):
+                log_rest(queries, rows, begin, exclude, *self._inside, rest)
         return rest
 
     def _rest_at_root(self, h: Rows, phi: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log-probability of all but the excluded class, (B,)."""
+        """Return (B, 2): the same, and the log-probability of the others from the root."""
         rest = self._rest_in_leaf(h, phi, exclude)
-        lift_rest(phi, self._nodes, *self._walked, exclude, rest)
+        lift_rest(phi, self._sums.nodes, *self._walked, exclude, rest)
         return rest
 
     def _share_out(self, work: Callable[[slice], None], batch: int, num_leaves: int) -> None:
         """Call `work` for parts of the batch, on threads where that pays.
 
-        `num_leaves` is how many leaves an example visits: the features of all that are visited
-        at a time should fit.
+        An example visits so many leaves. Features of a leaf's classes are computed for a part as
+        a whole, and so that results do not depend on threads, nor do those parts.
         """
         visits = batch * num_leaves * self._num_leaves.bit_length()
         parts = num_threads() if visits * (self.num_features + _VISIT) > _WORTH_A_THREAD else 1
         size = -(-batch // parts)
         if self.leaf == "kernel" and self._transform is not None:
-            size = max(1, min(size, _BLOCK // (num_leaves * self.leaf_size * self.num_features)))
+            size = _KERNEL_PART
         for _ in thread_map(work, chunks(batch, size)):
             pass
 

@@ -14,7 +14,7 @@ ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
     {"_files", "_jit", "_memory", "_random", "_validation"},
     {"kernels", "sampler"},
-    {"feature_maps", "tree", "data"},
+    {"feature_maps", "_tree_sums", "tree", "data"},
     {"samplers"},
     {"proposals"},
     {"bias"},

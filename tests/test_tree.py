@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 from mpmath import mp, mpf
@@ -11,11 +13,11 @@ from samplesoft.tree import LEAVES, KernelTree
 SIZES = [1, 2, 3, 5, 37, 64, 65, 130]
 DTYPES = [np.float32, np.float64]
 STATISTICAL_TESTS = 20
-PROJECTION = np.random.default_rng(7).standard_normal((4, 6))
 
 
-def rectified(rows):
-    return np.maximum(rows @ PROJECTION.astype(rows.dtype), 0)
+def lifted(rows):
+    """Features that have the same bits in a batch of any size, unlike a matrix product."""
+    return np.concatenate([np.maximum(rows, 0), rows**2 - 0.5 * rows], axis=1)
 
 
 def whole_numbers(n, dtype=np.float64, batch=2, dim=5):
@@ -27,9 +29,8 @@ def whole_numbers(n, dtype=np.float64, batch=2, dim=5):
 
 def real_numbers(n, dtype=np.float64, batch=2, dim=4):
     rng = np.random.default_rng(n)
-    return rng.standard_normal((n, dim)).astype(dtype), rng.standard_normal((batch, dim)).astype(
-        dtype
-    )
+    rows, h = rng.standard_normal((n, dim)), rng.standard_normal((batch, dim))
+    return rows.astype(dtype), h.astype(dtype)
 
 
 def as_floats(q):
@@ -41,6 +42,19 @@ def leaf_sizes(n):
 
 
 # --- probabilities ----------------------------------------------------------------------------
+
+
+def test_probabilities_worked_out_by_hand():
+    rows = [[3.0], [-1.0], [4.0]]  # at the root 2 : 4, at the node on the left 3 : 0.5
+    wanted = [6 / 21, 1 / 21, 14 / 21]
+    q = probabilities([1.0], rows, [1.0], rows, leaf_size=1, floor=0.5)
+    np.testing.assert_allclose(as_floats(q), wanted, rtol=1e-15)
+    kernel_tree = KernelTree(rows, leaf_size=1, floor=0.5)
+    np.testing.assert_allclose(kernel_tree.probs([1.0])[0], wanted, rtol=1e-15)
+    np.testing.assert_allclose(kernel_tree.probs([1.0], exclude=2)[0], [6 / 7, 1 / 7, 0.0])
+    # in one leaf the classes have 3 : 0.5 : 4
+    wanted = np.array([3.0, 0.5, 4.0]) / 7.5
+    np.testing.assert_allclose(KernelTree(rows, floor=0.5).probs([1.0])[0], wanted, rtol=1e-15)
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -74,7 +88,7 @@ def test_the_exact_cases_clip_masses(n, leaf_size):
     assert any(is_clipped([inner(x, row) for row in rows], leaf_size, 0.01) for x in h)
 
 
-@pytest.mark.parametrize("transform", [None, rectified], ids=["plain", "transform"])
+@pytest.mark.parametrize("transform", [None, lifted], ids=["plain", "transform"])
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("n", [5, 65, 130])
 def test_probabilities_of_real_features(n, leaf, transform):
@@ -99,6 +113,19 @@ def test_float32_branches_follow_the_kernel(leaf_size):
         exact = probabilities(h[b], rows, h[b], rows, leaf_size=leaf_size)
         wanted = as_floats(branches(exact, leaf_size))
         np.testing.assert_allclose(branches(q[b], leaf_size), wanted, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("leaf_size", [1, 8, 64])
+@pytest.mark.parametrize(("dtype", "distance"), [(np.float32, 1e-4), (np.float64, 1e-12)])
+def test_without_a_large_class_the_others_still_follow_the_kernel(dtype, distance, leaf_size):
+    rows, h = real_numbers(64, dtype)
+    rows, h = abs(rows), abs(h)
+    rows[5] *= 1e4
+    kernel = h.astype(np.float64) @ rows.astype(np.float64).T
+    kernel[:, 5] = 0.0
+    wanted = kernel / kernel.sum(axis=1, keepdims=True)
+    q = KernelTree(rows, leaf_size=leaf_size).probs(h, exclude=[5, 5])
+    assert abs(q - wanted).sum() < distance
 
 
 def test_without_any_mass_all_classes_are_equal():
@@ -126,6 +153,7 @@ HOSTILE = {
         rng.standard_normal((37, 4)) * 1e4,
         rng.standard_normal((2, 4)) * 1e4,
     ),
+    "large equal logits": lambda rng, dtype: (np.full((37, 4), 1e3), np.full((2, 4), 1e4)),
     "huge": lambda rng, dtype: (
         rng.standard_normal((37, 4)) * np.finfo(dtype).max ** 0.8,
         rng.standard_normal((2, 4)) * np.finfo(dtype).max ** 0.8,
@@ -156,6 +184,16 @@ def test_any_features_give_a_distribution_that_is_drawn_from(dtype, name, leaf_s
         assert exclude is None or (drawn.ids != np.array([exclude]).T).all()
 
 
+@pytest.mark.parametrize("floor", [1e-300, 1e-150, 1e-9, 1.0, 1e150, 1e300])
+def test_any_floor_gives_a_distribution(floor):
+    rows, h = whole_numbers(37)
+    for leaf_size in (1, 3, 64):
+        kernel_tree = KernelTree(1e20 * rows, leaf_size=leaf_size, floor=floor)
+        for exclude in (None, 30):
+            q = kernel_tree.probs(h, exclude=exclude)
+            np.testing.assert_allclose(q.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+
+
 def test_sums_that_leave_float32_are_no_disaster():
     rows = np.full((4, 1), 2e38, np.float32)
     try:
@@ -170,7 +208,7 @@ def test_sums_that_leave_float32_are_no_disaster():
 # --- draws ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [None, rectified], ids=["plain", "transform"])
+@pytest.mark.parametrize("transform", [None, lifted], ids=["plain", "transform"])
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 def test_log_q_is_the_log_probability_of_the_draw(leaf_size, leaf, transform):
@@ -187,6 +225,18 @@ def test_log_q_is_the_log_probability_of_the_draw(leaf_size, leaf, transform):
             np.testing.assert_allclose(
                 np.exp(log_q), np.take_along_axis(q, drawn.ids, axis=1), rtol=1e-12
             )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 5, 17, 64, 257])
+def test_log_q_is_the_same_sum_in_any_order_of_work(dim, dtype):
+    rows, h = real_numbers(130, dtype, batch=5, dim=dim)
+    for leaf_size in (1, 3):
+        kernel_tree = KernelTree(rows, leaf_size=leaf_size)
+        for m in (1, 2, 33, 400):
+            drawn = kernel_tree.sample(h, m, exclude=np.arange(5), rng=m)
+            log_q = kernel_tree.log_prob(h, drawn.ids, exclude=np.arange(5))
+            np.testing.assert_allclose(drawn.log_q, log_q, rtol=1e-12, atol=1e-13)
 
 
 def test_log_prob_of_the_excluded_class_is_minus_infinity():
@@ -210,31 +260,62 @@ def test_draws_are_those_of_independent_descents(leaf_size, excluded, leaf):
     np.testing.assert_array_equal(ids, one_by_one)
 
 
-def test_draws_are_those_of_the_inverse_distribution_function():
-    rows, h = real_numbers(130, batch=40)
+@pytest.mark.parametrize("batch", [1, 2, 9])
+@pytest.mark.parametrize("n", [2, 5, 130, 1000])
+def test_draws_are_those_of_the_inverse_distribution_function(n, batch):
+    rows, h = real_numbers(n, batch=batch)
+    labels = np.arange(batch) % n
     for leaf_size in (1, 3, 64):
         kernel_tree = KernelTree(rows, leaf_size=leaf_size)
-        ids = kernel_tree.sample(h, 2000, rng=9).ids
-        uniforms = uniform_block(as_key(9), 40, 2000)
-        for b, q in enumerate(kernel_tree.probs(h)):
-            wanted = np.searchsorted(np.cumsum(q), uniforms[b], side="right")
-            np.testing.assert_array_equal(ids[b], wanted)
+        for m in (1, 2, 3, 7, 64, 2000):
+            uniforms = uniform_block(as_key(m), batch, m)
+            for exclude in (None, labels):
+                ids = kernel_tree.sample(h, m, exclude=exclude, rng=m).ids
+                for b, q in enumerate(kernel_tree.probs(h, exclude=exclude)):
+                    wanted = np.searchsorted(np.cumsum(q), uniforms[b], side="right")
+                    np.testing.assert_array_equal(ids[b], wanted)
 
 
-@pytest.mark.parametrize("transform", [None, rectified], ids=["plain", "transform"])
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("leaf_size", [1, 3, 64])
+def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size, leaf):
+    ends = np.array([0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
+    monkeypatch.setattr(tree, "uniform_block", lambda key, batch, m: np.tile(ends, (batch, 1)))
+    for n in (2, 3, 37, 65):
+        rows, h = whole_numbers(n, batch=1)
+        kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf)
+        for label in (0, 1, n - 1):
+            drawn = kernel_tree.sample(h, 4, exclude=label, rng=0)
+            q = kernel_tree.probs(h, exclude=label)[0]
+            assert label not in drawn.ids
+            assert (q[drawn.ids] > 0.0).all()
+            live = np.flatnonzero(q > 1e-15)
+            assert (live[0] >= drawn.ids[0, 0]) & (live[-1] <= drawn.ids[0, 3])
+
+
+@pytest.mark.parametrize("transform", [False, True], ids=["plain", "transform"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_draws_are_the_same_at_any_number_of_threads(monkeypatch, dtype, transform):
     rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
     exclude = np.arange(257)
-    seen = []
+    seen, names, pick = [], set(), tree.pick
+
+    def spy(*arguments):
+        names.add(threading.current_thread().name.split("_")[0])
+        pick(*arguments)
+
+    monkeypatch.setattr(tree, "pick", spy)
+    monkeypatch.setattr(tree, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(tree, "_BLOCK", 1 << 16)
     for threads in (1, 2, 5):
         monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
         monkeypatch.setattr(tree, "num_threads", lambda threads=threads: threads)
-        kernel_tree = KernelTree(rows, transform, leaf_size=3)
+        kernel_tree = KernelTree(rows, lifted if transform else None, leaf_size=3)
         kernel_tree.update([2, 299], rows[:2])
         drawn = kernel_tree.sample(h, 100, exclude=exclude, rng=2)
         log_q = kernel_tree.log_prob(h, drawn.ids, exclude=exclude)
         seen.append((drawn.ids, drawn.log_q, log_q, kernel_tree.probs(h)))
+    assert "samplesoft" in names  # the threads were used
     for others in seen[1:]:
         for one, other in zip(seen[0], others, strict=True):
             np.testing.assert_array_equal(one, other)

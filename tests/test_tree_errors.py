@@ -154,11 +154,11 @@ def as_bytes(text):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("available", [60_000, 100_000, 300_000])
+@pytest.mark.parametrize("available", [120_000, 200_000, 300_000])
 def test_a_tree_that_would_not_fit_names_a_leaf_size_that_does(monkeypatch, available, dtype):
     rows = np.ones((1000, 2), dtype)
     monkeypatch.setattr(tree, "_BLOCK", 500)
-    monkeypatch.setattr(tree, "available_bytes", lambda: available)
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: available)
     with pytest.raises(MemoryError) as caught:
         KernelTree(rows, hundred_features, leaf_size=1)
     message = str(caught.value)
@@ -174,25 +174,27 @@ def test_a_tree_that_would_not_fit_names_a_leaf_size_that_does(monkeypatch, avai
 
 
 def test_a_tree_that_never_fits_says_so(monkeypatch):
-    monkeypatch.setattr(tree, "available_bytes", lambda: 1000)
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: 1000)
     with pytest.raises(MemoryError, match="1 kB.*no leaf_size would fit") as caught:
         KernelTree(np.ones((1000, 2)), hundred_features)
     assert not re.search(r"leaf_size=\d", str(caught.value))
 
 
 def test_a_small_tree_needs_little(monkeypatch):
-    monkeypatch.setattr(tree, "available_bytes", lambda: 10**6)
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: 10**6)
     assert KernelTree(np.ones((10, 2)), hundred_features).nbytes < 10**4
 
 
 def test_unknown_memory_is_no_obstacle(monkeypatch):
-    monkeypatch.setattr(tree, "available_bytes", lambda: None)
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: None)
     assert KernelTree(np.ones((10, 2))).nbytes > 0
 
 
 def test_nbytes_counts_the_sums_and_the_vectors():
     for leaf_size, leaves in ((1, 37), (3, 13), (64, 1)):
-        kernel_tree = KernelTree(np.ones((37, 2), np.float32), hundred_features, leaf_size=leaf_size)
+        kernel_tree = KernelTree(
+            np.ones((37, 2), np.float32), hundred_features, leaf_size=leaf_size
+        )
         assert kernel_tree.num_features == 100
         assert kernel_tree.nbytes >= 4 * (leaves * 100 + 37 * 2)
         assert kernel_tree.nbytes <= 1.2 * 4 * (leaves * 100 + 64 * 2)

@@ -1,4 +1,4 @@
-"""What every feature map offers, and the two ways in which they go over many rows."""
+"""What every feature map offers, and the threads and checks that they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, as_count, as_float_rows
 
-_OUTPUTS = 1 << 20  # features written between two looks at the clock: 0.2 ms or more
+_OUTPUTS = 1 << 20  # features that a thread writes at a time: 0.2 ms of work or more
 
 
 class FeatureMap(ABC):

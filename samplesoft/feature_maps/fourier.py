@@ -76,7 +76,11 @@ class RandomFourierFeatures(FeatureMap):
         super().__init__(dim, 2 * self.num_frequencies, floor=float(np.exp(-2.0 * self.nu)))
         self.frequencies = as_choice("frequencies", frequencies, DRAWS)
         generator = np.random.default_rng(int(as_key(rng)))
-        turns = np.sqrt(self.nu) / (2.0 * np.pi)
+        turns = self.nu**0.5 / (2.0 * np.pi)
+        self._limits = {
+            np.dtype(t): (_ROUNDING / float(np.finfo(t).eps) / turns) ** 2
+            for t in (np.float32, np.float64)
+        }
         self._turns = DRAWS[frequencies](self.dim, self.num_frequencies, turns, generator)
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
@@ -86,12 +90,11 @@ class RandomFourierFeatures(FeatureMap):
         over_rows(lambda part: cos_sin_rows(out[part], scale, *terms), out)
 
     def _require_resolved(self, X: NDArray[Any]) -> None:
-        with np.errstate(over="ignore"):
-            norm = np.sqrt(squared_norms(X).max())
-        if norm * self.nu**0.5 / (2.0 * np.pi) > _ROUNDING / np.finfo(X.dtype).eps:
+        largest = squared_norms(X).max()
+        if largest > self._limits[X.dtype]:
             raise ValueError(
-                f"`X` has a row of norm {norm:.3g}, whose angles at nu = {self.nu:g} are too large "
-                f"for {X.dtype}; {shrink(X.dtype)}."
+                f"`X` has a row of norm {largest**0.5:.3g}, whose angles at nu = {self.nu:g} are "
+                f"too large for {X.dtype}; {shrink(X.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numba
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 
+_cgutils: Any = cgutils
 _LINE = 64  # bytes
 
 
-def _hint(context: Any, array: Any, row: Any, column: Any) -> Any:
+def _hint(typing: Any, array: Any, row: Any, column: Any) -> Any:
     """Type and generate a call of LLVM's prefetch for ``array[row, column]``."""
     signature = types.void(array, row, column)
 
@@ -26,9 +27,9 @@ def _hint(context: Any, array: Any, row: Any, column: Any) -> Any:
             for value, type_ in zip(arguments[1:], signature.args[1:], strict=True)
         ]
         made = context.make_array(kind)(context, builder, arguments[0])
-        place = cgutils.get_item_pointer(context, builder, kind, made, indices)
+        place = _cgutils.get_item_pointer(context, builder, kind, made, indices)
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = cgutils.get_or_insert_function(
+        function = _cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [byte, word, word, word]),
             "llvm.prefetch.p0i8",
@@ -40,7 +41,8 @@ def _hint(context: Any, array: Any, row: Any, column: Any) -> Any:
     return signature, generate
 
 
-_prefetch: Any = (lambda *_: None) if numba.config.DISABLE_JIT else intrinsic(_hint)
+_compiles = not getattr(numba.config, "DISABLE_JIT", False)
+_prefetch: Any = intrinsic(_hint) if _compiles else lambda *_: None
 
 
 @njit

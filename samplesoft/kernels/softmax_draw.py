@@ -15,17 +15,20 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.exponential import exp_to
 
 Real = NDArray[Any]  # float32 or float64
+
+_LEAST = 1e-300  # no uniform but 0 would draw a class with less, and `exp_to` never gives 0
 
 
 @njit
 def visit(
     bucket: Real, query: Real, size: int, skip: int, logits: Real, weights: FloatArray
-) -> float:
-    """Write the logits of a block, and their softmax over all classes but `skip`.
+) -> tuple[float, float]:
+    """Write the logits of a block, and for all but `skip` exp(logit) divided by the greatest.
 
-    Returns the logarithm of the sum of exp(logit).
+    Returns the sum of what is written last, and the logarithm of the sum of exp(logit).
     """
     logits[:size] = 0
     for i in range(len(query)):
@@ -35,18 +38,22 @@ def visit(
     for c in range(size):
         if c != skip:
             greatest = max(greatest, float(logits[c]))
+    for c in range(size):
+        weights[c] = float(logits[c]) - greatest if c != skip else -np.inf
+    exp_to(weights[:size])
     total = 0.0
     for c in range(size):
-        weights[c] = math.exp(float(logits[c]) - greatest) if c != skip else 0.0
+        weights[c] = weights[c] if c != skip and weights[c] > _LEAST else 0.0
         total += weights[c]
-    for c in range(size):
-        weights[c] /= total
-    return greatest + math.log(total)
+    return total, greatest + math.log(total)
 
 
 @njit
-def share(masses: FloatArray, shares: FloatArray) -> float:
-    """Write exp(mass) of each block divided by the greatest; return the log of the sum of all."""
+def share(masses: FloatArray, shares: FloatArray) -> tuple[float, float]:
+    """Write exp(mass) of each block divided by the greatest.
+
+    Returns the sum of what is written, and the logarithm of the sum of exp(mass).
+    """
     greatest = -np.inf
     for mass in masses:
         greatest = max(greatest, mass)
@@ -54,7 +61,7 @@ def share(masses: FloatArray, shares: FloatArray) -> float:
     for block in range(len(masses)):
         shares[block] = math.exp(masses[block] - greatest)
         total += shares[block]
-    return greatest + math.log(total)
+    return total, greatest + math.log(total)
 
 
 @njit
@@ -97,9 +104,8 @@ def draw(
     shares, weights = np.empty(num_blocks), np.empty(width)
     logits = np.empty(width, buckets.dtype)
     for b in range(len(queries)):
-        log_total = share(masses[b], shares)
-        total = shares.sum()
-        block, below, here, inside = 0, 0.0, -1, 0.0
+        total, log_total = share(masses[b], shares)
+        block, below, here, within, inside = 0, 0.0, -1, 0.0, 0.0
         for k in order[b]:
             target = uniforms[b, k] * total
             block, below = find(shares, num_blocks, target, block, below)
@@ -107,9 +113,9 @@ def draw(
             size = min(width, num_classes - first)
             if block != here:
                 skip = exclude[b] - first
-                inside = visit(buckets[block], queries[b], size, skip, logits, weights)
+                within, inside = visit(buckets[block], queries[b], size, skip, logits, weights)
                 here = block
-            c, _ = find(weights, size, (target - below) / shares[block], 0, 0.0)
+            c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
             ids[b, k] = first + c
             log_q[b, k] = (masses[b, block] - log_total) + (float(logits[c]) - inside)
 
@@ -130,7 +136,7 @@ def log_prob(
     shares, weights = np.empty(num_blocks), np.empty(width)
     logits = np.empty(width, buckets.dtype)
     for b in range(len(queries)):
-        log_total = share(masses[b], shares)
+        _, log_total = share(masses[b], shares)
         here, inside = -1, 0.0
         for k in order[b]:
             if ids[b, k] == exclude[b]:
@@ -141,7 +147,7 @@ def log_prob(
             if block != here:
                 size = min(width, num_classes - first)
                 skip = exclude[b] - first
-                inside = visit(buckets[block], queries[b], size, skip, logits, weights)
+                _, inside = visit(buckets[block], queries[b], size, skip, logits, weights)
                 here = block
             own = float(logits[ids[b, k] - first]) - inside
             log_q[b, k] = (masses[b, block] - log_total) + own

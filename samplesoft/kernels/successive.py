@@ -23,7 +23,7 @@ POINTS = 56  # of a half circle; at most 54 matter, where the variance of N is 1
 _LOG_TINY = -34.0  # smaller parts are left out
 _LARGEST = 700.0
 _STEP = 1.5  # of a panel in log t over the time in which the law changes: 16 nodes suffice
-_FARTHEST = 200.0  # of a saddle point, in log |z|
+_FARTHEST = 300.0  # of a saddle point, in log |z|: squares neither underflow nor overflow
 
 
 @njit
@@ -164,6 +164,9 @@ def contours(
         x, _, variance = _saddle(log_t[k], log_rates, counts, m + shift - 0.5)
         # the sum over N has a pole at 1: fewer points do at a distance, at the cost of one digit
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
+        z[k, 0] = math.exp(x)
+        if x < 1.0 - _FARTHEST:  # the chance is nothing
+            continue
         x = math.copysign(distance, x)
         points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1  # odd: never -1
         for i in range(min(points // 2 + 1, POINTS)):
@@ -190,7 +193,9 @@ def _without(
     `z` and `values` (S, POINTS) are those with no shift and, if any, with a shift of 1.
     """
     _, silent, rung = _clock(log_rate, log_t)
-    shift = 1 if rung * abs(z[0, 0]) > silent else 0
+    # has it rung in the law tilted by the circle? where that is a toss-up, either circle serves,
+    # but the first may have ended
+    shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
     for i in range(POINTS):
         out[0, i] = z[shift, i]
         if values[shift, i] == 0.0:

@@ -19,6 +19,7 @@ from samplesoft.kernels.tree_walk import clip, dot
 
 Real = NDArray[Any]  # float32 or float64
 
+_LARGEST = 1e300  # of a logit: what has overflowed is as likely as this, and no difference is NaN
 KERNEL, SOFTMAX, QUADRATIC = 0, 1, 2  # max(x, scale), exp(scale x), scale x^2 + 1
 
 
@@ -26,7 +27,8 @@ KERNEL, SOFTMAX, QUADRATIC = 0, 1, 2  # max(x, scale), exp(scale x), scale x^2 +
 def log_weight(product: float, kind: int, scale: float) -> float:
     """Return the logarithm of the weight of a class from its inner product with the query."""
     if kind == SOFTMAX:
-        return scale * product
+        x = scale * product
+        return min(x, _LARGEST) if x > -_LARGEST else -_LARGEST
     return math.log(linear_weight(product, kind, scale))
 
 
@@ -61,9 +63,9 @@ def weigh(
         shift = -np.inf
         for c in range(size):
             if c != skip:
-                shift = max(shift, scale * products[c])
+                shift = max(shift, log_weight(products[c], kind, scale))
         for c in range(size):
-            weights[c] = scale * products[c] - shift
+            weights[c] = log_weight(products[c], kind, scale) - shift
         if skip >= 0:
             weights[skip] = 0.0
         exp_to(weights)
@@ -92,6 +94,13 @@ def size_of(leaf: int, num_classes: int, leaf_size: int) -> int:
 
 
 @njit
+def place_of(excluded: int, leaf: int, size: int, leaf_size: int) -> int:
+    """Return the place of the excluded class in a leaf, or -1."""
+    place = excluded - leaf * leaf_size
+    return place if 0 <= place < size else -1
+
+
+@njit
 def log_rest(
     queries: Real,
     rows: Real,
@@ -103,20 +112,21 @@ def log_rest(
     scale: float,
     rest: FloatArray,
 ) -> None:
-    """Write for each example the log-probability, in its excluded class's leaf, of the others."""
+    """Write to ``rest[:, 0]`` the log-probability, in the excluded class's leaf, of the others."""
     products, weights = np.empty(leaf_size), np.empty(leaf_size)
     for b in range(len(queries)):
-        if exclude[b] < 0:
+        if exclude[b] < 0 or starts[b] < 0:
             continue
         size = size_of(exclude[b] // leaf_size, num_classes, leaf_size)
         skip = exclude[b] % leaf_size
-        rest[b] = -np.inf
+        rest[b, 0] = -np.inf
         if size > 1:
             total, shift = weigh(
                 rows, starts[b], queries[b], skip, kind, scale, products[:size], weights[:size]
             )
-            others = shift + math.log(total)
-            rest[b] = others - log_add(others, log_weight(products[skip], kind, scale))
+            others = math.log(total)
+            barred = log_weight(products[skip], kind, scale) - shift
+            rest[b, 0] = others - log_add(others, barred)
 
 
 @njit
@@ -146,9 +156,10 @@ def pick(
             start, leaf = stop, leaves[b, stop]
             while stop < m and leaves[b, stop] == leaf:
                 stop += 1
-            first = leaf * leaf_size
+            if starts[b, start] < 0:
+                continue
             size = size_of(leaf, num_classes, leaf_size)
-            skip = exclude[b] - first if first <= exclude[b] < first + size else -1
+            skip = place_of(exclude[b], leaf, size, leaf_size)
             total, shift = weigh(
                 rows,
                 starts[b, start],
@@ -159,15 +170,14 @@ def pick(
                 products[:size],
                 weights[:size],
             )
-            whole = shift + math.log(total)
-            if skip >= 0:
-                whole = log_add(whole, log_weight(products[skip], kind, scale))
+            log_total = math.log(total)
+            gain = rest[b, 0] - rest[b, 1] if skip >= 0 else -rest[b, 1]
             for k in range(start, stop):
                 c = find(weights, size, uniforms[b, k] * total)
                 place = order[b, k]
-                ids[b, place] = first + c
-                inside = log_weight(products[c], kind, scale) - whole
-                log_q[b, place] = log_p[b, k] + inside - rest[b]
+                ids[b, place] = leaf * leaf_size + c
+                inside = log_weight(products[c], kind, scale) - shift - log_total
+                log_q[b, place] = log_p[b, k] + gain + inside
 
 
 @njit
@@ -189,22 +199,32 @@ def log_inside(
     rows: Real,
     starts: IntArray,
     ids: IntArray,
+    exclude: IntArray,
+    rest: FloatArray,
     num_classes: int,
     leaf_size: int,
     kind: int,
     scale: float,
     log_q: FloatArray,
 ) -> None:
-    """Add to `log_q` (B, k) the log-probability of each class in its leaf."""
+    """Add to `log_q` (B, k), the reach of its leaf, the log-probability of each class in it."""
     products, weights = np.empty(leaf_size), np.empty(leaf_size)
     for b in range(len(queries)):
         for k in range(ids.shape[1]):
-            size = size_of(ids[b, k] // leaf_size, num_classes, leaf_size)
+            leaf = ids[b, k] // leaf_size
+            size = size_of(leaf, num_classes, leaf_size)
+            skip = place_of(exclude[b], leaf, size, leaf_size)
+            if starts[b, k] < 0:
+                continue
+            if ids[b, k] == exclude[b]:
+                log_q[b, k] = -np.inf
+                continue
             total, shift = weigh(
-                rows, starts[b, k], queries[b], -1, kind, scale, products[:size], weights[:size]
+                rows, starts[b, k], queries[b], skip, kind, scale, products[:size], weights[:size]
             )
+            gain = rest[b, 0] - rest[b, 1] if skip >= 0 else -rest[b, 1]
             inside = log_weight(products[ids[b, k] % leaf_size], kind, scale)
-            log_q[b, k] += inside - (shift + math.log(total))
+            log_q[b, k] = log_q[b, k] + gain + (inside - shift - math.log(total))
 
 
 @njit
@@ -214,6 +234,8 @@ def probs_inside(
     starts: IntArray,
     leaves: IntArray,
     log_p: FloatArray,
+    exclude: IntArray,
+    rest: FloatArray,
     num_classes: int,
     leaf_size: int,
     kind: int,
@@ -225,10 +247,13 @@ def probs_inside(
     for b in range(len(queries)):
         for start, leaf in zip(starts, leaves):  # noqa: B905, Numba has no strict
             size = size_of(leaf, num_classes, leaf_size)
+            skip = place_of(exclude[b], leaf, size, leaf_size)
             total, shift = weigh(
-                rows, start, queries[b], -1, kind, scale, products[:size], weights[:size]
+                rows, start, queries[b], skip, kind, scale, products[:size], weights[:size]
             )
-            reached = log_p[b, leaf] - (shift + math.log(total))
+            gain = rest[b, 0] - rest[b, 1] if skip >= 0 else -rest[b, 1]
+            reached = log_p[b, leaf] + gain - math.log(total)
             for c in range(size):
-                inside = log_weight(products[c], kind, scale)
-                probs[b, leaf * leaf_size + c] = math.exp(reached + inside)
+                inside = log_weight(products[c], kind, scale) - shift
+                place = leaf * leaf_size + c
+                probs[b, place] = math.exp(reached + inside) if c != skip else 0.0

@@ -17,6 +17,30 @@ from samplesoft._validation import IntArray
 
 
 @njit
+def add(row: NDArray[Any], other: NDArray[Any]) -> None:
+    """Add one row to another, which is not the same."""
+    for f in range(len(row)):
+        row[f] += other[f]
+
+
+@njit
+def subtract(row: NDArray[Any], other: NDArray[Any]) -> None:
+    """Subtract one row from another."""
+    for f in range(len(row)):
+        row[f] -= other[f]
+
+
+@njit
+def sum_runs(features: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> None:
+    """Write the sum of each run of rows that begins at one of `starts`, (k, F)."""
+    for i in range(len(starts)):
+        sums[i] = features[starts[i]]
+        stop = starts[i + 1] if i + 1 < len(starts) else len(features)
+        for j in range(starts[i] + 1, stop):
+            add(sums[i], features[j])
+
+
+@njit
 def sums_to_differences(nodes: NDArray[Any], columns: IntArray) -> None:
     """Turn leaf sums (L, F) into the tree, in place, for columns [first, last)."""
     half = 1
@@ -40,7 +64,6 @@ def add_to_tree(
     first, last = columns
     place = leaves.copy()  # of the left-most leaf of the block that each sum has come to
     num = len(place)
-    zero = change.dtype.type(0)
     half = 1
     while half < len(nodes):
         kept = 0
@@ -48,18 +71,24 @@ def add_to_tree(
         while i < num:
             low = place[i] & ~(2 * half - 1)
             pair = i + 1 < num and place[i + 1] < low + 2 * half
-            sign = 1 if place[i] == low else -1
+            here, there = change[i, first:last], change[min(i + 1, num - 1), first:last]
             mid = low + half
-            for f in range(first, last):
-                here = change[i, f]
-                there = change[i + 1, f] if pair else zero
-                if mid < len(nodes):
-                    nodes[mid, f] += sign * here - there
-                change[kept, f] = here + there
+            if mid < len(nodes):
+                row = nodes[mid, first:last]
+                if pair:
+                    add(row, here)
+                    subtract(row, there)
+                elif place[i] == low:
+                    add(row, here)
+                else:
+                    subtract(row, here)
+            if kept < i:
+                change[kept, first:last] = here
+            if pair:
+                add(change[kept, first:last], there)
             place[kept] = low
             kept += 1
             i += 2 if pair else 1
         num = kept
         half *= 2
-    for f in range(first, last):
-        nodes[0, f] += change[0, f]
+    add(nodes[0, first:last], change[0, first:last])

@@ -126,14 +126,18 @@ def lift_rest(
     exclude: IntArray,
     rest: FloatArray,
 ) -> None:
-    """Turn `rest` (B,), from log-probabilities in the leaf of an excluded class, to the root's."""
+    """Write to ``rest[:, 1]`` the log-probability, from the root, of all but the excluded class.
+
+    ``rest[:, 0]`` holds that of the others in its leaf; both are 0 where nothing is excluded.
+    """
     shares = np.empty((MAX_DEPTH, 2))
     root = top(len(nodes))
     for b in range(len(phi)):
+        rest[b, 1] = rest[b, 0]
         if exclude[b] >= 0 and root > 0:
             leaf = exclude[b] // leaf_size
             read_path(phi[b], nodes, leaf, num_classes, leaf_size, least, shares)
-            rest[b] = math.log(rest_of_path(shares, root, math.exp(rest[b])))
+            rest[b, 1] = math.log(rest_of_path(shares, root, math.exp(rest[b, 0])))
 
 
 @njit
@@ -176,8 +180,8 @@ def walk(
 
     Writes, in groups of one leaf, which draw of the example it is, its leaf and the leaf's
     log-probability, (B, m), and what is left of the uniform there. `known` is from
-    `multiply_top`. `exclude` (B,) holds a class that is not drawn, or -1; `rest` (B,) comes in as
-    the log-probability of the others in its leaf and goes out as theirs from the root.
+    `multiply_top`. `exclude` (B,) holds a class that is not drawn, or -1; `rest` (B, 2) is as
+    for `lift_rest`.
     """
     num_leaves, (batch, m) = len(nodes), uniforms.shape
     root = top(num_leaves)
@@ -186,10 +190,11 @@ def walk(
     # draws that stand in one node are neighbours: the first has its leaf, stop, mass and log-p
     stops, mass = np.full((batch, m), m), np.empty((batch, m))
     for b in range(batch):
+        rest[b, 1] = rest[b, 0]
         if exclude[b] >= 0 and root > 0:
             leaf = exclude[b] // leaf_size
             read_path(phi[b], nodes, leaf, num_classes, leaf_size, least, shares[b])
-            rest[b] = math.log(rest_of_path(shares[b], root, math.exp(rest[b])))
+            rest[b, 1] = math.log(rest_of_path(shares[b], root, math.exp(rest[b, 0])))
         for k in range(m):
             order[b, k] = k
         leaves[b, 0], mass[b, 0], log_p[b, 0] = 0, known[b, 0], 0.0

@@ -59,8 +59,8 @@ class KernelSampler(Sampler):
     >>> from samplesoft.feature_maps import RandomMaclaurinFeatures
     >>> vectors = [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]
     >>> sampler = KernelSampler(RandomMaclaurinFeatures(2, 64, rng=0), vectors, leaf_size=2)
-    >>> sampler.probs([1.0, 0.0]).argmax(), sampler.tree.num_features
-    (np.int64(0), 64)
+    >>> int(sampler.probs([1.0, 0.0]).argmax()), sampler.tree.num_features
+    (0, 64)
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RFSoftmaxSampler(KernelSampler):
     >>> vectors = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]
     >>> sampler = RFSoftmaxSampler(vectors, nu=1.0, leaf="kernel", leaf_size=1, rng=0)
     >>> sampler.probs([1.0, 0.0]).round(2)
-    X
+    array([[0.56, 0.37, 0.08]])
     >>> sampler.probs([2.0, 0.0])
     Traceback (most recent call last):
         ...
@@ -262,7 +262,7 @@ class PositiveSampler(KernelSampler):
     >>> vectors = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]
     >>> sampler = PositiveSampler(vectors, leaf="kernel", rng=0)
     >>> sampler.probs([1.0, 0.0]).round(2)
-    X
+    array([[0.55, 0.36, 0.09]])
     """
 
     def __init__(

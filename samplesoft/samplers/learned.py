@@ -82,6 +82,8 @@ class LearnedUnigramSampler(Sampler):
             If they are malformed; nothing has changed then.
         """
         ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
+        if len(ids) == 0:
+            return
         counts = self._counts[ids] + times
         self._tree._update(ids, self._weights(counts)[:, None])
         self._counts[ids] = counts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -78,7 +76,7 @@ class SoftmaxSampler(Sampler):
         self._update(np.arange(self.num_classes), rows)
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
-        return cast_rows("h", super()._contexts(h), self._buckets.dtype)
+        return as_float_rows("h", super()._contexts(h), self.dim, self._buckets.dtype)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         queries, masses = self._first_pass(h, exclude)
@@ -124,12 +122,12 @@ class SoftmaxSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        every = np.broadcast_to(np.arange(self.num_classes), (len(h), self.num_classes))
+        every = np.tile(np.arange(self.num_classes), (len(h), 1))
         log_q = self._log_prob(h, every, exclude)
         return np.exp(log_q, out=log_q)
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
-        rows = cast_rows("class_embeddings", rows, self._buckets.dtype)
+        rows = as_float_rows("class_embeddings", rows, self.dim, self._buckets.dtype)
         self._buckets[ids // self.block_size, :, ids % self.block_size] = rows
 
     def _first_pass(self, h: Rows, exclude: IntArray) -> tuple[Rows, FloatArray]:
@@ -173,11 +171,3 @@ class SoftmaxSampler(Sampler):
             sums = np.exp(logits, out=logits).sum(axis=2)
             log_sums: FloatArray = greatest.T + np.log(sums.T, dtype=np.float64)
         return log_sums
-
-
-def cast_rows(name: str, rows: Rows, dtype: np.dtype[Any]) -> Rows:
-    """Return finite rows as `dtype`, or raise ValueError where they overflow."""
-    if rows.dtype == dtype:
-        return rows
-    with np.errstate(over="ignore"):
-        return as_float_rows(name, rows.astype(dtype))

@@ -13,7 +13,7 @@ from samplesoft._validation import (
     as_positive,
 )
 from samplesoft.sampler import NOTHING, Draw, Rows, Sampler
-from samplesoft.samplers.softmax import SoftmaxSampler, cast_rows
+from samplesoft.samplers.softmax import SoftmaxSampler
 
 
 class TwoPassSampler(Sampler):
@@ -118,7 +118,7 @@ class TwoPassSampler(Sampler):
         self._softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
-        return cast_rows("h", super()._contexts(h), self._rows.dtype)
+        return as_float_rows("h", super()._contexts(h), self.dim, self._rows.dtype)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         draw = self._softmax._sample(h, m, self._excluded_places(exclude), key)
@@ -136,11 +136,12 @@ class TwoPassSampler(Sampler):
         return probs
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
-        rows = cast_rows("class_embeddings", rows, self._rows.dtype)
+        rows = as_float_rows("class_embeddings", rows, self.dim, self._rows.dtype)
         self._rows[ids] = rows
         places = self._places(ids)
         known = places != NOTHING
-        self._softmax._update(places[known], rows[known])
+        if known.any():
+            self._softmax._update(places[known], rows[known])
 
     def _places(self, ids: IntArray) -> IntArray:
         """Return the place of each class among the candidates, or `NOTHING`."""

@@ -5,37 +5,49 @@ warm-up. pytest does not collect this file.
 """
 
 import time
+from itertools import count
 
 import numpy as np
 from bench_bias import pair
 
+from samplesoft._random import as_key
+from samplesoft.kernels import static
+from samplesoft.kernels.alias import build_alias
 from samplesoft.samplers.static import LogUniformSampler, UniformSampler, WeightedSampler
 
 
 def bench_draws(n, num=10_000):
     weights = np.random.default_rng(0).gamma(0.5, size=n)
-    rng = np.random.default_rng(0)
-    q = weights / weights.sum()
-    for name, sampler in (("any weights", WeightedSampler(weights)), ("uniform", UniformSampler(n))):
-        ours, numpys = pair(
-            lambda sampler=sampler: sampler.sample(None, num, rng=0), lambda: rng.choice(n, num, p=q)
-        )
+    rng, seeds, q = np.random.default_rng(0), count(), weights / weights.sum()
+    table, nothing = build_alias(weights), np.full(1, -1)
+    ids = np.empty((1, num), np.int64)
+    weighted, uniform = WeightedSampler(weights), UniformSampler(n)
+
+    def draw():
+        static.alias_rows(as_key(next(seeds)), 0, (table, table), 0, nothing, ids)
+
+    for name, call in {
+        "alias draws alone": draw,
+        "WeightedSampler.sample, with log q": lambda: weighted.sample(None, num, rng=next(seeds)),
+        "UniformSampler.sample, with log q": lambda: uniform.sample(None, num, rng=next(seeds)),
+    }.items():
+        ours, numpys = pair(call, lambda: rng.choice(n, num, p=q), 15)
         print(
-            f"{name}, n={n:.0e}, {num} draws with log q: {1e9 * ours / num:.1f} ns a draw, "
+            f"n={n:.0e}, {num} draws, {name}: {1e9 * ours / num:.1f} ns a draw, "
             f"{numpys / ours:.0f} times faster than Generator.choice(p=)"
         )
 
 
 def bench_batch(n=1_000_000, batch=128, m=100):
-    sampler, labels = LogUniformSampler(n), np.arange(batch)
-    rng, h = np.random.default_rng(0), np.empty((batch, 1))
-    q = sampler.probs(None)[0]
+    sampler, labels, seeds = LogUniformSampler(n), np.arange(batch), count()
+    rng, h, q = np.random.default_rng(0), np.empty((batch, 1)), sampler.probs(None)[0]
     ours, numpys = pair(
-        lambda: sampler.sample(h, m, exclude=labels, rng=0), lambda: rng.choice(n, batch * m, p=q)
+        lambda: sampler.sample(h, m, exclude=labels, rng=next(seeds)),
+        lambda: rng.choice(n, batch * m, p=q),
     )
     print(
-        f"{batch} x {m} draws without each label, n={n:.0e}: {1e6 * ours:.0f} us, {numpys / ours:.0f} "
-        "times faster than as many of Generator.choice(p=) with it"
+        f"n={n:.0e}, {batch} x {m} draws that exclude a label each: {1e6 * ours:.0f} us, "
+        f"{numpys / ours:.0f} times faster than as many that do not of Generator.choice(p=)"
     )
 
 
@@ -44,28 +56,27 @@ def bench_call():
     ours, numpys = pair(
         lambda: sampler.sample(None, 1, rng=0), lambda: rng.choice(2, 1, p=[0.3, 0.7]), 999
     )
-    print(f"one draw from 2 classes: {1e6 * ours:.0f} us, {ours / numpys:.1f} times choice(p=)")
+    print(f"n=2, one draw: {1e6 * ours:.0f} us, {ours / numpys:.1f} times as long as choice(p=)")
 
 
 def bench_without_replacement(n, batch=32, m=100):
-    sampler = LogUniformSampler(n, replace=False)
+    sampler, seeds = LogUniformSampler(n, replace=False), count()
     rng, h, labels = np.random.default_rng(0), np.empty((batch, 1)), np.arange(batch)
     q = sampler.probs(None)[0]
-    start = time.perf_counter()
-    sampler.sample(h, m, exclude=labels, rng=0)
-    first = time.perf_counter() - start
     for exclude in (None, labels):
+        start = time.perf_counter()
+        sampler.sample(h, m, exclude=exclude, rng=0)
+        first = time.perf_counter() - start
         ours, numpys = pair(
-            lambda exclude=exclude: sampler.sample(h, m, exclude=exclude, rng=0),
+            lambda exclude=exclude: sampler.sample(h, m, exclude=exclude, rng=next(seeds)),
             lambda: rng.choice(n, m, replace=False, p=q),
         )
-        what = "nothing excluded" if exclude is None else "labels excluded"
+        what = "nothing" if exclude is None else "a label each"
         print(
-            f"without replacement, n={n:.0e}, m={m}, {what}: {1e3 * ours / batch:.2f} ms an example "
-            f"with its inclusion probabilities, {batch * numpys / ours:.1f} times faster than "
-            "Generator.choice(p=) alone"
+            f"n={n:.0e}, {batch} x {m} distinct draws that exclude {what}, with inclusion "
+            f"probabilities: {1e3 * ours / batch:.2f} ms an example (first call {first:.1f} s), "
+            f"{batch * numpys / ours:.0f} times faster than Generator.choice(p=) without them"
         )
-    print(f"    the first call took {1e3 * first:.0f} ms, compilation and tables included")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,244 @@
+"""Table 2 of Rawat et al. (2019): the wall time of one sampled softmax loss, by sampler.
+
+Writes ``table2_walltime.csv`` and ``table2_walltime.png`` beside this script: the time to draw
+m = 10 negatives for each of 10 contexts (d = 64, unit vectors, float32) and to evaluate the
+sampled loss, with the exact softmax (EXP), the quadratic kernel and random Fourier features with
+D frequencies. Each number of classes is one run, in which EXP is also timed in torch where that
+is installed, and with the label excluded from RFF's draws. The paper's times, on other hardware,
+stand beside. The committed files come from::
+
+    python figures/table2_walltime.py
+
+on 2 cores, a quarter of an hour, with 12 GB free; ``--num-classes 10000,500000`` leaves out what
+is large.
+
+References
+----------
+A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019, Table 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import importlib.util
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from samplesoft._files import replaced
+from samplesoft._jit import num_threads
+from samplesoft.samplers import QuadraticSampler, RFSoftmaxSampler, Sampler, SoftmaxSampler
+
+BATCH, NUM_SAMPLED, DIM, TAU, NU = 10, 10, 64, 11.1, 4.0
+ROUNDS = 3  # in which the methods take turns, so that all meet the same noise
+FREQUENCIES = (50, 200, 500, 1000)
+PAPER = {  # milliseconds, from the paper's Table 2
+    (10_000, "EXP"): 1.4,
+    (10_000, "QUADRATIC"): 6.5,
+    (10_000, "RFF D = 50"): 0.5,
+    (10_000, "RFF D = 200"): 0.6,
+    (10_000, "RFF D = 500"): 1.2,
+    (10_000, "RFF D = 1000"): 1.4,
+    (500_000, "EXP"): 32.3,
+    (500_000, "QUADRATIC"): 8.2,
+    (500_000, "RFF D = 50"): 1.6,
+    (500_000, "RFF D = 200"): 1.7,
+    (500_000, "RFF D = 500"): 2.0,
+    (500_000, "RFF D = 1000"): 2.4,
+}
+FIELDS = ("num_classes", "method", "milliseconds", "times_faster_than_torch_exp", "paper_ms")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def main() -> None:
+    """Time every method at every number of classes, and write the table and the figure."""
+    parser = argparse.ArgumentParser(description="Time Table 2 of Rawat et al. (2019).")
+    parser.add_argument(
+        "--num-classes",
+        type=lambda text: [int(float(part)) for part in text.split(",")],
+        default=[10_000, 100_000, 500_000, 1_000_000, 10_000_000],
+        metavar="N",
+        help="numbers of classes, parted by commas",
+    )
+    parser.add_argument("--repeats", type=int, default=31, help="calls of which the median counts")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="for the files")
+    args = parser.parse_args()
+    rows = [row for n in args.num_classes for row in measure(n, args.repeats)]
+    settings = (
+        f"batch {BATCH}, m = {NUM_SAMPLED}, d = {DIM}, unit vectors, float32, tau = {TAU}, "
+        f"nu = {NU:g}, softmax leaves; {num_threads()} threads, {platform.machine()}; medians of "
+        f"{args.repeats} calls"
+    )
+    with replaced(args.folder / "table2_walltime.csv") as draft:
+        write_csv(draft, rows, settings)
+    with replaced(args.folder / "table2_walltime.png") as draft:
+        draw(draft, rows, settings)
+    print(as_table(rows))
+
+
+def measure(num_classes: int, repeats: int) -> list[dict[str, Any]]:
+    """Time all methods on one set of class vectors."""
+    rng = np.random.default_rng(0)
+    W = rng.standard_normal((num_classes, DIM), dtype=np.float32)
+    W /= np.linalg.norm(W, axis=1, keepdims=True)
+    h = rng.standard_normal((BATCH, DIM), dtype=np.float32)
+    h /= np.linalg.norm(h, axis=1, keepdims=True)
+    labels = rng.integers(0, num_classes, BATCH)
+    peer = torch_exp(W, h, labels)
+    rows = []
+    for method, sampler in tqdm(samplers(W), f"n = {num_classes:,}", 6, leave=False):
+        work = [lambda s=sampler: step(s, W, h, labels)]
+        names = [method]
+        if method == "RFF D = 1000":
+            work.append(lambda s=sampler: step(s, W, h, labels, exclude=labels))
+            names.append(f"{method}, label excluded")
+        if peer is not None:
+            work.append(peer)
+            names.append("EXP in torch")
+        times = dict(zip(names, medians(work, repeats), strict=True))
+        exp = times.pop("EXP in torch", None)
+        if method == "EXP" and exp is not None:
+            rows.append(row(num_classes, "EXP in torch", exp, exp))
+        rows += [row(num_classes, name, time, exp) for name, time in times.items()]
+        del sampler, work
+        gc.collect()
+    return rows
+
+
+def row(num_classes: int, method: str, seconds: float, peer: float | None) -> dict[str, Any]:
+    """Return a line of the table; `peer` is torch's time between the same calls."""
+    return {
+        "num_classes": num_classes,
+        "method": method,
+        "milliseconds": 1e3 * seconds,
+        "times_faster_than_torch_exp": "" if peer is None else peer / seconds,
+        "paper_ms": PAPER.get((num_classes, method), ""),
+    }
+
+
+def samplers(W: Array) -> Iterator[tuple[str, Sampler]]:
+    """Make one sampler after another, for a tree of ten million classes is large."""
+    yield "EXP", SoftmaxSampler(W, tau=TAU)
+    yield "QUADRATIC", QuadraticSampler(W, tau=TAU, alpha=100.0)
+    for num in FREQUENCIES:
+        yield f"RFF D = {num}", RFSoftmaxSampler(W, nu=NU, num_frequencies=num, tau=TAU, rng=0)
+
+
+def step(sampler: Sampler, W: Array, h: Array, labels: Array, exclude: Any = None) -> Array:
+    """Draw negatives and return the sampled loss of each example."""
+    draw = sampler.sample(h, NUM_SAMPLED, exclude=exclude, rng=0)
+    o_target = TAU * np.einsum("bd,bd->b", h, W[labels])
+    o = TAU * np.einsum("bd,bmd->bm", h, W[draw.ids]) - draw.log_q - np.log(NUM_SAMPLED)
+    loss: Array = np.logaddexp(o_target, np.logaddexp.reduce(o, axis=1)) - o_target
+    return loss
+
+
+def torch_exp(W: Array, h: Array, labels: Array) -> Callable[[], Any] | None:
+    """Return the same work with the exact softmax in torch, or None where it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    torch.set_num_threads(num_threads())
+    classes, contexts, targets = (torch.from_numpy(a) for a in (W, h, labels))
+
+    @torch.no_grad()
+    def work() -> Any:
+        o = TAU * contexts @ classes.T
+        probs = torch.softmax(o, 1)
+        cumulative = probs.cumsum(1)
+        uniforms = torch.rand(BATCH, NUM_SAMPLED) * cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, uniforms).clamp_(max=len(classes) - 1)
+        log_q = probs.gather(1, ids).log()
+        o_target = o.gather(1, targets[:, None])
+        drawn = o.gather(1, ids) - log_q - np.log(NUM_SAMPLED)
+        return torch.logsumexp(torch.cat([o_target, drawn], 1), 1) - o_target[:, 0]
+
+    return work
+
+
+def medians(work: list[Callable[[], Any]], repeats: int) -> list[float]:
+    """Return the median seconds of each function, over rounds in which each is warmed up."""
+    times: list[list[float]] = [[] for _ in work]
+    for _ in range(ROUNDS):
+        for function, seconds in zip(work, times, strict=True):
+            function()
+            function()
+            for _ in range(-(-repeats // ROUNDS)):
+                start = perf_counter()
+                function()
+                seconds.append(perf_counter() - start)
+    return [float(np.median(t)) for t in times]
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows for people."""
+    lines = [f"{'classes':>12}  {'method':<30}{'ms':>10}{'x torch EXP':>13}{'paper ms':>10}"]
+    for r in rows:
+        ratio = r["times_faster_than_torch_exp"]
+        times = f"{ratio:.3g}" if ratio != "" else ""
+        lines.append(
+            f"{r['num_classes']:>12,}  {r['method']:<30}{r['milliseconds']:>10.3g}{times:>13}"
+            f"{r['paper_ms']:>10}"
+        )
+    return "\n".join(lines)
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
+    """Write the times; a line that starts with ``#`` says what they are of."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        stream.write(f"# {settings}\n")
+        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        for r in rows:
+            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in r.items()})
+
+
+# method: colour (Okabe and Ito's, safe for the colour-blind), marker
+STYLE = {
+    "EXP in torch": ("#000000", "X"),
+    "EXP": ("#999999", "D"),
+    "QUADRATIC": ("#009E73", "P"),
+    "RFF D = 1000": ("#D55E00", "v"),
+    "RFF D = 500": ("#E69F00", "^"),
+    "RFF D = 200": ("#56B4E9", "s"),
+    "RFF D = 50": ("#0072B2", "o"),
+}
+
+
+def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
+    """Draw time against the number of classes, the paper's as open markers."""
+    figure = Figure(figsize=(8.0, 5.2), dpi=110)
+    axes = figure.subplots()
+    for method, (colour, marker) in STYLE.items():
+        ours = [r for r in rows if r["method"] == method]
+        if not ours:
+            continue
+        n, ms = ([r[k] for r in ours] for k in ("num_classes", "milliseconds"))
+        axes.loglog(n, ms, marker=marker, color=colour, label=method, markersize=6)
+        printed = [(n, t) for (n, name), t in PAPER.items() if name == method]
+        if printed:
+            axes.loglog(*zip(*printed, strict=True), marker, color=colour, mfc="none", markersize=9)
+    axes.loglog([], [], "o", color="0.3", mfc="none", markersize=9, label="the paper's, open")
+    axes.set_xlabel("classes, n")
+    axes.set_ylabel("time of one sampled loss, batch of 10 (ms)")
+    axes.set_title("Wall time by sampler (Rawat et al. 2019, Table 2)", fontsize=11)
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.grid(True, which="major", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.text(0.01, 0.015, settings, fontsize=7.5, color="0.3")
+    figure.tight_layout(rect=(0.0, 0.04, 1.0, 1.0))
+    figure.savefig(path, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

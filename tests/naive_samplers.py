@@ -1,0 +1,110 @@
+"""Slow, independent oracles for static samplers; nothing here comes from samplesoft."""
+
+from functools import cache
+from math import log
+
+import numpy as np
+from mpmath import mp, mpf
+from scipy import stats
+
+
+def conditional(weights, excluded=None):
+    """Probabilities of one draw, as mpf; `excluded` is never drawn."""
+    w = [mpf(0) if j == excluded else mpf(float(x)) for j, x in enumerate(weights)]
+    total = mp.fsum(w)
+    return [x / total for x in w]
+
+
+def zipf(n):
+    """TensorFlow's formula for its log-uniform sampler."""
+    return [(log(k + 2) - log(k + 1)) / log(n + 1) for k in range(n)]
+
+
+def unigram(counts, power):
+    least = min(c for c in counts if c > 0)
+    return conditional([(c if c > 0 else least / 2) ** power for c in counts])
+
+
+def sequences(weights, m, excluded=None):
+    """Probability of every ordered sample of m, drawn in turn without replacement."""
+    w = [mpf(0) if j == excluded else mpf(float(x)) for j, x in enumerate(weights)]
+    found = {}
+
+    def draw(taken, prob):
+        if len(taken) == m:
+            found[taken] = prob
+            return
+        rest = mp.fsum(x for j, x in enumerate(w) if j not in taken)
+        for j, x in enumerate(w):
+            if j not in taken and x > 0:
+                draw((*taken, j), prob * x / rest)
+
+    draw((), mpf(1))
+    return found
+
+
+def inclusion_by_sets(weights, m, excluded=None):
+    """Inclusion probabilities by a recursion over all sets of classes not yet drawn."""
+    w = [mpf(0) if j == excluded else mpf(float(x)) for j, x in enumerate(weights)]
+    n = len(w)
+    rest = {}
+
+    @cache
+    def mass(left):
+        return mp.fsum(w[j] for j in range(n) if left >> j & 1)
+
+    rest[sum(1 << j for j in range(n) if w[j] > 0)] = mpf(1)
+    for _ in range(m):
+        following = {}
+        for left, prob in rest.items():
+            for j in range(n):
+                if left >> j & 1:
+                    after = left & ~(1 << j)
+                    following[after] = following.get(after, mpf(0)) + prob * w[j] / mass(left)
+        rest = following
+    pi = [mp.fsum(prob for left, prob in rest.items() if not left >> j & 1) for j in range(n)]
+    return [mpf(0) if w[j] == 0 else pi[j] for j in range(n)]
+
+
+def inclusion_by_clocks(weights, m, nodes=6000):
+    """Inclusion probabilities (n,) from the Poisson-binomial law, by plain recursion in floats.
+
+    A trapezoid sum in log t over all times in which anything happens.
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    w = w / w.sum()
+    x = np.linspace(-45.0 - np.log(w.max()), 5.0 - np.log(w.min()), nodes)
+    t = np.exp(x)
+    pi = np.zeros(len(w))
+    for i in range(len(w)):
+        law = np.zeros((m, nodes))  # of how many others have rung, up to m - 1
+        law[0] = 1.0
+        for j in range(len(w)):
+            if j != i:
+                p = -np.expm1(-w[j] * t)
+                law[1:] = law[1:] * (1.0 - p) + law[:-1] * p
+                law[0] *= 1.0 - p
+        terms = w[i] * t * np.exp(-w[i] * t) * law.sum(axis=0)
+        pi[i] = np.trapezoid(terms, x)
+    return pi
+
+
+def chi_square(counts, probs):
+    """p-value of counts against probabilities; bins of fewer than 5 expected are merged.
+
+    A count where the probability is 0 gives 0.
+    """
+    counts, probs = np.asarray(counts, dtype=float), np.asarray(probs, dtype=float)
+    if counts[probs == 0.0].any():
+        return 0.0
+    order = np.argsort(probs)[::-1]
+    counts, expected = counts[order], counts.sum() * probs[order]
+    large = int((expected >= 5.0).sum())
+    if expected[large:].sum() < 5.0:
+        large -= 1
+    observed = np.append(counts[:large], counts[large:].sum())
+    wanted = np.append(expected[:large], expected[large:].sum())
+    if len(wanted) == 1:
+        return 1.0
+    statistic = ((observed - wanted) ** 2 / wanted)[wanted > 0.0].sum()
+    return float(stats.chi2.sf(statistic, len(wanted) - 1))

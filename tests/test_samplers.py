@@ -1,0 +1,262 @@
+"""One suite for every registered sampler: what is drawn, what is reported, what is refused."""
+
+import numba
+import numpy as np
+import pytest
+from naive_samplers import chi_square
+
+from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
+
+NAMES = sorted(SAMPLERS)
+FOURIER = [name for name in NAMES if name.startswith("rff")] + ["mixture"]  # need unit vectors
+BLIND = ["uniform", "log-uniform", "unigram", "learned-unigram"]  # to vectors
+SIZES = [1, 2, 37, 300]
+CHI_SQUARE_TESTS = 10 * len(NAMES)
+DRAWS = 200_000
+# in float32 a class or node is weighed by products that another batch may round otherwise
+TOLERANCE = {np.float64: 1e-10, np.float32: 1e-5}
+
+
+def unit_rows(num, dim, seed, dtype=np.float64):
+    rows = np.random.default_rng(seed).normal(size=(num, dim))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(dtype)
+
+
+def inputs(n, dtype=np.float64, **options):
+    counts = np.random.default_rng(n).permutation(1.0 + np.arange(n) ** 2.0)
+    given = {"counts": counts, "tau": 3.0, "nu": 2.0, "num_features": 32, "rng": 5} | options
+    return SamplerInputs(class_embeddings=unit_rows(n, 8, 1, dtype), **given)
+
+
+def dominated(name, n, label):
+    """Inputs under which the label has nearly all the mass for the context ``eye(n)[label]``."""
+    counts = np.ones(n)
+    counts[label] = 1.0 if name == "two-pass" else 1e15  # else it is the only candidate
+    return SamplerInputs(
+        class_embeddings=np.eye(n), counts=counts, power=1.0, tau=40.0, alpha=1e13, rng=2
+    )
+
+
+def contexts(batch, dtype=np.float64, seed=2):
+    return unit_rows(batch, 8, seed, dtype)
+
+
+def counted(ids, n):
+    return np.bincount(np.ravel(ids), minlength=n)
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=[np.float64, np.float32], ids=["float64", "float32"])
+def dtype(request):
+    return request.param
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_the_three_views_of_q_agree(name, n, dtype):
+    sampler, h = make_sampler(name, inputs(n, dtype)), contexts(4, dtype)
+    every = np.arange(n)
+    for exclude in [None, every[[0, -1, n // 2, 0]]] if n > 1 else [None]:
+        draw = sampler.sample(h, 50, exclude=exclude, rng=0)
+        assert draw.ids.shape == draw.log_q.shape == (4, 50)
+        assert draw.ids.dtype == np.int64 and draw.log_q.dtype == np.float64
+        assert draw.ids.min() >= 0 and draw.ids.max() < n
+        again = sampler.log_prob(h, draw.ids, exclude=exclude)
+        np.testing.assert_allclose(draw.log_q, again, rtol=0, atol=TOLERANCE[dtype])
+        probs = sampler.probs(h, exclude=exclude)
+        assert probs.dtype == np.float64
+        np.testing.assert_allclose(probs.sum(axis=1), 1.0, rtol=1e-12)
+        log_prob = sampler.log_prob(h, every, exclude=exclude)
+        np.testing.assert_allclose(np.exp(log_prob), probs, rtol=TOLERANCE[dtype], atol=1e-300)
+        if exclude is not None:
+            assert (probs[range(4), exclude] == 0.0).all()
+            assert (log_prob[range(4), exclude] == -np.inf).all()
+
+
+def test_draws_follow_q(name):
+    n = 150  # more than one leaf or block
+    sampler, h = make_sampler(name, inputs(n)), contexts(2)
+    draw, q = sampler.sample(h, DRAWS, rng=1), sampler.probs(h)
+    for row in range(2):
+        counts = counted(draw.ids[row], n)
+        assert chi_square(counts, q[row]) > 1e-3 / CHI_SQUARE_TESTS
+        for wrong in (q[row] ** 1.05 / (q[row] ** 1.05).sum(), np.roll(q[row], 1)):
+            if not np.allclose(wrong, q[row]):  # as they are for a uniform q
+                assert chi_square(counts, wrong) < 1e-9
+
+
+def test_draws_without_the_label_follow_q_given_that(name):
+    n = 150
+    sampler, h = make_sampler(name, inputs(n)), contexts(2)
+    labels = sampler.probs(h).argmax(axis=1)
+    draw, q = sampler.sample(h, DRAWS, exclude=labels, rng=2), sampler.probs(h, exclude=labels)
+    for row, label in enumerate(labels):
+        counts = counted(draw.ids[row], n)
+        assert counts[label] == 0
+        assert chi_square(counts, q[row]) > 1e-3 / CHI_SQUARE_TESTS
+        assert chi_square(counts, sampler.probs(h)[row]) < 1e-9  # as if it were not excluded
+        sharper = q[row] ** 1.05 / (q[row] ** 1.05).sum()
+        if not np.allclose(sharper, q[row]):
+            assert chi_square(counts, sharper) < 1e-9
+
+
+def test_excluding_a_label_with_nearly_all_the_mass(name):
+    n, label = 37, 5
+    sampler, h = make_sampler(name, dominated(name, n, label)), np.eye(n)[[label]]
+    if name in ("unigram", "learned-unigram", "softmax", "quadratic", "rff+softmax-leaf"):
+        assert sampler.probs(h)[0, label] > 1.0 - 1e-11
+    draw, q = sampler.sample(h, 20_000, exclude=label, rng=3), sampler.probs(h, exclude=label)[0]
+    assert not (draw.ids == label).any()
+    assert q.sum() == pytest.approx(1.0, rel=1e-12)
+    np.testing.assert_allclose(np.exp(draw.log_q), q[draw.ids], rtol=1e-10)
+    assert chi_square(counted(draw.ids, n), q) > 1e-3 / CHI_SQUARE_TESTS
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(name, shared, monkeypatch):
+    sampler, h = make_sampler(name, inputs(300)), contexts(70)
+    drawn = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        drawn.append(sampler.sample(h, 300, shared=shared, rng=4))
+    for other in drawn[1:]:
+        np.testing.assert_array_equal(drawn[0].ids, other.ids)
+        np.testing.assert_array_equal(drawn[0].log_q, other.log_q)
+    again = sampler.sample(h, 300, shared=shared, rng=np.random.default_rng(4))
+    assert (again.ids != drawn[0].ids).any()
+
+
+def test_a_context_gets_the_same_draws_whoever_comes_after_it(name):
+    sampler, h = make_sampler(name, inputs(300)), contexts(40)
+    labels = np.arange(40)
+    many = sampler.sample(h, 20, exclude=labels, rng=5)
+    few = sampler.sample(h[:3], 20, exclude=labels[:3], rng=5)
+    np.testing.assert_array_equal(few.ids, many.ids[:3])
+    np.testing.assert_allclose(few.log_q, many.log_q[:3], rtol=0, atol=1e-10)
+
+
+def test_a_shared_set_comes_from_the_mean(name):
+    n = 150
+    sampler, h = make_sampler(name, inputs(n)), contexts(3)
+    draw, mean = sampler.sample(h, 40_000, shared=True, rng=6), sampler.probs(h).mean(axis=0)
+    assert draw.ids.shape == draw.log_q.shape == (1, 40_000)
+    np.testing.assert_allclose(draw.log_q, np.log(mean[draw.ids]), rtol=0, atol=1e-10)
+    assert chi_square(counted(draw.ids, n), mean) > 1e-3 / CHI_SQUARE_TESTS
+    with pytest.raises(ValueError, match="`exclude` must be None with shared=True"):
+        sampler.sample(h, 3, exclude=[0, 1, 2], shared=True)
+
+
+def test_an_updated_sampler_is_like_a_new_one(name, dtype):
+    n, h = 37, contexts(3, dtype)
+    ids, new = np.array([3, 36, 0, 3, 20]), unit_rows(5, 8, 9, dtype)
+    moved = unit_rows(n, 8, 1, dtype)
+    moved[ids] = new  # of class 3, the last of the two
+    updated, fresh = (make_sampler(name, inputs(n, dtype)) for _ in range(2))
+    if name not in BLIND:
+        plain = inputs(n, dtype)
+        fresh = make_sampler(
+            name,
+            SamplerInputs(moved, plain.counts, plain.tau, plain.nu, plain.num_features, rng=5),
+        )
+        assert not np.allclose(updated.probs(h), fresh.probs(h), rtol=1e-2)
+    updated.update(ids, new)
+    tolerance = {np.float64: 1e-8, np.float32: 1e-3}[dtype]  # sums of features drift
+    np.testing.assert_allclose(updated.probs(h), fresh.probs(h), rtol=tolerance)
+
+
+ROWS = unit_rows(2, 8, 7)
+BAD_UPDATES = {
+    "NaN": ([0, 1], np.where(np.arange(8) == 3, np.nan, ROWS), "must be finite"),
+    "too few rows": ([0, 1], ROWS[:1], "one row for each"),
+    "beyond": ([0, 37], ROWS, r"must lie in 0\.\.36"),
+    "negative": ([0, -1], ROWS, r"must lie in 0\.\.36"),
+    "short rows": ([0, 1], ROWS[:, :7], "must have 8 columns"),
+    "norm 2": ([0, 1], [[1.0], [2.0]] * ROWS, "got 2 at row 1; divide"),
+    "overflow": ([0, 1], ROWS * 1e200, "finite|norm 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_UPDATES)
+def test_a_refused_update_changes_nothing(name, case):
+    ids, rows, message = BAD_UPDATES[case]
+    sampler, h = make_sampler(name, inputs(37, np.float32)), contexts(2)
+    before = sampler.probs(h)
+    if case == "norm 2" and name not in FOURIER:
+        return
+    if case in ("short rows", "overflow") and name in BLIND:
+        return
+    with pytest.raises(ValueError, match=message):
+        sampler.update(ids, rows)
+    np.testing.assert_array_equal(sampler.probs(h), before)
+
+
+BAD_CALLS = {
+    "no draws": ((ROWS, 0), {}, ValueError, "`num_sampled` must be at least 1, got 0"),
+    "half a draw": ((ROWS, 2.5), {}, TypeError, "`num_sampled` must be an integer"),
+    "too many labels": ((ROWS, 3), {"exclude": [0, 1, 2]}, ValueError, "`exclude` must have shape"),
+    "label beyond": ((ROWS, 3), {"exclude": [0, 37]}, ValueError, "`exclude` must lie in"),
+    "negative label": ((ROWS, 3), {"exclude": [0, -1]}, ValueError, "`exclude` must lie in"),
+    "float label": ((ROWS, 3), {"exclude": [0.0, 1.0]}, TypeError, "`exclude` must hold integers"),
+    "negative seed": ((ROWS, 3), {"rng": -1}, ValueError, "`rng` as a seed"),
+}
+BAD_CONTEXTS = {
+    "NaN": (np.full((2, 8), np.nan), ValueError, "`h` must be finite"),
+    "short": (ROWS[:, :7], ValueError, "`h` must have 8 columns"),
+    "none": (None, TypeError, "`h` must hold context vectors"),
+    "complex": (ROWS * 1j, TypeError, "`h` must hold real numbers"),
+    "cube": (ROWS[None], ValueError, "`h` must"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_arguments_are_named(name, case):
+    arguments, options, error, message = BAD_CALLS[case]
+    sampler = make_sampler(name, inputs(37))
+    with pytest.raises(error, match=message):
+        sampler.sample(*arguments, **options)
+
+
+@pytest.mark.parametrize("case", BAD_CONTEXTS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BLIND])
+def test_bad_contexts_are_named(name, case):
+    h, error, message = BAD_CONTEXTS[case]
+    sampler = make_sampler(name, inputs(37))
+    for call in (lambda: sampler.sample(h, 3), lambda: sampler.probs(h)):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_bad_classes_are_named(name):
+    sampler = make_sampler(name, inputs(37))
+    for ids, error in (([0, 37], ValueError), ([-1], ValueError), ([0.5], TypeError)):
+        with pytest.raises(error, match="`ids` must"):
+            sampler.log_prob(ROWS, ids)
+
+
+def test_the_only_class_cannot_be_excluded(name):
+    sampler = make_sampler(name, inputs(1))
+    with pytest.raises(ValueError, match="`exclude` must leave a class to draw"):
+        sampler.sample(contexts(1), 2, exclude=0)
+
+
+@pytest.mark.parametrize("name", FOURIER)
+def test_fourier_features_need_unit_vectors(name):
+    with pytest.raises(ValueError, match="`class_embeddings` must have norm 1, got 2 at row 0"):
+        make_sampler(name, SamplerInputs(class_embeddings=[[2.0, 0.0], [0.0, 1.0]]))
+    sampler = make_sampler(name, inputs(37))
+    with pytest.raises(ValueError, match=r"`h` must have norm 1, got 1\.01 at row 1; divide each"):
+        sampler.sample([[1.0], [1.01]] * ROWS, 3)
+    sampler.sample(ROWS * 1.0005, 3)
+
+
+def test_unknown_names_and_malformed_inputs():
+    with pytest.raises(ValueError, match="`name` must be one of uniform"):
+        make_sampler("zipf", inputs(2))
+    with pytest.raises(ValueError, match=r"`counts` must have shape \(2,\)"):
+        SamplerInputs(class_embeddings=np.eye(2), counts=[1.0])
+    with pytest.raises(ValueError, match="`class_embeddings` must be finite"):
+        SamplerInputs(class_embeddings=[[np.inf]])
+    assert SamplerInputs(class_embeddings=np.eye(2)).counts.tolist() == [1.0, 1.0]
