@@ -264,8 +264,9 @@ class KernelTree(Sampler):
             rest = self._rest_at_root(h[part], phi[part], exclude[part])
             leaves = ids[part] // self.leaf_size
             log_reach(phi[part], self._sums.nodes, leaves, *self._walked, log_q[part])
-            for leaf_rows in self._leaf_rows(h[part], phi[part], leaves):
-                log_inside(*leaf_rows, ids[part], exclude[part], rest, *self._inside, log_q[part])
+            barred, inside = exclude[part], self._inside
+            for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
+                log_inside(queries, rows, begin, ids[part], barred, rest, *inside, log_q[part])
 
         self._share_out(read, *ids.shape)
         return log_q

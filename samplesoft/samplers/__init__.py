@@ -1,12 +1,8 @@
 """Samplers: proposal distributions over classes, with the exact probability of each draw."""
 
 from samplesoft.sampler import Draw, Sampler
-from samplesoft.samplers.kernel import (
-    KernelSampler,
-    PositiveSampler,
-    QuadraticSampler,
-    RFSoftmaxSampler,
-)
+from samplesoft.samplers.fourier import RFSoftmaxSampler
+from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler

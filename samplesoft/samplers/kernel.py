@@ -6,16 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
-from samplesoft.feature_maps import (
-    FeatureMap,
-    PositiveRandomFeatures,
-    QuadraticFeatures,
-    RandomFourierFeatures,
-)
+from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
 from samplesoft.sampler import Draw, Rows, Sampler
 from samplesoft.tree import SMALLEST_FLOOR, KernelTree
-
-UNIT_TOLERANCE = 1e-3  # float32 vectors, normalised by their owner, are well within it
 
 
 class KernelSampler(Sampler):
@@ -103,81 +96,6 @@ class KernelSampler(Sampler):
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
         self.tree._update(ids, rows)
-
-
-class RFSoftmaxSampler(KernelSampler):
-    """Random Fourier softmax: draws by random Fourier features of the Gaussian kernel.
-
-    For vectors of norm 1, and only for them, the Gaussian kernel is ``exp(nu h . c)`` times a
-    constant; so class vectors and contexts must have norm 1, to 1e-3.
-
-    Parameters
-    ----------
-    class_embeddings : array_like, shape (n, d)
-        One row of norm 1 for each class, float32 or float64; copied.
-    nu : float
-        Sharpness of the kernel; 4 did best in the paper, whose models had tau = 11.
-    num_frequencies : int
-        Number of random frequencies D; features are twice as many.
-    frequencies : {"iid", "orthogonal", "structured"}
-        How they are drawn; see `RandomFourierFeatures`.
-    tau, leaf, leaf_size
-        As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Buckets with
-        softmax leaves need 1 / leaf_size of its memory, and draw closer to the softmax.
-    rng : int, numpy.random.Generator or None
-        Seed of the frequencies.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is malformed, or a vector is not of norm 1; `update` changes nothing then.
-    MemoryError
-        If the tree would not fit in the memory that is left.
-
-    References
-    ----------
-    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
-       section 3.2.
-
-    Examples
-    --------
-    >>> vectors = [[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]
-    >>> sampler = RFSoftmaxSampler(vectors, nu=1.0, leaf="kernel", leaf_size=1, rng=0)
-    >>> sampler.probs([1.0, 0.0]).round(2)
-    array([[0.56, 0.37, 0.08]])
-    >>> sampler.probs([2.0, 0.0])
-    Traceback (most recent call last):
-        ...
-    ValueError: rows of `h` must have norm 1, got 2 at row 0; divide each row by its norm.
-    """
-
-    def __init__(
-        self,
-        class_embeddings: ArrayLike,
-        *,
-        nu: float = 4.0,
-        num_frequencies: int = 1024,
-        frequencies: str = "iid",
-        tau: float = 1.0,
-        leaf: str = "softmax",
-        leaf_size: int = 64,
-        rng: int | np.random.Generator | None = None,
-    ) -> None:
-        rows = as_float_rows("class_embeddings", class_embeddings)
-        _require_unit("class_embeddings", rows)
-        phi = RandomFourierFeatures(
-            rows.shape[1], num_frequencies, nu, frequencies=frequencies, rng=rng
-        )
-        super().__init__(phi, rows, leaf=leaf, leaf_size=leaf_size, tau=tau)
-
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        rows = super()._contexts(h)
-        _require_unit("h", rows)
-        return rows
-
-    def _update(self, ids: IntArray, rows: Rows) -> None:
-        _require_unit("class_embeddings", rows)
-        super()._update(ids, rows)
 
 
 class QuadraticSampler(KernelSampler):
@@ -285,13 +203,3 @@ class PositiveSampler(KernelSampler):
             rng=rng,
         )
         super().__init__(phi, rows, leaf=leaf, leaf_size=leaf_size, tau=tau)
-
-
-def _require_unit(name: str, rows: Rows) -> None:
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    worst = int(np.argmax(np.abs(norms - 1.0)))
-    if abs(norms[worst] - 1.0) > UNIT_TOLERANCE:
-        raise ValueError(
-            f"rows of `{name}` must have norm 1, got {norms[worst]:.6g} at row {worst}; divide "
-            "each row by its norm."
-        )

@@ -40,7 +40,7 @@ class MixtureSampler(Sampler):
 
     References
     ----------
-    .. [1] A. Owen and Y. Zhou, "Safe and Effective Importance Sampling", JASA 2000, section 3.
+    .. [1] A. Owen and Y. Zhou, "Safe and Effective Importance Sampling", JASA 95, 2000.
 
     Examples
     --------

@@ -13,7 +13,8 @@ import numpy as np
 
 from samplesoft._validation import as_choice, as_counts, as_float_rows
 from samplesoft.sampler import Rows, Sampler
-from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler, RFSoftmaxSampler
+from samplesoft.samplers.fourier import RFSoftmaxSampler
+from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.softmax import SoftmaxSampler

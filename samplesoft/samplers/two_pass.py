@@ -55,7 +55,7 @@ class TwoPassSampler(Sampler):
     References
     ----------
     .. [1] Y. Bai, S. Goldman and L. Zhang, "TAPAS: Two-pass Approximate Adaptive Sampling for
-       Softmax", arXiv:1707.03073, 2017, section 3.
+       Softmax", arXiv:1707.03073, 2017.
 
     Examples
     --------

@@ -11,7 +11,10 @@ from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels import panels, successive
 
-_CROWD = 32  # classes in a panel of log w from which on its Chebyshev nodes stand for them
+# Late, a factor of the product is steep in log w, but a time matters only while no crowd is so
+# unlikely to be silent: panels this narrow and this crowded keep 1e-12.
+_WIDTH = 0.2  # of a panel in log w
+_CROWD = 32  # classes in a panel from which on its Chebyshev nodes stand for them
 _TIMES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8
 
@@ -118,9 +121,8 @@ class SuccessiveInclusion:
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
         def fill(rows: IntArray) -> None:  # examples that exclude the same class share its terms
-            probs[rows] = self._group(ids[rows].ravel(), int(exclude[rows[0]])).reshape(
-                len(rows), -1
-            )
+            found = self._group(ids[rows].ravel(), int(exclude[rows[0]]))
+            probs[rows] = found.reshape(len(rows), -1)
 
         for _ in thread_map(fill, groups):
             pass
@@ -158,19 +160,19 @@ class SuccessiveInclusion:
         """Choose the atoms: the nodes of the crowded panels of log w, then each other class."""
         log_w, positive = self._log_w, self._positive
         least = float(np.min(log_w, where=positive, initial=0.0))
-        self._first = int(np.floor(least / panels.WIDTH))
-        span = panels.WIDTH, self._first
+        self._first = int(np.floor(least / _WIDTH))
+        span = _WIDTH, self._first
         found = panels.mark(log_w, positive.astype(np.float64), 0.0, *span, 1 - self._first)
         crowded = found >= _CROWD
         self._slot: IntArray = np.cumsum(crowded) - 1
-        panel = np.floor(np.maximum(log_w, least) / panels.WIDTH).astype(np.int64) - self._first
+        panel = np.floor(np.maximum(log_w, least) / _WIDTH).astype(np.int64) - self._first
         self._shared = positive & crowded[panel]
         self._lone = np.flatnonzero(positive & ~self._shared)
         shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
         moments = np.zeros((int(crowded.sum()), 3, panels.DEGREE))
         panels.spread(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments)
         places = self._first + np.flatnonzero(crowded)[:, None] + panels.node_places()
-        self._log_rates = np.append((places * panels.WIDTH).ravel(), log_w[self._lone])
+        self._log_rates = np.append((places * _WIDTH).ravel(), log_w[self._lone])
         counts = (moments[:, 0] @ panels.forward().T).ravel()
         self._counts = np.append(counts, np.ones(len(self._lone)))
 
@@ -184,7 +186,7 @@ class SuccessiveInclusion:
             shared.astype(np.float64),
             np.ones(len(ids)),
             0.0,
-            panels.WIDTH,
+            _WIDTH,
             self._first,
             self._slot,
             coefficients,
