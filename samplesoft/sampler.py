@@ -57,11 +57,16 @@ class Sampler(ABC):
         Number of classes n.
     dim : int or None
         Length d of context and class vectors; None if the sampler does not look at them.
+    dtype : numpy.dtype or None
+        Type that vectors are turned into; None for float32 as it comes and float64 for the rest.
     """
 
-    def __init__(self, num_classes: int, dim: int | None = None) -> None:
+    def __init__(
+        self, num_classes: int, dim: int | None = None, dtype: np.dtype[Any] | None = None
+    ) -> None:
         self.num_classes = num_classes
         self.dim = dim
+        self._dtype = dtype
 
     def sample(
         self,
@@ -178,7 +183,7 @@ class Sampler(ABC):
         classes = as_ids("ids", ids, self.num_classes)
         if not len(classes) and not np.size(class_embeddings):
             return
-        rows = as_float_rows("class_embeddings", class_embeddings, self.dim)
+        rows = self._class_rows(class_embeddings)
         if len(rows) != len(classes):
             raise ValueError(
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
@@ -197,7 +202,11 @@ class Sampler(ABC):
             return np.empty((1, 0))
         if self.dim is None:
             return np.atleast_2d(np.asarray(h))
-        return as_float_rows("h", h, self.dim)
+        return as_float_rows("h", h, self.dim, self._dtype)
+
+    def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
+        """Check class vectors; override to ask more of them."""
+        return as_float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
     def _excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
@@ -214,7 +223,11 @@ class Sampler(ABC):
         """Draw from the mean over the batch: each draw from a context of its own."""
         stream, rest = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
         owner = (uniform_block(stream, 1, m)[0] * len(h)).astype(np.int64)
-        ids = self._sample(h[owner], 1, np.full(m, NOTHING), rest).ids.reshape(1, m)
+        order = np.argsort(owner, kind="stable")
+        contexts, counts = np.unique(owner, return_counts=True)
+        drawn = self._sample(h[contexts], counts.max(), np.full(len(contexts), NOTHING), rest).ids
+        ids = np.empty((1, m), np.int64)
+        ids[0, order] = drawn[np.arange(counts.max()) < counts[:, None]]
         every = self._log_prob(h, np.repeat(ids, len(h), axis=0), np.full(len(h), NOTHING))
         return Draw(ids, np.logaddexp.reduce(every, axis=0, keepdims=True) - np.log(len(h)))
 

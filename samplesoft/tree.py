@@ -128,12 +128,11 @@ class KernelTree(Sampler):
         progress: bool = False,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
-        super().__init__(*rows.shape)
+        super().__init__(len(rows), rows.shape[1], rows.dtype)
         self.leaf = as_choice("leaf", leaf, LEAVES)
         self.floor = min(max(as_positive("floor", floor), SMALLEST_FLOOR), 1.0 / SMALLEST_FLOOR)
         self.scale = as_positive("scale", scale)
         self._transform = transform
-        self._dtype = rows.dtype
         self.num_features = 0  # not known before the first features
         self.num_features = self._features(rows[:1]).shape[1]
         if leaf_size is None:
@@ -207,10 +206,9 @@ class KernelTree(Sampler):
         block = min(
             self.num_classes * self.num_features, max(_BLOCK, leaf_size * self.num_features)
         )
-        return (num_leaves * self.num_features + vectors + 2 * block) * self._dtype.itemsize
-
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        return as_float_rows("h", super()._contexts(h), self.dim, self._dtype)
+        return (num_leaves * self.num_features + vectors + 2 * block) * np.dtype(
+            self._dtype
+        ).itemsize
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         phi = self._features(h)
@@ -302,7 +300,6 @@ class KernelTree(Sampler):
         return probs
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
-        rows = as_float_rows("class_embeddings", rows, self.dim, self._dtype)
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
         leaves, starts = np.unique(ids // self.leaf_size, return_index=True)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mpf
 
+from samplesoft.samplers import without_replacement
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
 
 RNG = np.random.default_rng(20)
@@ -70,8 +71,6 @@ def test_medium_n_against_the_poisson_binomial_law(m, spread):
 
 @pytest.mark.parametrize("m", [2, 150, 700])
 def test_crowded_panels_agree_with_class_by_class(m, monkeypatch):
-    from samplesoft.samplers import without_replacement
-
     rng = np.random.default_rng(m)
     weights = np.concatenate([rng.lognormal(0.0, 1.0, 800), 1e3 * rng.random(5), [1e6]])
     labels = [0, 17, 800, 805]
@@ -81,6 +80,23 @@ def test_crowded_panels_agree_with_class_by_class(m, monkeypatch):
     full = sampler_of(weights)
     want = [full.inclusion_probs(m), *full.inclusion_probs(m, exclude=labels)]
     np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_small_crowds_agree_with_class_by_class(seed, monkeypatch):
+    """Crowds of about the least size, and all but a few classes drawn: the hardest for panels."""
+    rng = np.random.default_rng(seed)
+    crowds = [
+        -rng.uniform(0.0, 12.0) - rng.choice([0.0, 0.1, 0.9]) * rng.random(rng.integers(32, 70))
+        for _ in range(rng.integers(1, 4))
+    ]
+    weights = np.exp(np.concatenate([[0.0], *crowds, -rng.uniform(0.0, 15.0, 20)]))
+    for m in (rng.integers(1, 5), len(weights) - 2, len(weights) - 1):
+        got = sampler_of(weights).inclusion_probs(int(m))
+        with monkeypatch.context() as patch:
+            patch.setattr(without_replacement, "_CROWD", 10**9)
+            want = sampler_of(weights).inclusion_probs(int(m))
+        np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1000, 1), (1000, 999), (30_000, 100), (200_000, 20_000)])

@@ -79,10 +79,13 @@ def _saddle(
             high = x
         else:
             low = x
-        newton = x + (power - mean) / variance if variance > 0.0 else math.inf
-        if abs(newton - x) < 1e-6:
+        gap = power - mean
+        if abs(gap) < 1e-6 * variance:
             break
-        x = newton if low < newton < high else 0.5 * (low + high)
+        # far out, where atoms no longer stand for their classes, a long step might get lost
+        x += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
+        if not low < x < high:
+            x = 0.5 * (low + high)
     value, z = -power * x, complex(math.exp(x), 0.0)
     for a in range(len(counts)):
         _, silent, rung = _clock(log_rates[a], log_t)

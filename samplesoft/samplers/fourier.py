@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import IntArray, as_float_rows
+from samplesoft._validation import as_float_rows
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.sampler import Rows
 from samplesoft.samplers.kernel import KernelSampler
@@ -68,7 +68,7 @@ class RFSoftmaxSampler(KernelSampler):
         frequencies: str = "iid",
         tau: float = 1.0,
         leaf: str = "softmax",
-        leaf_size: int = 64,
+        leaf_size: int | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
@@ -83,9 +83,10 @@ class RFSoftmaxSampler(KernelSampler):
         _require_unit("h", rows)
         return rows
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:
+    def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
+        rows = super()._class_rows(class_embeddings)
         _require_unit("class_embeddings", rows)
-        super()._update(ids, rows)
+        return rows
 
 
 def _require_unit(name: str, rows: Rows) -> None:

@@ -23,8 +23,8 @@ class KernelSampler(Sampler):
     leaf : {"softmax", "kernel"}
         How a class is drawn in its bucket: by ``exp(tau h . c)``, which costs d multiplications a
         class and is closer to the softmax, or by the kernel, as everywhere in the tree.
-    leaf_size : int
-        Classes in a bucket; 1 for a tree down to single classes.
+    leaf_size : int, optional
+        Classes in a bucket, 1 for a tree down to single classes; see `KernelTree`.
     tau : float
         Inverse temperature of ``leaf="softmax"``.
     progress : bool
@@ -62,7 +62,7 @@ class KernelSampler(Sampler):
         class_embeddings: ArrayLike,
         *,
         leaf: str = "softmax",
-        leaf_size: int = 64,
+        leaf_size: int | None = None,
         tau: float = 1.0,
         progress: bool = False,
     ) -> None:
@@ -80,10 +80,7 @@ class KernelSampler(Sampler):
             floor=max(feature_map.floor, SMALLEST_FLOOR),
             progress=progress,
         )
-        super().__init__(self.tree.num_classes, self.tree.dim)
-
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        return self.tree._contexts(h)
+        super().__init__(self.tree.num_classes, self.tree.dim, self.tree._dtype)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         return self.tree._sample(h, m, exclude, key)
@@ -138,7 +135,7 @@ class QuadraticSampler(KernelSampler):
         alpha: float = 100.0,
         tau: float = 1.0,
         leaf: str = "softmax",
-        leaf_size: int = 64,
+        leaf_size: int | None = None,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
         phi = QuadraticFeatures(rows.shape[1], alpha)
@@ -191,7 +188,7 @@ class PositiveSampler(KernelSampler):
         tau: float = 1.0,
         frequencies: str = "iid",
         leaf: str = "softmax",
-        leaf_size: int = 64,
+        leaf_size: int | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
@@ -35,8 +36,7 @@ class MixtureSampler(Sampler):
     conditional distributions, with the same weight: what is drawn, and not the mixture conditioned
     afterwards, which would weigh the two by the mass that each has left.
 
-    `update` goes to both. If `second` refuses new vectors which `first` has taken, such as one
-    that needs unit vectors, `first` keeps them: put the stricter sampler first.
+    `update` goes to both, once both have found the vectors fit.
 
     References
     ----------
@@ -104,7 +104,14 @@ class MixtureSampler(Sampler):
         second = self.second._probs(self.second._contexts(h), exclude)
         return self.weight * first + (1.0 - self.weight) * second
 
+    def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
+        rows = super()._class_rows(class_embeddings)
+        for sampler in (self.first, self.second):
+            if sampler.dim is not None:
+                sampler._class_rows(rows)
+        return rows
+
     def _update(self, ids: IntArray, rows: Rows) -> None:
         for sampler in (self.first, self.second):
             if sampler.dim is not None:
-                sampler._update(ids, rows)
+                sampler._update(ids, sampler._class_rows(rows))

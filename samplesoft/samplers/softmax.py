@@ -68,15 +68,12 @@ class SoftmaxSampler(Sampler):
         self, class_embeddings: ArrayLike, *, tau: float = 1.0, block_size: int = 128
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
-        super().__init__(*rows.shape)
+        super().__init__(len(rows), rows.shape[1], rows.dtype)
         self.tau = as_positive("tau", tau)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
         num_blocks = -(-self.num_classes // self.block_size)
         self._buckets = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
         self._update(np.arange(self.num_classes), rows)
-
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        return as_float_rows("h", super()._contexts(h), self.dim, self._buckets.dtype)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         queries, masses = self._first_pass(h, exclude)
@@ -127,7 +124,6 @@ class SoftmaxSampler(Sampler):
         return np.exp(log_q, out=log_q)
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
-        rows = as_float_rows("class_embeddings", rows, self.dim, self._buckets.dtype)
         self._buckets[ids // self.block_size, :, ids % self.block_size] = rows
 
     def _first_pass(self, h: Rows, exclude: IntArray) -> tuple[Rows, FloatArray]:

@@ -99,7 +99,7 @@ class TwoPassSampler(Sampler):
                 f"`class_embeddings` must have a row for each of the {candidates.num_classes} "
                 f"classes of `candidates`, got shape {self._rows.shape}."
             )
-        super().__init__(*self._rows.shape)
+        super().__init__(len(self._rows), self._rows.shape[1], self._rows.dtype)
         self.candidates = candidates
         self.num_candidates = as_count("num_candidates", num_candidates)
         self.tau = as_positive("tau", tau)
@@ -117,9 +117,6 @@ class TwoPassSampler(Sampler):
         self.candidate_ids: IntArray = np.unique(drawn.ids)
         self._softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
 
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        return as_float_rows("h", super()._contexts(h), self.dim, self._rows.dtype)
-
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         draw = self._softmax._sample(h, m, self._excluded_places(exclude), key)
         return Draw(self.candidate_ids[draw.ids], draw.log_q)
@@ -136,7 +133,6 @@ class TwoPassSampler(Sampler):
         return probs
 
     def _update(self, ids: IntArray, rows: Rows) -> None:
-        rows = as_float_rows("class_embeddings", rows, self.dim, self._rows.dtype)
         self._rows[ids] = rows
         places = self._places(ids)
         known = places != NOTHING
