@@ -220,7 +220,7 @@ class KernelTree(Sampler):
             shape = uniforms[part].shape
             order, leaves = np.empty(shape, np.int64), np.empty(shape, np.int64)
             log_p = np.empty(shape)
-            levels = known_levels(self._num_leaves, m)
+            levels = known_levels(self._num_leaves, *shape)
             known = np.empty((len(rest), 1 << levels))
             multiply_top(phi[part], self._sums.nodes, levels, known)
             walk(

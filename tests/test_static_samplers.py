@@ -7,7 +7,7 @@ import naive_samplers as naive
 import numba
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplesoft.samplers import static
@@ -222,6 +222,7 @@ def test_sets_follow_the_inclusion_probabilities():
     assert np.abs(counts - rounds * wrong).max() > 20.0 * np.sqrt(rounds)
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_distinct_draws_of_any_weights(data):
     weights = data.draw(

@@ -141,10 +141,14 @@ def lift_rest(
 
 
 @njit
-def known_levels(num_leaves: int, num_draws: int) -> int:
-    """Return how many levels from the root so many draws of one example visit nearly whole."""
+def known_levels(num_leaves: int, batch: int, num_draws: int) -> int:
+    """Return how many levels from the root are better multiplied whole than as they are visited.
+
+    A row that many examples read in turn costs each of them a third or less of a row that it
+    fetches for itself, so that a level pays even if an example visits but a third of it.
+    """
     levels = 0
-    while levels < top(num_leaves) and (2 << levels) <= num_draws:
+    while levels < top(num_leaves) and (4 << levels) <= num_draws * min(batch, 8):
         levels += 1
     return levels
 
