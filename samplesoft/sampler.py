@@ -201,7 +201,10 @@ class Sampler(ABC):
                 )
             return np.empty((1, 0))
         if self.dim is None:
-            return np.atleast_2d(np.asarray(h))
+            contexts = np.atleast_2d(np.asarray(h))
+            if len(contexts) == 0:
+                raise ValueError(f"`h` must hold at least one context, got {contexts.shape}.")
+            return contexts
         return as_float_rows("h", h, self.dim, self._dtype)
 
     def _class_rows(self, class_embeddings: ArrayLike) -> Rows:

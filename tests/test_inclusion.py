@@ -82,21 +82,36 @@ def test_crowded_panels_agree_with_class_by_class(m, monkeypatch):
     np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_small_crowds_agree_with_class_by_class(seed, monkeypatch):
-    """Crowds of about the least size, and all but a few classes drawn: the hardest for panels."""
-    rng = np.random.default_rng(seed)
-    crowds = [
-        -rng.uniform(0.0, 12.0) - rng.choice([0.0, 0.1, 0.9]) * rng.random(rng.integers(32, 70))
-        for _ in range(rng.integers(1, 4))
-    ]
-    weights = np.exp(np.concatenate([[0.0], *crowds, -rng.uniform(0.0, 15.0, 20)]))
-    for m in (rng.integers(1, 5), len(weights) - 2, len(weights) - 1):
-        got = sampler_of(weights).inclusion_probs(int(m))
-        with monkeypatch.context() as patch:
-            patch.setattr(without_replacement, "_CROWD", 10**9)
-            want = sampler_of(weights).inclusion_probs(int(m))
-        np.testing.assert_allclose(got, want, rtol=1e-12)
+def crowds_error(crowds, few, left, width, monkeypatch):
+    """Worst relative error that panels of `width` make with 40 classes at each of `crowds`."""
+    weights = np.exp(np.concatenate([[0.0], np.repeat(crowds, 40), few]))
+    m = len(weights) - left
+    with monkeypatch.context() as patch:
+        patch.setattr(without_replacement, "_WIDTH", width)
+        got = sampler_of(weights).inclusion_probs(m)
+        patch.setattr(without_replacement, "_CROWD", 10**9)
+        want = sampler_of(weights).inclusion_probs(m)
+    return np.abs(got / want - 1.0).max()
+
+
+@pytest.mark.parametrize(
+    ("crowds", "few", "left"),
+    [
+        ([-1.6], [-6.9, -9.0, -12.0, -16.3], 4),
+        ([-1.6, -2.001], [-6.9, -9.9], 2),
+        ([-0.02, -6.0005], [-5.2, -12.0], 1),
+        ([-5.02], [-12.0, -15.0], 2),
+        ([-5.001], [-3.8, -9.0, -15.7], 3),
+        ([-4.3, -10.84], [-14.5, -15.0], 1),
+    ],
+)
+def test_small_crowds_in_panels(crowds, few, left, monkeypatch):
+    """Crowds of about the least size, and only a few classes left over: the hardest for panels."""
+    assert crowds_error(crowds, few, left, without_replacement._WIDTH, monkeypatch) < 1e-11
+
+
+def test_wider_panels_would_not_do(monkeypatch):
+    assert crowds_error([-1.6], [-6.9, -9.9], 2, 0.5, monkeypatch) > 1e-8
 
 
 @pytest.mark.parametrize(("n", "m"), [(1000, 1), (1000, 999), (30_000, 100), (200_000, 20_000)])

@@ -23,7 +23,7 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels import static
 from samplesoft.kernels.alias import build_alias
-from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
+from samplesoft.sampler import NOTHING, Draw, Rows, Sampler
 from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
