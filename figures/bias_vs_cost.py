@@ -4,11 +4,12 @@ Writes ``bias_vs_cost.csv`` and ``bias_vs_cost.png`` beside this script. Each sa
 settings, is one point: the measured time of drawing m negatives for an example of a batch, and
 the exact bias of the sampled-softmax gradient, averaged over next-word examples of a text. The
 line joins the settings that no other one beats in both. The committed files come from the training
-text of the Penn Treebank, about six minutes on two cores that had nothing else to do::
+text of the Penn Treebank, two minutes on two cores that have nothing else to do::
 
-    python figures/bias_vs_cost.py --corpus ptb.train.txt.xz
+    OPENBLAS_NUM_THREADS=1 python figures/bias_vs_cost.py --corpus ptb.train.txt.xz
 
-Without ``--corpus`` the text is the source of the Python standard library.
+Without ``--corpus`` the text is the source of the Python standard library. One thread of BLAS,
+because idle ones spin, and take the cores from the threads of the samplers.
 
 References
 ----------
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import textwrap
 import time
 import tracemalloc
@@ -277,14 +279,15 @@ def find_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def describe(examples: Embeddings, args: argparse.Namespace) -> str:
     """Return the settings in one line, without anything of this machine but its threads."""
     source = "Python's standard library" if args.corpus is None else args.corpus.name
+    blas = os.environ.get("OPENBLAS_NUM_THREADS", "as many as it takes")
     num, dim = examples.h.shape
     return (
         f"{source}: {num} next-word examples, n = {len(examples.class_embeddings):,} classes, "
         f"d = {dim} (PPMI and SVD), tau = {args.tau:g}, m = {args.num_sampled}, float32, "
-        f"{num_threads()} threads, median of {args.num_repeats} draws for the batch; seed "
-        f"{args.seed}. D: frequencies, leaf: classes in a bucket, K: candidates, w: weight of the "
-        f"first in a mixture. Quadratic: {ALPHA:g} o^2 + 1. Two-pass: new candidates for each "
-        "batch, bias given one set of them."
+        f"{num_threads()} threads, of BLAS {blas}, median of {args.num_repeats} draws for the "
+        f"batch; seed {args.seed}. D: frequencies, leaf: classes in a bucket, K: candidates, "
+        f"w: weight of the first in a mixture. Quadratic: {ALPHA:g} o^2 + 1. Two-pass: new "
+        "candidates for each batch, bias given one set of them."
     )
 
 
