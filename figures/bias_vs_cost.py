@@ -174,7 +174,7 @@ def list_settings(examples: Embeddings, args: argparse.Namespace) -> Iterator[Se
 
     def positive(num: int, sharpness: float, leaf: str, size: int) -> Sampler:
         phi = PositiveRandomFeatures(vectors.shape[1], num, sharpness, rng=seed)
-        return KernelSampler(phi, vectors, leaf=leaf, leaf_size=size, tau=tau)
+        return KernelSampler(vectors, phi, leaf=leaf, leaf_size=size, tau=tau)
 
     def mixture(first: Callable[[], Sampler], weight: float) -> Sampler:
         return MixtureSampler(first(), unigram(), weight)

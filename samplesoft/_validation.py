@@ -84,6 +84,11 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
     if batch is not None:
         if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
             raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
+        if array.ndim == 1 and batch > 1 and len(array) == batch:
+            raise ValueError(
+                f"`{name}` must have shape ({batch}, k), got {array.shape}, which may be one class "
+                f"of each context or {batch} of all; write {name}[:, None] or {name}[None]."
+            )
         array = np.broadcast_to(array, (batch, array.shape[-1]))
     if array.size and (array.min() < 0 or array.max() >= num_classes):
         bad = array[(array < 0) | (array >= num_classes)].flat[0]
@@ -141,7 +146,9 @@ def as_probabilities(name: str, value: ArrayLike, num_classes: int) -> FloatArra
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {value!r}.")
+        raise TypeError(
+            f"`{name}` must be an integer, got {type(value).__name__} {repr(value)[:60]}."
+        )
     if value < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
     if value > LARGEST_COUNT:
@@ -152,7 +159,9 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 def as_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float greater than 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}.")
+        raise TypeError(
+            f"`{name}` must be a number, got {type(value).__name__} {repr(value)[:60]}."
+        )
     if not (np.isfinite(value) and value > 0):
         raise ValueError(f"`{name}` must be finite and greater than 0, got {value}.")
     return float(value)

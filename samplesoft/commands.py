@@ -191,7 +191,7 @@ def _settings(
     settings: dict[str, Any] = {"input": source.title}
     if source.embeddings is not None:
         settings |= {"d": source.embeddings.h.shape[1], "tau": options.tau}
-        settings |= {"rff nu": options.nu, "rff frequencies": options.num_features}
+        settings |= {"rff nu": options.nu, "random features": options.num_features}
     settings |= {"quadratic alpha": model.alpha, "unigram power": model.power}
     settings["seed"] = options.seed
     if left_out:

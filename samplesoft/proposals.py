@@ -21,7 +21,7 @@ from samplesoft._validation import (
     as_positive,
     as_real_array,
 )
-from samplesoft.samplers.registry import SamplerInputs, make_sampler
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
 
 _LEAST = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
@@ -162,7 +162,7 @@ def dense_proposals(names: Iterable[str], model: Model) -> dict[str, FloatArray]
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         If a name is unknown, or a proposal needs what the model does not have.
 
     Examples
@@ -171,6 +171,8 @@ def dense_proposals(names: Iterable[str], model: Model) -> dict[str, FloatArray]
     >>> dense_proposals(["uniform", "unigram"], model)["unigram"].round(3)
     array([0.081, 0.273, 0.646])
     """
+    if isinstance(names, str):
+        raise TypeError(f"`names` must be a list of names, got the string {names!r}.")
     checked = [as_choice("names", name, PROPOSALS) for name in names]
     return {name: PROPOSALS[name](model) for name in checked}
 
@@ -220,23 +222,27 @@ def quadratic(model: Model) -> FloatArray:
 
 
 def _of_sampler(name: str) -> None:
-    """Register the probabilities of a sampler that looks at vectors under its own name."""
+    """Register the probabilities of a sampler made from vectors under its own name."""
 
     @proposal(name)
     def weights(model: Model) -> FloatArray:
         h = _needed(model, name, "h")
         inputs = SamplerInputs(
             _needed(model, name, "class_embeddings"),
+            model.counts,
             tau=model.tau,
             nu=model.nu,
             num_features=model.num_features,
+            alpha=model.alpha,
+            power=model.power,
             rng=model.seed,
         )
         return make_sampler(name, inputs).probs(h)
 
 
-for _name in ("rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive"):
-    _of_sampler(_name)
+for _name in SAMPLERS:
+    if _name not in PROPOSALS:
+        _of_sampler(_name)
 
 
 _SOURCES = {

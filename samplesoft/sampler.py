@@ -23,7 +23,7 @@ Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
 NOTHING = -1  # in `exclude` of a private method: this example excludes no class
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draw:
     """Sampled classes and the probability of each draw.
 
@@ -82,8 +82,8 @@ class Sampler(ABC):
         Parameters
         ----------
         h : array_like, shape (B, d) or (d,), or None
-            Context vectors. A sampler that does not look at them takes B from their number, and
-            None for B = 1.
+            Context vectors. A sampler that does not look at them takes B from their number; where
+            they are None from that of `exclude`, else B = 1.
         num_sampled : int
             Number of draws m.
         exclude : int or array_like of int, shape (B,), optional
@@ -103,16 +103,16 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed, or nothing is left to draw.
         """
-        contexts = self._contexts(h)
+        contexts, excluded = self._read(h, exclude)
         m = as_count("num_sampled", num_sampled)
-        excluded = self._excluded(exclude, len(contexts))
         key = as_key(rng)
         if not shared or len(contexts) == 1:
             return self._sample(contexts, m, excluded, key)
         if exclude is not None:
             raise ValueError(
                 "`exclude` must be None with shared=True, for one set cannot leave out a class "
-                f"of each example, got {len(contexts)} classes; mask hits of the label in the loss."
+                f"of each of {len(contexts)} examples, got {np.size(exclude)}; mask hits of the "
+                "label in the loss."
             )
         return self._sample_shared(contexts, m, key)
 
@@ -124,7 +124,7 @@ class Sampler(ABC):
         h : array_like, shape (B, d) or (d,), or None
             Context vectors, as in `sample`.
         ids : array_like of int, shape (B, k) or (k,)
-            Classes; one row serves all contexts.
+            Classes; one row serves all contexts. For one class of each, write ``ids[:, None]``.
         exclude : int or array_like of int, shape (B,), optional
             Classes that are not drawn; their log-probability is -inf.
 
@@ -138,9 +138,9 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        contexts = self._contexts(h)
+        contexts, excluded = self._read(h, exclude)
         classes = as_ids("ids", ids, self.num_classes, len(contexts))
-        return self._log_prob(contexts, classes, self._excluded(exclude, len(contexts)))
+        return self._log_prob(contexts, classes, excluded)
 
     def probs(self, h: ArrayLike | None, *, exclude: Any = None) -> FloatArray:
         """Return the probability of every class.
@@ -162,8 +162,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        contexts = self._contexts(h)
-        return self._probs(contexts, self._excluded(exclude, len(contexts)))
+        return self._probs(*self._read(h, exclude))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
         """Tell the sampler of new class vectors; one that does not look at them ignores it.
@@ -191,19 +190,28 @@ class Sampler(ABC):
             )
         self._update(classes, rows)
 
+    def _read(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
+        """Check contexts and excluded classes."""
+        if h is None and self.dim is None:
+            contexts: Rows = np.empty((max(1, np.size(exclude) if np.ndim(exclude) else 1), 0))
+        else:
+            contexts = self._contexts(h)
+        return contexts, self._excluded(exclude, len(contexts))
+
     def _contexts(self, h: ArrayLike | None) -> Rows:
         """Check context vectors; override to ask more of them."""
         if h is None:
-            if self.dim is not None:
-                raise TypeError(
-                    f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
-                    "samplers that do not look at them take None."
-                )
-            return np.empty((1, 0))
+            raise TypeError(
+                f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
+                "samplers that do not look at them take None."
+            )
         if self.dim is None:
             contexts = np.atleast_2d(np.asarray(h))
-            if len(contexts) == 0:
-                raise ValueError(f"`h` must hold at least one context, got {contexts.shape}.")
+            if contexts.ndim != 2 or contexts.dtype.kind != "f" or len(contexts) == 0:
+                raise ValueError(
+                    "`h` must hold context vectors of shape (B, d), or be None, got "
+                    f"{contexts.dtype} of shape {np.shape(h)}; labels go to `exclude`."
+                )
             return contexts
         return as_float_rows("h", h, self.dim, self._dtype)
 

@@ -70,9 +70,16 @@ class KernelTree(Sampler):
     scale : float
         The inverse temperature of ``"softmax"``, the factor alpha of ``"quadratic"``.
     floor : float
-        Least mass of one class, from 1e-150 to 1e150.
+        Least mass of one class; taken as at least 1e-150 and at most 1e150, as masses are.
     progress : bool
         Show a progress bar on stderr while building, if that is a terminal.
+
+    Attributes
+    ----------
+    num_features : int
+        Number of features F.
+    num_updates : int
+        Class vectors updated since the tree was built.
 
     Raises
     ------
@@ -132,6 +139,11 @@ class KernelTree(Sampler):
         self.leaf = as_choice("leaf", leaf, LEAVES)
         self.floor = min(max(as_positive("floor", floor), SMALLEST_FLOOR), 1.0 / SMALLEST_FLOOR)
         self.scale = as_positive("scale", scale)
+        if not (transform is None or callable(transform)):
+            raise TypeError(
+                f"`transform` must be callable, got {type(transform).__name__}; of a feature map, "
+                "pass its `transform`."
+            )
         self._transform = transform
         self.num_features = 0  # not known before the first features
         self.num_features = self._features(rows[:1]).shape[1]

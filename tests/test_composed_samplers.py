@@ -278,18 +278,18 @@ def test_many_features_come_near_the_kernel(frequencies):
 
 def test_a_kernel_sampler_takes_any_map():
     features = RandomFourierFeatures(DIM, 16, 1.0, rng=0)
-    sampler = KernelSampler(features, VECTORS, leaf="kernel", leaf_size=1)
+    sampler = KernelSampler(VECTORS, features, leaf="kernel", leaf_size=1)
     assert sampler.feature_map is features and sampler.tree.floor == features.floor
     named = RFSoftmaxSampler(UNIT, nu=1.0, num_frequencies=16, leaf="kernel", leaf_size=1, rng=0)
-    sampler = KernelSampler(features, UNIT, leaf="kernel", leaf_size=1)
+    sampler = KernelSampler(UNIT, features, leaf="kernel", leaf_size=1)
     np.testing.assert_array_equal(sampler.probs(UNIT_H), named.probs(UNIT_H))
     with pytest.raises(ValueError, match="`class_embeddings` must have 4 columns"):
-        KernelSampler(features, VECTORS[:, :3])
+        KernelSampler(VECTORS[:, :3], features)
     with pytest.raises(ValueError, match="`leaf` must be one of softmax, kernel; got 'quadratic'"):
-        KernelSampler(QuadraticFeatures(DIM), VECTORS, leaf="quadratic")
+        KernelSampler(VECTORS, QuadraticFeatures(DIM), leaf="quadratic")
 
 
 def test_counts_and_vectors_need_not_come_together():
-    sampler = MixtureSampler(RFSoftmaxSampler(UNIT, rng=0), UnigramSampler(WEIGHTS), 0.9)
+    sampler = MixtureSampler(RFSoftmaxSampler(UNIT, tau=1.0, rng=0), UnigramSampler(WEIGHTS), 0.9)
     least = 0.1 * UnigramSampler(WEIGHTS).probs(None)
     assert (sampler.probs(UNIT_H) >= least * (1.0 - 1e-12)).all()

@@ -9,7 +9,6 @@ from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
 
 NAMES = sorted(SAMPLERS)
 FOURIER = [name for name in NAMES if name.startswith("rff")] + ["mixture"]  # need unit vectors
-BLIND = ["uniform", "log-uniform", "unigram", "learned-unigram"]  # to vectors
 SIZES = [1, 2, 37, 300]
 CHI_SQUARE_TESTS = 10 * len(NAMES)
 DRAWS = 200_000
@@ -26,6 +25,9 @@ def inputs(n, dtype=np.float64, **options):
     counts = np.random.default_rng(n).permutation(1.0 + np.arange(n) ** 2.0)
     given = {"counts": counts, "tau": 3.0, "nu": 2.0, "num_features": 32, "rng": 5} | options
     return SamplerInputs(class_embeddings=unit_rows(n, 8, 1, dtype), **given)
+
+
+BLIND = [name for name in NAMES if make_sampler(name, inputs(3)).dim is None]  # to vectors
 
 
 def dominated(name, n, label):
@@ -259,4 +261,23 @@ def test_unknown_names_and_malformed_inputs():
         SamplerInputs(class_embeddings=np.eye(2), counts=[1.0])
     with pytest.raises(ValueError, match="`class_embeddings` must be finite"):
         SamplerInputs(class_embeddings=[[np.inf]])
-    assert SamplerInputs(class_embeddings=np.eye(2)).counts.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=r"`counts` must hold .* got None"):
+        make_sampler("unigram", SamplerInputs(class_embeddings=np.eye(2)))
+    with pytest.raises(TypeError, match="`inputs` must be SamplerInputs, got ndarray"):
+        make_sampler("unigram", np.eye(2))
+
+
+def test_labels_are_not_taken_for_contexts():
+    sampler = make_sampler("uniform", inputs(37))
+    for h in (np.array([3, 4]), 4, "some words", np.empty((0, 8))):
+        with pytest.raises(ValueError, match="`h` must hold context vectors"):
+            sampler.sample(h, 3)
+    assert sampler.sample(None, 3, exclude=[1, 2]).ids.shape == (2, 3)
+
+
+def test_one_class_of_each_context_is_asked_for_as_a_column(name):
+    sampler, h, labels = make_sampler(name, inputs(37)), contexts(3), np.array([5, 9, 36])
+    columns = sampler.log_prob(h, labels[:, None])
+    np.testing.assert_array_equal(columns[:, 0], np.diag(sampler.log_prob(h, labels[None])))
+    with pytest.raises(ValueError, match=r"`ids` must have shape \(3, k\).* ids\[:, None\]"):
+        sampler.log_prob(h, labels)

@@ -37,9 +37,13 @@ class FeatureMap(ABC):
         As above.
     is_nonnegative : bool
         Whether no estimate is ever negative.
+    closed_form : tuple of (str, float), or None
+        Where features give the kernel itself, the ``leaf`` and ``scale`` of a `KernelTree` that
+        do so from the vectors.
     """
 
     is_nonnegative = False
+    closed_form: tuple[str, float] | None = None
 
     def __init__(self, dim: int, num_features: int, floor: float) -> None:
         self.dim = as_count("dim", dim)

@@ -85,9 +85,13 @@ class RandomFourierFeatures(FeatureMap):
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         self._require_resolved(X)
-        self._turns.project(X, out[:, : self.num_frequencies])
         scale, terms = self.num_frequencies**-0.5, TERMS[out.dtype]
-        over_rows(lambda part: cos_sin_rows(out[part], scale, *terms), out)
+
+        def write(part: slice) -> None:
+            self._turns.project(X[part], out[part, : self.num_frequencies])
+            cos_sin_rows(out[part], scale, *terms)
+
+        over_rows(write, out)
 
     def _require_resolved(self, X: NDArray[Any]) -> None:
         largest = squared_norms(X).max()

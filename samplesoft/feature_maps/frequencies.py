@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
-from samplesoft.feature_maps.base import over_rows
 from samplesoft.kernels.hadamard import structured_rows
 
+_COLUMNS = 64  # of a dense matrix, multiplied at a time
+_SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
 _LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
 
 
@@ -23,7 +24,7 @@ class Frequencies(Protocol):
 
 
 class DenseFrequencies:
-    """Frequencies held as a matrix.
+    """Frequencies held as matrices of a few columns each.
 
     Parameters
     ----------
@@ -32,14 +33,33 @@ class DenseFrequencies:
     """
 
     def __init__(self, matrix: FloatArray) -> None:
-        self._transposed = {
-            np.dtype(dtype): np.ascontiguousarray(matrix.T, dtype=dtype)
+        num, dim = matrix.shape
+        whole = num - num % _COLUMNS
+        tiles = matrix[:whole].reshape(-1, _COLUMNS, dim).transpose(0, 2, 1)
+        self._parts = {
+            np.dtype(dtype): [
+                np.ascontiguousarray(part, dtype=dtype) for part in (tiles, matrix[None, whole:].mT)
+            ]
             for dtype in (np.float32, np.float64)
         }
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write ``X @ matrix.T`` into `out`: one call, which BLAS splits over threads best."""
-        np.matmul(X, self._transposed[X.dtype], out=out)
+        """Write ``X @ matrix.T`` into `out`, in products too small for BLAS to wake its threads.
+
+        Those would turn idly for a while and slow down the threads that work on the features.
+        """
+        rows = max(1, _SMALL // (X.shape[1] * _COLUMNS))
+        whole = len(X) - len(X) % rows
+        start = 0
+        for tiles in self._parts[X.dtype]:
+            num, _, width = tiles.shape
+            columns = slice(start, start + num * width)
+            for part, size in ((slice(0, whole), rows), (slice(whole, len(X)), len(X) - whole)):
+                if size and num * width:
+                    target = out[part, columns].reshape(-1, size, num, width)
+                    blocks = X[part].reshape(-1, 1, size, X.shape[1])
+                    np.matmul(blocks, tiles, out=target.transpose(0, 2, 1, 3))
+            start = columns.stop
 
 
 class StructuredFrequencies:
@@ -64,8 +84,7 @@ class StructuredFrequencies:
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write the products into `out` in O(log p) for each."""
-        signs = self._signs[X.dtype]
-        over_rows(lambda part: structured_rows(X[part], signs, out[part]), out)
+        structured_rows(X, self._signs[X.dtype], out)
 
 
 def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:

@@ -75,12 +75,11 @@ class PositiveRandomFeatures(FeatureMap):
         self._projections = DRAWS[frequencies](self.dim, num_features, self.tau**0.5, generator)
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        with np.errstate(all="ignore"):  # _exponentiate reports what matters
-            self._projections.project(X, out)
-        over_rows(lambda part: self._exponentiate(X[part], out[part]), out)
+        over_rows(lambda part: self._write_rows(X[part], out[part]), out)
 
-    def _exponentiate(self, X: NDArray[Any], out: NDArray[Any]) -> None:
+    def _write_rows(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         with np.errstate(all="ignore"):
+            self._projections.project(X, out)
             out -= 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))[:, None]
             np.exp(out, out=out)
         largest = out.max(axis=1)

@@ -48,6 +48,7 @@ class QuadraticFeatures(FeatureMap):
         dim = as_count("dim", dim)
         super().__init__(dim, dim * (dim + 1) // 2 + 1, floor=1.0)
         self.alpha = as_positive("alpha", alpha)
+        self.closed_form = ("quadratic", self.alpha)
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         def write(part: slice) -> None:

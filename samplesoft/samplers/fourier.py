@@ -29,7 +29,9 @@ class RFSoftmaxSampler(KernelSampler):
         Number of random frequencies D; features are twice as many.
     frequencies : {"iid", "orthogonal", "structured"}
         How they are drawn; see `RandomFourierFeatures`.
-    tau, leaf, leaf_size
+    tau : float
+        Inverse temperature of the model, which softmax leaves need.
+    leaf, leaf_size, progress
         As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Buckets with
         softmax leaves need 1 / leaf_size of its memory, and draw closer to the softmax.
     rng : int, numpy.random.Generator or None
@@ -66,17 +68,25 @@ class RFSoftmaxSampler(KernelSampler):
         nu: float = 4.0,
         num_frequencies: int = 1024,
         frequencies: str = "iid",
-        tau: float = 1.0,
+        tau: float | None = None,
         leaf: str = "softmax",
         leaf_size: int | None = None,
+        progress: bool = False,
         rng: int | np.random.Generator | None = None,
     ) -> None:
+        if tau is None and leaf == "softmax":
+            raise ValueError(
+                "`tau` must be given for leaf='softmax', got None; it is the inverse temperature "
+                "of the model, whose logits are tau h . c."
+            )
         rows = as_float_rows("class_embeddings", class_embeddings)
         _require_unit("class_embeddings", rows)
         phi = RandomFourierFeatures(
             rows.shape[1], num_frequencies, nu, frequencies=frequencies, rng=rng
         )
-        super().__init__(phi, rows, leaf=leaf, leaf_size=leaf_size, tau=tau)
+        super().__init__(
+            rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau or 1.0, progress=progress
+        )
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
         rows = super()._contexts(h)

@@ -16,10 +16,10 @@ class KernelSampler(Sampler):
 
     Parameters
     ----------
-    feature_map : FeatureMap
-        Estimates the kernel. Its ``floor`` is the least mass that the tree gives to a class.
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
+    feature_map : FeatureMap
+        Estimates the kernel. Its ``floor`` is the least mass that the tree gives to a class.
     leaf : {"softmax", "kernel"}
         How a class is drawn in its bucket: by ``exp(tau h . c)``, which costs d multiplications a
         class and is closer to the softmax, or by the kernel, as everywhere in the tree.
@@ -51,25 +51,29 @@ class KernelSampler(Sampler):
     --------
     >>> from samplesoft.feature_maps import RandomMaclaurinFeatures
     >>> vectors = [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]
-    >>> sampler = KernelSampler(RandomMaclaurinFeatures(2, 64, rng=0), vectors, leaf_size=2)
+    >>> sampler = KernelSampler(vectors, RandomMaclaurinFeatures(2, 64, rng=0), leaf_size=2)
     >>> int(sampler.probs([1.0, 0.0]).argmax()), sampler.tree.num_features
     (0, 64)
     """
 
     def __init__(
         self,
-        feature_map: FeatureMap,
         class_embeddings: ArrayLike,
+        feature_map: FeatureMap,
         *,
         leaf: str = "softmax",
         leaf_size: int | None = None,
         tau: float = 1.0,
         progress: bool = False,
     ) -> None:
+        if not isinstance(feature_map, FeatureMap):
+            raise TypeError(
+                f"`feature_map` must be a FeatureMap, got {type(feature_map).__name__}; "
+                "samplesoft.feature_maps has some."
+            )
         scale = tau
-        if as_choice("leaf", leaf, ("softmax", "kernel")) == "kernel":
-            if isinstance(feature_map, QuadraticFeatures):  # the same kernel without its features
-                leaf, scale = "quadratic", feature_map.alpha
+        if as_choice("leaf", leaf, ("softmax", "kernel")) == "kernel" and feature_map.closed_form:
+            leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
         self.tree = KernelTree(
             as_float_rows("class_embeddings", class_embeddings, feature_map.dim),
@@ -106,7 +110,7 @@ class QuadraticSampler(KernelSampler):
     alpha : float
         Weight of the square of the dot product. Blanc and Rendle's is of the logit
         ``tau h . c``: their alpha is the one here divided by ``tau**2``.
-    tau, leaf, leaf_size
+    tau, leaf, leaf_size, progress
         As for `KernelSampler`. With ``leaf="kernel"``, q is in proportion to the kernel.
 
     Raises
@@ -136,10 +140,11 @@ class QuadraticSampler(KernelSampler):
         tau: float = 1.0,
         leaf: str = "softmax",
         leaf_size: int | None = None,
+        progress: bool = False,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
         phi = QuadraticFeatures(rows.shape[1], alpha)
-        super().__init__(phi, rows, leaf=leaf, leaf_size=leaf_size, tau=tau)
+        super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
 
 class PositiveSampler(KernelSampler):
@@ -156,7 +161,7 @@ class PositiveSampler(KernelSampler):
         Inverse temperature of the kernel, and of ``leaf="softmax"``.
     frequencies : {"iid", "orthogonal"}
         How the projections are drawn; see `PositiveRandomFeatures`.
-    leaf, leaf_size
+    leaf, leaf_size, progress
         As for `KernelSampler`.
     rng : int, numpy.random.Generator or None
         Seed of the projections.
@@ -189,6 +194,7 @@ class PositiveSampler(KernelSampler):
         frequencies: str = "iid",
         leaf: str = "softmax",
         leaf_size: int | None = None,
+        progress: bool = False,
         rng: int | np.random.Generator | None = None,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
@@ -199,4 +205,4 @@ class PositiveSampler(KernelSampler):
             frequencies=frequencies,
             rng=rng,
         )
-        super().__init__(phi, rows, leaf=leaf, leaf_size=leaf_size, tau=tau)
+        super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)

@@ -9,9 +9,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, as_ids, as_positive
 from samplesoft.sampler import Draw, Rows, Sampler
-from samplesoft.tree import KernelTree
-
-_NO_FLOOR = 1e-150  # the least that the tree takes: weights are never clipped
+from samplesoft.tree import SMALLEST_FLOOR, KernelTree
 
 
 class LearnedUnigramSampler(Sampler):
@@ -61,7 +59,7 @@ class LearnedUnigramSampler(Sampler):
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
-        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=_NO_FLOOR)
+        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
 
     @property
     def counts(self) -> FloatArray:

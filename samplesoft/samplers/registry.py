@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import as_choice, as_counts, as_float_rows
+from samplesoft._validation import FloatArray, as_choice, as_counts, as_float_rows
 from samplesoft.sampler import Rows, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
@@ -31,7 +31,7 @@ class SamplerInputs:
     class_embeddings : array_like, shape (n, d)
         Class vectors, float32 or float64; of norm 1 for the ``rff`` samplers.
     counts : array_like, shape (n,), or None
-        How often each class occurs, in any unit; None for equally often.
+        How often each class occurs, in any unit; needed where counts are drawn from.
     tau : float
         Inverse temperature.
     nu : float
@@ -63,8 +63,8 @@ class SamplerInputs:
     def __post_init__(self) -> None:
         rows = as_float_rows("class_embeddings", self.class_embeddings)
         object.__setattr__(self, "class_embeddings", rows)
-        counts = np.ones(len(rows)) if self.counts is None else self.counts
-        object.__setattr__(self, "counts", as_counts("counts", counts, len(rows)))
+        if self.counts is not None:
+            object.__setattr__(self, "counts", as_counts("counts", self.counts, len(rows)))
 
     @property
     def num_classes(self) -> int:
@@ -72,14 +72,23 @@ class SamplerInputs:
         return len(self.class_embeddings)
 
 
+def _counts(inputs: SamplerInputs) -> FloatArray:
+    if inputs.counts is None:
+        raise ValueError(
+            "`counts` must hold how often each class occurs, (n,), for a sampler that draws by "
+            "counts, got None; give them, or take another sampler."
+        )
+    return np.asarray(inputs.counts)
+
+
 def _learned(inputs: SamplerInputs) -> Sampler:
     """Start as if the counts had been observed, each class once more than that."""
-    counts = inputs.counts + 1.0
+    counts = _counts(inputs) + 1.0
     return LearnedUnigramSampler(len(counts), power=inputs.power, initial=counts)
 
 
 def _unigram(inputs: SamplerInputs) -> Sampler:
-    return UnigramSampler(inputs.counts, power=inputs.power)
+    return UnigramSampler(_counts(inputs), power=inputs.power)
 
 
 def _softmax(inputs: SamplerInputs) -> Sampler:
@@ -173,4 +182,9 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     >>> make_sampler("unigram", inputs).probs(None).round(3)
     array([[0.111, 0.889]])
     """
+    if not isinstance(inputs, SamplerInputs):
+        raise TypeError(
+            f"`inputs` must be SamplerInputs, got {type(inputs).__name__}; write "
+            "SamplerInputs(class_embeddings, ...)."
+        )
     return SAMPLERS[as_choice("name", name, SAMPLERS)](inputs)
