@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, num_threads, thread_map
+from samplesoft._jit import num_threads, thread_map
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.tree_sums import add_to_tree, sum_runs, sums_to_differences
-
-_ROWS = 1 << 12  # looked at together
+from samplesoft.kernels.tree_sums import add_to_tree, sum_runs, sum_sizes, sums_to_differences
 
 
 class TreeSums:
@@ -36,12 +35,13 @@ class TreeSums:
     """
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
+        self._limits = np.zeros(leaf_sums.shape[1])
+        self._limits = self._grown(leaf_sums)
         total = np.empty((1, leaf_sums.shape[1]))
         sum_runs(leaf_sums, np.array([0]), total)
         self.nodes, self.total = leaf_sums, total[0]
         for _ in thread_map(lambda part: sums_to_differences(self.nodes, part), self._columns()):
             pass
-        self._require_finite(*(self.nodes[part] for part in chunks(len(leaf_sums), _ROWS)))
 
     @property
     def drift(self) -> float:
@@ -49,33 +49,41 @@ class TreeSums:
         norm = np.linalg.norm(self.total)
         return float(np.linalg.norm(self.nodes[0] - self.total) / norm) if norm > 0.0 else 0.0
 
-    def add(self, leaves: IntArray, change: NDArray[Any], total: FloatArray) -> None:
-        """Add `change` (k, F), used up, to the leaves (k,), and `total` (F,) to the total.
+    def prepare(
+        self, leaves: IntArray, change: NDArray[Any], total: FloatArray
+    ) -> Callable[[], None]:
+        """Return what adds `change` (k, F), used up, to leaves (k,), and `total` (F,) to the total.
 
         Raises
         ------
         ValueError
-            If a sum would not be finite; nothing has changed then.
+            If a sum might not be finite.
         """
-        total = self.total + total
-        self._require_finite(total, change)
-        self.total = total
-        for _ in thread_map(
-            lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns()
-        ):
-            pass
+        limits = self._grown(change)
 
-    def _require_finite(self, *sums: NDArray[Any]) -> None:
-        dtype = self.nodes.dtype
-        with np.errstate(over="ignore"):
-            if not all(np.isfinite(part.astype(dtype, copy=False)).all() for part in sums):
-                raise ValueError(
-                    "`class_embeddings`, through `transform`, must give features with sums that "
-                    f"are finite in {dtype}, got infinity or NaN; scale the vectors down, or use "
-                    "float64."
-                )
+        def add() -> None:
+            self.total = self.total + total
+            self._limits = limits
+            for _ in thread_map(
+                lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns()
+            ):
+                pass
+
+        return add
+
+    def _grown(self, sums: NDArray[Any]) -> FloatArray:
+        """Return limits (F,) to the size of any node after sums of leaves are added."""
+        limits = self._limits.copy()
+        sum_sizes(sums, limits)
+        if not limits.max() < float(np.finfo(sums.dtype).max):  # nor NaN
+            raise ValueError(
+                "`class_embeddings`, through `transform`, must give features with sums that are "
+                f"finite in {sums.dtype}, got infinity or NaN; scale the vectors down, or use "
+                "float64."
+            )
+        return limits
 
     def _columns(self) -> list[IntArray]:
-        """Return ranges of features, one for each thread."""
-        ends = np.linspace(0, self.nodes.shape[1], num_threads() + 1).astype(np.int64)
-        return [ends[i : i + 2] for i in range(num_threads())]
+        """Return ranges of features, two for each thread."""
+        ends = np.linspace(0, self.nodes.shape[1], 2 * num_threads() + 1).astype(np.int64)
+        return [ends[i : i + 2] for i in range(len(ends) - 1)]

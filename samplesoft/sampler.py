@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class Sampler(ABC):
     """A distribution over classes for each context vector.
 
     A new sampler implements `_sample`, `_log_prob` and `_probs`, whose arguments are checked, and
-    `_update` if it looks at the class vectors; then it enters the registry in
+    `_prepare` if it looks at the class vectors; then it enters the registry in
     `samplesoft.samplers`.
 
     Parameters
@@ -188,7 +189,7 @@ class Sampler(ABC):
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
                 f"and {classes.shape}."
             )
-        self._update(classes, rows)
+        self._prepare(classes, rows)()
 
     def _read(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
@@ -254,5 +255,6 @@ class Sampler(ABC):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return probabilities (B, n)."""
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:  # noqa: B027, static samplers need none
-        """Take new class vectors, checked."""
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        """Return what makes an update happen, having raised whatever there is to raise."""
+        return lambda: None

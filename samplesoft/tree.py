@@ -22,7 +22,7 @@ from samplesoft._validation import (
     as_positive,
 )
 from samplesoft.kernels.tree_leaf import log_inside, log_rest, pick, probs_inside
-from samplesoft.kernels.tree_sums import sum_runs
+from samplesoft.kernels.tree_sums import sum_changes, sum_runs
 from samplesoft.kernels.tree_walk import (
     known_levels,
     lift_rest,
@@ -40,7 +40,7 @@ SMALLEST_FLOOR = 1e-150  # so that the ratio of two masses is a number above 0
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
 _KERNEL_PART = 64  # examples that share the features of the leaves which they visit
 _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
-_WORTH_A_THREAD = 1 << 20  # multiplications below which threads cost more than they save
+_WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
 
 
 class KernelTree(Sampler):
@@ -170,8 +170,9 @@ class KernelTree(Sampler):
     def drift(self) -> float:
         """How far updates have moved the sum at the root, relative to its norm.
 
-        Every update adds to the root, so that its rounding errors are the most. They are measured
-        against a sum kept in float64.
+        Every update adds to the root, whose rounding errors are therefore the most frequent. They
+        are measured against a sum kept in float64. What cancels on the way to the root does not
+        show: after vectors that were for a time very much longer, rebuild.
         """
         return self._sums.drift
 
@@ -311,24 +312,32 @@ class KernelTree(Sampler):
             pass
         return probs
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
         leaves, starts = np.unique(ids // self.leaf_size, return_index=True)
         change = np.empty((len(leaves), self.num_features), self._dtype)
-        total, sums = np.zeros(self.num_features), np.empty((2, self.num_features))
-        for part in chunks(len(leaves), max(1, self._leaves_at_a_time // 2)):
+
+        def read(part: slice) -> FloatArray:
             some = slice(starts[part.start], [*starts, len(ids)][part.stop])
             num = some.stop - some.start
             features = self._features(np.concatenate((rows[some], self._rows[ids[some]])))
-            sum_runs(features, np.array([0, num]), sums)
-            total += sums[0] - sums[1]
-            with np.errstate(over="ignore", invalid="ignore"):
-                features[:num] -= features[num:]
-            sum_runs(features[:num], starts[part] - starts[part.start], change[part])
-        self._sums.add(leaves, change, total)
-        self._rows[ids] = rows
-        self.num_updates += len(ids)
+            total = np.zeros(self.num_features)
+            offsets = starts[part] - starts[part.start]
+            sum_changes(features[:num], features[num:], offsets, change[part], total)
+            return total
+
+        total = np.zeros(self.num_features)
+        for moved in thread_map(read, chunks(len(leaves), max(1, self._leaves_at_a_time // 2))):
+            total += moved
+        add = self._sums.prepare(leaves, change, total)
+
+        def commit() -> None:
+            add()
+            self._rows[ids] = rows
+            self.num_updates += len(ids)
+
+        return commit
 
     @property
     def _walked(self) -> tuple[int, int, float]:

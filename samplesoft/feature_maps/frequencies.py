@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.hadamard import structured_rows
 
@@ -99,11 +100,11 @@ def draw_iid(dim: int, num: int, scale: float, rng: np.random.Generator) -> Freq
 
 def draw_orthogonal(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
     """Draw blocks of d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``."""
-    blocks = -(-num // dim)
-    q, r = np.linalg.qr(rng.standard_normal((blocks, dim, dim)))
-    # without these signs LAPACK's bases are not uniformly distributed
-    uniform = q * np.sign(np.einsum("bii->bi", r))[:, None, :]
-    directions = uniform.transpose(0, 2, 1).reshape(-1, dim)[:num]
+    directions = np.empty((num, dim))
+    for block in chunks(num, dim):
+        q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
+        # without these signs LAPACK's bases are not uniformly distributed
+        directions[block] = (q * np.sign(np.diag(r))).T
     norms = np.sqrt(rng.chisquare(dim, num))
     return DenseFrequencies(scale * norms[:, None] * directions)
 

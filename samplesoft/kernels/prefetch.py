@@ -14,6 +14,7 @@ from samplesoft._jit import njit
 
 _cgutils: Any = cgutils
 _LINE = 64  # bytes
+CACHE = 1 << 23  # bytes of an array up to which there is nothing to gain
 
 
 def _hint(typing: Any, array: Any, row: Any, column: Any) -> Any:

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.exponential import LEAST, exp_to
 
 Real = NDArray[Any]  # float32 or float64
-
-_LEAST = 1e-300  # no uniform but 0 would draw a class with less, and `exp_to` never gives 0
 
 
 @njit
@@ -28,7 +26,7 @@ def visit(
 ) -> tuple[float, float]:
     """Write the logits of a block, and for all but `skip` exp(logit) divided by the greatest.
 
-    Returns the sum of what is written last, and the logarithm of the sum of exp(logit).
+    Returns the sum of what is written last, and the greatest logit, which they are divided by.
     """
     logits[:size] = 0
     for i in range(len(query)):
@@ -43,16 +41,16 @@ def visit(
     exp_to(weights[:size])
     total = 0.0
     for c in range(size):
-        weights[c] = weights[c] if c != skip and weights[c] > _LEAST else 0.0
+        weights[c] = weights[c] if c != skip and weights[c] > LEAST else 0.0
         total += weights[c]
-    return total, greatest + math.log(total)
+    return total, greatest
 
 
 @njit
 def share(masses: FloatArray, shares: FloatArray) -> tuple[float, float]:
     """Write exp(mass) of each block divided by the greatest.
 
-    Returns the sum of what is written, and the logarithm of the sum of exp(mass).
+    Returns the sum of what is written, and the greatest mass.
     """
     greatest = -np.inf
     for mass in masses:
@@ -61,7 +59,7 @@ def share(masses: FloatArray, shares: FloatArray) -> tuple[float, float]:
     for block in range(len(masses)):
         shares[block] = math.exp(masses[block] - greatest)
         total += shares[block]
-    return total, greatest + math.log(total)
+    return total, greatest
 
 
 @njit
@@ -104,8 +102,8 @@ def draw(
     shares, weights = np.empty(num_blocks), np.empty(width)
     logits = np.empty(width, buckets.dtype)
     for b in range(len(queries)):
-        total, log_total = share(masses[b], shares)
-        block, below, here, within, inside = 0, 0.0, -1, 0.0, 0.0
+        total, heaviest = share(masses[b], shares)
+        block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
         for k in order[b]:
             target = uniforms[b, k] * total
             block, below = find(shares, num_blocks, target, block, below)
@@ -113,11 +111,12 @@ def draw(
             size = min(width, num_classes - first)
             if block != here:
                 skip = exclude[b] - first
-                within, inside = visit(buckets[block], queries[b], size, skip, logits, weights)
+                within, greatest = visit(buckets[block], queries[b], size, skip, logits, weights)
                 here = block
             c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
             ids[b, k] = first + c
-            log_q[b, k] = (masses[b, block] - log_total) + (float(logits[c]) - inside)
+            log_share = masses[b, block] - heaviest - math.log(total)
+            log_q[b, k] = log_share + (float(logits[c]) - greatest - math.log(within))
 
 
 @njit
@@ -136,8 +135,8 @@ def log_prob(
     shares, weights = np.empty(num_blocks), np.empty(width)
     logits = np.empty(width, buckets.dtype)
     for b in range(len(queries)):
-        _, log_total = share(masses[b], shares)
-        here, inside = -1, 0.0
+        total, heaviest = share(masses[b], shares)
+        here, within, greatest = -1, 0.0, 0.0
         for k in order[b]:
             if ids[b, k] == exclude[b]:
                 log_q[b, k] = -np.inf
@@ -147,7 +146,8 @@ def log_prob(
             if block != here:
                 size = min(width, num_classes - first)
                 skip = exclude[b] - first
-                _, inside = visit(buckets[block], queries[b], size, skip, logits, weights)
+                within, greatest = visit(buckets[block], queries[b], size, skip, logits, weights)
                 here = block
-            own = float(logits[ids[b, k] - first]) - inside
-            log_q[b, k] = (masses[b, block] - log_total) + own
+            log_share = masses[b, block] - heaviest - math.log(total)
+            own = float(logits[ids[b, k] - first]) - greatest
+            log_q[b, k] = log_share + (own - math.log(within))

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.exponential import LEAST, exp_to
+from samplesoft.kernels.prefetch import CACHE, prefetch_row
 from samplesoft.kernels.tree_walk import clip, dot
 
 Real = NDArray[Any]  # float32 or float64
@@ -150,6 +151,7 @@ def pick(
     """Draw a class in each leaf that was reached; all arrays of draws are (B, m)."""
     products, weights = np.empty(leaf_size), np.empty(leaf_size)
     m = leaves.shape[1]
+    far = rows.size * rows.itemsize > CACHE
     for b in range(len(queries)):
         stop = 0
         while stop < m:
@@ -158,6 +160,10 @@ def pick(
                 stop += 1
             if starts[b, start] < 0:
                 continue
+            if far:
+                ahead = starts[b, stop] if stop < m else starts[min(b + 1, len(queries) - 1), 0]
+                for row in range(ahead, min(ahead + leaf_size, len(rows))):
+                    prefetch_row(rows, row)
             size = size_of(leaf, num_classes, leaf_size)
             skip = place_of(exclude[b], leaf, size, leaf_size)
             total, shift = weigh(
@@ -185,7 +191,7 @@ def find(weights: FloatArray, size: int, target: float) -> int:
     """Return the first class whose running total exceeds `target`, or the last with a weight."""
     chosen, running = 0, 0.0
     for c in range(size):
-        if weights[c] > 0.0:
+        if weights[c] > LEAST:
             chosen = c
             running += weights[c]
             if running > target:

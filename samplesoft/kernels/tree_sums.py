@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import njit
-from samplesoft._validation import IntArray
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.prefetch import prefetch_row
 
 
 @njit
@@ -41,6 +43,31 @@ def sum_runs(features: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> No
 
 
 @njit
+def sum_sizes(rows: NDArray[Any], sizes: FloatArray) -> None:
+    """Add the absolute values of each column to `sizes` (F,)."""
+    for i in range(len(rows)):
+        row = rows[i]
+        for f in range(len(row)):
+            sizes[f] += abs(np.float64(row[f]))
+
+
+@njit
+def sum_changes(
+    new: NDArray[Any], old: NDArray[Any], starts: IntArray, change: NDArray[Any], total: FloatArray
+) -> None:
+    """Write sums of ``new - old`` over runs of rows, as `sum_runs`, and add all to `total` (F,)."""
+    for i in range(len(starts)):
+        row = change[i]
+        row[:] = 0
+        stop = starts[i + 1] if i + 1 < len(starts) else len(new)
+        for j in range(starts[i], stop):
+            here, there = new[j], old[j]
+            for f in range(len(row)):
+                row[f] += here[f] - there[f]
+                total[f] += np.float64(here[f]) - np.float64(there[f])
+
+
+@njit
 def sums_to_differences(nodes: NDArray[Any], columns: IntArray) -> None:
     """Turn leaf sums (L, F) into the tree, in place, for columns [first, last)."""
     half = 1
@@ -62,6 +89,7 @@ def add_to_tree(
     Changes that meet in a node are summed before they touch it; `change` is used up.
     """
     first, last = columns
+    columns_of_nodes = nodes[:, first:last]
     place = leaves.copy()  # of the left-most leaf of the block that each sum has come to
     num = len(place)
     half = 1
@@ -74,7 +102,9 @@ def add_to_tree(
             here, there = change[i, first:last], change[min(i + 1, num - 1), first:last]
             mid = low + half
             if mid < len(nodes):
-                row = nodes[mid, first:last]
+                row = columns_of_nodes[mid]
+                ahead = place[min(i + 2, num - 1)] & ~(2 * half - 1)
+                prefetch_row(columns_of_nodes, min(ahead + half, len(nodes) - 1))
                 if pair:
                     add(row, here)
                     subtract(row, there)
@@ -91,4 +121,4 @@ def add_to_tree(
             i += 2 if pair else 1
         num = kept
         half *= 2
-    add(nodes[0, first:last], change[0, first:last])
+    add(columns_of_nodes[0], change[0, first:last])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.prefetch import prefetch_row
+from samplesoft.kernels.prefetch import CACHE, prefetch_row
 
 Real = NDArray[Any]  # float32 or float64
 
@@ -191,6 +191,7 @@ def walk(
     root = top(num_leaves)
     below = root - top(known.shape[1])  # the levels whose products are not in `known`
     shares = np.empty((batch, root + 1, 2))
+    far = nodes.size * nodes.itemsize > CACHE
     # draws that stand in one node are neighbours: the first has its leaf, stop, mass and log-p
     stops, mass = np.full((batch, m), m), np.empty((batch, m))
     for b in range(batch):
@@ -215,8 +216,9 @@ def walk(
                 if level > below:
                     difference = known[b, (lo + half) >> below]
                 else:
-                    ahead = leaves[b, stop] if stop < m else leaves[min(b + 1, batch - 1), 0]
-                    prefetch_row(nodes, min(ahead + half, num_leaves - 1))
+                    if far:
+                        ahead = leaves[b, stop] if stop < m else leaves[min(b + 1, batch - 1), 0]
+                        prefetch_row(nodes, min(ahead + half, num_leaves - 1))
                     difference = dot(nodes[lo + half], phi[b])
                 left, right = left_share(
                     mass[b, start], difference, lo, half, num_classes, leaf_size, least

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -19,7 +21,8 @@ class KernelSampler(Sampler):
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     feature_map : FeatureMap
-        Estimates the kernel. Its ``floor`` is the least mass that the tree gives to a class.
+        Estimates the kernel. Its ``floor``, the least kernel of two unit vectors, is the least
+        mass that the tree gives to a class: of long vectors it flattens the small kernels.
     leaf : {"softmax", "kernel"}
         How a class is drawn in its bucket: by ``exp(tau h . c)``, which costs d multiplications a
         class and is closer to the softmax, or by the kernel, as everywhere in the tree.
@@ -95,8 +98,8 @@ class KernelSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return self.tree._probs(h, exclude)
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:
-        self.tree._update(ids, rows)
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        return self.tree._prepare(ids, rows)
 
 
 class QuadraticSampler(KernelSampler):

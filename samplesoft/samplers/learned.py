@@ -59,6 +59,7 @@ class LearnedUnigramSampler(Sampler):
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
+        self._unit = self._counts.max()
         self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
 
     @property
@@ -83,11 +84,11 @@ class LearnedUnigramSampler(Sampler):
         if len(ids) == 0:
             return
         counts = self._counts[ids] + times
-        self._tree._update(ids, self._weights(counts)[:, None])
+        self._tree._prepare(ids, self._weights(counts)[:, None])()
         self._counts[ids] = counts
 
     def _weights(self, counts: FloatArray) -> FloatArray:
-        weights: FloatArray = counts**self.power
+        weights: FloatArray = (counts / self._unit) ** self.power
         return weights
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:

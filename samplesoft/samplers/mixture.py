@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-from numpy.typing import ArrayLike
 
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
@@ -104,14 +105,12 @@ class MixtureSampler(Sampler):
         second = self.second._probs(self.second._contexts(h), exclude)
         return self.weight * first + (1.0 - self.weight) * second
 
-    def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
-        rows = super()._class_rows(class_embeddings)
-        for sampler in (self.first, self.second):
-            if sampler.dim is not None:
-                sampler._class_rows(rows)
-        return rows
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        both = [s for s in (self.first, self.second) if s.dim is not None]
+        commits = [sampler._prepare(ids, sampler._class_rows(rows)) for sampler in both]
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:
-        for sampler in (self.first, self.second):
-            if sampler.dim is not None:
-                sampler._update(ids, sampler._class_rows(rows))
+        def commit() -> None:
+            for one in commits:
+                one()
+
+        return commit

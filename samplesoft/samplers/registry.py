@@ -82,7 +82,7 @@ def _counts(inputs: SamplerInputs) -> FloatArray:
 
 
 def _learned(inputs: SamplerInputs) -> Sampler:
-    """Start as if the counts had been observed, each class once more than that."""
+    """Start as if the counts, of one unit, had been observed, each class once more than that."""
     counts = _counts(inputs) + 1.0
     return LearnedUnigramSampler(len(counts), power=inputs.power, initial=counts)
 

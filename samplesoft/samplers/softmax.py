@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -73,7 +75,7 @@ class SoftmaxSampler(Sampler):
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
         num_blocks = -(-self.num_classes // self.block_size)
         self._buckets = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
-        self._update(np.arange(self.num_classes), rows)
+        self._prepare(np.arange(self.num_classes), rows)()
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         queries, masses = self._first_pass(h, exclude)
@@ -114,7 +116,7 @@ class SoftmaxSampler(Sampler):
                 log_q[part],
             )
 
-        for _ in thread_map(read, chunks(len(h), max(1, _VISITS // ids.shape[1]))):
+        for _ in thread_map(read, chunks(len(h), max(1, _VISITS // max(1, ids.shape[1])))):
             pass
         return log_q
 
@@ -123,8 +125,11 @@ class SoftmaxSampler(Sampler):
         log_q = self._log_prob(h, every, exclude)
         return np.exp(log_q, out=log_q)
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:
-        self._buckets[ids // self.block_size, :, ids % self.block_size] = rows
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        def commit() -> None:
+            self._buckets[ids // self.block_size, :, ids % self.block_size] = rows
+
+        return commit
 
     def _first_pass(self, h: Rows, exclude: IntArray) -> tuple[Rows, FloatArray]:
         """Return queries (B, d), and the log of the sum of exp(logit) of each block (B, L)."""

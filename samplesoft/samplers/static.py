@@ -127,9 +127,10 @@ class StaticSampler(Sampler):
             )
 
     def _inclusion_of(self, m: int) -> Inclusion:
-        if self._last_inclusion is None or self._last_inclusion[0] != m:
-            self._last_inclusion = m, self._make_inclusion(m)
-        return self._last_inclusion[1]
+        last = self._last_inclusion
+        if last is None or last[0] != m:
+            self._last_inclusion = last = m, self._make_inclusion(m)
+        return last[1]
 
     @abstractmethod
     def _log_q(self, ids: IntArray) -> FloatArray:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._random import as_key, mix64
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -113,7 +116,9 @@ class TwoPassSampler(Sampler):
         rng : int, numpy.random.Generator or None
             Seed of the set.
         """
-        drawn = self.candidates.sample(None, self.num_candidates, rng=rng)
+        # on a stream of its own: with the seed of a sample, the draws would follow the candidates
+        key = int(mix64(as_key(rng), np.uint64(1)))
+        drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
         self._softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
 
@@ -132,12 +137,16 @@ class TwoPassSampler(Sampler):
         probs[:, self.candidate_ids] = self._softmax._probs(h, self._excluded_places(exclude))
         return probs
 
-    def _update(self, ids: IntArray, rows: Rows) -> None:
-        self._rows[ids] = rows
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         places = self._places(ids)
         known = places != NOTHING
-        if known.any():
-            self._softmax._update(places[known], rows[known])
+        among = self._softmax._prepare(places[known], rows[known])
+
+        def commit() -> None:
+            self._rows[ids] = rows
+            among()
+
+        return commit
 
     def _places(self, ids: IntArray) -> IntArray:
         """Return the place of each class among the candidates, or `NOTHING`."""

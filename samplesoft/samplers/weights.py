@@ -63,5 +63,5 @@ def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
     array([1.   , 0.296, 0.176])
     """
     counts = np.where(counts > 0.0, counts, 0.5 * counts[counts > 0.0].min())
-    weights: FloatArray = np.exp(power * np.log(counts / counts.max()))
+    weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
     return weights
