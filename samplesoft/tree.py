@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ Transform = Callable[[Rows], NDArray[Any]]
 LEAVES = ("kernel", "softmax", "quadratic")
 SMALLEST_FLOOR = 1e-150  # so that the ratio of two masses is a number above 0
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
+_UPDATES = 256  # classes whose changes are computed together
 _KERNEL_PART = 64  # examples that share the features of the leaves which they visit
 _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
 _WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
@@ -63,7 +65,7 @@ class KernelTree(Sampler):
         Classes in a bucket. Node sums take ``n * F / leaf_size`` numbers; a draw costs
         ``leaf_size * d`` multiplications in its bucket, or ``leaf_size * F`` for
         ``leaf="kernel"``. By default the power of two, at least 16, with which node sums take
-        no more memory than the class vectors.
+        about half the memory of the class vectors: the two then cost a draw about the same.
     leaf : {"kernel", "softmax", "quadratic"}
         Weight of a class in its bucket: the inner product of features, clipped by `floor`;
         ``exp(scale * h . c)``; or ``scale * (h . c)**2 + 1``.
@@ -148,7 +150,7 @@ class KernelTree(Sampler):
         self.num_features = 0  # not known before the first features
         self.num_features = self._features(rows[:1]).shape[1]
         if leaf_size is None:
-            leaf_size = max(16, 1 << (-(-self.num_features // rows.shape[1]) - 1).bit_length())
+            leaf_size = 1 << max(4, round(log2(2 * self.num_features / rows.shape[1])))
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
         self._num_leaves = -(-self.num_classes // self.leaf_size)
         require_memory(
@@ -327,8 +329,11 @@ class KernelTree(Sampler):
             sum_changes(features[:num], features[num:], offsets, change[part], total)
             return total
 
+        at_a_time = min(_UPDATES, _BLOCK // (2 * self.num_features) - self.leaf_size + 1)
+        edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
+        edges = np.unique([*edges, len(leaves)])
         total = np.zeros(self.num_features)
-        for moved in thread_map(read, chunks(len(leaves), max(1, self._leaves_at_a_time // 2))):
+        for moved in thread_map(read, map(slice, edges[:-1], edges[1:])):
             total += moved
         add = self._sums.prepare(leaves, change, total)
 
