@@ -79,7 +79,7 @@ def main() -> None:
     settings = (
         f"USPS training digits: {len(h):,} random pairs h, c of rows of {h.shape[1]} pixels, "
         f"scaled to norm 1; seed {args.seed}; mean over {args.num_maps} maps, above D = 10,000 "
-        "over 1; Rawat et al., Table 1, print their figures without a tau"
+        "over 1. Rings: Table 1 of Rawat et al., who print no tau, shown up to tau = 1"
     )
     args.output.mkdir(parents=True, exist_ok=True)
     with replaced(args.output / "table1_kernel_mse.csv") as path:
@@ -255,7 +255,7 @@ def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
     handles += [*rings, *line]
     labels += ["in the paper, in the colour of the map", "the best constant"]
     figure.legend(handles, labels, loc="upper center", ncols=5, frameon=False, fontsize=9)
-    figure.text(0.01, 0.015, textwrap.fill(settings, 190), fontsize=8, color="0.3")
+    figure.text(0.01, 0.015, textwrap.fill(settings, 220), fontsize=8, color="0.3")
     figure.tight_layout(rect=(0.0, 0.06, 1.0, 0.89))
     figure.savefig(path, metadata={"Software": None})
 

@@ -69,7 +69,9 @@ def main() -> None:
         help="numbers of classes, parted by commas",
     )
     parser.add_argument("--repeats", type=int, default=31, help="calls of which the median counts")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="for the files")
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).parent, help="folder for the files"
+    )
     args = parser.parse_args()
     rows = [row for n in args.num_classes for row in measure(n, args.repeats)]
     settings = (
@@ -77,9 +79,9 @@ def main() -> None:
         f"nu = {NU:g}, softmax leaves; {num_threads()} threads, {platform.machine()}; medians of "
         f"{args.repeats} calls"
     )
-    with replaced(args.folder / "table2_walltime.csv") as draft:
+    with replaced(args.output / "table2_walltime.csv") as draft:
         write_csv(draft, rows, settings)
-    with replaced(args.folder / "table2_walltime.png") as draft:
+    with replaced(args.output / "table2_walltime.png") as draft:
         draw(draft, rows, settings)
     print(as_table(rows))
 
