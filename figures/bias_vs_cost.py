@@ -6,10 +6,9 @@ the exact bias of the sampled-softmax gradient, averaged over next-word examples
 line joins the settings that no other one beats in both. The committed files come from the training
 text of the Penn Treebank, two minutes on two cores that have nothing else to do::
 
-    OPENBLAS_NUM_THREADS=1 python figures/bias_vs_cost.py --corpus ptb.train.txt.xz
+    python figures/bias_vs_cost.py --corpus ptb.train.txt.xz
 
-Without ``--corpus`` the text is the source of the Python standard library. One thread of BLAS,
-because idle ones spin, and take the cores from the threads of the samplers.
+Without ``--corpus`` the text is the source of the Python standard library.
 
 References
 ----------

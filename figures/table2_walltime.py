@@ -23,6 +23,7 @@ import argparse
 import csv
 import gc
 import importlib.util
+import itertools
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ from samplesoft._jit import num_threads
 from samplesoft.samplers import QuadraticSampler, RFSoftmaxSampler, Sampler, SoftmaxSampler
 
 BATCH, NUM_SAMPLED, DIM, TAU, NU = 10, 10, 64, 11.1, 4.0
+NUM_BATCHES = 32
 ROUNDS = 3  # in which the methods take turns, so that all meet the same noise
 FREQUENCIES = (50, 200, 500, 1000)
 PAPER = {  # milliseconds, from the paper's Table 2
@@ -77,7 +79,7 @@ def main() -> None:
     settings = (
         f"batch {BATCH}, m = {NUM_SAMPLED}, d = {DIM}, unit vectors, float32, tau = {TAU}, "
         f"nu = {NU:g}, softmax leaves; {num_threads()} threads, {platform.machine()}; medians of "
-        f"{args.repeats} calls"
+        f"{args.repeats} calls, each with contexts and draws of its own"
     )
     with replaced(args.output / "table2_walltime.csv") as draft:
         write_csv(draft, rows, settings)
@@ -91,16 +93,16 @@ def measure(num_classes: int, repeats: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     W = rng.standard_normal((num_classes, DIM), dtype=np.float32)
     W /= np.linalg.norm(W, axis=1, keepdims=True)
-    h = rng.standard_normal((BATCH, DIM), dtype=np.float32)
-    h /= np.linalg.norm(h, axis=1, keepdims=True)
-    labels = rng.integers(0, num_classes, BATCH)
-    peer = torch_exp(W, h, labels)
+    batches = rng.standard_normal((NUM_BATCHES, BATCH, DIM), dtype=np.float32)
+    batches /= np.linalg.norm(batches, axis=2, keepdims=True)
+    labels = rng.integers(0, num_classes, (NUM_BATCHES, BATCH))
+    peer = torch_exp(W, batches, labels)
     rows = []
     for method, sampler in tqdm(samplers(W), f"n = {num_classes:,}", 6, leave=False):
-        work = [lambda s=sampler: step(s, W, h, labels)]
+        work = [lambda k, s=sampler: step(s, W, batches, labels, k)]
         names = [method]
         if method == "RFF D = 1000":
-            work.append(lambda s=sampler: step(s, W, h, labels, exclude=labels))
+            work.append(lambda k, s=sampler: step(s, W, batches, labels, k, exclude=True))
             names.append(f"{method}, label excluded")
         if peer is not None:
             work.append(peer)
@@ -134,49 +136,57 @@ def samplers(W: Array) -> Iterator[tuple[str, Sampler]]:
         yield f"RFF D = {num}", RFSoftmaxSampler(W, nu=NU, num_frequencies=num, tau=TAU, rng=0)
 
 
-def step(sampler: Sampler, W: Array, h: Array, labels: Array, exclude: Any = None) -> Array:
-    """Draw negatives and return the sampled loss of each example."""
-    draw = sampler.sample(h, NUM_SAMPLED, exclude=exclude, rng=0)
-    o_target = TAU * np.einsum("bd,bd->b", h, W[labels])
+def step(
+    sampler: Sampler, W: Array, batches: Array, labels: Array, k: int, exclude: bool = False
+) -> Array:
+    """Draw negatives for a batch and return the sampled loss of each example."""
+    h, targets = batches[k % NUM_BATCHES], labels[k % NUM_BATCHES]
+    draw = sampler.sample(h, NUM_SAMPLED, exclude=targets if exclude else None, rng=k)
+    o_target = TAU * np.einsum("bd,bd->b", h, W[targets])
     o = TAU * np.einsum("bd,bmd->bm", h, W[draw.ids]) - draw.log_q - np.log(NUM_SAMPLED)
     loss: Array = np.logaddexp(o_target, np.logaddexp.reduce(o, axis=1)) - o_target
     return loss
 
 
-def torch_exp(W: Array, h: Array, labels: Array) -> Callable[[], Any] | None:
+def torch_exp(W: Array, batches: Array, labels: Array) -> Callable[[int], Any] | None:
     """Return the same work with the exact softmax in torch, or None where it is not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch
 
     torch.set_num_threads(num_threads())
-    classes, contexts, targets = (torch.from_numpy(a) for a in (W, h, labels))
+    classes, contexts, targets = (torch.from_numpy(a) for a in (W, batches, labels))
 
     @torch.no_grad()
-    def work() -> Any:
-        o = TAU * contexts @ classes.T
+    def work(k: int) -> Any:
+        o = TAU * contexts[k % NUM_BATCHES] @ classes.T
         probs = torch.softmax(o, 1)
         cumulative = probs.cumsum(1)
         uniforms = torch.rand(BATCH, NUM_SAMPLED) * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, uniforms).clamp_(max=len(classes) - 1)
         log_q = probs.gather(1, ids).log()
-        o_target = o.gather(1, targets[:, None])
+        o_target = o.gather(1, targets[k % NUM_BATCHES, :, None])
         drawn = o.gather(1, ids) - log_q - np.log(NUM_SAMPLED)
         return torch.logsumexp(torch.cat([o_target, drawn], 1), 1) - o_target[:, 0]
 
     return work
 
 
-def medians(work: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Return the median seconds of each function, over rounds in which each is warmed up."""
+def medians(work: list[Callable[[int], Any]], repeats: int) -> list[float]:
+    """Return the median seconds of each function, over rounds in which each is warmed up.
+
+    They are called with the number of the call: no two draw the same.
+    """
     times: list[list[float]] = [[] for _ in work]
+    calls = itertools.count()
     for _ in range(ROUNDS):
         for function, seconds in zip(work, times, strict=True):
-            function()
-            function()
+            function(next(calls))
+            function(next(calls))
             for _ in range(-(-repeats // ROUNDS)):
+                k = next(calls)
                 start = perf_counter()
-                function()
+                function(k)
                 seconds.append(perf_counter() - start)
     return [float(np.median(t)) for t in times]
 

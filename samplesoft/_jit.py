@@ -93,8 +93,9 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
         try:
             yield function(own)
             yield from (future.result() for future in pending)
-        finally:
-            wait(pending)  # an error leaves no kernel at work on arrays that the caller still has
+        except BaseException:  # leave no kernel at work on arrays that the caller still has
+            wait(pending)
+            raise
 
 
 _thread = threading.local()

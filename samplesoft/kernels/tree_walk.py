@@ -20,6 +20,7 @@ from samplesoft.kernels.prefetch import CACHE, prefetch_row
 Real = NDArray[Any]  # float32 or float64
 
 MAX_DEPTH = 62
+_SMALL = 1e-100
 _BELOW_ONE = 1.0 - 2.0**-53
 
 
@@ -57,6 +58,18 @@ def left_share(
 
 
 @njit
+def descend(log_p: float, reach: float, share: float) -> tuple[float, float]:
+    """Return a log-probability and a factor beside it, with one more share in their product.
+
+    A logarithm is taken only where the factor becomes small, and at the end.
+    """
+    reach *= share
+    if reach < _SMALL:
+        return log_p + math.log(reach), 1.0
+    return log_p, reach
+
+
+@njit
 def top(num_leaves: int) -> int:
     """Return the level of the root: it covers 2**level leaves or fewer."""
     level = 0
@@ -81,7 +94,7 @@ def read_path(
     other one; where a node has one half, 1 and 0.
     """
     mass = dot(nodes[0], phi)
-    log_p = 0.0
+    log_p, reach = 0.0, 1.0
     lo = 0
     for level in range(top(len(nodes)), 0, -1):
         half = 1 << (level - 1)
@@ -97,8 +110,8 @@ def read_path(
             mass = 0.5 * (mass - difference)
             lo += half
             shares[level, 0], shares[level, 1] = right, left
-        log_p += math.log(shares[level, 0])
-    return log_p
+        log_p, reach = descend(log_p, reach, shares[level, 0])
+    return log_p + math.log(reach)
 
 
 @njit
@@ -193,7 +206,7 @@ def walk(
     shares = np.empty((batch, root + 1, 2))
     far = nodes.size * nodes.itemsize > CACHE
     # draws that stand in one node are neighbours: the first has its leaf, stop, mass and log-p
-    stops, mass = np.full((batch, m), m), np.empty((batch, m))
+    stops, mass, reach = np.full((batch, m), m), np.empty((batch, m)), np.ones((batch, m))
     for b in range(batch):
         rest[b, 1] = rest[b, 0]
         if exclude[b] >= 0 and root > 0:
@@ -227,21 +240,21 @@ def walk(
                 if lo <= barred < lo + 2 * half:
                     chosen = shares[b, level, 0] if barred < lo + half else shares[b, level, 1]
                 middle = split(uniforms[b], order[b], start, stop, chosen)
-                here, reached = mass[b, start], log_p[b, start]
+                here, log_here, reached = mass[b, start], log_p[b, start], reach[b, start]
                 if middle < stop:
                     leaves[b, middle], stops[b, middle] = lo + half, stop
                     mass[b, middle] = 0.5 * (here - difference)
-                    log_p[b, middle] = reached + math.log(right)
+                    log_p[b, middle], reach[b, middle] = descend(log_here, reached, right)
                 if start < middle:
                     stops[b, start] = middle
                     mass[b, start] = 0.5 * (here + difference)
-                    log_p[b, start] = reached + math.log(left)
+                    log_p[b, start], reach[b, start] = descend(log_here, reached, left)
     for b in range(batch):
         stop = 0
         while stop < m:
             start, stop = stop, stops[b, stop]
             leaves[b, start:stop] = leaves[b, start]
-            log_p[b, start:stop] = log_p[b, start]
+            log_p[b, start:stop] = log_p[b, start] + math.log(reach[b, start])
 
 
 @njit
@@ -287,9 +300,9 @@ def log_reach_all(
 ) -> None:
     """Write the log-probability of reaching every leaf, (B, L)."""
     num_leaves = len(nodes)
-    mass = np.empty(num_leaves)
+    mass, reach = np.empty(num_leaves), np.empty(num_leaves)
     for b in range(len(phi)):
-        mass[0], log_p[b, 0] = dot(nodes[0], phi[b]), 0.0
+        mass[0], log_p[b, 0], reach[0] = dot(nodes[0], phi[b]), 0.0, 1.0
         for level in range(top(num_leaves), 0, -1):
             half = 1 << (level - 1)
             for lo in range(0, num_leaves - half, 2 * half):
@@ -297,5 +310,8 @@ def log_reach_all(
                 difference = dot(nodes[lo + half], phi[b])
                 left, right = left_share(here, difference, lo, half, num_classes, leaf_size, least)
                 mass[lo], mass[lo + half] = 0.5 * (here + difference), 0.5 * (here - difference)
-                log_p[b, lo + half] = log_p[b, lo] + math.log(right)
-                log_p[b, lo] += math.log(left)
+                log_here, reached = log_p[b, lo], reach[lo]
+                log_p[b, lo + half], reach[lo + half] = descend(log_here, reached, right)
+                log_p[b, lo], reach[lo] = descend(log_here, reached, left)
+        for leaf in range(num_leaves):
+            log_p[b, leaf] += math.log(reach[leaf])
