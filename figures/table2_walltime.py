@@ -25,6 +25,7 @@ import gc
 import importlib.util
 import itertools
 import platform
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -256,8 +257,8 @@ def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
     axes.grid(True, which="major", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.text(0.01, 0.015, settings, fontsize=7.5, color="0.3")
-    figure.tight_layout(rect=(0.0, 0.04, 1.0, 1.0))
+    figure.text(0.01, 0.015, textwrap.fill(settings, 150), fontsize=7.5, color="0.3")
+    figure.tight_layout(rect=(0.0, 0.06, 1.0, 1.0))
     figure.savefig(path, metadata={"Software": None})
 
 
