@@ -231,40 +231,19 @@ class KernelTree(Sampler):
         ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
 
         def draw(part: slice) -> None:
-            rest = self._rest_in_leaf(h[part], phi[part], exclude[part])
-            shape = uniforms[part].shape
+            barred, rest = exclude[part], self._rest_in_leaf(h[part], phi[part], exclude[part])
+            shape, u = uniforms[part].shape, uniforms[part]
             order, leaves = np.empty(shape, np.int64), np.empty(shape, np.int64)
             log_p = np.empty(shape)
             levels = known_levels(self._num_leaves, *shape)
             known = np.empty((len(rest), 1 << levels))
-            multiply_top(phi[part], self._sums.nodes, levels, known)
-            walk(
-                phi[part],
-                self._sums.nodes,
-                known,
-                *self._walked,
-                exclude[part],
-                rest,
-                uniforms[part],
-                order,
-                leaves,
-                log_p,
-            )
+            nodes, tree, inside = self._sums.nodes, self._walked, self._inside
+            multiply_top(phi[part], nodes, levels, known)
+            walk(phi[part], nodes, known, *tree, barred, rest, u, order, leaves, log_p)
+            out = ids[part], log_q[part]
             for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
-                pick(
-                    queries,
-                    rows,
-                    begin,
-                    leaves,
-                    exclude[part],
-                    rest,
-                    uniforms[part],
-                    order,
-                    log_p,
-                    *self._inside,
-                    ids[part],
-                    log_q[part],
-                )
+                drawn = queries, rows, begin, leaves, barred, rest, u, order, log_p
+                pick(*drawn, *inside, *out)
 
         self._share_out(draw, len(h), m)
         return Draw(ids, log_q)
