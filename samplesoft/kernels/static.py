@@ -55,13 +55,14 @@ def alias_rows(
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
         thresholds, alias = tables[1] if excluded == top else tables[0]
-        for k in range(num):
-            place = k
-            drawn = alias_draw(mix64(row, np.uint64(place)), thresholds, alias)
-            while drawn == excluded:
-                place += num
-                drawn = alias_draw(mix64(row, np.uint64(place)), thresholds, alias)
-            ids[b, k] = drawn
+        for k in range(num):  # without a branch, so that many reads of the table overlap
+            ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
+        if excluded >= 0:
+            for k in range(num):
+                place = k
+                while ids[b, k] == excluded:
+                    place += num
+                    ids[b, k] = alias_draw(mix64(row, np.uint64(place)), thresholds, alias)
 
 
 @njit

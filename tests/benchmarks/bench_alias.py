@@ -33,6 +33,8 @@ def bench_draws(n, num=10_000):
     }.items():
         # in turn, choice clears the caches before each of our calls: that is the lower ratio
         cold, numpys = pair(call, lambda: rng.choice(n, num, p=q), 15)
+        for _ in range(50):  # in turn with itself alone, as in a loop of draws
+            call()
         warm, _ = pair(call, call, 15)
         print(
             f"n={n:.0e}, {num} draws, {name}: {1e9 * cold / num:.1f} ns a draw, "
