@@ -81,3 +81,14 @@ def test_what_is_no_feature_map_is_named():
         KernelSampler(np.eye(3), np.eye(3))
     with pytest.raises(TypeError, match="`transform` must be callable, got list"):
         tree.KernelTree(np.eye(3), [1])
+
+
+def test_whole_counts_stay_exact_in_any_order_of_observations():
+    initial, labels = np.array([7.0, 3.0, 5.0, 11.0]), np.arange(400) * 7 % 4
+    one, other = (LearnedUnigramSampler(4, initial=initial) for _ in range(2))
+    one.observe(labels)
+    for part in np.split(labels[::-1], 100):
+        other.observe(part)
+    assert one.counts.tolist() == (initial + 100.0).tolist()
+    np.testing.assert_array_equal(one.probs(None), other.probs(None))
+    assert other._tree.drift == 0.0

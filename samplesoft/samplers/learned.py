@@ -59,7 +59,8 @@ class LearnedUnigramSampler(Sampler):
                 f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
                 "count is never drawn."
             )
-        self._unit = self._counts.max()
+        # a power of two, so that whole counts stay exact
+        self._unit = 2.0 ** (np.frexp(self._counts.max())[1] - 1)
         self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
 
     @property
