@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
-import tempfile
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import samplesoft
+from samplesoft._files import replaced
 from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
 from samplesoft.proposals import Model, dense_proposals
 
@@ -74,8 +72,10 @@ def main() -> None:
     settings = describe(examples, args)
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / "bias_vs_m.csv", lambda path: write_csv(path, rows, settings))
-    replace(folder / "bias_vs_m.png", lambda path: draw(path, rows, settings))
+    with replaced(folder / "bias_vs_m.csv") as path:
+        write_csv(path, rows, settings)
+    with replaced(folder / "bias_vs_m.png") as path:
+        draw(path, rows, settings)
     print(f"wrote {folder / 'bias_vs_m.csv'} and {folder / 'bias_vs_m.png'}")
 
 
@@ -169,19 +169,6 @@ def describe(examples: Embeddings, args: argparse.Namespace) -> str:
         f"d = {dim} (PPMI and SVD), tau = {args.tau:g}; RFF: nu = {args.nu:g}, "
         f"D = {args.num_features} frequencies; quadratic: 100 o^2 + 1; seed {args.seed}"
     )
-
-
-def replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file under another name first, so that no half of one is ever seen."""
-    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=".", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:

@@ -98,6 +98,20 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
             raise
 
 
+def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
+    """Apply `function` to each item as `thread_map` does, for what it does and not for results.
+
+    Parameters
+    ----------
+    function : callable
+        Releases the GIL while it works, and writes where no other call does.
+    items : iterable
+        One argument for each call.
+    """
+    for _ in thread_map(function, items):
+        pass
+
+
 _thread = threading.local()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import num_threads, thread_map
+from samplesoft._jit import num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.tree_sums import add_to_tree, sum_runs, sum_sizes, sums_to_differences
 
@@ -40,8 +40,7 @@ class TreeSums:
         total = np.empty((1, leaf_sums.shape[1]))
         sum_runs(leaf_sums, np.array([0]), total)
         self.nodes, self.total = leaf_sums, total[0]
-        for _ in thread_map(lambda part: sums_to_differences(self.nodes, part), self._columns()):
-            pass
+        thread_each(lambda part: sums_to_differences(self.nodes, part), self._columns())
 
     @property
     def drift(self) -> float:
@@ -64,10 +63,7 @@ class TreeSums:
         def add() -> None:
             self.total = self.total + total
             self._limits = limits
-            for _ in thread_map(
-                lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns()
-            ):
-                pass
+            thread_each(lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns())
 
         return add
 

@@ -32,12 +32,7 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
     array = np.ascontiguousarray(array, dtype=np.float64)
-    if not np.isfinite(array).all():
-        where = np.argwhere(~np.isfinite(array))[0].tolist()
-        raise ValueError(
-            f"`{name}` must be finite, got {array[tuple(where)]} at index {where}; "
-            "remove or replace NaN and infinite entries first."
-        )
+    _require_finite(name, array, "finite")
     return array
 
 
@@ -61,12 +56,7 @@ def as_float_rows(
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(rows, dtype=dtype or rows.dtype)
-    if not np.isfinite(rows).all():
-        where = np.argwhere(~np.isfinite(rows))[0].tolist()
-        raise ValueError(
-            f"`{name}` must be finite in {rows.dtype}, got {rows[tuple(where)]} at index {where}; "
-            "remove or replace NaN and infinite entries first."
-        )
+    _require_finite(name, rows, f"finite in {rows.dtype}")
     return rows
 
 
@@ -90,11 +80,7 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
                 f"of each context or {batch} of all; write {name}[:, None] or {name}[None]."
             )
         array = np.broadcast_to(array, (batch, array.shape[-1]))
-    if array.size and (array.min() < 0 or array.max() >= num_classes):
-        bad = array[(array < 0) | (array >= num_classes)].flat[0]
-        raise ValueError(
-            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got {bad}."
-        )
+    _require_classes(name, array, num_classes)
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -108,12 +94,25 @@ def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, .
         )
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
+    _require_classes(name, array, num_classes)
+    return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
+
+
+def _require_finite(name: str, array: NDArray[Any], wanted: str) -> None:
+    if not np.isfinite(array).all():
+        where = np.argwhere(~np.isfinite(array))[0].tolist()
+        raise ValueError(
+            f"`{name}` must be {wanted}, got {array[tuple(where)]} at index {where}; "
+            "remove or replace NaN and infinite entries first."
+        )
+
+
+def _require_classes(name: str, array: NDArray[Any], num_classes: int) -> None:
     if array.size and (array.min() < 0 or array.max() >= num_classes):
         bad = array[(array < 0) | (array >= num_classes)].flat[0]
         raise ValueError(
             f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got {bad}."
         )
-    return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
 
 
 def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._jit import chunks, num_threads, thread_map
+from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._memory import require_memory
 from samplesoft._random import uniform_block
 from samplesoft._tree_sums import TreeSums
@@ -289,8 +289,7 @@ class KernelTree(Sampler):
                 )
 
         self._share_out(descend, len(h), self._num_leaves)
-        for _ in thread_map(spread, chunks(self._num_leaves, self._leaves_at_a_time)):
-            pass
+        thread_each(spread, chunks(self._num_leaves, self._leaves_at_a_time))
         return probs
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
@@ -382,8 +381,7 @@ class KernelTree(Sampler):
         size = -(-batch // parts)
         if self.leaf == "kernel" and self._transform is not None:
             size = _KERNEL_PART
-        for _ in thread_map(work, chunks(batch, size)):
-            pass
+        thread_each(work, chunks(batch, size))
 
 
 def _with_progress(parts: list[slice], wanted: bool) -> Iterable[slice]:

@@ -12,7 +12,8 @@ pytest.importorskip("ipykernel", reason="needs the extra samplesoft[notebooks]")
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MAX_BYTES = 300_000
-MACHINE_PATH = re.compile(r"(/home/|/Users/|/tmp/|/work/|/opt/|[A-Z]:\\\\)")
+FOLDERS = "|".join(("home", "Users", "tmp", "work", "opt"))
+MACHINE_PATH = re.compile(rf"(/(?:{FOLDERS})/|[A-Z]:\\\\)")
 
 
 def code_cells(notebook):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from samplesoft._jit import chunks, thread_map
+from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import log_softmax
 from samplesoft.bias.mixture import Row
@@ -39,8 +39,7 @@ def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme
     def multiply(part: slice) -> None:
         inclusion.log_products(x[part], log_w, pi, products[part])
 
-    for _ in thread_map(multiply, chunks(len(x), _NODE_CHUNK)):
-        pass
+    thread_each(multiply, chunks(len(x), _NODE_CHUNK))
     with np.errstate(over="ignore", under="ignore"):
         u_label = np.exp(np.minimum(x + log_probs[label], 700.0))
         log_weights = products[:, 0] - u_label
@@ -64,8 +63,7 @@ def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme
             integrals[:, part],
         )
 
-    for _ in thread_map(integrate, chunks(len(pi), _CLASS_CHUNK)):
-        pass
+    thread_each(integrate, chunks(len(pi), _CLASS_CHUNK))
     label_terms = weights * u_label * _label_contrast(x, log_w[reference], pi[reference])
     flows = integrals[0]
     flows[label] = float(label_terms.sum())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, thread_map
+from samplesoft._jit import chunks, thread_each, thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws, make_draws
 from samplesoft.bias.quadrature import STEP, estimate_error, halving_change
@@ -97,8 +97,7 @@ def _class_flows(
             integrals[:, part],
         )
 
-    for _ in thread_map(integrate, chunks(num_atoms, _ATOM_CHUNK)):
-        pass
+    thread_each(integrate, chunks(num_atoms, _ATOM_CHUNK))
     weight = np.abs(atoms.weights[1])
     coarse = float(weight @ np.abs(integrals[0] - integrals[1]))
     size = float(weight @ integrals[2])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samplesoft._jit import chunks, num_threads, thread_map
+from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draws import Draws
 from samplesoft.bias.quadrature import make_grid
@@ -249,8 +249,7 @@ def make_nodes(
     def work(part: slice) -> None:
         laplace.node_sums(x[part], atoms.weights, atoms.rows, reference, sums[part])
 
-    for _ in thread_map(work, chunks(len(x), -(-len(x) // (4 * num_threads())))):
-        pass
+    thread_each(work, chunks(len(x), -(-len(x) // (4 * num_threads()))))
     return _read_sums(classes, x, weights, sums, reference)
 
 

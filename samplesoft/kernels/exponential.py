@@ -14,7 +14,6 @@ from samplesoft._validation import FloatArray
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147180369123816490  # with trailing zeros, so that its multiples are exact
 _LN2_LOW = 1.90821492927058770002e-10
-LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` never gives 0
 _LOWEST = -745.0  # where the result is the least number above 0
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.exponential import LEAST, exp_to
+from samplesoft.kernels.weights import exp_weights, find
 
 Real = NDArray[Any]  # float32 or float64
 
@@ -32,18 +32,9 @@ def visit(
     for i in range(len(query)):
         for c in range(size):
             logits[c] += bucket[i, c] * query[i]
-    greatest = -np.inf
     for c in range(size):
-        if c != skip:
-            greatest = max(greatest, float(logits[c]))
-    for c in range(size):
-        weights[c] = float(logits[c]) - greatest if c != skip else -np.inf
-    exp_to(weights[:size])
-    total = 0.0
-    for c in range(size):
-        weights[c] = weights[c] if c != skip and weights[c] > LEAST else 0.0
-        total += weights[c]
-    return total, greatest
+        weights[c] = float(logits[c])
+    return exp_weights(weights[:size], skip)
 
 
 @njit
@@ -60,25 +51,6 @@ def share(masses: FloatArray, shares: FloatArray) -> tuple[float, float]:
         shares[block] = math.exp(masses[block] - greatest)
         total += shares[block]
     return total, greatest
-
-
-@njit
-def find(
-    weights: FloatArray, size: int, target: float, start: int, below: float
-) -> tuple[int, float]:
-    """Return the first place from `start` on whose running total exceeds `target`.
-
-    Also returns the total `below` that place. Of places without a weight none is returned, even
-    where `target` rounds to the sum of all.
-    """
-    chosen, under = start, below
-    for c in range(start, size):
-        if weights[c] > 0.0:
-            chosen, under = c, below
-            below += weights[c]
-            if below > target:
-                break
-    return chosen, under
 
 
 @njit

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.exponential import LEAST, exp_to
 from samplesoft.kernels.prefetch import CACHE, prefetch_row
 from samplesoft.kernels.tree_walk import clip, dot
+from samplesoft.kernels.weights import exp_weights, find
 
 Real = NDArray[Any]  # float32 or float64
 
@@ -59,26 +59,15 @@ def weigh(
     size = len(products)
     for c in range(size):
         products[c] = dot(rows[start + c], query)
-    shift = 0.0
     if kind == SOFTMAX:
-        shift = -np.inf
         for c in range(size):
-            if c != skip:
-                shift = max(shift, log_weight(products[c], kind, scale))
-        for c in range(size):
-            weights[c] = log_weight(products[c], kind, scale) - shift
-        if skip >= 0:
-            weights[skip] = 0.0
-        exp_to(weights)
-    else:
-        for c in range(size):
-            weights[c] = linear_weight(products[c], kind, scale)
-    if skip >= 0:
-        weights[skip] = 0.0
+            weights[c] = log_weight(products[c], kind, scale)
+        return exp_weights(weights, skip)
     total = 0.0
     for c in range(size):
+        weights[c] = linear_weight(products[c], kind, scale) if c != skip else 0.0
         total += weights[c]
-    return total, shift
+    return total, 0.0
 
 
 @njit
@@ -99,6 +88,16 @@ def place_of(excluded: int, leaf: int, size: int, leaf_size: int) -> int:
     """Return the place of the excluded class in a leaf, or -1."""
     place = excluded - leaf * leaf_size
     return place if 0 <= place < size else -1
+
+
+@njit
+def gain_of(rest: FloatArray, skip: int) -> float:
+    """Return what excluding a class adds to the log-probabilities of a leaf, its own or another.
+
+    `rest` (2,) is a row of what `log_rest` and `lift_rest` write.
+    """
+    gain: float = rest[0] - rest[1] if skip >= 0 else -rest[1]
+    return gain
 
 
 @njit
@@ -177,26 +176,13 @@ def pick(
                 weights[:size],
             )
             log_total = math.log(total)
-            gain = rest[b, 0] - rest[b, 1] if skip >= 0 else -rest[b, 1]
+            gain = gain_of(rest[b], skip)
             for k in range(start, stop):
-                c = find(weights, size, uniforms[b, k] * total)
+                c, _ = find(weights, size, uniforms[b, k] * total, 0, 0.0)
                 place = order[b, k]
                 ids[b, place] = leaf * leaf_size + c
                 inside = log_weight(products[c], kind, scale) - shift - log_total
                 log_q[b, place] = log_p[b, k] + gain + inside
-
-
-@njit
-def find(weights: FloatArray, size: int, target: float) -> int:
-    """Return the first class whose running total exceeds `target`, or the last with a weight."""
-    chosen, running = 0, 0.0
-    for c in range(size):
-        if weights[c] > LEAST:
-            chosen = c
-            running += weights[c]
-            if running > target:
-                break
-    return chosen
 
 
 @njit
@@ -228,7 +214,7 @@ def log_inside(
             total, shift = weigh(
                 rows, starts[b, k], queries[b], skip, kind, scale, products[:size], weights[:size]
             )
-            gain = rest[b, 0] - rest[b, 1] if skip >= 0 else -rest[b, 1]
+            gain = gain_of(rest[b], skip)
             inside = log_weight(products[ids[b, k] % leaf_size], kind, scale)
             log_q[b, k] = log_q[b, k] + gain + (inside - shift - math.log(total))
 
@@ -257,7 +243,7 @@ def probs_inside(
             total, shift = weigh(
                 rows, start, queries[b], skip, kind, scale, products[:size], weights[:size]
             )
-            gain = rest[b, 0] - rest[b, 1] if skip >= 0 else -rest[b, 1]
+            gain = gain_of(rest[b], skip)
             reached = log_p[b, leaf] + gain - math.log(total)
             for c in range(size):
                 inside = log_weight(products[c], kind, scale) - shift

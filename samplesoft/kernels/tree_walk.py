@@ -130,6 +130,28 @@ def rest_of_path(shares: FloatArray, level: int, rest: float) -> float:
 
 
 @njit
+def leave_out(
+    phi: Real,
+    nodes: Real,
+    num_classes: int,
+    leaf_size: int,
+    least: float,
+    excluded: int,
+    rest: FloatArray,
+    shares: FloatArray,
+) -> None:
+    """Write the shares on the path to an excluded class, given that it is not drawn.
+
+    Reads ``rest[0]`` and writes ``rest[1]``, as `lift_rest` says.
+    """
+    root = top(len(nodes))
+    rest[1] = rest[0]
+    if excluded >= 0 and root > 0:
+        read_path(phi, nodes, excluded // leaf_size, num_classes, leaf_size, least, shares)
+        rest[1] = math.log(rest_of_path(shares, root, math.exp(rest[0])))
+
+
+@njit
 def lift_rest(
     phi: Real,
     nodes: Real,
@@ -144,13 +166,8 @@ def lift_rest(
     ``rest[:, 0]`` holds that of the others in its leaf; both are 0 where nothing is excluded.
     """
     shares = np.empty((MAX_DEPTH, 2))
-    root = top(len(nodes))
     for b in range(len(phi)):
-        rest[b, 1] = rest[b, 0]
-        if exclude[b] >= 0 and root > 0:
-            leaf = exclude[b] // leaf_size
-            read_path(phi[b], nodes, leaf, num_classes, leaf_size, least, shares)
-            rest[b, 1] = math.log(rest_of_path(shares, root, math.exp(rest[b, 0])))
+        leave_out(phi[b], nodes, num_classes, leaf_size, least, exclude[b], rest[b], shares)
 
 
 @njit
@@ -208,11 +225,7 @@ def walk(
     # draws that stand in one node are neighbours: the first has its leaf, stop, mass and log-p
     stops, mass, reach = np.full((batch, m), m), np.empty((batch, m)), np.ones((batch, m))
     for b in range(batch):
-        rest[b, 1] = rest[b, 0]
-        if exclude[b] >= 0 and root > 0:
-            leaf = exclude[b] // leaf_size
-            read_path(phi[b], nodes, leaf, num_classes, leaf_size, least, shares[b])
-            rest[b, 1] = math.log(rest_of_path(shares[b], root, math.exp(rest[b, 0])))
+        leave_out(phi[b], nodes, num_classes, leaf_size, least, exclude[b], rest[b], shares[b])
         for k in range(m):
             order[b, k] = k
         leaves[b, 0], mass[b, 0], log_p[b, 0] = 0, known[b, 0], 0.0

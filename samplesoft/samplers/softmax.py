@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, thread_map
+from samplesoft._jit import chunks, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_positive
 from samplesoft.kernels import softmax_draw
@@ -96,8 +96,7 @@ class SoftmaxSampler(Sampler):
                 log_q[part],
             )
 
-        for _ in thread_map(draw, chunks(len(h), max(1, _VISITS // m))):
-            pass
+        thread_each(draw, chunks(len(h), max(1, _VISITS // m)))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -116,8 +115,7 @@ class SoftmaxSampler(Sampler):
                 log_q[part],
             )
 
-        for _ in thread_map(read, chunks(len(h), max(1, _VISITS // max(1, ids.shape[1])))):
-            pass
+        thread_each(read, chunks(len(h), max(1, _VISITS // max(1, ids.shape[1]))))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -147,8 +145,7 @@ class SoftmaxSampler(Sampler):
             contexts, blocks = part
             masses[part] = self._log_sums(queries[contexts], exclude[contexts], blocks)
 
-        for _ in thread_map(add_up, parts):
-            pass
+        thread_each(add_up, parts)
         greatest = masses.max(axis=1)
         if not np.isfinite(greatest).all():
             row = int(np.flatnonzero(~np.isfinite(greatest))[0])

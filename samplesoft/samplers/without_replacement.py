@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from samplesoft._jit import chunks, thread_map
+from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels import panels, successive
 
@@ -110,8 +110,7 @@ class SuccessiveInclusion:
                 out = z[shift, part], values[shift, part]
                 successive.contours(log_t[part], *atoms, m, shift, *out)
 
-        for _ in thread_map(lay, chunks(len(log_t), _TIME_CHUNK)):
-            pass
+        thread_each(lay, chunks(len(log_t), _TIME_CHUNK))
         self._nodes = float(edges[0]), log_t, (half * _TIMES[1]).ravel(), z, values
 
     def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -124,8 +123,7 @@ class SuccessiveInclusion:
             found = self._group(ids[rows].ravel(), int(exclude[rows[0]]))
             probs[rows] = found.reshape(len(rows), -1)
 
-        for _ in thread_map(fill, groups):
-            pass
+        thread_each(fill, groups)
         return probs
 
     def every(self, exclude: IntArray) -> FloatArray:
