@@ -44,6 +44,16 @@ class Draw:
     log_q: FloatArray
     log_inclusion: FloatArray | None = None
 
+    @property
+    def log_expected_count(self) -> FloatArray:
+        """Natural logarithm of how often a draw of m contains each class in the mean.
+
+        That is ``log(m q)`` with replacement, and the log-probability of inclusion without.
+        """
+        if self.log_inclusion is not None:
+            return self.log_inclusion
+        return self.log_q + np.log(self.ids.shape[-1])
+
 
 class Sampler(ABC):
     """A distribution over classes for each context vector.
@@ -142,6 +152,37 @@ class Sampler(ABC):
         contexts, excluded = self._read(h, exclude)
         classes = as_ids("ids", ids, self.num_classes, len(contexts))
         return self._log_prob(contexts, classes, excluded)
+
+    def log_expected_count(
+        self, h: ArrayLike | None, ids: Any, num_sampled: int, *, exclude: Any = None
+    ) -> FloatArray:
+        """Return how often `num_sampled` draws contain given classes in the mean, as logarithms.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d) or (d,), or None
+            Context vectors, as in `sample`.
+        ids : array_like of int, shape (B, k) or (k,)
+            Classes, as in `log_prob`.
+        num_sampled : int
+            Number of draws m.
+        exclude : int or array_like of int, shape (B,), optional
+            Classes that are not drawn; their value is -inf.
+
+        Returns
+        -------
+        ndarray of float64, shape (B, k)
+            ``log(m q)`` with replacement, the log-probability of inclusion without.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        m = as_count("num_sampled", num_sampled)
+        contexts, excluded = self._read(h, exclude)
+        classes = as_ids("ids", ids, self.num_classes, len(contexts))
+        return self._log_expected_count(contexts, classes, m, excluded)
 
     def probs(self, h: ArrayLike | None, *, exclude: Any = None) -> FloatArray:
         """Return the probability of every class.
@@ -250,6 +291,12 @@ class Sampler(ABC):
     @abstractmethod
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return log-probabilities (B, k)."""
+
+    def _log_expected_count(
+        self, h: Rows, ids: IntArray, m: int, exclude: IntArray
+    ) -> FloatArray:
+        """Return logarithms (B, k); override where draws are without replacement."""
+        return self._log_prob(h, ids, exclude) + np.log(m)
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from math import log2
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._memory import require_memory
+from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._tree_sums import TreeSums
 from samplesoft._validation import (
@@ -81,7 +82,8 @@ class KernelTree(Sampler):
     num_features : int
         Number of features F.
     num_updates : int
-        Class vectors updated since the tree was built.
+        Class vectors updated since the sums were last built. An update of half of the classes or
+        more builds them anew.
 
     Raises
     ------
@@ -193,14 +195,19 @@ class KernelTree(Sampler):
         progress : bool
             Show a progress bar on stderr, if that is a terminal.
         """
+        self._sums = self._built(self._rows, progress)
+        self.num_updates = 0
+
+    def _built(self, rows: Rows, progress: bool = False) -> TreeSums:
+        """Return the sums of the features of `rows` (n, d)."""
         leaf_sums = np.empty((self._num_leaves, self.num_features), self._dtype)
         parts = chunks(self._num_leaves, self._leaves_at_a_time)
-        for part in _with_progress(parts, progress):
-            rows = self._rows[part.start * self.leaf_size : part.stop * self.leaf_size]
-            starts = np.arange(0, len(rows), self.leaf_size)
-            sum_runs(self._features(rows), starts, leaf_sums[part])
-        self._sums = TreeSums(leaf_sums)
-        self.num_updates = 0
+        bar = {"iterable": parts, "unit": "block", "desc": "building the tree"}
+        for part in progress_bar(progress, **bar):
+            here = rows[part.start * self.leaf_size : part.stop * self.leaf_size]
+            starts = np.arange(0, len(here), self.leaf_size)
+            sum_runs(self._features(here), starts, leaf_sums[part])
+        return TreeSums(leaf_sums)
 
     def _features(self, rows: Rows) -> NDArray[Any]:
         if self._transform is None:
@@ -295,6 +302,8 @@ class KernelTree(Sampler):
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
+        if 2 * len(ids) >= self.num_classes:  # features of new and old rows would cost more
+            return self._prepare_rebuild(ids, rows)
         leaves, starts = np.unique(ids // self.leaf_size, return_index=True)
         change = np.empty((len(leaves), self.num_features), self._dtype)
 
@@ -319,6 +328,16 @@ class KernelTree(Sampler):
             add()
             self._rows[ids] = rows
             self.num_updates += len(ids)
+
+        return commit
+
+    def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        every = self._rows.copy()
+        every[ids] = rows
+        sums = self._built(every)
+
+        def commit() -> None:
+            self._rows, self._sums, self.num_updates = every, sums, 0
 
         return commit
 
@@ -382,11 +401,3 @@ class KernelTree(Sampler):
         if self.leaf == "kernel" and self._transform is not None:
             size = _KERNEL_PART
         thread_each(work, chunks(batch, size))
-
-
-def _with_progress(parts: list[slice], wanted: bool) -> Iterable[slice]:
-    if not wanted:
-        return parts
-    from tqdm import tqdm
-
-    return tqdm(parts, unit="block", leave=False, disable=None, desc="building the tree")

@@ -210,18 +210,18 @@ def test_changes_and_sums_that_leave_float32_are_refused():
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_million_updates_drift_little_and_say_so(signed):
     rng = np.random.default_rng(3)
-    n, dim, size = 500, 4, 500
+    n, dim, size = 500, 4, 200
 
-    def new():
-        return (rng.random((size, dim)) - 0.5 * signed).astype(np.float32)
+    def new(num):
+        return (rng.random((num, dim)) - 0.5 * signed).astype(np.float32)
 
-    rows = new()
+    rows = new(n)
     h = rng.random((3, dim)).astype(np.float32)
     kernel_tree = KernelTree(rows, leaf_size=3, floor=0.5)
-    batches = 2000
-    pool = [new() for _ in range(20)]
+    batches = 5000
+    pool = [new(size) for _ in range(20)]
     for k in range(batches):
-        order = rng.permutation(n)
+        order = rng.permutation(n)[:size]
         rows[order] = pool[k % 20]
         kernel_tree.update(order, pool[k % 20])
     assert kernel_tree.num_updates == batches * size == 10**6
@@ -252,9 +252,9 @@ def test_drift_sees_what_a_large_passing_vector_leaves_behind():
 
 def test_drift_is_measured_against_the_exact_sum():
     rng = np.random.default_rng(5)
-    kernel_tree = KernelTree(np.ones((8, 1), np.float32), leaf_size=2)
+    kernel_tree = KernelTree(np.ones((20, 1), np.float32), leaf_size=2)
     for _ in range(200):  # every difference of two such vectors is rounded in float32
-        ids = rng.permutation(8)
+        ids = rng.permutation(20)[:8]
         kernel_tree.update(ids, 10.0 ** rng.uniform(-6, 6, (8, 1)))
         kernel_tree.update(ids, rng.random((8, 1)))
     exact = float(kernel_tree.class_embeddings().sum(dtype=np.float64))
@@ -323,3 +323,24 @@ def test_the_transform_sees_only_vectors_that_were_given():
     kernel_tree.probs(h)
     kernel_tree.update([6], rows[:1])
     assert recorder.seen == set(map(tuple, np.concatenate([rows, h]).tolist()))
+
+
+def test_an_update_of_most_classes_builds_the_sums_anew():
+    rng = np.random.default_rng(4)
+    rows, new = rng.random((2, 21, 3))
+    kernel_tree = KernelTree(rows, leaf_size=2)
+    kernel_tree.update([5], new[[5]])
+    assert kernel_tree.num_updates == 1
+    kernel_tree.update(rng.permutation(21)[:0], new[:0])
+    order = rng.permutation(21)
+    kernel_tree.update(order, new[order])
+    assert kernel_tree.num_updates == 0 and kernel_tree.drift == 0.0
+    built = KernelTree(new, leaf_size=2)
+    h = rng.random((4, 3))
+    np.testing.assert_array_equal(kernel_tree.probs(h), built.probs(h))
+    kernel_tree.update([0], rows[[0]])
+    kernel_tree.update(order[:15], new[order[:15]])
+    mixed = new.copy()
+    if 0 not in order[:15]:
+        mixed[0] = rows[0]
+    np.testing.assert_array_equal(kernel_tree.probs(h), KernelTree(mixed, leaf_size=2).probs(h))

@@ -112,6 +112,17 @@ class StaticSampler(Sampler):
         log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
         return np.where(ids == exclude[:, None], -np.inf, log_q)
 
+    def _log_expected_count(
+        self, h: Rows, ids: IntArray, m: int, exclude: IntArray
+    ) -> FloatArray:
+        if self.replace:
+            return super()._log_expected_count(h, ids, m, exclude)
+        self._check_left(m, exclude)
+        with np.errstate(divide="ignore"):
+            inclusion = np.log(self._inclusion_of(m).of(ids, exclude))
+        drawn = np.isfinite(self._log_prob(h, ids, exclude))
+        return np.where(drawn, inclusion, -np.inf)
+
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         every = np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
         probs: FloatArray = np.exp(self._log_prob(h, every, exclude))

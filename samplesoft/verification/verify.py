@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._progress import progress_bar
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias, exact_bias
@@ -132,7 +133,8 @@ def verify(
     cells: dict[str, Cell] = {}  # those that the figure shows
     tests: list[Scores] = []
     shown = counts[len(counts) // 2]
-    with _Progress(progress, len(samplers) * len(counts) * len(problem.logits)) as bar:
+    total = len(samplers) * len(counts) * len(problem.logits)
+    with progress_bar(progress, total=total, unit="example") as bar:
         for i, (name, q) in enumerate(samplers.items()):
             for k, m in enumerate(counts):
                 stream = mix64(key, np.uint64(i * len(counts) + k))
@@ -171,7 +173,7 @@ class Cell:
     trials: list[Trials]
 
 
-def _cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: _Progress) -> Cell:
+def _cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: Any) -> Cell:
     scheme = problem.scheme
     if scheme == "poisson":
         q = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
@@ -314,26 +316,3 @@ def _pictures(cells: dict[str, Cell], m: int) -> tuple[Picture, ...]:
             position = probs[order]
         pictures.append(Picture(name, m, wrt, example, order, position, block))
     return tuple(pictures)
-
-
-class _Progress:
-    """A tqdm bar where one is wanted and stderr is a terminal, else nothing."""
-
-    def __init__(self, wanted: bool, total: int) -> None:
-        self._bar: Any = None
-        if wanted:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, unit="example", leave=False, disable=None)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def update(self) -> None:
-        """Count one example at one m for one sampler."""
-        if self._bar is not None:
-            self._bar.update()

@@ -1,0 +1,110 @@
+"""Equal ids brought together, so that one thread adds up what belongs to one row."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit
+from samplesoft._validation import IntArray
+
+_CROWD = 16  # classes for each id up to which counting all of them beats sorting the ids
+
+
+@njit
+def group(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Group the places of equal ids.
+
+    Parameters
+    ----------
+    ids : ndarray of int64, shape (K,)
+        Ids in ``range(n)``.
+    n : int
+        Number of classes.
+
+    Returns
+    -------
+    unique : ndarray of int64, shape (k,)
+        The ids, ascending and each once.
+    inverse : ndarray of int64, shape (K,)
+        Place in `unique` of each of `ids`.
+    order : ndarray of int64, shape (K,)
+        Places in `ids`, those of ``unique[0]`` first, in rising order within a group.
+    starts : ndarray of int64, shape (k + 1,)
+        Where each group starts in `order`.
+    """
+    if n <= _CROWD * len(ids):
+        return _by_counting(ids, n)
+    return _by_sorting(ids)
+
+
+@njit
+def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    place = np.zeros(n, np.int64)  # counts, and later places in `unique`
+    for i in ids:
+        place[i] += 1
+    num = 0
+    for j in range(n):
+        num += place[j] > 0
+    unique, starts = np.empty(num, np.int64), np.zeros(num + 1, np.int64)
+    num = 0
+    for j in range(n):
+        if place[j] > 0:
+            unique[num] = j
+            starts[num + 1] = starts[num] + place[j]
+            place[j] = num
+            num += 1
+    inverse, order = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    ends = starts[:-1].copy()
+    for k in range(len(ids)):
+        inverse[k] = place[ids[k]]
+        order[ends[inverse[k]]] = k
+        ends[inverse[k]] += 1
+    return unique, inverse, order, starts
+
+
+@njit
+def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    order = np.argsort(ids, kind="mergesort")
+    unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    starts = np.empty(len(ids) + 1, np.int64)
+    num = 0
+    for k in range(len(order)):
+        place = order[k]
+        if num == 0 or ids[place] != unique[num - 1]:
+            unique[num] = ids[place]
+            starts[num] = k
+            num += 1
+        inverse[place] = num - 1
+    starts[num] = len(ids)
+    return unique[:num].copy(), inverse, order, starts[: num + 1].copy()
+
+
+@njit
+def add_groups(
+    values: NDArray[np.floating],
+    order: IntArray,
+    starts: IntArray,
+    first: int,
+    sums: NDArray[np.floating],
+) -> None:
+    """Write the sums of the rows `values` (K, d) of groups ``first, first + 1, ...``.
+
+    Parameters
+    ----------
+    values : ndarray, shape (K, d)
+        A row for each id.
+    order, starts : ndarray of int64
+        From `group`.
+    first : int
+        The first group.
+    sums : ndarray, shape (groups, d)
+        Output.
+    """
+    for g in range(len(sums)):
+        total = sums[g]
+        total[:] = 0.0
+        for place in order[starts[first + g] : starts[first + g + 1]]:
+            row = values[place]
+            for i in range(len(total)):
+                total[i] += row[i]

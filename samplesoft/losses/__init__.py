@@ -1,0 +1,1 @@
+"""Losses of the softmax layer, forward and backward by hand."""

@@ -1,0 +1,237 @@
+"""What every loss is: a forward pass that returns a cache, and a backward pass from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import (
+    FloatArray,
+    as_choice,
+    as_float_rows,
+    as_positive,
+    as_real_array,
+)
+from samplesoft.losses.gradients import Gradients
+from samplesoft.losses.targets import Targets, read_targets
+from samplesoft.losses.vectors import read_class_embeddings, unit_rows, unit_rows_backward
+from samplesoft.sampler import Draw, Rows
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Checked arguments of a forward pass.
+
+    Parameters
+    ----------
+    z : ndarray, shape (B, d)
+        Contexts times tau, divided by their norms if the loss normalises.
+    class_embeddings : ndarray, shape (n, d)
+        Class vectors as given.
+    targets : Targets
+        Labels.
+    biases : ndarray, shape (n,), or None
+        Class biases.
+    """
+
+    z: Rows
+    class_embeddings: Rows
+    targets: Targets
+    biases: Rows | None
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """What `Loss.backward` needs from `Loss.forward`; valid until the arguments change."""
+
+    batch: Batch
+    h_norms: FloatArray | None
+    weights: FloatArray  # (B,): derivative of the value in the loss of each example
+    saved: Any
+
+
+class Loss(ABC):
+    r"""A loss of context vectors, class vectors and labels.
+
+    Scores are :math:`o_{bj} = \tau \, h_b \cdot c_j + \text{bias}_j`. A new loss implements
+    `_forward` and `_backward`, or for a loss on drawn classes one method of
+    `samplesoft.losses.sampled.SampledLoss`, and enters the registry in `samplesoft.losses`.
+
+    Parameters
+    ----------
+    tau : float
+        Inverse temperature.
+    normalize : bool
+        Divide context and class vectors by their Euclidean norms first.
+    absolute : bool
+        Put ``|o|`` in place of o: absolute softmax.
+    reduction : {"mean", "sum", "none"}
+        The value is the mean of the examples' losses by their weights, their weighted sum, or
+        the weighted losses (B,); `backward` then gives the gradient of their sum.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    Blanc and Rendle (2018), section 3.3: absolute softmax.
+    """
+
+    def __init__(
+        self,
+        *,
+        tau: float = 1.0,
+        normalize: bool = False,
+        absolute: bool = False,
+        reduction: str = "mean",
+    ) -> None:
+        self.tau = as_positive("tau", tau)
+        self.normalize = bool(normalize)
+        self.absolute = bool(absolute)
+        self.reduction = as_choice("reduction", reduction, REDUCTIONS)
+
+    def forward(
+        self,
+        h: ArrayLike,
+        class_embeddings: ArrayLike,
+        labels: Any,
+        draw: Draw | None = None,
+        *,
+        label_log_count: ArrayLike | None = None,
+        biases: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> tuple[Any, Cache]:
+        """Compute the loss.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d)
+            Context vectors; computed with in the type of `class_embeddings`.
+        class_embeddings : array_like, shape (n, d)
+            Class vectors, float32 or float64.
+        labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
+            Labels. With several for an example, its loss is the mean of the losses of each,
+            weighted by the values of the matrix; its other labels count as negatives.
+        draw : Draw, optional
+            Classes drawn for each example, or one set for all; for losses that are sampled.
+        label_log_count : array_like, shape (P,), optional
+            Logarithm of the expected number of times that a draw contains the label of each of
+            the P pairs of example and label, from `Sampler.log_expected_count`; for losses that
+            adjust the label's score or refuse draws of it.
+        biases : array_like, shape (n,), optional
+            Class biases.
+        weights : array_like, shape (B,), optional
+            Weights of the examples.
+
+        Returns
+        -------
+        value : float or ndarray of float64, shape (B,)
+            The loss in nats.
+        cache : Cache
+            For `backward`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed, or the loss is not finite.
+        """
+        rows = read_class_embeddings(class_embeddings)
+        n, d = rows.shape
+        contexts = as_float_rows("h", h, d, rows.dtype)
+        targets = read_targets(labels, len(contexts), n)
+        offsets = None if biases is None else _read_biases(biases, n, rows.dtype)
+        per_example = _read_weights(weights, len(contexts))
+        norms = None
+        if self.normalize:
+            contexts, norms = unit_rows("h", contexts.copy())
+        z = contexts if self.tau == 1.0 else contexts * contexts.dtype.type(self.tau)
+        batch = Batch(z, rows, targets, offsets)
+        losses, saved = self._forward(batch, draw, label_log_count)
+        if not np.isfinite(losses).all():
+            self._explain(batch, losses)
+        if self.reduction == "mean":
+            per_example = per_example / _total(per_example)
+        weighted = losses * per_example
+        value = weighted if self.reduction == "none" else float(weighted.sum())
+        return value, Cache(batch, norms, per_example, saved)
+
+    def backward(self, cache: Cache) -> Gradients:
+        """Compute the gradient of what `forward` returned, or of its sum.
+
+        Parameters
+        ----------
+        cache : Cache
+            From `forward`. The arrays that `forward` was given must not have changed.
+
+        Returns
+        -------
+        Gradients
+            ``dh`` (B, d), and sparse rows of class vectors and biases, each class once.
+        """
+        gradients = self._backward(cache.batch, cache.saved, cache.weights)
+        dz = gradients.dh
+        if self.tau != 1.0:
+            dz *= dz.dtype.type(self.tau)
+        if cache.h_norms is not None:
+            unit = cache.batch.z / cache.batch.z.dtype.type(self.tau)
+            dz = unit_rows_backward(dz, unit, cache.h_norms)
+        return Gradients(dz, gradients.dW, gradients.db)
+
+    @abstractmethod
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, Any]:
+        """Return the loss (B,) of each example, and what the backward pass needs."""
+
+    @abstractmethod
+    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
+        """Return gradients of the weighted sum of losses; ``dh`` holds that in ``batch.z``."""
+
+    def _explain(self, batch: Batch, losses: FloatArray) -> None:
+        """Raise for a loss that is not finite, and say where it comes from."""
+        finite = np.isfinite(batch.class_embeddings).all(axis=1)
+        if not finite.all():
+            raise ValueError(
+                f"`class_embeddings` must be finite, got a row that is not: {int(finite.argmin())}; "
+                "training may have diverged: lower the learning rate, or clip gradients."
+            )
+        worst = int(np.argmin(np.isfinite(losses)))
+        raise ValueError(
+            f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
+            f"log-probabilities leave the range of {batch.z.dtype}: scale vectors down, or use "
+            "float64."
+        )
+
+
+def _read_biases(biases: ArrayLike, n: int, dtype: np.dtype[Any]) -> Rows:
+    checked = as_real_array("biases", biases, (1,))
+    if len(checked) != n:
+        raise ValueError(f"`biases` must have shape ({n},), got {checked.shape}.")
+    return checked.astype(dtype)
+
+
+def _read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
+    if weights is None:
+        return np.ones(batch)
+    checked = as_real_array("weights", weights, (1,))
+    if len(checked) != batch:
+        raise ValueError(f"`weights` must have shape ({batch},), got {checked.shape}.")
+    return checked
+
+
+def _total(weights: FloatArray) -> float:
+    total = float(weights.sum())
+    if not total > 0.0:
+        raise ValueError(
+            f"`weights` must have a sum greater than 0 for a mean, got {total}; give an example "
+            'a positive weight, or use reduction="sum".'
+        )
+    return total

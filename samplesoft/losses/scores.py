@@ -1,0 +1,161 @@
+"""Scores of the label and of drawn classes of each example, and the way back to the vectors.
+
+All classes that occur stand once in a block of rows, so that norms, gradients and sums over
+duplicates cost what the block costs, and never what n classes cost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+
+from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.candidate_scores import class_sums, context_sums, group_totals, score_rows
+from samplesoft.kernels.groups import add_groups, group
+from samplesoft.losses.base import Batch
+from samplesoft.losses.gradients import Gradients, SparseRows
+from samplesoft.losses.vectors import unit_rows, unit_rows_backward
+from samplesoft.sampler import Rows
+
+_ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pay
+
+
+def candidate_scores(batch: Batch, ids: IntArray, normalize: bool) -> CandidateScores:
+    """Compute scores.
+
+    Parameters
+    ----------
+    batch : Batch
+        Contexts, class vectors and labels, P pairs of example and label in all.
+    ids : ndarray of int64, shape (P, m) or (1, m)
+        Drawn classes, for each pair or one set for all.
+    normalize : bool
+        Whether to divide class vectors by their norms.
+
+    Returns
+    -------
+    CandidateScores
+        Scores (P, 1 + m), the label's in column 0.
+    """
+    shared = len(ids) == 1 < len(batch.targets.labels)
+    return (_SharedScores if shared else _OwnScores)(batch, ids, normalize)
+
+
+class CandidateScores(ABC):
+    """Scores, and what their gradients need.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (P, 1 + m)
+        The label's in column 0, then those of m drawn classes.
+    """
+
+    def __init__(self, batch: Batch, ids: IntArray, normalize: bool) -> None:
+        self.z = batch.targets.rows(batch.z)
+        self._owners = batch.targets
+        candidates = self._places(batch.targets.labels, ids)
+        self.classes, self.places, self.order, self.starts = group(
+            candidates, len(batch.class_embeddings)
+        )
+        self.block, self.norms = batch.class_embeddings[self.classes], None
+        if normalize:
+            self.block, self.norms = unit_rows("class_embeddings", self.block, self.classes)
+        self.scores = np.empty((len(self.z), 1 + ids.shape[1]), self.z.dtype)
+        self._score()
+        self._has_biases = batch.biases is not None
+        if batch.biases is not None:
+            self.scores[:, 0] += batch.biases[batch.targets.labels]
+            self.scores[:, 1:] += batch.biases[ids]
+
+    def backward(self, d_scores: Rows) -> Gradients:
+        """Return gradients, ``dh`` in the contexts of the batch, for derivatives of `scores`."""
+        dz, d_block, totals = self._sums(d_scores)
+        if self.norms is not None:
+            unit_rows_backward(d_block, self.block, self.norms)
+        return Gradients(
+            self._owners.per_example(dz),
+            SparseRows(self.classes, d_block),
+            SparseRows(self.classes, totals) if self._has_biases else None,
+        )
+
+    @abstractmethod
+    def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
+        """Return the classes that are scored, in a flat array."""
+
+    @abstractmethod
+    def _score(self) -> None:
+        """Fill `scores` from contexts and block."""
+
+    @abstractmethod
+    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows, Rows]:
+        """Return gradients in the contexts (P, d), the block (k, d) and the biases (k,)."""
+
+
+class _OwnScores(CandidateScores):
+    """Each pair has classes of its own."""
+
+    def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
+        return np.concatenate([labels[:, None], ids], axis=1).ravel()
+
+    def _score(self) -> None:
+        places = self.places.reshape(self.scores.shape)
+
+        def score(part: slice) -> None:
+            score_rows(self.z[part], self.block, places[part], self.scores[part])
+
+        thread_each(score, self._parts(len(self.z)))
+
+    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows, Rows]:
+        places = self.places.reshape(d_scores.shape)
+        dz, d_block = np.zeros_like(self.z), np.empty_like(self.block)
+
+        def sum_contexts(part: slice) -> None:
+            context_sums(d_scores[part], self.block, places[part], dz[part])
+
+        def sum_classes(part: slice) -> None:
+            out = d_block[part]
+            class_sums(d_scores, self.z, self.order, self.starts, part.start, out)
+
+        jobs: list[tuple[Callable[[slice], None], slice]] = [
+            (sum_contexts, part) for part in self._parts(len(self.z))
+        ]
+        cuts = [len(self.order) * part.stop // len(self.z) for part in self._parts(len(self.z))]
+        ends = [0, *np.searchsorted(self.starts[:-1], cuts)]
+        jobs += [(sum_classes, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
+        thread_each(lambda job: job[0](job[1]), jobs)
+        return dz, d_block, group_totals(d_scores, self.order, self.starts)
+
+    def _parts(self, size: int) -> list[slice]:
+        work = self.scores.size * self.z.shape[1]
+        return chunks(size, size if work < _ONE_THREAD else -(-size // (4 * num_threads())))
+
+
+class _SharedScores(CandidateScores):
+    """One set of classes serves all pairs."""
+
+    def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
+        return np.concatenate([labels, ids[0]])
+
+    def _score(self) -> None:
+        score_rows(self.z, self.block, self._own()[:, None], self.scores[:, :1])
+        np.matmul(self.z, self._drawn().T, out=self.scores[:, 1:])
+
+    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows, Rows]:
+        own, drawn = d_scores[:, :1], np.ascontiguousarray(d_scores[:, 1:])
+        dz = drawn @ self._drawn()
+        context_sums(own, self.block, self._own()[:, None], dz)
+        values = np.concatenate([own * self.z, drawn.T @ self.z])
+        d_block = np.empty_like(self.block)
+        add_groups(values, self.order, self.starts, 0, d_block)
+        column = np.concatenate([own[:, 0], drawn.sum(axis=0)])
+        return dz, d_block, group_totals(column, self.order, self.starts)
+
+    def _own(self) -> IntArray:
+        return self.places[: len(self.z)]
+
+    def _drawn(self) -> Rows:
+        rows: Rows = self.block[self.places[len(self.z) :]]
+        return rows

@@ -1,0 +1,103 @@
+"""Labels of a batch: one for each example, or several by the multi-class reduction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from samplesoft._validation import FloatArray, IntArray, as_labels, as_real_array
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The (example, label) pairs of a batch, in the order of the examples.
+
+    Parameters
+    ----------
+    labels : ndarray of int64, shape (P,)
+        Label of each pair.
+    owners : ndarray of int64, shape (P,), or None
+        Example of each pair, rising; None where each example has one label.
+    shares : ndarray of float64, shape (P,), or None
+        Weight of each pair in the loss of its example; those of one example sum to 1.
+    """
+
+    labels: IntArray
+    owners: IntArray | None = None
+    shares: FloatArray | None = None
+
+    def rows(self, values: Any) -> Any:
+        """Return the row of each pair, for `values` with one row for each example."""
+        return values if self.owners is None else values[self.owners]
+
+    def shared_out(self, values: Any) -> Any:
+        """Return the weight (P,) of each pair, for weights (B,) of the examples."""
+        return values if self.owners is None else values[self.owners] * self.shares
+
+    def per_example(self, values: Any) -> Any:
+        """Return the sums over the pairs of each example, for `values` with one row for each."""
+        if self.owners is None:
+            return values
+        starts = np.flatnonzero(np.diff(self.owners, prepend=-1))
+        return np.add.reduceat(values, starts, axis=0)
+
+
+def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
+    """Check labels.
+
+    A sparse matrix (B, n) holds several labels for each example. Its loss is then the mean of the
+    multi-class losses of its labels, weighted by their values: for the full softmax, the cross
+    entropy against the row divided by its sum. Other labels of an example are negatives like any
+    class.
+
+    Parameters
+    ----------
+    labels : array_like of int, shape (B,), or scipy sparse matrix or array, shape (B, n)
+        Labels.
+    batch, num_classes : int
+        B and n.
+
+    Returns
+    -------
+    Targets
+        The pairs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If labels are malformed, or an example has none.
+
+    References
+    ----------
+    Menon et al. (2019), "Multilabel reductions: what is my loss optimising?", section 3: the
+    normalised pick-all-labels reduction.
+    """
+    if not sparse.issparse(labels):
+        if np.ndim(labels) != 1:
+            raise ValueError(
+                f"`labels` must have shape ({batch},), got {np.shape(labels)}; several labels of "
+                "an example come as a scipy.sparse matrix (B, n)."
+            )
+        return Targets(as_labels("labels", labels, num_classes, (batch,)))
+    matrix = sparse.csr_array(labels)
+    if matrix.shape != (batch, num_classes):
+        raise ValueError(
+            f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
+        )
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    counts = np.diff(matrix.indptr)
+    if not counts.all():
+        raise ValueError(
+            f"`labels` must have a label in each row, got none in row {int(np.argmin(counts))}; "
+            "leave such examples out."
+        )
+    values = as_real_array("labels", matrix.data, (1,))
+    if values.min() < 0.0:
+        raise ValueError(f"`labels` must hold weights of at least 0, got {values.min()}.")
+    owners = np.repeat(np.arange(batch), counts)
+    totals = np.add.reduceat(values, matrix.indptr[:-1])
+    return Targets(matrix.indices.astype(np.int64), owners, values / totals[owners])

@@ -1,0 +1,74 @@
+"""Context and class vectors as a loss sees them: checked, perhaps of norm 1, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._jit import chunks, thread_each
+from samplesoft._validation import FloatArray, IntArray, as_float_rows
+from samplesoft.kernels.unit_rows import divide_by_norms, unit_gradient
+from samplesoft.sampler import Rows
+
+_CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
+
+
+def read_class_embeddings(value: Any) -> Rows:
+    """Return class vectors (n, d) in C order; large arrays are not read for finiteness here."""
+    if (
+        isinstance(value, np.ndarray)
+        and value.dtype in (np.float32, np.float64)
+        and value.ndim == 2
+        and value.size
+        and value.flags.c_contiguous
+    ):
+        return value
+    return as_float_rows("class_embeddings", value)
+
+
+def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows, FloatArray]:
+    """Divide rows by their norms.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for messages.
+    rows : ndarray, shape (N, d)
+        Vectors; changed.
+    ids : ndarray of int64, shape (N,), optional
+        What rows are called in messages.
+
+    Returns
+    -------
+    rows : ndarray, shape (N, d)
+        The same array, of norm 1.
+    norms : ndarray of float64, shape (N,)
+        What the norms were.
+
+    Raises
+    ------
+    ValueError
+        If a norm is 0 or not finite.
+    """
+    norms = np.empty(len(rows))
+    _each_chunk(rows, lambda part: divide_by_norms(rows[part], norms[part]))
+    good = (norms > 0.0) & np.isfinite(norms)
+    if not good.all():
+        worst = int(np.argmin(good))
+        raise ValueError(
+            f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got "
+            f"{norms[worst]} for row {worst if ids is None else ids[worst]}; start from random "
+            "vectors, or use normalize=False."
+        )
+    return rows, norms
+
+
+def unit_rows_backward(d_unit: Rows, unit: Rows, norms: FloatArray) -> Rows:
+    """Turn derivatives in the normalised rows, in place, into those in the rows."""
+    _each_chunk(unit, lambda part: unit_gradient(d_unit[part], unit[part], norms[part]))
+    return d_unit
+
+
+def _each_chunk(rows: Rows, work: Any) -> None:
+    thread_each(work, chunks(len(rows), max(1, _CHUNK_NUMBERS // rows.shape[1])))
