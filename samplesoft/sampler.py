@@ -52,7 +52,8 @@ class Draw:
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
-        return self.log_q + np.log(self.ids.shape[-1])
+        log_counts: FloatArray = self.log_q + np.log(self.ids.shape[-1])
+        return log_counts
 
 
 class Sampler(ABC):
@@ -292,11 +293,10 @@ class Sampler(ABC):
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return log-probabilities (B, k)."""
 
-    def _log_expected_count(
-        self, h: Rows, ids: IntArray, m: int, exclude: IntArray
-    ) -> FloatArray:
+    def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         """Return logarithms (B, k); override where draws are without replacement."""
-        return self._log_prob(h, ids, exclude) + np.log(m)
+        log_counts: FloatArray = self._log_prob(h, ids, exclude) + np.log(m)
+        return log_counts
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:

@@ -12,14 +12,18 @@ import samplesoft
 
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
-    {"_files", "_jit", "_memory", "_random", "_validation"},
+    {"_files", "_jit", "_memory", "_progress", "_random", "_validation"},
     {"kernels", "sampler"},
     {"feature_maps", "_tree_sums", "tree", "data"},
     {"samplers"},
+    {"losses"},
+    {"models"},
+    {"training"},
     {"proposals"},
     {"bias"},
     {"verification"},
-    {"cli", "commands", "__main__"},
+    {"commands"},
+    {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))

@@ -87,7 +87,7 @@ def test_overflow_is_bad_input(monkeypatch, capsys):
     def overflow(options):
         raise OverflowError("too large")
 
-    monkeypatch.setattr("samplesoft.commands.run_verify", overflow)
+    monkeypatch.setattr("samplesoft.commands.verify.run", overflow)
     assert main(["verify"]) == 2
     assert "error: too large" in capsys.readouterr().err
 
@@ -141,6 +141,13 @@ BAD = {
     ),
     "m float": (["verify", "--num-sampled", "1.5"], "--num-sampled"),
     "m twice": (["verify", "--num-sampled", "10,10"], "--num-sampled"),
+    "checkpoint and corpus": (["verify", "--corpus", "a", "--checkpoint", "b"], "not allowed with"),
+    "no checkpoint": (["verify", "--checkpoint", "{f}/absent.npz"], "no such file"),
+    "another npz": (["verify", "--checkpoint", "{f}/e.npz"], "not a whole checkpoint"),
+    "tau of checkpoint": (
+        ["verify", "--checkpoint", "{f}/e.npz", "--tau", "2"],
+        "--tau does nothing to --checkpoint",
+    ),
     "m for jackknife": (["verify", "--num-sampled", "1", "--scheme", "jackknife"], "at least 2"),
     "scheme": (["verify", "--scheme", "other"], "--scheme"),
     "tau": (["verify", "--tau", "-1"], "--tau"),

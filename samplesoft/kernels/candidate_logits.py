@@ -1,4 +1,7 @@
-"""Scores turned into corrected logits, and the softmax over them."""
+"""Scores turned into logits in which what was drawn stands for all that could have been.
+
+And derivatives in the logits turned into those in the scores.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,17 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.candidate_scores import Floats
-from samplesoft.kernels.exponential import exp_to
 
 
 @njit
 def correct(
-    scores: Floats, ids: IntArray, log_counts: FloatArray, labels: IntArray, logits: FloatArray
-) -> int:
+    scores: Floats,
+    ids: IntArray,
+    log_counts: FloatArray,
+    labels: IntArray,
+    logits: FloatArray,
+    hits: IntArray,
+) -> None:
     """Subtract logarithms of expected counts from the scores of drawn classes.
 
     Parameters
@@ -28,59 +35,50 @@ def correct(
         A draw of the label has no weight: its logit is -inf. Negative to keep such draws.
     logits : ndarray of float64, shape (P, 1 + m)
         Output; column 0 is the label's score.
-
-    Returns
-    -------
-    int
-        The first row with a draw of its label, or -1.
+    hits : ndarray of int64, shape (P,)
+        Output: how many draws have no weight.
     """
-    hit = -1
     for b in range(len(scores)):
         row = b if len(ids) > 1 else 0
-        logits[b, 0] = scores[b, 0]
-        for k in range(ids.shape[1]):
-            if ids[row, k] == labels[b]:
-                logits[b, k + 1] = -np.inf
-                if hit < 0:
-                    hit = b
-            else:
-                logits[b, k + 1] = scores[b, k + 1] - log_counts[row, k]
-    return hit
+        drawn, corrections, out, given = ids[row], log_counts[row], logits[b], scores[b]
+        out[0] = given[0]
+        found = 0
+        for k in range(len(drawn)):
+            out[k + 1] = given[k + 1] - corrections[k]
+            found += drawn[k] == labels[b]
+        hits[b] = found
+        if found:
+            for k in range(len(drawn)):
+                if drawn[k] == labels[b]:
+                    out[k + 1] = -np.inf
 
 
 @njit
-def softmax_terms(logits: FloatArray, losses: FloatArray, first: int) -> None:
-    """Write ``logsumexp(logits[first:]) - logits[0]`` of each row, and turn rows into its gradient.
+def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
+    """Let the draws that are kept stand for as many as are expected not to be of the label.
 
     Parameters
     ----------
     logits : ndarray of float64, shape (P, 1 + m)
-        Column 0 is finite; replaced by derivatives.
-    losses : ndarray of float64, shape (P,)
-        Output.
-    first : int
-        0 if the label takes part in the sum, 1 if not.
+        From `correct`; those of draws change.
+    hits : ndarray of int64, shape (P,)
+        How many draws are of the label.
+    label_counts : ndarray of float64, shape (P,)
+        Logarithms of how many are expected to be.
     """
+    m = logits.shape[1] - 1
     for b in range(len(logits)):
-        row = logits[b]
-        label = row[0]
-        greatest = -np.inf
-        for k in range(first, len(row)):
-            greatest = max(greatest, row[k])
+        expected = -m * np.expm1(min(label_counts[b] - np.log(m), 0.0))
+        if expected > 0.0 and hits[b] < m:
+            gain = np.log(expected / (m - hits[b]))
+            for k in range(1, 1 + m):
+                logits[b, k] += gain
+
+
+@njit
+def weighted(derivatives: FloatArray, weights: FloatArray, d_scores: Floats) -> None:
+    """Write rows of `derivatives` (P, 1 + m) times `weights` (P,) in the type of the output."""
+    for b in range(len(derivatives)):
+        row, out = derivatives[b], d_scores[b]
         for k in range(len(row)):
-            row[k] -= greatest
-        if first == 1:
-            row[0] = -np.inf
-        exp_to(row)
-        rest = 0.0
-        for k in range(1, len(row)):
-            rest += row[k]
-        own = row[0] if first == 0 else 0.0
-        total = own + rest
-        if first == 0 and own > 0.5 * total:  # a small loss keeps its digits
-            losses[b] = np.log1p(rest / own)
-        else:
-            losses[b] = greatest - label + np.log(total)
-        for k in range(len(row)):
-            row[k] /= total
-        row[0] = -rest / total if first == 0 else -1.0
+            out[k] = weights[b] * row[k]

@@ -14,7 +14,7 @@ Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a cal
 
 
 @njit_sum
-def _dot(x: Floats, y: Floats) -> float:
+def _dot(x: Floats, y: Floats) -> Any:
     total = x.dtype.type(0.0)
     for i in range(len(x)):
         total += x[i] * y[i]

@@ -1,1 +1,31 @@
 """Losses of the softmax layer, forward and backward by hand."""
+
+from samplesoft.losses.base import Cache, Loss
+from samplesoft.losses.evaluation import Evaluation, evaluate, top_k_classes
+from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.gradients import Gradients, SparseRows
+from samplesoft.losses.importance import ImportanceSamplingLoss
+from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.nce import NCELoss
+from samplesoft.losses.negative_sampling import NegativeSamplingLoss
+from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
+
+__all__ = [
+    "LOSSES",
+    "Cache",
+    "Evaluation",
+    "FullSoftmaxLoss",
+    "Gradients",
+    "ImportanceSamplingLoss",
+    "JackknifeLoss",
+    "Loss",
+    "NCELoss",
+    "NegativeSamplingLoss",
+    "SampledLoss",
+    "SampledSoftmaxLoss",
+    "SparseRows",
+    "evaluate",
+    "make_loss",
+    "top_k_classes",
+]

@@ -18,7 +18,12 @@ from samplesoft._validation import (
 )
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.targets import Targets, read_targets
-from samplesoft.losses.vectors import read_class_embeddings, unit_rows, unit_rows_backward
+from samplesoft.losses.vectors import (
+    read_biases,
+    read_class_embeddings,
+    unit_rows,
+    unit_rows_backward,
+)
 from samplesoft.sampler import Draw, Rows
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -147,7 +152,7 @@ class Loss(ABC):
         n, d = rows.shape
         contexts = as_float_rows("h", h, d, rows.dtype)
         targets = read_targets(labels, len(contexts), n)
-        offsets = None if biases is None else _read_biases(biases, n, rows.dtype)
+        offsets = None if biases is None else read_biases(biases, n, rows.dtype)
         per_example = _read_weights(weights, len(contexts))
         norms = None
         if self.normalize:
@@ -200,7 +205,7 @@ class Loss(ABC):
         finite = np.isfinite(batch.class_embeddings).all(axis=1)
         if not finite.all():
             raise ValueError(
-                f"`class_embeddings` must be finite, got a row that is not: {int(finite.argmin())}; "
+                f"`class_embeddings` must be finite, got row {int(finite.argmin())} that is not; "
                 "training may have diverged: lower the learning rate, or clip gradients."
             )
         worst = int(np.argmin(np.isfinite(losses)))
@@ -209,13 +214,6 @@ class Loss(ABC):
             f"log-probabilities leave the range of {batch.z.dtype}: scale vectors down, or use "
             "float64."
         )
-
-
-def _read_biases(biases: ArrayLike, n: int, dtype: np.dtype[Any]) -> Rows:
-    checked = as_real_array("biases", biases, (1,))
-    if len(checked) != n:
-        raise ValueError(f"`biases` must have shape ({n},), got {checked.shape}.")
-    return checked.astype(dtype)
 
 
 def _read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:

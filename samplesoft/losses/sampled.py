@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_each
-from samplesoft._validation import FloatArray, IntArray, as_choice, as_real_array
-from samplesoft.kernels.candidate_logits import correct, softmax_terms
+from samplesoft._validation import FloatArray, IntArray, as_choice
+from samplesoft.kernels.candidate_logits import correct, spread, weighted
+from samplesoft.kernels.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Loss
+from samplesoft.losses.draws import read_draw, read_label_count
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
-from samplesoft.losses.targets import Targets
-from samplesoft.sampler import Draw
+from samplesoft.sampler import Draw, Rows
 
 _CHUNK_NUMBERS = 1 << 15
 _NO_LABEL = -1
@@ -34,10 +34,13 @@ class Scheme:
     hits : {"absent", "masked", "counted", "kept"}
         Draws of the label: raise for them, leave them out, leave them out and spread their
         weight over the rest, or keep them as negatives.
+    corrects : bool
+        Whether scores of draws lose their log expected counts.
     """
 
     adjusts_label: bool
     hits: str
+    corrects: bool = True
 
 
 SCHEMES = {
@@ -52,17 +55,19 @@ SCHEMES = {
 class SampledLoss(Loss):
     """A loss on the label's logit and those of the drawn classes.
 
-    A new one implements `_terms`.
+    A new one implements `_terms`, and names its `schemes`.
 
     Parameters
     ----------
     scheme : str
-        A key of `SCHEMES`.
+        A key of `schemes`.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
     Attributes
     ----------
+    schemes : dict of str to Scheme
+        Those that the loss makes sense with.
     scheme : str
         How draws are treated.
     excludes_label : bool
@@ -71,10 +76,12 @@ class SampledLoss(Loss):
         Whether `forward` must be given `label_log_count`.
     """
 
+    schemes: ClassVar[dict[str, Scheme]] = SCHEMES
+
     def __init__(self, *, scheme: str = "negatives", **options: Any) -> None:
         super().__init__(**options)
-        self.scheme = as_choice("scheme", scheme, SCHEMES)
-        self._treatment = SCHEMES[self.scheme]
+        self.scheme = as_choice("scheme", scheme, self.schemes)
+        self._treatment = self.schemes[self.scheme]
         self.excludes_label = self._treatment.hits == "absent"
         self.needs_label_count = self._treatment.adjusts_label or self._treatment.hits == "counted"
 
@@ -82,28 +89,38 @@ class SampledLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, tuple[CandidateScores, FloatArray]]:
         targets = batch.targets
-        ids, log_counts = _read_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
-        label_count = self._read_label_count(label_log_count, targets)
+        ids, log_counts = read_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
+        if not self._treatment.corrects:
+            log_counts = np.zeros_like(log_counts)
+        label_count = None
+        if self.needs_label_count:
+            label_count = read_label_count(label_log_count, targets, self.scheme)
         candidates = candidate_scores(batch, ids, self.normalize)
-        logits = np.empty(candidates.scores.shape)
+        logits: FloatArray = np.empty(candidates.scores.shape)
         losses = np.empty(len(logits))
 
         def work(part: slice) -> None:
             own = slice(None) if len(ids) == 1 else part
-            scores = candidates.scores[part]
-            rows = logits[part]
-            self._correct(
-                np.abs(scores) if self.absolute else scores,
+            hits = self._correct(
+                candidates.scores[part],
                 ids[own],
                 log_counts[own],
                 targets.labels[part],
-                None if label_count is None else label_count[part],
-                rows,
-                part.start,
+                logits[part],
             )
-            self._terms(rows, losses[part])
+            if self.excludes_label and hits.any():
+                raise self._contains_label(targets.labels, part.start + int(hits.argmax()))
+            if label_count is not None:
+                if self._treatment.adjusts_label:
+                    logits[part, 0] -= label_count[part]
+                else:
+                    spread(logits[part], hits, label_count[part])
+            self._terms(logits[part], losses[part])
 
-        thread_each(work, chunks(len(logits), max(1, _CHUNK_NUMBERS // logits.shape[1])))
+        thread_each(work, _chunks(logits))
+        finite = np.isfinite(candidates.scores)
+        if not finite.all():
+            losses[~finite.all(axis=1)] = np.nan
         if targets.shares is not None:
             losses = targets.per_example(losses * targets.shares)
         return losses, (candidates, logits)
@@ -112,10 +129,16 @@ class SampledLoss(Loss):
         self, batch: Batch, saved: tuple[CandidateScores, FloatArray], weights: FloatArray
     ) -> Gradients:
         candidates, derivatives = saved
-        d_scores = derivatives * batch.targets.shared_out(weights)[:, None]
-        if self.absolute:
-            d_scores *= np.sign(candidates.scores)
-        return candidates.backward(d_scores.astype(batch.z.dtype))
+        per_pair = batch.targets.shared_out(weights)
+        d_scores = np.empty_like(candidates.scores)
+
+        def work(part: slice) -> None:
+            weighted(derivatives[part], per_pair[part], d_scores[part])
+            if self.absolute:
+                d_scores[part] *= np.sign(candidates.scores[part])
+
+        thread_each(work, _chunks(derivatives))
+        return candidates.backward(d_scores)
 
     @abstractmethod
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
@@ -126,57 +149,30 @@ class SampledLoss(Loss):
 
     def _correct(
         self,
-        scores: FloatArray,
+        scores: Rows,
         ids: IntArray,
         log_counts: FloatArray,
         labels: IntArray,
-        label_count: FloatArray | None,
         logits: FloatArray,
-        first: int,
-    ) -> None:
-        """Turn scores into logits, in which what was drawn stands for all that could have been."""
-        keeps = self._treatment.hits == "kept"
-        hit = correct(
-            scores, ids, log_counts, np.full_like(labels, _NO_LABEL) if keeps else labels, logits
-        )
-        if hit >= 0 and self.excludes_label:
-            raise ValueError(
-                f"`draw` must not contain the label with scheme='negatives', got class "
-                f"{labels[hit]} for pair {first + hit}; draw with exclude=labels, or take "
-                "scheme='masked'."
-            )
-        if label_count is None:
-            return
-        if self._treatment.adjusts_label:
-            logits[:, 0] -= label_count
-        if self._treatment.hits == "counted":
-            m = ids.shape[1]
-            with np.errstate(divide="ignore"):  # all are hits, and none is left to correct
-                log_expected = np.log(m) + np.log(-np.expm1(label_count - np.log(m)))
-                log_kept = np.log(np.isfinite(logits[:, 1:]).sum(axis=1))
-            logits[:, 1:] += np.where(np.isfinite(log_kept), log_expected - log_kept, 0.0)[:, None]
+    ) -> IntArray:
+        """Turn scores into logits (P, 1 + m); return how many draws of each pair are left out."""
+        if self.absolute:
+            scores = np.abs(scores)
+        if self._treatment.hits == "kept":
+            labels = np.full_like(labels, _NO_LABEL)
+        hits = np.empty_like(labels)
+        correct(scores, ids, log_counts, labels, logits, hits)
+        return hits
 
-    def _read_label_count(self, value: ArrayLike | None, targets: Targets) -> FloatArray | None:
-        if not self.needs_label_count:
-            return None
-        size = len(targets.labels)
-        if value is None:
-            raise TypeError(
-                f"`label_log_count` must be given with scheme={self.scheme!r}: the log expected "
-                "count of each label in a draw; use sampler.log_expected_count."
-            )
-        checked = np.asarray(value, dtype=np.float64)
-        if checked.shape != (size,):
-            raise ValueError(f"`label_log_count` must have shape ({size},), got {checked.shape}.")
-        if self._treatment.adjusts_label and not np.isfinite(checked).all():
-            worst = int(np.argmin(np.isfinite(checked)))
-            raise ValueError(
-                f"`label_log_count` must be finite, got {checked[worst]} for label "
-                f"{targets.labels[worst]} of pair {worst}, which is absent from its candidates: "
-                "no draw can contain it; take scheme='masked', or mix the proposal with one that "
-                "covers all classes."
-            )
-        return checked
+    def _contains_label(self, labels: IntArray, pair: int) -> ValueError:
+        return ValueError(
+            f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
+            f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
+        )
+
+
+def _chunks(logits: FloatArray) -> list[slice]:
+    return chunks(len(logits), max(1, _CHUNK_NUMBERS // logits.shape[1]))
 
 
 class SampledSoftmaxLoss(SampledLoss):
@@ -189,9 +185,10 @@ class SampledSoftmaxLoss(SampledLoss):
         label's score is not adjusted, and the loss of each example tends to the full softmax loss
         as m grows. ``"negatives"`` takes draws that exclude the label; ``"masked"`` leaves out
         all draws of the label; ``"reject"`` also divides by the number of draws that are left.
-        ``"candidate"`` and ``"candidate_masked"`` adjust the label's score too, as TensorFlow and
-        CNTK do: the gradient of one example is biased at every m, while its mean over the data
-        is 0 at the true model.
+        ``"candidate"`` and ``"candidate_masked"`` adjust the label's score too, as CNTK and
+        TensorFlow do: the gradient of one example is biased at every m, while its mean over the
+        data is 0 at the true model. With hits masked that holds where draws are distinct and
+        equally likely, and else nearly. Compare models by the full softmax loss, not by these.
     **options
         ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
 
@@ -220,39 +217,9 @@ class SampledSoftmaxLoss(SampledLoss):
     >>> loss = SampledSoftmaxLoss()
     >>> value, cache = loss.forward(h, class_embeddings, labels, draw)
     >>> ids, rows = loss.backward(cache).dW
-    >>> ids
-    array([0, 1, 2, 3, 4])
+    >>> ids  # labels and draws
+    array([1, 2, 3, 4])
     """
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 0)
-
-
-def _read_draw(
-    draw: Draw | None, targets: Targets, batch: int, n: int
-) -> tuple[IntArray, FloatArray]:
-    """Return drawn classes and their log expected counts, for each pair or one row for all."""
-    if not isinstance(draw, Draw):
-        raise TypeError(
-            f"`draw` must be a Draw, got {type(draw).__name__}; sampled losses take one from "
-            "sampler.sample(h, num_sampled, ...)."
-        )
-    ids, log_counts = draw.ids, draw.log_expected_count
-    if ids.ndim != 2 or ids.shape[1] == 0 or len(ids) not in (1, batch):
-        raise ValueError(
-            f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids.shape}; draw for the "
-            "same contexts."
-        )
-    if log_counts.shape != ids.shape:
-        raise ValueError(
-            f"`draw` must hold log-probabilities of the shape of its ids {ids.shape}, got "
-            f"{log_counts.shape}."
-        )
-    if ids.min() < 0 or ids.max() >= n:
-        raise ValueError(
-            f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
-            "was made for other classes."
-        )
-    if len(ids) == 1:
-        return ids, log_counts
-    return targets.rows(ids), targets.rows(log_counts)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import IntArray
 from samplesoft.kernels.candidate_scores import class_sums, context_sums, group_totals, score_rows
 from samplesoft.kernels.groups import add_groups, group
 from samplesoft.losses.base import Batch
@@ -72,13 +72,13 @@ class CandidateScores(ABC):
 
     def backward(self, d_scores: Rows) -> Gradients:
         """Return gradients, ``dh`` in the contexts of the batch, for derivatives of `scores`."""
-        dz, d_block, totals = self._sums(d_scores)
+        dz, d_block = self._sums(d_scores)
         if self.norms is not None:
             unit_rows_backward(d_block, self.block, self.norms)
         return Gradients(
             self._owners.per_example(dz),
             SparseRows(self.classes, d_block),
-            SparseRows(self.classes, totals) if self._has_biases else None,
+            SparseRows(self.classes, self._totals(d_scores)) if self._has_biases else None,
         )
 
     @abstractmethod
@@ -90,8 +90,12 @@ class CandidateScores(ABC):
         """Fill `scores` from contexts and block."""
 
     @abstractmethod
-    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows, Rows]:
-        """Return gradients in the contexts (P, d), the block (k, d) and the biases (k,)."""
+    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows]:
+        """Return gradients in the contexts (P, d) and the block (k, d)."""
+
+    @abstractmethod
+    def _totals(self, d_scores: Rows) -> Rows:
+        """Return the gradient in the biases (k,)."""
 
 
 class _OwnScores(CandidateScores):
@@ -108,7 +112,7 @@ class _OwnScores(CandidateScores):
 
         thread_each(score, self._parts(len(self.z)))
 
-    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows, Rows]:
+    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows]:
         places = self.places.reshape(d_scores.shape)
         dz, d_block = np.zeros_like(self.z), np.empty_like(self.block)
 
@@ -126,7 +130,10 @@ class _OwnScores(CandidateScores):
         ends = [0, *np.searchsorted(self.starts[:-1], cuts)]
         jobs += [(sum_classes, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
         thread_each(lambda job: job[0](job[1]), jobs)
-        return dz, d_block, group_totals(d_scores, self.order, self.starts)
+        return dz, d_block
+
+    def _totals(self, d_scores: Rows) -> Rows:
+        return group_totals(d_scores, self.order, self.starts)
 
     def _parts(self, size: int) -> list[slice]:
         work = self.scores.size * self.z.shape[1]
@@ -143,15 +150,18 @@ class _SharedScores(CandidateScores):
         score_rows(self.z, self.block, self._own()[:, None], self.scores[:, :1])
         np.matmul(self.z, self._drawn().T, out=self.scores[:, 1:])
 
-    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows, Rows]:
+    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows]:
         own, drawn = d_scores[:, :1], np.ascontiguousarray(d_scores[:, 1:])
         dz = drawn @ self._drawn()
         context_sums(own, self.block, self._own()[:, None], dz)
         values = np.concatenate([own * self.z, drawn.T @ self.z])
         d_block = np.empty_like(self.block)
         add_groups(values, self.order, self.starts, 0, d_block)
-        column = np.concatenate([own[:, 0], drawn.sum(axis=0)])
-        return dz, d_block, group_totals(column, self.order, self.starts)
+        return dz, d_block
+
+    def _totals(self, d_scores: Rows) -> Rows:
+        column = np.concatenate([d_scores[:, 0], d_scores[:, 1:].sum(axis=0)])
+        return group_totals(column, self.order, self.starts)
 
     def _own(self) -> IntArray:
         return self.places[: len(self.z)]

@@ -82,7 +82,8 @@ def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
                 "an example come as a scipy.sparse matrix (B, n)."
             )
         return Targets(as_labels("labels", labels, num_classes, (batch,)))
-    matrix = sparse.csr_array(labels)
+    given: Any = labels
+    matrix = sparse.csr_array(given).copy()  # for it is put in order
     if matrix.shape != (batch, num_classes):
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."

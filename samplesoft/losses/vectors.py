@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_each
-from samplesoft._validation import FloatArray, IntArray, as_float_rows
+from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_real_array
 from samplesoft.kernels.unit_rows import divide_by_norms, unit_gradient
 from samplesoft.sampler import Rows
 
@@ -25,6 +26,14 @@ def read_class_embeddings(value: Any) -> Rows:
     ):
         return value
     return as_float_rows("class_embeddings", value)
+
+
+def read_biases(value: ArrayLike, num_classes: int, dtype: np.dtype[Any]) -> Rows:
+    """Return class biases (n,) of a type."""
+    biases = as_real_array("biases", value, (1,))
+    if len(biases) != num_classes:
+        raise ValueError(f"`biases` must have shape ({num_classes},), got {biases.shape}.")
+    return biases.astype(dtype)
 
 
 def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows, FloatArray]:

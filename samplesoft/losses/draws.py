@@ -1,0 +1,110 @@
+"""What a sampled loss is told about its draws, checked."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.losses.targets import Targets
+from samplesoft.sampler import Draw
+
+
+def read_draw(
+    draw: Draw | None, targets: Targets, batch: int, n: int
+) -> tuple[IntArray, FloatArray]:
+    """Check drawn classes.
+
+    Parameters
+    ----------
+    draw : Draw
+        For `batch` contexts, or one for all.
+    targets : Targets
+        Pairs of example and label.
+    batch, n : int
+        Numbers of contexts and of classes.
+
+    Returns
+    -------
+    ids : ndarray of int64, shape (P, m) or (1, m)
+        Classes, for each pair or one row for all.
+    log_counts : ndarray of float64, of the same shape
+        Logarithms of the expected number of times that a draw contains each.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no draw, or it is for other contexts or classes.
+    """
+    if not isinstance(draw, Draw):
+        raise TypeError(
+            f"`draw` must be a Draw, got {type(draw).__name__}; sampled losses take one from "
+            "sampler.sample(h, num_sampled, ...)."
+        )
+    ids, log_counts = draw.ids, draw.log_expected_count
+    if ids.ndim != 2 or ids.shape[1] == 0 or len(ids) not in (1, batch):
+        raise ValueError(
+            f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids.shape}; draw for the "
+            "same contexts."
+        )
+    if log_counts.shape != ids.shape:
+        raise ValueError(
+            f"`draw` must hold log-probabilities of the shape of its ids {ids.shape}, got "
+            f"{log_counts.shape}."
+        )
+    if ids.min() < 0 or ids.max() >= n:
+        raise ValueError(
+            f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
+            "was made for other classes."
+        )
+    if not np.isfinite(log_counts).all():
+        row, k = np.argwhere(~np.isfinite(log_counts))[0].tolist()
+        raise ValueError(
+            f"`draw` must hold finite log-probabilities, got {log_counts[row, k]} for class "
+            f"{ids[row, k]} at index {[row, k]}: what was drawn has a probability above 0."
+        )
+    if len(ids) == 1:
+        return ids, log_counts
+    return targets.rows(ids), targets.rows(log_counts)
+
+
+def read_label_count(value: ArrayLike | None, targets: Targets, scheme: str) -> FloatArray:
+    """Check the logarithms (P,) of how often a draw contains each label in the mean.
+
+    Parameters
+    ----------
+    value : array_like, shape (P,), or None
+        Logarithms.
+    targets : Targets
+        P pairs of example and label.
+    scheme : str
+        Names the loss in messages; only ``"reject"`` takes labels that cannot be drawn.
+
+    Returns
+    -------
+    ndarray of float64, shape (P,)
+        The logarithms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there are none, or they are malformed.
+    """
+    size = len(targets.labels)
+    if value is None:
+        raise TypeError(
+            f"`label_log_count` must be given with scheme={scheme!r}: the log expected "
+            "count of each label in a draw; use sampler.log_expected_count."
+        )
+    counts = np.asarray(value, dtype=np.float64)
+    if counts.shape != (size,):
+        raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
+    good = np.isfinite(counts) | ((counts == -np.inf) & (scheme == "reject"))
+    if not good.all():
+        worst = int(np.argmin(good))
+        raise ValueError(
+            f"`label_log_count` must be finite, got {counts[worst]} for label "
+            f"{targets.labels[worst]} of pair {worst}; where no draw can contain the label, take "
+            "scheme='masked', or mix the proposal with one that covers all classes."
+        )
+    return counts

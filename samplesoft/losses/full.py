@@ -1,0 +1,206 @@
+"""Cross entropy of the full softmax, in blocks of classes: never a matrix of all scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._jit import chunks
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.candidate_scores import score_rows
+from samplesoft.kernels.full_softmax import add_exponentials, finish, probabilities
+from samplesoft.losses.base import Batch, Loss
+from samplesoft.losses.gradients import Gradients, SparseRows
+from samplesoft.losses.targets import Targets
+from samplesoft.losses.vectors import unit_rows, unit_rows_backward
+from samplesoft.sampler import Draw, Rows
+
+_BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
+_LEAST_CLASSES = 64  # of a block, for a product of matrices to pay
+
+
+class FullSoftmaxLoss(Loss):
+    r"""Cross entropy of the softmax over all classes.
+
+    The loss of an example is :math:`\log \sum_j \exp(o_j) - \sum_l s_l o_l`, where labels l have
+    shares :math:`s_l` that sum to 1. Scores are computed in blocks of classes, once in each pass,
+    so that memory is that of the vectors and their gradients. A loss near 0 keeps its digits: the
+    best label stays out of the running sum.
+
+    Parameters
+    ----------
+    **options
+        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    .. [1] M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018,
+       algorithm 3: a running maximum and sum.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> loss = FullSoftmaxLoss()
+    >>> value, cache = loss.forward([[1.0, 2.0]], np.eye(2), [1])
+    >>> round(value, 6)  # log(1 + exp(-1))
+    0.313262
+    >>> loss.backward(cache).dh.round(6)
+    array([[ 0.268941, -0.268941]])
+    """
+
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, _Saved]:
+        targets = batch.targets
+        own = _label_scores(batch, self.normalize).astype(np.float64)
+        signs = np.sign(own) if self.absolute else 1.0
+        if self.absolute:
+            own = np.abs(own)
+        pivots = _best_pairs(targets, own)
+        top, total = self._other_classes(batch, targets.labels[pivots])
+        best = own[pivots]
+        shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        with np.errstate(all="ignore"):  # what is not finite here, `Loss.forward` explains
+            to_best = np.logaddexp(0.0, top - best + np.log(total))
+            behind = targets.rows(best) - own
+            losses = to_best + targets.per_example(shares * behind)
+            d_labels = np.exp(-behind - targets.rows(to_best)) - shares
+            d_labels[pivots] = np.expm1(-to_best) + (1.0 - shares[pivots])
+            top = np.maximum(top, best.astype(top.dtype))
+            scale = np.exp(top - best - to_best)
+        return losses, _Saved(top, scale, d_labels * signs)
+
+    def _other_classes(self, batch: Batch, skip: IntArray) -> tuple[Rows, FloatArray]:
+        """Return the greatest score (B,) but of a skipped class, and the sum relative to it."""
+        top = np.full(len(batch.z), -np.inf, batch.z.dtype)
+        total = np.zeros(len(batch.z))
+        for block in class_blocks(batch.z, batch.class_embeddings, batch.biases, self.normalize):
+            finish(block.scores, block.offsets, self.absolute)
+            add_exponentials(block.scores, block.part.start, skip, top, total)
+        return top, total
+
+    def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
+        z, targets, n = batch.z, batch.targets, len(batch.class_embeddings)
+        factor = (weights * saved.scale).astype(z.dtype)
+        d_labels = saved.d_labels * targets.rows(weights)
+        owners = targets.rows(np.arange(len(z)))
+        dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
+        for block in class_blocks(z, batch.class_embeddings, batch.biases, self.normalize):
+            part, scores = block.part, block.scores
+            probabilities(scores, block.offsets, self.absolute, saved.top, factor)
+            here = (part.start <= targets.labels) & (targets.labels < part.stop)
+            scores[targets.labels[here] - part.start, owners[here]] = d_labels[here]
+            dz += scores.T @ block.rows
+            np.matmul(scores, z, out=dW[part])
+            if batch.biases is not None:
+                np.sum(scores, axis=1, out=db[part])
+            if block.norms is not None:
+                unit_rows_backward(dW[part], block.rows, block.norms)
+        ids = np.arange(n)
+        biases = None if batch.biases is None else SparseRows(ids, db)
+        return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
+
+
+class _Saved(NamedTuple):
+    top: Rows  # (B,): greatest score
+    scale: FloatArray  # (B,): its probability
+    d_labels: FloatArray  # (P,): derivative of the loss in the score of each label
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Scores of a range of classes; valid until the next block is made.
+
+    Parameters
+    ----------
+    part : slice
+        The r classes.
+    rows : ndarray, shape (r, d)
+        Their vectors, of norm 1 where the loss normalises.
+    norms : ndarray of float64, shape (r,), or None
+        The norms that they had.
+    offsets : ndarray, shape (r,) or (0,)
+        Their biases, which are not in the scores yet.
+    scores : ndarray, shape (r, B)
+        Products of rows and contexts.
+    """
+
+    part: slice
+    rows: Rows
+    norms: FloatArray | None
+    offsets: Rows
+    scores: Rows
+
+
+def class_blocks(
+    z: Rows, class_embeddings: Rows, biases: Rows | None, normalize: bool
+) -> Iterator[Block]:
+    """Compute scores of all classes, block by block.
+
+    Classes come first in a block, for the product of matrices is fastest so.
+
+    Parameters
+    ----------
+    z : ndarray, shape (B, d)
+        Contexts.
+    class_embeddings : ndarray, shape (n, d)
+        Class vectors.
+    biases : ndarray, shape (n,), or None
+        Class biases.
+    normalize : bool
+        Whether to divide class vectors by their norms.
+
+    Yields
+    ------
+    Block
+        In the order of the classes.
+
+    Raises
+    ------
+    ValueError
+        If a class vector that is to be normalised has a norm of 0 or not finite.
+    """
+    n = len(class_embeddings)
+    size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))
+    buffer = np.empty((size, len(z)), z.dtype)
+    for part in chunks(n, size):
+        rows, norms = class_embeddings[part], None
+        if normalize:
+            ids = np.arange(part.start, part.stop)
+            rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
+        offsets = np.empty(0, z.dtype) if biases is None else biases[part]
+        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
+            scores = np.matmul(rows, z.T, out=buffer[: len(rows)])
+        yield Block(part, rows, norms, offsets, scores)
+
+
+def _label_scores(batch: Batch, normalize: bool) -> Rows:
+    """Return the score (P,) of each pair of example and label."""
+    labels = batch.targets.labels
+    rows, places = batch.class_embeddings, labels
+    if normalize:
+        rows, _ = unit_rows("class_embeddings", rows[labels], labels)
+        places = np.arange(len(labels))
+    scores = np.empty((len(labels), 1), batch.z.dtype)
+    score_rows(batch.targets.rows(batch.z), rows, places[:, None], scores)
+    if batch.biases is not None:
+        scores[:, 0] += batch.biases[labels]
+    return scores[:, 0]
+
+
+def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
+    """Return the pair (B,) of each example whose label has the greatest score."""
+    if targets.owners is None:
+        return np.arange(len(scores))
+    order = np.lexsort((-scores, targets.owners))
+    best: IntArray = order[np.flatnonzero(np.diff(targets.owners, prepend=-1))]
+    return best

@@ -1,0 +1,79 @@
+"""Sampled softmax with most of its bias taken off."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray
+from samplesoft.kernels.jackknife_terms import jackknife_terms
+from samplesoft.losses.base import Batch
+from samplesoft.losses.sampled import SCHEMES, SampledLoss, Scheme
+from samplesoft.sampler import Draw
+
+
+class JackknifeLoss(SampledLoss):
+    r"""Delete-one jackknife of sampled softmax.
+
+    With :math:`L` the loss of `samplesoft.losses.sampled.SampledSoftmaxLoss` on m draws, and
+    :math:`L_{-i}` that without draw i, in which the others weigh m / (m - 1) times as much, it is
+    :math:`m L - (m - 1) \, \text{mean}_i L_{-i}`. Its bias is of order 1 / m\ :sup:`2`, in the
+    loss and in the gradient, against 1 / m for sampled softmax. It costs O(m) like that. By the
+    concavity of the logarithm it is at least L.
+
+    Parameters
+    ----------
+    scheme : {"negatives", "masked"}
+        As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. The others weigh draws, or the
+        label, in a way that changes with the number of draws.
+    **options
+        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed; in `forward` if there are fewer than 2 draws, or they are
+        without replacement.
+
+    References
+    ----------
+    .. [1] M. H. Quenouille, "Notes on bias in estimation", Biometrika 43, 1956: the jackknife.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft import exact_bias
+    >>> from samplesoft.sampler import Draw
+    >>> scores, q, m = np.array([0.0, 1.0, 3.0]), np.array([0.5, 0.5]), 4
+    >>> ids = 1 + np.array(np.meshgrid(*[[0, 1]] * m)).reshape(m, -1).T  # all 16 draws
+    >>> draw = Draw(ids, np.log(q)[ids - 1])
+    >>> value, cache = JackknifeLoss().forward(
+    ...     np.ones((16, 1)), scores[:, None], np.zeros(16, int), draw
+    ... )
+    >>> full = np.log(np.exp(scores).sum()) - scores[0]
+    >>> exact = exact_bias(scores, 0, [1 / 3] * 3, m, scheme="jackknife").loss_bias
+    >>> bool(abs(value - full - exact) < 1e-12)
+    True
+    """
+
+    schemes: ClassVar[dict[str, Scheme]] = {name: SCHEMES[name] for name in ("negatives", "masked")}
+
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, Any]:
+        if isinstance(draw, Draw):
+            if draw.ids.shape[-1] < 2:
+                raise ValueError(
+                    "`draw` must hold at least 2 draws for the jackknife, which leaves one out, "
+                    f"got {draw.ids.shape[-1]}; raise num_sampled."
+                )
+            if draw.log_inclusion is not None:
+                raise ValueError(
+                    "`draw` must be with replacement for the jackknife, got probabilities of "
+                    "inclusion in distinct classes; use a sampler that may repeat a class."
+                )
+        return super()._forward(batch, draw, label_log_count)
+
+    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
+        jackknife_terms(logits, losses)

@@ -1,0 +1,61 @@
+"""Noise-contrastive estimation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from samplesoft._validation import FloatArray
+from samplesoft.kernels.logistic_terms import logistic_terms
+from samplesoft.losses.sampled import SCHEMES, SampledLoss, Scheme
+
+
+class NCELoss(SampledLoss):
+    r"""Logistic regression that tells the label from the draws.
+
+    With k(j) the expected number of draws of class j, which is m q(j) with replacement, the logit
+    of a class is :math:`o_j - \log k(j)`, and the loss is the sum of softplus of that of each draw
+    and of minus that of the label. The scores learn to be log-probabilities, with no sum over the
+    classes: where they are, the gradient tends to that of the full softmax as m grows.
+
+    Parameters
+    ----------
+    scheme : {"candidate", "candidate_masked"}
+        Whether a draw of the label counts as a negative, as the theory has it, or is left out.
+    **options
+        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    .. [1] M. Gutmann and A. Hyvärinen, "Noise-contrastive estimation: a new estimation principle
+       for unnormalized statistical models", AISTATS 2010, section 2.
+    .. [2] A. Mnih and Y. W. Teh, "A fast and simple algorithm for training neural probabilistic
+       language models", ICML 2012, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.samplers import UniformSampler
+    >>> sampler, h, labels = UniformSampler(3), np.ones((1, 1)), np.array([2])
+    >>> scores = np.log([[0.2], [0.3], [0.5]])  # log-probabilities
+    >>> draw = sampler.sample(h, 100_000, rng=0)
+    >>> count = sampler.log_expected_count(h, labels[:, None], 100_000)[:, 0]
+    >>> loss = NCELoss()
+    >>> value, cache = loss.forward(h, scores, labels, draw, label_log_count=count)
+    >>> loss.backward(cache).dW.rows[:, 0].round(2)
+    array([ 0.2,  0.3, -0.5])
+    """
+
+    schemes: ClassVar[dict[str, Scheme]] = {
+        name: SCHEMES[name] for name in ("candidate", "candidate_masked")
+    }
+
+    def __init__(self, *, scheme: str = "candidate", **options: Any) -> None:
+        super().__init__(scheme=scheme, **options)
+
+    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
+        logistic_terms(logits, losses)

@@ -1,0 +1,64 @@
+"""Losses by name, for settings and for the suite that tests all of them.
+
+A new loss is a file, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from samplesoft._validation import as_choice
+from samplesoft.losses.base import Loss
+from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.importance import ImportanceSamplingLoss
+from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.nce import NCELoss
+from samplesoft.losses.negative_sampling import NegativeSamplingLoss
+from samplesoft.losses.sampled import SampledSoftmaxLoss
+
+LOSSES: dict[str, Callable[..., Loss]] = {
+    "full": FullSoftmaxLoss,
+    "full-absolute": partial(FullSoftmaxLoss, absolute=True),
+    "sampled": SampledSoftmaxLoss,
+    "sampled-masked": partial(SampledSoftmaxLoss, scheme="masked"),
+    "sampled-reject": partial(SampledSoftmaxLoss, scheme="reject"),
+    "sampled-candidate": partial(SampledSoftmaxLoss, scheme="candidate"),
+    "sampled-candidate-masked": partial(SampledSoftmaxLoss, scheme="candidate_masked"),
+    "sampled-absolute": partial(SampledSoftmaxLoss, absolute=True),
+    "jackknife": JackknifeLoss,
+    "jackknife-masked": partial(JackknifeLoss, scheme="masked"),
+    "nce": NCELoss,
+    "negative-sampling": NegativeSamplingLoss,
+    "importance": ImportanceSamplingLoss,
+}
+
+
+def make_loss(name: str, **options: Any) -> Loss:
+    """Make a loss by its name in `LOSSES`.
+
+    Parameters
+    ----------
+    name : str
+        A key of `LOSSES`.
+    **options
+        ``tau``, ``normalize``, ``absolute``, ``reduction``, and where the loss has it ``scheme``;
+        they go before what the name says.
+
+    Returns
+    -------
+    Loss
+        A new loss.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the name is unknown, or the loss refuses an option.
+
+    Examples
+    --------
+    >>> make_loss("sampled-masked", tau=2.0).scheme
+    'masked'
+    """
+    return LOSSES[as_choice("name", name, LOSSES)](**options)

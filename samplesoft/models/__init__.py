@@ -1,0 +1,23 @@
+"""Layers, optimizers and schedules of models that are trained without a framework."""
+
+from samplesoft.models.clipping import clip_by_global_norm
+from samplesoft.models.dropout import Dropout
+from samplesoft.models.encoders import Embedding, SparseLinear
+from samplesoft.models.lstm import LSTM
+from samplesoft.models.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from samplesoft.models.schedules import SCHEDULES, make_schedule
+from samplesoft.models.softmax_layer import SoftmaxLayer
+
+__all__ = [
+    "LSTM",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "Dropout",
+    "Embedding",
+    "Optimizer",
+    "SoftmaxLayer",
+    "SparseLinear",
+    "clip_by_global_norm",
+    "make_optimizer",
+    "make_schedule",
+]

@@ -1,0 +1,104 @@
+"""Clipping of all gradients of a model by their common norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import frexp, inf, isfinite, sqrt
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import chunks, thread_each, thread_map
+from samplesoft._validation import as_positive
+from samplesoft.kernels.optimizer_rows import multiply, sum_squares
+from samplesoft.losses.gradients import SparseRows
+
+Array = NDArray[Any]
+Given = TypeVar("Given", bound=Mapping[str, Array | SparseRows])
+
+_PART = 1 << 18  # numbers below which threads cost more than they save
+
+
+def clip_by_global_norm(gradients: Given, max_norm: float) -> tuple[Given, float]:
+    """Scale gradients **in place** so that their common norm is at most `max_norm`.
+
+    Parameters
+    ----------
+    gradients : mapping of str to ndarray or SparseRows
+        Of each parameter; C-contiguous float32 or float64 that share no memory.
+    max_norm : float
+        Greatest norm that is left; greater than 0.
+
+    Returns
+    -------
+    gradients : mapping of str to ndarray or SparseRows
+        The same object. Its arrays are multiplied by ``max_norm / norm`` where the norm is
+        greater, and untouched where it is not.
+    norm : float
+        The Euclidean norm of all gradients together before that, computed in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `max_norm` is not positive, or an array is malformed or not finite; no gradient has
+        changed then.
+
+    References
+    ----------
+    .. [1] R. Pascanu, T. Mikolov and Y. Bengio, "On the difficulty of training recurrent neural
+       networks", ICML 2013, algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gradients = {"w": np.array([3.0, 0.0]), "b": SparseRows(np.array([7]), np.array([4.0]))}
+    >>> _, norm = clip_by_global_norm(gradients, 1.0)
+    >>> norm, gradients["w"], gradients["b"].rows
+    (5.0, array([0.6, 0. ]), array([0.8]))
+    """
+    max_norm = as_positive("max_norm", max_norm)
+    arrays = {name: _as_flat(name, gradient) for name, gradient in gradients.items()}
+    parts = [flat[part] for flat in arrays.values() for part in chunks(flat.size, _PART)]
+    norm = _norm(parts, 1.0)
+    if not 1e-150 < norm < 1e150:  # squares may have left float64, or an entry is not finite
+        norm = _norm(parts, _scale(arrays))
+        if norm == inf:
+            raise ValueError("`gradients` must have a norm that is finite in float64; scale them.")
+    if norm > max_norm:
+        factor = max_norm / norm
+        thread_each(lambda part: multiply(part, factor), parts)
+    return gradients, norm
+
+
+def _norm(parts: list[Array], scale: float) -> float:
+    return sqrt(sum(thread_map(lambda part: sum_squares(part, scale), parts))) / scale
+
+
+def _scale(arrays: Mapping[str, Array]) -> float:
+    """Return a power of two that brings the largest entry near 1, if all are finite."""
+    largest = 0.0
+    for name, flat in arrays.items():
+        peak = float(np.abs(flat).max(initial=0.0))
+        if not isfinite(peak):
+            raise ValueError(
+                f"`gradients` must be finite, got {peak} for {name!r}; look for the first step "
+                "that is too large."
+            )
+        largest = max(largest, peak)
+    return 2.0 ** min(-frexp(largest)[1], 1000)
+
+
+def _as_flat(name: str, gradient: Array | SparseRows) -> Array:
+    array = gradient.rows if isinstance(gradient, SparseRows) else gradient
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"`gradients` must hold arrays of float32 or float64, got "
+            f"{getattr(array, 'dtype', type(array).__name__)} for {name!r}."
+        )
+    if not array.flags.carray:
+        raise ValueError(
+            f"`gradients` must be C-contiguous and writable, to change in place, but {name!r} is "
+            "not; copy it with numpy.array(..., order='C')."
+        )
+    return np.asarray(array).reshape(-1)

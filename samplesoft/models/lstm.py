@@ -1,0 +1,287 @@
+"""Layers of long short-term memory, with backpropagation through time written out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from samplesoft._jit import thread_each
+from samplesoft._random import as_key, mix64
+from samplesoft._validation import as_count
+from samplesoft.kernels.lstm_gates import TERMS, gates_backward, gates_forward
+from samplesoft.models.dropout import Dropout
+from samplesoft.models.module import (
+    ParameterGradients,
+    Parameters,
+    as_float_dtype,
+    as_init_scale,
+    check_array,
+    check_finite,
+    uniform_weights,
+)
+from samplesoft.models.step_products import column_pieces, row_parts
+
+Floats = NDArray[Any]
+State = tuple[Floats, Floats]
+
+
+class _Run(NamedTuple):
+    """The steps of one layer: its input, and what `gates_forward` wrote."""
+
+    x: Floats
+    factors: Floats | None  # of the dropout of its input
+    gates: Floats
+    cells: Floats
+    tanh_cells: Floats
+    hidden: Floats
+
+
+class LSTM:
+    r"""Layers of long short-term memory with dropout between them.
+
+    One layer takes, from inputs :math:`x_t` and its own state,
+
+    .. math:: i, f, o, g = \sigma, \sigma, \sigma, \tanh(x_t W + h_{t-1} U + b), \quad
+       c_t = f c_{t-1} + i g, \quad h_t = o \tanh c_t.
+
+    Parameters
+    ----------
+    input_size : int
+        Length d of the inputs.
+    hidden_size : int
+        Length H of the outputs of each layer.
+    num_layers : int
+        Layers, each of which reads the outputs of the one below.
+    dropout : float
+        Probability in [0, 1) to drop an output on its way to the next layer, in training. What
+        goes from step to step is never dropped, nor are the inputs and the last outputs: see
+        `Dropout` for those.
+    init_scale : float, optional
+        All weights and biases start uniform in [-init_scale, init_scale]; 1 / sqrt(H) if None.
+    dtype : dtype
+        float32 or float64: that of inputs, outputs and parameters.
+    rng : int or numpy.random.Generator or None
+        Source of the weights.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        For layer l from 0, ``input_l`` (d or H, 4H), ``recurrent_l`` (H, 4H) and ``bias_l`` (4H,),
+        with columns in the order i, f, o, g.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    Hochreiter and Schmidhuber (1997), Long Short-Term Memory; Zaremba, Sutskever and Vinyals
+    (2014), Recurrent Neural Network Regularization, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> lstm = LSTM(3, 2, num_layers=2, rng=0)
+    >>> x = np.ones((5, 4, 3), np.float32)
+    >>> y, state, cache = lstm.forward(x)
+    >>> y.shape, state[0].shape
+    ((5, 4, 2), (2, 4, 2))
+    >>> dx, gradients = lstm.backward(cache, np.ones_like(y))
+    >>> dx.shape, gradients["recurrent_1"].shape
+    ((5, 4, 3), (2, 8))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        init_scale: float | None = None,
+        dtype: DTypeLike = np.float32,
+        rng: int | np.random.Generator | None = None,
+    ) -> None:
+        self.input_size = as_count("input_size", input_size)
+        self.hidden_size = as_count("hidden_size", hidden_size)
+        self.num_layers = as_count("num_layers", num_layers)
+        self.dropout = Dropout(dropout)
+        self.dtype = as_float_dtype(dtype)
+        scale = as_init_scale(init_scale, self.hidden_size)
+        key, width = as_key(rng), 4 * self.hidden_size
+        self.parameters: Parameters = {}
+        for layer in range(self.num_layers):
+            size = self.hidden_size if layer else self.input_size
+            shapes = {"input": (size, width), "recurrent": (self.hidden_size, width)}
+            for name, shape in {**shapes, "bias": (width,)}.items():
+                stream = np.uint64(mix64(key, np.uint64(len(self.parameters))))
+                self.parameters[f"{name}_{layer}"] = uniform_weights(
+                    shape, scale, self.dtype, stream
+                )
+
+    def forward(
+        self,
+        x: Floats,
+        state: State | None = None,
+        *,
+        rng: int | np.random.Generator | None = None,
+        training: bool = False,
+    ) -> tuple[Floats, State, list[_Run]]:
+        """Run over T steps of B sequences.
+
+        Parameters
+        ----------
+        x : ndarray, shape (T, B, d)
+            Inputs, finite.
+        state : tuple of ndarray, each of shape (num_layers, B, H), optional
+            Hidden states and cells before the first step; zeros if None.
+        rng : int or numpy.random.Generator or None
+            Source of the dropout masks: the same seed gives the same masks.
+        training : bool
+            Whether to drop.
+
+        Returns
+        -------
+        y : ndarray, shape (T, B, H)
+            Outputs of the last layer; part of the cache, so change it only after `backward`.
+        state : tuple of ndarray, each of shape (num_layers, B, H)
+            Hidden states and cells after the last step, in arrays of their own.
+        cache : list
+            For `backward`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an array has the wrong shape or type, or is not finite.
+        """
+        check_array("x", x, (None, None, self.input_size), self.dtype)
+        check_finite("x", x)
+        shape = (self.num_layers, x.shape[1], self.hidden_size)
+        if state is None:
+            state = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
+        _check_state(state, shape, self.dtype)
+        key = as_key(rng)
+        # in one piece: the system hands out, and takes back, several of this size page by page
+        spaces = np.empty((self.num_layers, 7 * len(x) + 2, *shape[1:]), self.dtype)
+        below, runs = np.ascontiguousarray(x), []
+        for layer, space in enumerate(spaces):
+            factors = None
+            if layer:
+                seed = int(mix64(key, np.uint64(layer)))
+                below, factors = self.dropout.forward(below, rng=seed, training=training)
+            run = _Run(below, factors, *_divide(space))
+            run.hidden[0], run.cells[0] = state[0][layer], state[1][layer]
+            self._take_steps(layer, run)
+            below = run.hidden[1:]
+            runs.append(run)
+        last = np.stack([run.hidden[-1] for run in runs]), np.stack([run.cells[-1] for run in runs])
+        return below, last, runs
+
+    def _take_steps(self, layer: int, run: _Run) -> None:
+        weights, recurrent, bias = self._parameters_of(layer)
+        steps, batch, width = run.gates.shape
+        rows_of_all_steps = run.x.reshape(steps * batch, -1)
+        np.matmul(rows_of_all_steps, weights, out=run.gates.reshape(steps * batch, width))
+
+        def take(rows: slice) -> None:
+            product = np.empty((rows.stop - rows.start, width), self.dtype)
+            pieces = column_pieces(recurrent, product)
+            for t in range(steps):
+                for piece, place in pieces:
+                    np.matmul(run.hidden[t, rows], piece, out=place)
+                gates_forward(
+                    t,
+                    rows.start,
+                    product,
+                    bias,
+                    run.gates,
+                    run.cells,
+                    run.tanh_cells,
+                    run.hidden,
+                    TERMS[self.dtype],
+                )
+
+        thread_each(take, row_parts(batch, recurrent))
+
+    def backward(self, cache: list[_Run], dy: Floats) -> tuple[Floats, ParameterGradients]:
+        """Go back through all steps that `forward` took, and no further.
+
+        Parameters
+        ----------
+        cache : list
+            From `forward`; parameters must not have changed since.
+        dy : ndarray, shape (T, B, H)
+            Derivatives in the outputs.
+
+        Returns
+        -------
+        dx : ndarray, shape (T, B, d)
+            Derivatives in the inputs.
+        gradients : dict of str to ndarray
+            Derivatives in `parameters`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `dy` has not the shape or the type of the output.
+        """
+        check_array("dy", dy, cache[-1].tanh_cells.shape, self.dtype)
+        gradients: ParameterGradients = {}
+        d_gates = np.empty_like(cache[0].gates)
+        rows = d_gates.reshape(-1, d_gates.shape[2])
+        for layer, run in reversed(list(enumerate(cache))):
+            weights, recurrent, _ = self._parameters_of(layer)
+            _go_back(run, recurrent, np.ascontiguousarray(dy), d_gates)
+            gradients[f"input_{layer}"] = run.x.reshape(len(rows), -1).T @ rows
+            gradients[f"recurrent_{layer}"] = run.hidden[:-1].reshape(len(rows), -1).T @ rows
+            gradients[f"bias_{layer}"] = rows.sum(axis=0)
+            dy, _ = self.dropout.backward(run.factors, (rows @ weights.T).reshape(run.x.shape))
+        return dy, gradients
+
+    def _parameters_of(self, layer: int) -> tuple[Floats, Floats, Floats]:
+        input_, recurrent, bias = (
+            self.parameters[f"{name}_{layer}"] for name in ("input", "recurrent", "bias")
+        )
+        return input_, recurrent, bias
+
+
+def _divide(space: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Divide 7 T + 2 blocks (B, H) into gates, cells, tanh of cells and hidden states."""
+    steps = len(space) // 7
+    gates, cells, tanh_cells, hidden = np.split(space, np.cumsum([4 * steps, steps + 1, steps]))
+    return gates.reshape(steps, space.shape[1], -1), cells, tanh_cells, hidden
+
+
+def _go_back(run: _Run, recurrent: Floats, dy: Floats, d_gates: Floats) -> None:
+    """Write derivatives (T, B, 4H) in the pre-activations of one layer into `d_gates`."""
+
+    def back(rows: slice) -> None:
+        d_hidden, d_cells = np.zeros((2, rows.stop - rows.start, dy.shape[2]), dy.dtype)
+        pieces = column_pieces(recurrent.T, d_hidden)
+        for t in reversed(range(len(dy))):
+            gates_backward(
+                t,
+                rows.start,
+                dy,
+                d_hidden,
+                run.gates,
+                run.cells,
+                run.tanh_cells,
+                d_cells,
+                d_gates,
+            )
+            for piece, place in pieces:
+                np.matmul(d_gates[t, rows], piece, out=place)
+
+    thread_each(back, row_parts(dy.shape[1], recurrent))
+
+
+def _check_state(state: Any, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> None:
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise TypeError("`state` must be a pair of arrays, hidden states and cells.")
+    for name, array in zip(("state[0]", "state[1]"), state, strict=True):
+        check_array(name, array, shape, dtype)
+        check_finite(name, array)

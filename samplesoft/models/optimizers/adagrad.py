@@ -1,0 +1,60 @@
+"""Adagrad: steps that shrink with the gradients seen so far."""
+
+from __future__ import annotations
+
+from samplesoft.kernels.optimizer_rows import adagrad_rows
+from samplesoft.models.optimizers.base import Optimizer
+from samplesoft.models.optimizers.updates import as_epsilon, as_nonnegative
+
+
+class Adagrad(Optimizer):
+    r"""Adagrad: each entry has a step of its own, which shrinks with its gradients so far.
+
+    .. math:: s \leftarrow s + g^2, \qquad w \leftarrow w - \eta g / (\sqrt{s_0 + s} + \epsilon)
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+    epsilon : float
+        What keeps the first steps finite, :math:`\epsilon`; at least 1e-37.
+    initial_accumulator : float
+        Sum of squares before the first gradient, :math:`s_0`; finite and at least 0. TensorFlow
+        takes 0.1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    The state holds :math:`s` without :math:`s_0`, so that rows without a gradient stay zeros.
+
+    References
+    ----------
+    .. [1] J. Duchi, E. Hazan and Y. Singer, "Adaptive Subgradient Methods for Online Learning and
+       Stochastic Optimization", JMLR 12, 2011, figure 1 with diagonal matrices.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parameters, optimizer = {"w": np.zeros(2)}, Adagrad(1.0)
+    >>> optimizer.step(parameters, {"w": np.array([100.0, -0.1])})
+    >>> parameters["w"].round(6)
+    array([-1.,  1.])
+    """
+
+    _kernel = staticmethod(adagrad_rows)
+    _state_names = ("sum_of_squares",)
+    _squares = True
+
+    def __init__(
+        self, learning_rate: float, epsilon: float = 1e-10, initial_accumulator: float = 0.0
+    ) -> None:
+        super().__init__(learning_rate)
+        self.epsilon = as_epsilon("epsilon", epsilon)
+        self.initial_accumulator = as_nonnegative("initial_accumulator", initial_accumulator)
+
+    def _numbers(self) -> tuple[float, ...]:
+        return self.learning_rate, self.epsilon, self.initial_accumulator

@@ -1,0 +1,191 @@
+"""What all optimizers share: one step over named parameters, threads, and checkpoints."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft.losses.gradients import SparseRows
+from samplesoft.models.optimizers.updates import Update, as_nonnegative, as_update
+
+Array = NDArray[Any]
+
+_PART = 1 << 18  # numbers below which threads cost more than they save
+_WHOLE = np.zeros(1, np.int64)
+
+
+class Optimizer(ABC):
+    """Changes parameters in place by their gradients, of all rows or of a few.
+
+    A new optimizer is a subclass in a file of its own: its kernel in
+    `samplesoft.kernels.optimizer_rows`, the names of its state, the numbers of a step, and a line
+    in `OPTIMIZERS`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step; finite and at least 0.
+
+    Attributes
+    ----------
+    steps : int
+        Steps taken.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    A gradient that is `SparseRows` touches only its rows, of the parameter and of the state: the
+    others keep their values and their state, which does not decay meanwhile, as in LazyAdam of
+    TensorFlow Addons and ``torch.optim.SparseAdam``. Where it has all rows, the result equals the
+    dense one to the last bit. The cost of a step does not depend on how many rows there are
+    besides; state is made of zeros when a parameter has its first gradient, with a shape and a
+    type like the parameter.
+    """
+
+    _state_names: ClassVar[tuple[str, ...]] = ()
+    _squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
+    _kernel: ClassVar[Callable[..., None]]
+
+    def __init__(self, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
+        self.steps = 0
+        self._state: dict[str, tuple[Array, ...]] = {}
+
+    @abstractmethod
+    def _numbers(self) -> tuple[float, ...]:
+        """Return what the kernel takes after the arrays, for the step that `steps` counts."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Size of a step, which a schedule may set before any of them."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = as_nonnegative("learning_rate", value)
+
+    def step(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array | SparseRows]
+    ) -> None:
+        """Change parameters in place.
+
+        Parameters
+        ----------
+        parameters : mapping of str to ndarray
+            C-contiguous float32 or float64. Those without a gradient stay as they are.
+        gradients : mapping of str to ndarray or SparseRows
+            By the same names: of the shape of the parameter, or some of its rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a name, a shape, a type or a row number is wrong, or a gradient is not finite; no
+            parameter and no state has changed then.
+        """
+        updates = [
+            as_update(name, parameters, gradients[name], self._squares) for name in gradients
+        ]
+        states = {update.name: self._state_of(update) for update in updates}
+        self._state.update(states)
+        self.steps += 1
+        numbers = self._numbers()
+        for update in updates:
+            self._apply(update, states[update.name], numbers)
+
+    def _state_of(self, update: Update) -> tuple[Array, ...]:
+        like = update.parameter
+        state = self._state.get(update.name)
+        if state is None:
+            return tuple(np.zeros(like.shape, like.dtype) for _ in self._state_names)
+        for array in state:
+            if array.shape != like.shape or array.dtype != like.dtype:
+                raise ValueError(
+                    f"`parameters` has {update.name!r} of shape {like.shape} and {like.dtype}, but "
+                    f"its state is of shape {array.shape} and {array.dtype}; make a new optimizer "
+                    "for new parameters."
+                )
+        return state
+
+    def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
+        ids, rows = update.ids, update.rows
+        shape = (1, -1) if ids is None else (len(update.parameter), rows.shape[1])
+        arrays = [array.reshape(shape) for array in (update.parameter, *state)]
+        tasks: list[tuple[Array, ...]]
+        if ids is None:  # one long row, of which threads take parts
+            tasks = [
+                (_WHOLE, rows[:, part], *(array[:, part] for array in arrays))
+                for part in _parts(rows.size, 1)
+            ]
+        else:
+            tasks = [(ids[part], rows[part], *arrays) for part in _parts(*rows.shape)]
+        kernel, scalars = self._kernel, [update.parameter.dtype.type(x) for x in numbers]
+        thread_each(lambda task: kernel(*task, *scalars), tasks)
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of all that the next steps depend on, but for the settings.
+
+        Returns
+        -------
+        dict of str to ndarray
+            ``"steps"``, and by names such as ``"velocity/class_embeddings"`` the state of each
+            parameter; fit for `numpy.savez`. An optimizer of the same settings that loads it goes
+            on to the last bit as this one would.
+        """
+        state = {"steps": np.array(self.steps)}
+        for parameter, arrays in self._state.items():
+            for name, array in zip(self._state_names, arrays, strict=True):
+                state[f"{name}/{parameter}"] = array.copy()
+        return state
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `state` returned.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray
+            Of an optimizer of this class.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a name is missing or unknown, or arrays are malformed; nothing has changed then.
+        """
+        steps = np.asarray(state.get("steps"))
+        if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
+            raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
+        parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
+        wanted = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
+        if wanted != set(state):
+            raise ValueError(
+                f"`state` of {type(self).__name__} must have {', '.join(sorted(wanted))}; got "
+                f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
+            )
+        loaded = {
+            key: tuple(_as_state(f"{name}/{key}", state) for name in self._state_names)
+            for key in parameters
+        }
+        self.steps, self._state = int(steps), loaded
+
+
+def _as_state(name: str, state: Mapping[str, Array]) -> Array:
+    array = np.array(state[name], order="C")
+    if array.dtype.kind != "f" or not np.isfinite(array).all():
+        raise ValueError(
+            f"`state` must hold finite floating-point numbers, got {name!r} of {array.dtype} with "
+            f"{np.ravel(array)[:3]}...; save it again."
+        )
+    return array
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    """Split `count` items of `size` numbers among the threads, where there are enough."""
+    return chunks(count, max(-(-count // num_threads()), _PART // max(1, size), 1))

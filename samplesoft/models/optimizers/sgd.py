@@ -1,0 +1,40 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from samplesoft.kernels.optimizer_rows import sgd_rows
+from samplesoft.models.optimizers.base import Optimizer
+
+
+class SGD(Optimizer):
+    r"""Stochastic gradient descent: :math:`w \leftarrow w - \eta g`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    .. [1] H. Robbins and S. Monro, "A Stochastic Approximation Method", Annals of Mathematical
+       Statistics 22, 1951.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.losses.gradients import SparseRows
+    >>> parameters = {"bias": np.zeros(4)}
+    >>> SGD(0.5).step(parameters, {"bias": SparseRows(np.array([1, 3]), np.array([1.0, -2.0]))})
+    >>> parameters["bias"]
+    array([ 0. , -0.5,  0. ,  1. ])
+    """
+
+    _kernel = staticmethod(sgd_rows)
+
+    def _numbers(self) -> tuple[float, ...]:
+        return (self.learning_rate,)

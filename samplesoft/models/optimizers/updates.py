@@ -1,0 +1,133 @@
+"""Checks of a parameter and its gradient, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._validation import IntArray
+from samplesoft.kernels.optimizer_rows import are_rows, count_beyond
+from samplesoft.losses.gradients import SparseRows
+
+Array = NDArray[Any]
+
+_LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
+_ROOM = 2.0**-10  # a million of the largest squares have a finite sum
+_SMALLEST = 1e-37  # a number of float32 with all its digits
+
+
+class Update(NamedTuple):
+    """A parameter and its gradient in the form that kernels take.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter.
+    parameter : ndarray
+        Of any shape; C-contiguous.
+    ids : ndarray of int64, shape (k,), or None
+        The rows that have a gradient, or None for all.
+    rows : ndarray, shape (k, d), or (1, parameter.size) where `ids` is None
+        The gradient, C-contiguous and of the type of the parameter.
+    """
+
+    name: str
+    parameter: Array
+    ids: IntArray | None
+    rows: Array
+
+
+def as_update(
+    name: str, parameters: Mapping[str, Array], gradient: Array | SparseRows, squares: bool
+) -> Update:
+    """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
+    parameter = _as_parameter(name, parameters)
+    ids, given, shape = None, gradient, parameter.shape
+    if isinstance(gradient, SparseRows):
+        ids, given = _as_row_ids(name, gradient.ids, parameter), gradient.rows
+        shape = (len(ids), *parameter.shape[1:])
+    if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
+        raise TypeError(
+            f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
+            f"{getattr(given, 'dtype', type(given).__name__)} for {name!r}; convert it with astype."
+        )
+    if given.shape != shape:
+        raise ValueError(
+            f"`gradients` must have shape {shape} for {name!r}, got {given.shape}; the parameter "
+            f"has shape {parameter.shape}{'' if ids is None else f' and there are {len(ids)} ids'}."
+        )
+    with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused next
+        rows = np.ascontiguousarray(given, parameter.dtype).reshape(
+            (1, -1) if ids is None else (len(ids), prod(shape[1:]))
+        )
+    limit = _LARGEST[parameter.dtype]
+    if squares:  # an infinite sum of squares would end all learning of its entry, without a word
+        limit = limit**0.5 * _ROOM
+    if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
+        worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
+        raise ValueError(
+            f"`gradients` must be finite, and at most {limit:.2g} for a {parameter.dtype} "
+            f"parameter, got {worst} for {name!r}; clip it, or look for the first step that is "
+            "too large."
+        )
+    return Update(name, parameter, ids, rows)
+
+
+def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
+    parameter = parameters.get(name)
+    if parameter is None:
+        raise ValueError(
+            f"`gradients` has {name!r}, which `parameters` has not; it has "
+            f"{', '.join(map(repr, parameters))}."
+        )
+    if not isinstance(parameter, np.ndarray) or parameter.dtype not in _LARGEST:
+        raise TypeError(
+            f"`parameters` must hold arrays of float32 or float64, got "
+            f"{getattr(parameter, 'dtype', type(parameter).__name__)} for {name!r}."
+        )
+    if not parameter.flags.carray:
+        raise ValueError(
+            f"`parameters` must be C-contiguous and writable, to change in place, but {name!r} is "
+            "not; copy it with numpy.array(..., order='C')."
+        )
+    return np.asarray(parameter)
+
+
+def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
+    array = np.asarray(ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
+        raise TypeError(
+            f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
+            f"{parameter.shape}; got shape {array.shape} of {array.dtype}."
+        )
+    rows = np.ascontiguousarray(array, np.int64)
+    if not are_rows(rows, len(parameter)):
+        raise ValueError(
+            f"`gradients` must have ids that ascend, each once, in 0..{len(parameter) - 1} for "
+            f"{name!r}, got {array[:5].tolist()}{'...' if len(array) > 5 else ''}; add up rows "
+            "that have the same id first."
+        )
+    return rows
+
+
+def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
+    """Return `value` as a float of at least 0 and less than `below`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(
+            f"`{name}` must be a number, got {type(value).__name__} {repr(value)[:60]}."
+        )
+    if not 0 <= value < below:
+        raise ValueError(f"`{name}` must be at least 0 and less than {below}, got {value}.")
+    return float(value)
+
+
+def as_epsilon(name: str, value: Any) -> float:
+    """Return `value` as a float that is greater than 0 in float32 too."""
+    number = as_nonnegative(name, value)
+    if number < _SMALLEST:
+        raise ValueError(f"`{name}` must be at least {_SMALLEST}, got {value}; 1e-8 is usual.")
+    return number

@@ -1,0 +1,269 @@
+"""The softmax layer: class vectors, a loss, and a sampler that follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._random import as_key
+from samplesoft._validation import IntArray, as_count, as_float_rows, as_ids
+from samplesoft.losses.base import Cache, Loss
+from samplesoft.losses.evaluation import Evaluation, evaluate
+from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.targets import read_targets
+from samplesoft.losses.vectors import read_biases, unit_rows
+from samplesoft.sampler import Rows, Sampler
+
+
+class SoftmaxLayer:
+    """The last layer of a classifier: scores over n classes, and a loss on them.
+
+    Parameters
+    ----------
+    class_embeddings : array_like, shape (n, d)
+        Class vectors, float32 or float64; copied. Optimizers change the copy in `parameters`.
+    loss : Loss
+        Full or sampled, from `samplesoft.losses`.
+    sampler : Sampler, optional
+        Where negatives come from; needed for sampled losses. If the loss normalises, the sampler
+        sees vectors of norm 1, and must have been made from such.
+    num_sampled : int, optional
+        Number of draws m of an example.
+    biases : array_like, shape (n,), optional
+        Class biases, trained with the vectors; a sampler does not see them.
+    shared : bool
+        Draw one set of classes for the whole batch.
+    update_every : int
+        Tell the sampler of rows that have moved after so many calls of `moved`. Draws and their
+        probabilities agree in between too: both are those of the vectors last told.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) where there are some.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or loss and sampler do not fit each other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.losses import SampledSoftmaxLoss
+    >>> from samplesoft.samplers import UniformSampler
+    >>> rng = np.random.default_rng(0)
+    >>> layer = SoftmaxLayer(rng.normal(size=(6, 2)), SampledSoftmaxLoss(), UniformSampler(6), 3)
+    >>> loss, cache = layer.forward([[1.0, 0.0]], [4], rng=0)
+    >>> dh, gradients = layer.backward(cache)
+    >>> ids, rows = gradients["class_embeddings"]
+    >>> layer.parameters["class_embeddings"][ids] -= 0.1 * rows
+    >>> layer.moved(ids)
+    """
+
+    def __init__(
+        self,
+        class_embeddings: ArrayLike,
+        loss: Loss,
+        sampler: Sampler | None = None,
+        num_sampled: int | None = None,
+        *,
+        biases: ArrayLike | None = None,
+        shared: bool = False,
+        update_every: int = 1,
+    ) -> None:
+        rows = as_float_rows("class_embeddings", class_embeddings).copy()
+        if not isinstance(loss, Loss):
+            raise TypeError(
+                f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
+                "samplesoft.losses.make_loss(name)."
+            )
+        self.parameters: dict[str, Rows] = {"class_embeddings": rows}
+        if biases is not None:
+            self.parameters["biases"] = read_biases(biases, len(rows), rows.dtype)
+        self.loss = loss
+        self.sampler = sampler
+        self.num_sampled = 0
+        self.shared = bool(shared)
+        self.update_every = as_count("update_every", update_every)
+        self._moved: list[IntArray] = []
+        if isinstance(loss, SampledLoss):
+            self.num_sampled = as_count("num_sampled", num_sampled)
+            self._check_sampler(loss)
+        elif sampler is not None or num_sampled is not None:
+            raise ValueError(
+                f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
+                "nothing; leave them out, or take a sampled loss."
+            )
+
+    def forward(
+        self,
+        h: ArrayLike,
+        labels: Any,
+        *,
+        weights: ArrayLike | None = None,
+        rng: int | np.random.Generator | None = None,
+    ) -> tuple[Any, Cache]:
+        """Draw negatives where the loss needs them, and compute the loss.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d)
+            Context vectors.
+        labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
+            Labels, as in `Loss.forward`.
+        weights : array_like, shape (B,), optional
+            Weights of the examples.
+        rng : int or numpy.random.Generator or None
+            Seed of the draws.
+
+        Returns
+        -------
+        value : float or ndarray of float64, shape (B,)
+            The loss in nats.
+        cache : Cache
+            For `backward`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        draw, label_log_count = None, None
+        contexts = as_float_rows("h", h, self._rows.shape[1], self._rows.dtype)
+        if isinstance(self.loss, SampledLoss):
+            assert self.sampler is not None
+            targets = read_targets(labels, len(contexts), len(self._rows))
+            seen = unit_rows("h", contexts.copy())[0] if self.loss.normalize else contexts
+            exclude = None
+            if self.loss.excludes_label:
+                if targets.owners is not None:
+                    raise ValueError(
+                        f"`labels` must hold one label an example with scheme="
+                        f"{self.loss.scheme!r}, got a matrix; take scheme='masked'."
+                    )
+                exclude = targets.labels
+            key = int(as_key(rng))
+            draw = self.sampler.sample(
+                seen, self.num_sampled, exclude=exclude, shared=self.shared, rng=key
+            )
+            if self.loss.needs_label_count:
+                label_log_count = self.sampler.log_expected_count(
+                    targets.rows(seen), targets.labels[:, None], self.num_sampled
+                )[:, 0]
+        return self.loss.forward(
+            contexts,
+            self._rows,
+            labels,
+            draw,
+            label_log_count=label_log_count,
+            biases=self.parameters.get("biases"),
+            weights=weights,
+        )
+
+    def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
+        """Compute gradients.
+
+        Parameters
+        ----------
+        cache : Cache
+            From `forward`.
+
+        Returns
+        -------
+        dh : ndarray, shape (B, d)
+            Derivatives in the contexts.
+        gradients : dict of str to SparseRows
+            Derivatives under the names of `parameters`.
+        """
+        found = self.loss.backward(cache)
+        gradients = {"class_embeddings": found.dW}
+        if found.db is not None:
+            gradients["biases"] = found.db
+        return found.dh, gradients
+
+    def moved(self, ids: Any = None) -> None:
+        """Take note that class vectors have changed, and every so often tell the sampler.
+
+        Parameters
+        ----------
+        ids : array_like of int, shape (k,), optional
+            Classes whose vectors may have changed; all by default.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ids are malformed, or the sampler refuses the new vectors.
+        """
+        if self.sampler is None or self.sampler.dim is None:
+            return
+        n = len(self._rows)
+        self._moved.append(np.arange(n) if ids is None else as_ids("ids", ids, n))
+        if len(self._moved) >= self.update_every:
+            self._tell(np.unique(np.concatenate(self._moved)))
+
+    def refresh(self) -> None:
+        """Tell the sampler of all class vectors; it then is as if just made from them."""
+        if self.sampler is not None and self.sampler.dim is not None:
+            self._tell(np.arange(len(self._rows)))
+
+    def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
+        """Compute the full-softmax loss and ranks of the labels, as `samplesoft.losses.evaluate`.
+
+        Parameters
+        ----------
+        h : array_like, shape (B, d)
+            Context vectors.
+        labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
+            Labels.
+        k : tuple of int
+            Sizes of the lists of best classes to score.
+
+        Returns
+        -------
+        Evaluation
+            Loss, perplexity, top-k accuracy and precision at k.
+        """
+        return evaluate(
+            h,
+            self._rows,
+            labels,
+            tau=self.loss.tau,
+            normalize=self.loss.normalize,
+            absolute=self.loss.absolute,
+            biases=self.parameters.get("biases"),
+            k=k,
+        )
+
+    @property
+    def _rows(self) -> Rows:
+        return self.parameters["class_embeddings"]
+
+    def _tell(self, ids: IntArray) -> None:
+        assert self.sampler is not None
+        rows = self._rows[ids]
+        if self.loss.normalize:
+            rows, _ = unit_rows("class_embeddings", rows, ids)
+        self.sampler.update(ids, rows)
+        self._moved = []
+
+    def _check_sampler(self, loss: SampledLoss) -> None:
+        n, d = self._rows.shape
+        if not isinstance(self.sampler, Sampler):
+            raise TypeError(
+                f"`sampler` must be a Sampler for {type(loss).__name__}, got "
+                f"{type(self.sampler).__name__}; make one with samplesoft.samplers."
+            )
+        if self.sampler.num_classes != n or self.sampler.dim not in (None, d):
+            raise ValueError(
+                f"`sampler` must be for {n} classes of dimension {d}, got "
+                f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
+            )
+        if loss.excludes_label and self.shared:
+            raise ValueError(
+                f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
+                "out the label of each example; take a loss with scheme='masked'."
+            )

@@ -1,0 +1,32 @@
+"""Training: a loop over epochs and steps, its checkpoints and log, and tasks for it."""
+
+from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from samplesoft.training.examples import TrainedSoftmax, read_examples
+from samplesoft.training.language_model import LanguageModelTask
+from samplesoft.training.language_settings import LanguageModelSettings
+from samplesoft.training.log import read_log
+from samplesoft.training.settings import Progress, Settings
+from samplesoft.training.task import Task
+from samplesoft.training.toy import ToySettings, ToyTask
+from samplesoft.training.trainer import BEST, CHECKPOINT, LOG, load_parameters, train
+
+__all__ = [
+    "BEST",
+    "CHECKPOINT",
+    "LOG",
+    "Checkpoint",
+    "LanguageModelSettings",
+    "LanguageModelTask",
+    "Progress",
+    "Settings",
+    "Task",
+    "ToySettings",
+    "ToyTask",
+    "TrainedSoftmax",
+    "load_parameters",
+    "read_checkpoint",
+    "read_examples",
+    "read_log",
+    "train",
+    "write_checkpoint",
+]

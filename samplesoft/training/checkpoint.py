@@ -1,0 +1,246 @@
+"""Checkpoints: arrays and JSON in one file that is either whole or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._files import replaced
+from samplesoft.data.files import missing
+
+FORMAT = 1
+Arrays = dict[str, NDArray[Any]]
+
+_ARRAY = "array/"  # before the names of arrays, so that none of them is an argument of savez
+_MARK = b"\nsamplesoft sha256 "
+_TRAILER = len(_MARK) + 64
+_ABSENT = "nothing"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Parameters
+    ----------
+    config : dict
+        What the model and its training are, in JSON; it must be the same on resuming.
+    values : dict
+        How far they have come, in JSON.
+    arrays : dict of str to ndarray
+        Parameters and whatever else must survive.
+    """
+
+    config: dict[str, Any]
+    values: dict[str, Any]
+    arrays: Arrays
+
+
+def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; `path` holds the old one until the new one is whole and on the disk.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``.npz`` file, which `numpy.load` reads too. Nothing in it is pickled, and a checksum
+        ends it.
+    checkpoint : Checkpoint
+        What to write.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    TypeError, ValueError
+        If an array holds Python objects, or the rest is not plain JSON.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "model.npz")
+    ...     write_checkpoint(path, Checkpoint({"dim": 2}, {"epoch": 3}, {"w": np.ones(2)}))
+    ...     found = read_checkpoint(path)
+    >>> found.config, found.values, found.arrays
+    ({'dim': 2}, {'epoch': 3}, {'w': array([1., 1.])})
+    """
+    for name, array in checkpoint.arrays.items():
+        if array.dtype.hasobject:
+            raise TypeError(
+                f"array {name!r} of a checkpoint must hold numbers, got dtype {array.dtype}; "
+                "leave Python objects out, or convert them."
+            )
+    about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
+    text = json.dumps(about, allow_nan=False)
+    arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
+    with replaced(path) as draft, open(draft, "w+b") as stream:
+        np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
+        stream.seek(0)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        stream.write(_MARK + digest.encode())
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint, every byte of which has been checked.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of `write_checkpoint`.
+
+    Returns
+    -------
+    Checkpoint
+        As it was written.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is not a checkpoint, is cut short or changed, or is of another format.
+    """
+    try:
+        with open(path, "rb") as stream:
+            _require_whole(path, stream)
+            with np.load(stream, allow_pickle=False) as archive:
+                about = json.loads(archive["about"].tobytes())
+                if about["format"] != FORMAT:
+                    raise ValueError(
+                        f"{str(path)!r} is a checkpoint of format {about['format']}, and this "
+                        f"version of samplesoft reads format {FORMAT}; use the version that wrote "
+                        "it, or train anew in another folder."
+                    )
+                arrays = {
+                    name.removeprefix(_ARRAY): archive[name]
+                    for name in archive.files
+                    if name.startswith(_ARRAY)
+                }
+    except FileNotFoundError:
+        raise missing(path) from None
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{str(path)!r} is no checkpoint that can be read: {error}.") from None
+    return Checkpoint(about["config"], about["values"], arrays)
+
+
+def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the first setting of a checkpoint that differs from what is wanted.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where the checkpoint was read, for the message.
+    found, wanted : mapping
+        Settings in JSON: of the checkpoint, and of the model that would take it.
+
+    Raises
+    ------
+    ValueError
+        If a setting differs, or only one of them has it.
+
+    Examples
+    --------
+    >>> require_config("a.npz", {"model": {"dim": 2}}, {"model": {"dim": 3}})
+    Traceback (most recent call last):
+        ...
+    ValueError: 'a.npz' was written with model.dim = 2, and model.dim = 3 is asked for; ...
+    """
+    old, new = _flat(found), _flat(json.loads(json.dumps(wanted)))
+    for name in [*new, *old]:
+        before, now = old.get(name, _ABSENT), new.get(name, _ABSENT)
+        if before != now:
+            raise ValueError(
+                f"{str(path)!r} was written with {name} = {before!r}, and {name} = {now!r} is "
+                "asked for; give the settings it was written with, or train anew in another "
+                "folder."
+            )
+
+
+def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
+    """Copy the arrays of a checkpoint into those of a model, all or none.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where the checkpoint was read, for the message.
+    found : dict of str to ndarray
+        Arrays of the checkpoint.
+    into : dict of str to ndarray
+        Arrays of the same names, shapes and types, which are overwritten.
+
+    Raises
+    ------
+    ValueError
+        If a name, shape or type differs; nothing is overwritten then.
+    """
+    for name in [*into, *found]:
+        before, now = (
+            f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
+            for a in (found, into)
+        )
+        if before != now:
+            raise ValueError(
+                f"{str(path)!r} holds {before} as {name!r} where the model has {now}; "
+                "build the model as it was when the file was written, or train anew in another "
+                "folder."
+            )
+    for name, array in into.items():
+        array[...] = found[name]
+
+
+def part_of(checkpoint: Checkpoint, part: str) -> Arrays:
+    """Return the arrays of one part of a checkpoint of `samplesoft.training.train`.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        As read.
+    part : {"parameters", "optimizer", "state", "examples"}
+        Which.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Arrays by name.
+    """
+    prefix = f"{part}/"
+    return {
+        name.removeprefix(prefix): array
+        for name, array in checkpoint.arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _require_whole(path: str | Path, stream: BinaryIO) -> None:
+    """Compare the checksum at the end with that of all before it, and go back to the start."""
+    rest = max(stream.seek(0, 2) - _TRAILER, 0)
+    stream.seek(0)
+    digest = hashlib.sha256()
+    while rest and (block := stream.read(min(rest, 1 << 20))):
+        digest.update(block)
+        rest -= len(block)
+    if stream.read() != _MARK + digest.hexdigest().encode():
+        raise ValueError(
+            f"{str(path)!r} is not a whole checkpoint of samplesoft: its last bytes are not the "
+            "checksum of the rest. It was cut short or changed; take another copy, or train anew "
+            "in another folder."
+        )
+    stream.seek(0)

@@ -1,0 +1,98 @@
+"""What a checkpoint tells of its softmax layer: contexts, labels, class vectors and tau."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplesoft.data.embeddings import Embeddings
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.training.checkpoint import part_of, read_checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedSoftmax:
+    """A softmax layer as it was trained, and contexts that its model made.
+
+    Attributes
+    ----------
+    embeddings : Embeddings
+        Contexts, labels, class vectors and counts, in float64; of norm 1 where the layer
+        normalises. Biases, where there are some, are one more coordinate of the class vectors.
+    tau : float
+        Inverse temperature: logits are ``tau * h @ class_embeddings.T``.
+    absolute : bool
+        Whether scores are absolute values of these.
+    step : int
+        Steps of training.
+    """
+
+    embeddings: Embeddings
+    tau: float
+    absolute: bool
+    step: int
+
+
+def softmax_config(layer: SoftmaxLayer) -> dict[str, Any]:
+    """Return what `read_examples` must know of a softmax layer, for the config of a task.
+
+    Parameters
+    ----------
+    layer : SoftmaxLayer
+        The layer, whose parameters the task calls ``softmax.class_embeddings`` and
+        ``softmax.biases``.
+
+    Returns
+    -------
+    dict
+        To be the value of ``softmax``.
+    """
+    loss = layer.loss
+    return {"tau": loss.tau, "normalize": loss.normalize, "absolute": loss.absolute}
+
+
+def read_examples(path: str | Path) -> TrainedSoftmax:
+    """Read the softmax layer of a checkpoint, with the contexts that were stored with it.
+
+    Parameters
+    ----------
+    path : str or Path
+        A checkpoint of `samplesoft.training.train`.
+
+    Returns
+    -------
+    TrainedSoftmax
+        The layer.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is damaged, or its task stored no contexts.
+    """
+    checkpoint = read_checkpoint(path)
+    softmax = checkpoint.config.get("task", {}).get("softmax")
+    found, parameters = part_of(checkpoint, "examples"), part_of(checkpoint, "parameters")
+    if softmax is None or "h" not in found:
+        raise ValueError(
+            f"{str(path)!r} must hold contexts of a softmax layer, got "
+            f"{', '.join(found) or 'none'}; take a checkpoint of samplesoft train."
+        )
+    h = found["h"].astype(np.float64)
+    rows = parameters["softmax.class_embeddings"].astype(np.float64)
+    if softmax["normalize"]:
+        h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
+    if "softmax.biases" in parameters:
+        h = np.column_stack([h, np.ones(len(h))])
+        rows = np.column_stack([rows, parameters["softmax.biases"] / softmax["tau"]])
+    return TrainedSoftmax(
+        Embeddings(h, rows, found["labels"], found.get("counts")),
+        softmax["tau"],
+        softmax["absolute"],
+        checkpoint.values["step"],
+    )

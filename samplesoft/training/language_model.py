@@ -1,0 +1,242 @@
+"""A recurrent language model: embedding, LSTM and softmax layer over a text in parallel rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from samplesoft._random import as_key, mix64
+from samplesoft._validation import IntArray, as_count
+from samplesoft.data.batches import Corpus, Windows
+from samplesoft.losses.registry import make_loss
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.dropout import Dropout
+from samplesoft.models.encoders import Embedding
+from samplesoft.models.lstm import LSTM
+from samplesoft.models.module import uniform_weights
+from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.sampler import Sampler
+from samplesoft.samplers.registry import SamplerInputs, make_sampler
+from samplesoft.samplers.two_pass import TwoPassSampler
+from samplesoft.training.checkpoint import Arrays
+from samplesoft.training.examples import softmax_config
+from samplesoft.training.language_settings import LanguageModelSettings
+from samplesoft.training.task import Gradient
+
+_EVALUATED = 512  # steps at a time, without a backward pass
+_EXAMPLES = 300  # contexts in a checkpoint
+_EMBEDDING, _LSTM, _SOFTMAX, _SAMPLER, _STEP = map(np.uint64, range(5))  # streams of the seed
+
+
+class LanguageModelTask:
+    """Predict each word of a text from those before it.
+
+    The loss of a step is summed over the steps of the window and averaged over its rows, as in
+    [1]_; what is reported is the mean over all words. The hidden state goes from window to window
+    and starts each epoch at 0.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        The text.
+    settings : LanguageModelSettings
+        The model.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a setting is malformed, or the text too short.
+
+    References
+    ----------
+    .. [1] W. Zaremba, I. Sutskever and O. Vinyals, "Recurrent Neural Network Regularization",
+       arXiv:1409.2329.
+    """
+
+    def __init__(self, corpus: Corpus, settings: LanguageModelSettings) -> None:
+        self.corpus, self.settings = corpus, settings
+        self._key = as_key(as_count("seed", settings.seed, 0))
+        self._windows = Windows(
+            corpus.train, settings.batch_size, settings.num_steps, keep_short=False
+        )
+        n, size = len(corpus.vocabulary.words), settings.hidden_size
+        options: dict[str, Any] = {"init_scale": settings.init_scale, "dtype": np.float32}
+        self.embedding = Embedding(n, size, rng=self._seed(_EMBEDDING), **options)
+        self.lstm = LSTM(
+            size,
+            size,
+            num_layers=settings.num_layers,
+            dropout=settings.dropout,
+            rng=self._seed(_LSTM),
+            **options,
+        )
+        self.dropout = Dropout(settings.dropout)
+        self.softmax = self._make_softmax(n, size)
+        self.parameters: Arrays = {
+            f"{part}.{name}": array
+            for part in ("embedding", "lstm", "softmax")
+            for name, array in getattr(self, part).parameters.items()
+        }
+        shape = (settings.num_layers, settings.batch_size, size)
+        self._state = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+    @property
+    def num_steps(self) -> int:
+        """Windows of the training text."""
+        return len(self._windows)
+
+    @property
+    def num_examples(self) -> int:
+        """Words in a window."""
+        return self.settings.batch_size * self.settings.num_steps
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings, and a fingerprint of vocabulary and text."""
+        text = hashlib.sha256("\n".join(self.corpus.vocabulary.words).encode())
+        for part in (self.corpus.train, self.corpus.valid):
+            text.update(part.tobytes())
+        return {
+            "model": "language model",
+            "text": text.hexdigest()[:16],
+            **asdict(self.settings),
+            "softmax": softmax_config(self.softmax),
+        }
+
+    def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
+        """Go forward and back over one window."""
+        key = mix64(np.uint64(self._seed(_STEP)), np.uint64(epoch * self.num_steps + index))
+        input_seed, lstm_seed, output_seed, draw_seed, candidate_seed = (
+            int(mix64(np.uint64(key), np.uint64(k))) for k in range(5)
+        )
+        inputs, targets = self._windows[index]
+        steps, rows = inputs.shape
+        x, embedding_cache = self.embedding.forward(inputs)
+        x, input_cache = self.dropout.forward(x, rng=input_seed, training=True)
+        y, self._state, lstm_cache = self.lstm.forward(
+            x, self._state if index else None, rng=lstm_seed, training=True
+        )
+        y, output_cache = self.dropout.forward(y, rng=output_seed, training=True)
+        if isinstance(self.softmax.sampler, TwoPassSampler):
+            self.softmax.sampler.refresh(candidate_seed)
+        loss, softmax_cache = self.softmax.forward(
+            y.reshape(steps * rows, -1),
+            targets.ravel(),
+            weights=np.full(targets.size, 1.0 / rows),
+            rng=draw_seed,
+        )
+        dh, of_softmax = self.softmax.backward(softmax_cache)
+        dy, _ = self.dropout.backward(output_cache, dh.reshape(y.shape))
+        dx, of_lstm = self.lstm.backward(lstm_cache, dy)
+        dx, _ = self.dropout.backward(input_cache, dx)
+        _, of_embedding = self.embedding.backward(embedding_cache, dx)
+        parts: dict[str, Mapping[str, Gradient]] = {
+            "embedding": of_embedding,
+            "lstm": of_lstm,
+            "softmax": of_softmax,
+        }
+        return loss / steps, {
+            f"{part}.{name}": gradient
+            for part, gradients in parts.items()
+            for name, gradient in gradients.items()
+        }
+
+    def after_step(self, gradients: dict[str, Gradient]) -> None:
+        """Tell the sampler which class vectors have moved."""
+        self.softmax.moved(getattr(gradients["softmax.class_embeddings"], "ids", None))
+
+    def refresh(self) -> None:
+        """Let the sampler be as if made from the class vectors."""
+        self.softmax.refresh()
+
+    def validate(self) -> dict[str, float]:
+        """Return mean loss in nats and perplexity of the validation text."""
+        return self.evaluate(self.corpus.valid)
+
+    def evaluate(self, ids: IntArray) -> dict[str, float]:
+        """Return loss and perplexity of the full softmax over a text.
+
+        Parameters
+        ----------
+        ids : ndarray of int64, shape (N,)
+            The text, read as one row: each word but the first is predicted from all before it.
+
+        Returns
+        -------
+        dict
+            ``loss``, the mean in nats, and ``perplexity``.
+        """
+        state, total, count = None, 0.0, 0
+        for inputs, targets in Windows(ids, 1, _EVALUATED, keep_short=True):
+            y, state, _ = self.lstm.forward(self.embedding.forward(inputs)[0], state)
+            found = self.softmax.evaluate(y.reshape(targets.size, -1), targets.ravel())
+            total += found.loss * targets.size
+            count += targets.size
+        loss = total / count
+        return {"loss": loss, "perplexity": float(np.exp(loss))}
+
+    def examples(self) -> Arrays:
+        """Return contexts and labels of the validation text, and counts of the classes.
+
+        Contexts are those of the last steps of a window, with more words before them.
+        """
+        rows = min(self.settings.batch_size, len(self.corpus.valid) // 2)
+        inputs, targets = next(
+            iter(Windows(self.corpus.valid, rows, self.settings.num_steps, keep_short=True))
+        )
+        y, _, _ = self.lstm.forward(self.embedding.forward(inputs)[0])
+        last = -min(-(-_EXAMPLES // rows), len(y))
+        return {
+            "h": y[last:].reshape(-1, y.shape[2]),
+            "labels": targets[last:].ravel(),
+            "counts": self.corpus.vocabulary.counts,
+        }
+
+    def state(self) -> Arrays:
+        """Return the hidden state between windows."""
+        return {"hidden": self._state[0], "cells": self._state[1]}
+
+    def load_state(self, state: Arrays) -> None:
+        """Take over a hidden state."""
+        self._state = state["hidden"], state["cells"]
+
+    def _seed(self, stream: np.uint64) -> int:
+        return int(mix64(self._key, stream))
+
+    def _make_softmax(self, n: int, size: int) -> SoftmaxLayer:
+        settings = self.settings
+        rows = uniform_weights(
+            (n, size),
+            settings.init_scale,
+            np.dtype(np.float32),
+            np.uint64(self._seed(_SOFTMAX)),
+        )
+        loss = make_loss(
+            settings.loss,
+            tau=settings.tau,
+            normalize=settings.normalize,
+            reduction="sum",
+        )
+        sampler: Sampler | None = None
+        if settings.sampler is not None:
+            seen = unit_rows("class_embeddings", rows.copy())[0] if settings.normalize else rows
+            inputs = SamplerInputs(
+                seen,
+                self.corpus.vocabulary.counts,
+                tau=settings.tau,
+                nu=settings.nu,
+                num_features=settings.num_features,
+                rng=self._seed(_SAMPLER),
+            )
+            sampler = make_sampler(settings.sampler, inputs)
+        return SoftmaxLayer(
+            rows,
+            loss,
+            sampler,
+            settings.num_sampled,
+            shared=settings.shared,
+            update_every=settings.update_every,
+        )

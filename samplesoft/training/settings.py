@@ -1,0 +1,134 @@
+"""How to train, and how far training has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from samplesoft._validation import as_choice, as_count, as_positive
+from samplesoft.models.schedules import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Parameters
+    ----------
+    epochs : int
+        When to stop; a run may be resumed with more.
+    optimizer : str
+        A name for `make_optimizer`.
+    learning_rate : float
+        That of the first epoch, for a schedule that starts at 1.
+    optimizer_options : mapping
+        Further arguments of `make_optimizer`, in JSON.
+    schedule : str
+        A name in `SCHEDULES`: the factor of the learning rate in each epoch.
+    schedule_options : mapping
+        Arguments of the schedule, in JSON.
+    clip : float or None
+        Largest global norm of the gradients of a step; larger ones are scaled down to it.
+    patience : int or None
+        Stop after so many epochs without a lower validation loss; None goes on to the end.
+    checkpoint_every : int or None
+        Write a checkpoint after so many steps of an epoch too, and not only at its end.
+    log_every : int
+        Steps of an epoch from one line of the log to the next.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is malformed.
+    """
+
+    epochs: int
+    optimizer: str = "sgd"
+    learning_rate: float = 1.0
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str = "constant"
+    schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    clip: float | None = None
+    patience: int | None = None
+    checkpoint_every: int | None = None
+    log_every: int = 100
+
+    def __post_init__(self) -> None:
+        as_count("epochs", self.epochs)
+        as_positive("learning_rate", self.learning_rate)
+        as_choice("schedule", self.schedule, SCHEDULES)
+        as_count("log_every", self.log_every)
+        if self.clip is not None:
+            as_positive("clip", self.clip)
+        for name in ("patience", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                as_count(name, getattr(self, name))
+
+    def config(self) -> dict[str, Any]:
+        """Return what decides the bits of a run: all but when it stops."""
+        config = asdict(self)
+        del config["epochs"], config["patience"]
+        return config
+
+
+@dataclass
+class Progress:
+    """How far a run has come; part of each checkpoint.
+
+    Attributes
+    ----------
+    epoch, index : int
+        Whole epochs done, and steps done in the one that is going on.
+    step : int
+        Steps done since the run began.
+    loss_sum, norm_sum, epoch_seconds : float
+        Sums over those of the epoch: losses, norms of gradients before clipping, times.
+    seconds : float
+        Time of all steps, without validation and checkpoints.
+    best_epoch : int or None
+        The epoch with the lowest validation loss, counted from 1.
+    best_loss : float or None
+        That loss.
+    """
+
+    epoch: int = 0
+    index: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    norm_sum: float = 0.0
+    epoch_seconds: float = 0.0
+    seconds: float = 0.0
+    best_epoch: int | None = None
+    best_loss: float | None = None
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss of the steps of the epoch."""
+        return self.loss_sum / self.index
+
+    def add(self, loss: float, norm: float, seconds: float) -> None:
+        """Count a step."""
+        self.index += 1
+        self.step += 1
+        self.loss_sum += loss
+        self.norm_sum += norm
+        self.epoch_seconds += seconds
+        self.seconds += seconds
+
+    def end_epoch(self, loss: float) -> bool:
+        """Count an epoch with its validation loss; tell whether it is the best."""
+        self.epoch += 1
+        self.index = 0
+        self.loss_sum = self.norm_sum = self.epoch_seconds = 0.0
+        better = self.best_loss is None or loss < self.best_loss
+        if better:
+            self.best_epoch, self.best_loss = self.epoch, loss
+        return better
+
+    def is_over(self, settings: Settings) -> bool:
+        """Tell whether all epochs are done, or none has been better for long enough."""
+        stale = self.epoch - (self.best_epoch or 0)
+        return self.epoch >= settings.epochs or (
+            settings.patience is not None and stale >= settings.patience
+        )

@@ -1,0 +1,130 @@
+"""Slow, independent oracles for losses: formulas over numbers of many digits, nothing vectorised.
+
+`counts` are expected counts of the drawn classes, `own_count` that of the label.
+"""
+
+from itertools import product
+
+import numpy as np
+from mpmath import mp, mpf
+
+
+def full(scores, label, ids, counts, own_count):
+    return mp.log(mp.fsum(mp.exp(o) for o in scores)) - scores[label]
+
+
+def negatives(scores, label, ids, counts, own_count):
+    """Also with draws of the label left out."""
+    kept = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True) if j != label]
+    return mp.log(mp.exp(scores[label]) + mp.fsum(kept)) - scores[label]
+
+
+def reject(scores, label, ids, counts, own_count):
+    m, kept = len(ids), [(j, c) for j, c in zip(ids, counts, strict=True) if j != label]
+    given_kept = [mp.exp(scores[j]) / (len(kept) * c / (m - own_count)) for j, c in kept]
+    return mp.log(mp.exp(scores[label]) + mp.fsum(given_kept)) - scores[label]
+
+
+def candidate(scores, label, ids, counts, own_count, masked=False):
+    own = mp.exp(scores[label]) / own_count
+    drawn = [
+        mp.exp(scores[j]) / c
+        for j, c in zip(ids, counts, strict=True)
+        if not (masked and j == label)
+    ]
+    return mp.log(own + mp.fsum(drawn)) - mp.log(own)
+
+
+def candidate_masked(scores, label, ids, counts, own_count):
+    return candidate(scores, label, ids, counts, own_count, masked=True)
+
+
+def importance(scores, label, ids, counts, own_count):
+    drawn = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
+    return mp.log(mp.fsum(drawn)) - scores[label]
+
+
+def jackknife(scores, label, ids, counts, own_count):
+    """Go by the definition: the loss of m draws, and those of m - 1 with each draw left out."""
+    m = len(ids)
+    left_out = [
+        negatives(
+            scores,
+            label,
+            [j for k, j in enumerate(ids) if k != i],
+            [c * (m - 1) / m for k, c in enumerate(counts) if k != i],
+            own_count,
+        )
+        for i in range(m)
+    ]
+    whole = negatives(scores, label, ids, counts, own_count)
+    return m * whole - mpf(m - 1) / m * mp.fsum(left_out)
+
+
+def _softplus(x):
+    return mp.log(1 + mp.exp(x))
+
+
+def nce(scores, label, ids, counts, own_count):
+    """Probability that a class is data: exp(o) / (exp(o) + expected count of noise)."""
+    data = mp.exp(scores[label]) / (mp.exp(scores[label]) + own_count)
+    noise = [c / (mp.exp(scores[j]) + c) for j, c in zip(ids, counts, strict=True)]
+    return -mp.log(data) - mp.fsum(mp.log(x) for x in noise)
+
+
+def negative_sampling(scores, label, ids, counts, own_count):
+    return _softplus(-scores[label]) + mp.fsum(_softplus(scores[j]) for j in ids)
+
+
+ORACLES = {  # of the losses by their names
+    "full": full,
+    "full-absolute": full,
+    "sampled": negatives,
+    "sampled-masked": negatives,
+    "sampled-reject": reject,
+    "sampled-candidate": candidate,
+    "sampled-candidate-masked": candidate_masked,
+    "sampled-absolute": negatives,
+    "jackknife": jackknife,
+    "jackknife-masked": jackknife,
+    "nce": nce,
+    "negative-sampling": negative_sampling,
+    "importance": importance,
+}
+
+
+def exact(values):
+    """An array of floats as an object array of mpf."""
+    return np.vectorize(lambda x: mpf(float(x)), otypes=[object])(np.asarray(values, dtype=float))
+
+
+def scores(h, class_embeddings, biases=None, tau=1.0, normalize=False, absolute=False):
+    """Scores (n,) of one context, for arrays of mpf."""
+    unit = (lambda x: x / mp.sqrt(x @ x)) if normalize else lambda x: x
+    found = [mpf(tau) * (unit(h) @ unit(c)) for c in class_embeddings]
+    if biases is not None:
+        found = [o + b for o, b in zip(found, biases, strict=True)]
+    return [abs(o) for o in found] if absolute else found
+
+
+def derivative(function, arguments, step="1e-25"):
+    """Gradients of `function` in each of its arguments, arrays of mpf, by central differences."""
+    step, gradients = mpf(step), []
+    for k, argument in enumerate(arguments):
+        gradient = np.empty(argument.shape, object)
+        for place in np.ndindex(argument.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = [np.array(a) for a in arguments]
+                moved[k][place] += sign * step
+                ends.append(function(*moved))
+            gradient[place] = (ends[0] - ends[1]) / (2 * step)
+        gradients.append(gradient.astype(float))
+    return gradients
+
+
+def every_draw(q, m):
+    """Yield all n**m sequences of draws from q (n,), and their probabilities."""
+    support = [j for j, x in enumerate(q) if x > 0]
+    for ids in product(support, repeat=m):
+        yield ids, np.prod([q[j] for j in ids])

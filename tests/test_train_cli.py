@@ -1,0 +1,405 @@
+"""``samplesoft train`` and ``verify --checkpoint``: what they write, print, and refuse."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from samplesoft.cli import main
+from samplesoft.training import (
+    LanguageModelSettings,
+    LanguageModelTask,
+    ToySettings,
+    ToyTask,
+    read_checkpoint,
+    read_examples,
+    read_log,
+)
+
+TIMES = ("seconds", "examples_per_second")
+SMALL = ["--hidden", "8", "--layers", "2", "--batch", "10", "--steps", "14", "--epochs", "2"]
+SAMPLED = ["--num-sampled", "6", "--num-features", "16"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Return a folder with a text whose next word follows from the word before in most cases."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    follower = rng.permutation(30)
+    for part, lines in (("train", 400), ("valid", 12), ("test", 10)):
+        text = []
+        for _ in range(lines):
+            word, words = int(rng.integers(30)), []
+            for _ in range(6):
+                words.append(f"w{word}")
+                word = int(follower[word]) if rng.random() < 0.8 else int(rng.integers(30))
+            text.append(" ".join(words))
+        (folder / f"my.{part}.txt").write_text("\n".join(text) + "\n")
+    return folder
+
+
+def lm(corpus, out, *options):
+    return main(["train", "lm", "--corpus", str(corpus), "--out", str(out), *SMALL, *options])
+
+
+def same_bits(first, second):
+    for name in ("checkpoint.npz", "best.npz"):
+        one, two = (read_checkpoint(folder / name).arrays for folder in (first, second))
+        assert {k: a.tobytes() for k, a in one.items()} == {k: a.tobytes() for k, a in two.items()}
+    logs = [
+        [{k: v for k, v in line.items() if k not in TIMES} for line in read_log(f / "log.jsonl")]
+        for f in (first, second)
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_language_model(corpus, tmp_path, capsys):
+    out, results = tmp_path / "run", tmp_path / "results.json"
+    assert lm(corpus, out, *SAMPLED, "--json", str(results)) == 0
+    text = capsys.readouterr().out
+    for words in ("| epoch |", "Best epoch", "validation perplexity", "test"):
+        assert words in text
+    values = json.loads(results.read_text())
+    assert [line["epoch"] for line in values["epochs"]] == [1, 2]
+    assert values["config"]["sampler"] == "rff"
+    losses = [line["validation_loss"] for line in values["epochs"]]
+    assert values["validation"]["loss"] == min(losses)
+    assert values["validation"]["perplexity"] == pytest.approx(np.exp(min(losses)))
+    assert values["test"]["perplexity"] == pytest.approx(np.exp(values["test"]["loss"]))
+    assert {path.name for path in out.iterdir()} == {"checkpoint.npz", "best.npz", "log.jsonl"}
+
+
+LEARNING = [
+    "--layers",
+    "1",
+    "--hidden",
+    "32",
+    "--tau",
+    "5",
+    "--epochs",
+    "6",
+    "--learning-rate",
+    "0.01",
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--loss", "full"],
+        ["--sampler", "unigram", "--num-sampled", "20"],
+        ["--sampler", "rff", "--num-sampled", "20", "--num-features", "64"],
+        ["--loss", "sampled-masked", "--sampler", "softmax", "--num-sampled", "20", "--shared"],
+    ],
+)
+def test_language_model_learns(options, corpus, tmp_path):
+    """The text has a perplexity of about 4; counts of words alone reach about 25."""
+    results = tmp_path / "results.json"
+    assert lm(corpus, tmp_path / "run", *LEARNING, *options, "--json", str(results)) == 0
+    assert json.loads(results.read_text())["validation"]["perplexity"] < 7.0
+
+
+@pytest.mark.parametrize(
+    "options, tau, optimizer, rate",
+    [
+        (["--sampler", "unigram"], 1 / 0.3**2, "adam", 0.003),
+        (["--loss", "full", "--no-normalize"], 1.0, "sgd", 1.0),
+        (["--loss", "full", "--optimizer", "adagrad", "--tau", "3"], 3.0, "adagrad", 0.1),
+        (["--loss", "full", "--learning-rate", "0.5"], 1 / 0.3**2, "adam", 0.5),
+    ],
+)
+def test_defaults_follow_what_is_trained(options, tau, optimizer, rate, corpus, tmp_path):
+    assert lm(corpus, tmp_path / "run", *options, "--epochs", "1") == 0
+    config = read_checkpoint(tmp_path / "run" / "checkpoint.npz").config
+    assert config["task"]["tau"] == config["task"]["softmax"]["tau"] == tau
+    assert config["training"]["optimizer"] == optimizer
+    assert config["training"]["learning_rate"] == rate
+
+
+SAMPLERS = ["rff", "rff+softmax-leaf", "quadratic", "softmax", "unigram", "two-pass", "mixture"]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("update_every", ["1", "3"])
+def test_resumed_language_model_ends_with_the_same_bits(
+    sampler, update_every, corpus, tmp_path, monkeypatch
+):
+    options = [*SAMPLED, "--sampler", sampler, "--update-every", update_every, "--dropout", "0.2"]
+    options += ["--checkpoint-every", "7"]
+    assert lm(corpus, tmp_path / "whole", *options) == 0
+
+    step, calls = LanguageModelTask.step, []
+
+    def interrupted(self, epoch, index):
+        calls.append(index)
+        if len(calls) in (12, 29):
+            raise KeyboardInterrupt
+        return step(self, epoch, index)
+
+    monkeypatch.setattr(LanguageModelTask, "step", interrupted)
+    assert lm(corpus, tmp_path / "parts", *options) == 130
+    assert lm(corpus, tmp_path / "parts", *options, "--resume") == 130
+    assert lm(corpus, tmp_path / "parts", *options, "--resume") == 0
+    same_bits(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_sampler_that_is_not_refreshed_is_noticed(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("samplesoft.models.softmax_layer.SoftmaxLayer.refresh", lambda self: None)
+    assert lm(corpus, tmp_path / "whole", *SAMPLED) == 0
+    assert lm(corpus, tmp_path / "parts", *SAMPLED, "--epochs", "1") == 0
+    assert lm(corpus, tmp_path / "parts", *SAMPLED, "--resume") == 0
+    with pytest.raises(AssertionError):
+        same_bits(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_killed_process_resumes(corpus, tmp_path):
+    options = [*SAMPLED, "--checkpoint-every", "3", "--seed", "1"]
+    assert lm(corpus, tmp_path / "whole", *options) == 0
+    command = [sys.executable, "-c", KILL, "train", "lm", "--corpus", str(corpus)]
+    command += ["--out", str(tmp_path / "parts"), *SMALL, *options]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert lm(corpus, tmp_path / "parts", *options, "--resume") == 0
+    same_bits(tmp_path / "whole", tmp_path / "parts")
+
+
+KILL = """
+import os, signal, sys
+import numpy as np
+from samplesoft.cli import main
+
+savez, calls = np.savez, []
+
+def killed(stream, **arrays):
+    calls.append(arrays)
+    savez(stream, **arrays)
+    if len(calls) == 5:
+        stream.truncate(1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+np.savez = killed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_gradients_of_the_language_model(corpus):
+    """Central differences of the full loss in float32, on the largest entry of each parameter."""
+    from samplesoft.data.batches import read_corpus
+
+    settings = LanguageModelSettings(
+        hidden_size=6, batch_size=3, num_steps=4, loss="full", sampler=None, num_sampled=None
+    )
+    task = LanguageModelTask(read_corpus(corpus), settings)
+    _, gradients = task.step(0, 0)
+    for name, array in task.parameters.items():
+        gradient = gradients[name]
+        dense = np.zeros_like(array)
+        if hasattr(gradient, "ids"):
+            dense[gradient.ids] = gradient.rows
+        else:
+            dense[...] = gradient
+        place = np.unravel_index(np.abs(dense).argmax(), dense.shape)
+        losses = []
+        for change in (0.002, -0.002):
+            array[place] += change
+            losses.append(4 * task.step(0, 0)[0])  # reported for a word, minimised for a row
+            array[place] -= change
+        slope = (losses[0] - losses[1]) / 0.004
+        assert slope == pytest.approx(float(dense[place]), rel=0.02, abs=0.01), name
+
+
+def test_state_is_carried_from_window_to_window(corpus):
+    from samplesoft.data.batches import read_corpus
+
+    text = read_corpus(corpus)
+    settings = LanguageModelSettings(hidden_size=6, batch_size=1, num_steps=7, num_features=16)
+    task = LanguageModelTask(text, settings)
+    for index in range(3):
+        task.step(0, index)
+    inputs = np.asarray(text.train)[:21, None]
+    _, state, _ = task.lstm.forward(task.embedding.forward(inputs)[0])
+    np.testing.assert_allclose(task.state()["hidden"], state[0], atol=1e-6)
+    np.testing.assert_allclose(task.state()["cells"], state[1], atol=1e-6)
+    task.step(1, 0)
+    _, state, _ = task.lstm.forward(task.embedding.forward(inputs[:7])[0])
+    np.testing.assert_allclose(task.state()["hidden"], state[0], atol=1e-6)
+
+
+def test_validation_is_the_perplexity_of_the_whole_text(corpus):
+    from samplesoft.data.batches import read_corpus
+
+    text = read_corpus(corpus)
+    task = LanguageModelTask(text, LanguageModelSettings(hidden_size=6, num_features=16))
+    ids = np.asarray(text.valid)
+    h, _, _ = task.lstm.forward(task.embedding.forward(ids[:-1, None])[0])
+    h = h[:, 0].astype(np.float64)
+    rows = task.parameters["softmax.class_embeddings"].astype(np.float64)
+    h /= np.linalg.norm(h, axis=1, keepdims=True)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    logits = h @ rows.T / 0.3**2
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(h)), ids[1:]]
+    found = task.validate()
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(np.exp(losses.mean()), rel=1e-5)
+
+
+def toy(out, *options):
+    return main(["train", "toy", "--out", str(out), *options])
+
+
+def test_toy_follows_the_tutorial(tmp_path):
+    """CNTK printed 3.07, 2.46 and 1.71 nats after 25, 45 and 95 batches."""
+    losses = []
+    for seed in range(5):
+        assert toy(tmp_path / str(seed), "--seed", str(seed)) == 0
+        lines = read_log(tmp_path / str(seed) / "log.jsonl")
+        losses.append([line["validation_loss"] for line in lines])
+    by_batch = np.mean(losses, axis=0)  # after 10, 20, ... 100 batches
+    np.testing.assert_allclose(np.interp(25, [20, 30], by_batch[1:3]), 3.067, atol=0.25)
+    np.testing.assert_allclose(np.interp(45, [40, 50], by_batch[3:5]), 2.459, atol=0.25)
+    np.testing.assert_allclose(np.interp(95, [90, 100], by_batch[8:]), 1.707, atol=0.25)
+
+
+@pytest.mark.parametrize("options", [[], ["--data", "zipf", "--proposal", "zipf"]])
+def test_resumed_toy_ends_with_the_same_bits(options, tmp_path, monkeypatch):
+    options = [*options, "--checkpoint-every", "4"]
+    assert toy(tmp_path / "whole", *options) == 0
+    step, calls = ToyTask.step, []
+
+    def interrupted(self, epoch, index):
+        calls.append(index)
+        if len(calls) == 37:
+            raise KeyboardInterrupt
+        return step(self, epoch, index)
+
+    monkeypatch.setattr(ToyTask, "step", interrupted)
+    assert toy(tmp_path / "parts", *options) == 130
+    assert toy(tmp_path / "parts", *options, "--resume") == 0
+    same_bits(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_toy_data_follow_their_distribution():
+    for data, weights in (("uniform", np.ones(50)), ("zipf", 1 / (np.arange(50) + 5))):
+        task = ToyTask(ToySettings(data=data, test_size=20_000))
+        expected = 20_000 * weights / weights.sum()
+        chi_square = ((np.bincount(task.test, minlength=50) - expected) ** 2 / expected).sum()
+        assert chi_square < 85.4  # 49 degrees of freedom, 0.001
+        wrong = np.bincount(task.test[task.test < 49], minlength=50)
+        assert ((wrong - expected) ** 2 / expected).sum() > 85.4
+
+
+def test_verify_a_checkpoint(corpus, tmp_path, capsys):
+    assert lm(corpus, tmp_path / "run", *SAMPLED) == 0
+    path, out = tmp_path / "run" / "best.npz", tmp_path / "report.json"
+    args = ["verify", "--checkpoint", str(path), "--trials", "1500", "--num-sampled", "5,20"]
+    capsys.readouterr()
+    assert main([*args, "--json", str(out), "--samplers", "uniform,unigram,rff"]) == 0
+    report = json.loads(out.read_text())
+    assert report["ok"] is True
+    assert report["settings"]["tau"] == pytest.approx(1 / 0.3**2)
+    assert "best.npz" in report["settings"]["input"]
+    assert "unigram" in capsys.readouterr().out
+    found = read_examples(path)
+    np.testing.assert_allclose(np.linalg.norm(found.embeddings.h, axis=1), 1.0)
+    np.testing.assert_allclose(np.linalg.norm(found.embeddings.class_embeddings, axis=1), 1.0)
+
+
+def test_examples_give_the_logits_of_the_model(tmp_path):
+    assert toy(tmp_path / "run") == 0
+    found = read_examples(tmp_path / "run" / "checkpoint.npz")
+    parameters = read_checkpoint(tmp_path / "run" / "checkpoint.npz").arrays
+    task = ToyTask(ToySettings())
+    labels = task.test[:300]
+    expected = task.projection[labels] @ parameters["parameters/softmax.class_embeddings"].T
+    expected = expected + parameters["parameters/softmax.biases"]
+    logits = found.tau * found.embeddings.h @ found.embeddings.class_embeddings.T
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert found.embeddings.labels.tolist() == labels.tolist()
+    args = ["--trials", "1500", "--num-sampled", "5", "--samplers", "uniform", "--examples", "2"]
+    assert main(["verify", "--checkpoint", str(tmp_path / "run" / "checkpoint.npz"), *args]) == 0
+
+
+def test_verify_an_absolute_softmax(corpus, tmp_path):
+    options = ["--loss", "sampled-absolute", "--sampler", "quadratic", "--num-sampled", "6"]
+    assert lm(corpus, tmp_path / "run", *options, "--epochs", "1") == 0
+    path = tmp_path / "run" / "checkpoint.npz"
+    args = ["verify", "--checkpoint", str(path), "--trials", "1500", "--num-sampled", "5"]
+    out = tmp_path / "report.json"
+    assert main([*args, "--samplers", "uniform,unigram,quadratic", "--json", str(out)]) == 0
+    assert {row["wrt"] for row in json.loads(out.read_text())["rows"]} == {"logits"}
+
+
+def test_divergence_exits_1(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(LanguageModelTask, "validate", lambda self: {"loss": np.inf})
+    assert lm(corpus, tmp_path / "run", *SAMPLED) == 1
+    assert "training has diverged" in capsys.readouterr().err
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.npz").values["step"] == 0
+
+
+LM = ["train", "lm", "--corpus", "{c}", "--out", "{t}/a"]
+BAD = {
+    "model": (["train"], "required: model"),
+    "out": (["train", "toy"], "--out"),
+    "corpus": (["train", "lm", "--out", "{t}/a"], "--corpus"),
+    "no corpus": (["train", "lm", "--corpus", "{t}/absent", "--out", "{t}/a"], "no such folder"),
+    "empty corpus": (["train", "lm", "--corpus", "{t}", "--out", "{t}/a"], "a text named *train*"),
+    "loss": ([*LM, "--loss", "x"], "--loss must be"),
+    "sampler": (
+        [*LM, "--sampler", "x"],
+        "--sampler",
+    ),
+    "sampler of full": (
+        [*LM, "--loss", "full", "--nu", "2"],
+        "--nu does nothing to --loss full",
+    ),
+    "dropout": (
+        [*LM, "--dropout", "1"],
+        "--dropout",
+    ),
+    "norms": (
+        [*LM, "--no-normalize"],
+        "must have norm 1",
+    ),
+    "too short": ([*LM, "--steps", "500"], "tokens for 20 rows"),
+    "resume": (["train", "toy", "--out", "{t}/a", "--resume"], "nothing to resume"),
+    "m above n": (["train", "toy", "--out", "{t}/a", "--num-sampled", "51"], "at most 50"),
+    "m of full": (
+        ["train", "toy", "--out", "{t}/a", "--loss", "full", "--num-sampled", "5"],
+        "--num-sampled does nothing",
+    ),
+    "epochs": (["train", "toy", "--out", "{t}/a", "--epochs", "0"], "--epochs"),
+    "rate": (["train", "toy", "--out", "{t}/a", "--learning-rate", "-1"], "--learning-rate"),
+    "json": (["train", "toy", "--out", "{t}/a", "--json", "{t}/b/c.json"], "--json must name"),
+    "out is a file": (["train", "toy", "--out", "{c}/my.test.txt"], "my.test.txt"),
+}
+
+
+@pytest.mark.parametrize("args, message", BAD.values(), ids=BAD)
+def test_bad_input_exits_2_with_a_message(args, message, corpus, tmp_path, capsys):
+    assert main([arg.format(c=corpus, t=tmp_path) for arg in args]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_other_settings_are_named_on_resuming(corpus, tmp_path, capsys):
+    assert toy(tmp_path, "--epochs", "1") == 0
+    assert toy(tmp_path, "--epochs", "1") == 2
+    assert "resume it, or choose another folder" in capsys.readouterr().err
+    assert toy(tmp_path, "--resume", "--num-sampled", "20") == 2
+    assert "num_sampled = 10, and task.num_sampled = 20" in capsys.readouterr().err
+    assert toy(tmp_path, "--resume", "--epochs", "3") == 0
+
+
+def test_help_is_printed():
+    for model in ("lm", "toy"):
+        done = subprocess.run(
+            [sys.executable, "-m", "samplesoft", "train", model, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "--checkpoint-every" in done.stdout
