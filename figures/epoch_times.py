@@ -32,7 +32,8 @@ from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers import SamplerInputs, make_sampler
-from samplesoft.training.language_model import LanguageModelSettings, LanguageModelTask
+from samplesoft.training.language_model import LanguageModelTask
+from samplesoft.training.language_settings import LanguageModelSettings
 
 WARM_UP = 20  # steps, one update of the sampler among them
 FIELDS = ("part", "method", "num_classes", "step_ms", "epoch_s", "ratio_to_full")

@@ -31,12 +31,12 @@ from samplesoft._files import replaced
 METHODS = {
     "FULL": FULL,
     "UNIFORM": sampled("uniform"),
-    "RFF, softmax in buckets": sampled("rff+softmax-leaf"),
     "RFF": sampled("rff"),
+    "RFF, softmax in buckets": sampled("rff+softmax-leaf"),
     "EXP": sampled("softmax"),
     "jackknife UNIFORM": sampled("uniform", loss="jackknife"),
     "QUADRATIC": sampled("quadratic", loss="sampled-absolute"),
-    "FULL, not normalised": replace(FULL, normalize=False, tau=1.0),
+    "FULL, not normalised": replace(FULL, normalize=False, tau=1.0, init_scale=0.1),
 }
 ANCHORS = {"FULL": 120.0, "FULL, not normalised": 126.0}  # Rawat et al., section 4, 10 epochs
 STYLES = {  # Okabe and Ito's colours, safe for the colour-blind

@@ -25,12 +25,14 @@ from tqdm import tqdm
 
 from samplesoft._files import replaced
 from samplesoft.data.batches import read_corpus
-from samplesoft.training.language_model import LanguageModelSettings, LanguageModelTask
+from samplesoft.training.language_model import LanguageModelTask
+from samplesoft.training.language_settings import LanguageModelSettings
 from samplesoft.training.settings import Settings
 from samplesoft.training.trainer import CHECKPOINT, LOG, train
 
 UPDATE_EVERY = 20  # steps from one update of a sampler to the next
-FULL = LanguageModelSettings(loss="full", sampler=None, num_sampled=None)
+INIT_SCALE = 0.3  # with 0.1 outputs start near 0, and dividing by their norms blows gradients up
+FULL = LanguageModelSettings(loss="full", sampler=None, num_sampled=None, init_scale=INIT_SCALE)
 FIELDS = (
     "method",
     "epoch",
@@ -44,7 +46,9 @@ FIELDS = (
 
 def sampled(sampler: str, **options: Any) -> LanguageModelSettings:
     """Return the small model with a sampled softmax."""
-    return LanguageModelSettings(sampler=sampler, update_every=UPDATE_EVERY, **options)
+    return LanguageModelSettings(
+        sampler=sampler, update_every=UPDATE_EVERY, init_scale=INIT_SCALE, **options
+    )
 
 
 def parser(description: str, epochs: int) -> argparse.ArgumentParser:

@@ -340,6 +340,17 @@ def test_divergence_exits_1(corpus, tmp_path, capsys, monkeypatch):
 
 
 LM = ["train", "lm", "--corpus", "{c}", "--out", "{t}/a"]
+
+
+def test_rate_that_is_far_too_high(corpus, tmp_path, capsys):
+    assert toy(tmp_path / "toy", "--learning-rate", "1e10") == 1
+    assert "validation perplexity is inf; training has diverged" in capsys.readouterr().err
+    options = ["--optimizer", "sgd", "--learning-rate", "1e38", "--clip", "1e30"]
+    assert lm(corpus, tmp_path / "lm", *SAMPLED, *options) == 2
+    assert "epoch 1, after 0 of 19 steps: `class_embeddings`" in capsys.readouterr().err
+    assert read_checkpoint(tmp_path / "lm" / "checkpoint.npz").values["step"] == 0
+
+
 BAD = {
     "model": (["train"], "required: model"),
     "out": (["train", "toy"], "--out"),

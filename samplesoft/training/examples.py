@@ -74,6 +74,16 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
         If there is no such file.
     ValueError
         If it is damaged, or its task stored no contexts.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from samplesoft.training import Settings, ToySettings, ToyTask, train
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = train(ToyTask(ToySettings()), Settings(epochs=1), folder)
+    ...     trained = read_examples(pathlib.Path(folder, "best.npz"))
+    >>> trained.embeddings.class_embeddings.shape, trained.step
+    ((50, 11), 10)
     """
     checkpoint = read_checkpoint(path)
     softmax = checkpoint.config.get("task", {}).get("softmax")

@@ -55,6 +55,18 @@ class LanguageModelTask:
     ----------
     .. [1] W. Zaremba, I. Sutskever and O. Vinyals, "Recurrent Neural Network Regularization",
        arXiv:1409.2329.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.data import Vocabulary
+    >>> ids = np.random.default_rng(0).integers(0, 4, 500)
+    >>> corpus = Corpus(Vocabulary(("a", "b", "c", "d"), np.bincount(ids)), ids, ids, ids)
+    >>> settings = LanguageModelSettings(hidden_size=5, num_steps=8, sampler="unigram")
+    >>> task = LanguageModelTask(corpus, settings)
+    >>> loss, gradients = task.step(0, 0)
+    >>> gradients["softmax.class_embeddings"].ids, task.num_steps
+    (array([0, 1, 2, 3]), 3)
     """
 
     def __init__(self, corpus: Corpus, settings: LanguageModelSettings) -> None:
@@ -176,7 +188,8 @@ class LanguageModelTask:
             total += found.loss * targets.size
             count += targets.size
         loss = total / count
-        return {"loss": loss, "perplexity": float(np.exp(loss))}
+        with np.errstate(over="ignore"):  # of a model that has diverged
+            return {"loss": loss, "perplexity": float(np.exp(loss))}
 
     def examples(self) -> Arrays:
         """Return contexts and labels of the validation text, and counts of the classes.

@@ -82,6 +82,12 @@ class ToyTask:
     References
     ----------
     .. [1] Microsoft Cognitive Toolkit, tutorial 207, "Sampled Softmax".
+
+    Examples
+    --------
+    >>> loss, gradients = ToyTask(ToySettings()).step(0, 0)
+    >>> sorted(gradients)
+    ['softmax.biases', 'softmax.class_embeddings']
     """
 
     def __init__(self, settings: ToySettings) -> None:

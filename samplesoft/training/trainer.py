@@ -73,7 +73,19 @@ def train(
 
     Notes
     -----
-    The same bits need the same machine and the same number of BLAS threads.
+    The same bits need the same machine and the same number of BLAS threads. One process at a time
+    may train in a folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplesoft.training.toy import ToySettings, ToyTask
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = train(ToyTask(ToySettings()), Settings(epochs=1, learning_rate=0.01), folder)
+    ...     more = Settings(epochs=3, learning_rate=0.01)
+    ...     at = train(ToyTask(ToySettings()), more, folder, resume=True)
+    >>> at.epoch, at.step
+    (3, 30)
     """
     path = Path(folder, CHECKPOINT)
     there = [name for name in (CHECKPOINT, BEST, LOG) if Path(folder, name).exists()]
@@ -132,7 +144,8 @@ class _Run:
                     if self.at.index % (self.settings.checkpoint_every or math.inf) == 0:
                         self.save()
         figures = self.task.validate()
-        self.require_finite("validation loss", figures["loss"])
+        for name, value in figures.items():
+            self.require_finite(f"validation {name}", value)
         self.write_line({f"validation_{name}": value for name, value in figures.items()})
         is_best = self.at.end_epoch(figures["loss"])
         self.save(best=is_best)
@@ -141,9 +154,14 @@ class _Run:
         """Do one step."""
         start = time.perf_counter()
         try:
-            loss, gradients = self.task.step(self.at.epoch, index)
-        except ValueError as error:
+            loss, norm = self.change_parameters(index)
+        except ValueError as error:  # of a model or sampler that refuses its input
             raise ValueError(f"{self.where}: {error}") from error
+        self.at.add(loss, norm, time.perf_counter() - start)
+
+    def change_parameters(self, index: int) -> tuple[float, float]:
+        """Return the loss of a step and the norm of its gradients, which have been followed."""
+        loss, gradients = self.task.step(self.at.epoch, index)
         self.require_finite("loss", loss)
         try:
             _, norm = clip_by_global_norm(gradients, self.settings.clip or sys.float_info.max)
@@ -151,7 +169,7 @@ class _Run:
             raise FloatingPointError(f"{self.where}: training has diverged: {error}") from error
         self.optimizer.step(self.task.parameters, gradients)
         self.task.after_step(gradients)
-        self.at.add(loss, norm, time.perf_counter() - start)
+        return loss, norm
 
     @property
     def where(self) -> str:
