@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from ptb_runs import FULL, epoch_checkpoint, parser, run_all, run_folder, write_csv
+from ptb_runs import FULL, epoch_checkpoint, parser, run_all, run_folder
+from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft import exact_bias, exact_gradient_moments

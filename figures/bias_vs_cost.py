@@ -19,7 +19,6 @@ A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import textwrap
 import time
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import softmax
+from tables import write_csv
 from tqdm import tqdm
 
 import samplesoft
@@ -118,8 +118,7 @@ def main() -> None:
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
     description = describe(examples, args)
-    with replaced(folder / "bias_vs_cost.csv") as path:
-        write_csv(path, rows, description)
+    write_csv(folder / "bias_vs_cost.csv", rows, FIELDS, description)
     with replaced(folder / "bias_vs_cost.png") as path:
         draw(path, rows, description)
     print(f"wrote {folder / 'bias_vs_cost.csv'} and {folder / 'bias_vs_cost.png'}")
@@ -288,16 +287,6 @@ def describe(examples: Embeddings, args: argparse.Namespace) -> str:
         f"w: weight of the first in a mixture. Quadratic: {ALPHA:g} o^2 + 1. Two-pass: new "
         "candidates for each batch, bias given one set of them."
     )
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]], description: str) -> None:
-    """Write the points; the line that starts with ``#`` says what they are of."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(f"# {description}\n")
-        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def draw(path: Path, rows: list[dict[str, Any]], description: str) -> None:

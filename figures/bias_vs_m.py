@@ -18,13 +18,13 @@ G. Blanc and S. Rendle, "Adaptive Sampled Softmax with Kernel Based Sampling", I
 from __future__ import annotations
 
 import argparse
-import csv
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from tables import write_csv
 from tqdm import tqdm
 
 import samplesoft
@@ -72,8 +72,13 @@ def main() -> None:
     settings = describe(examples, args)
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
-    with replaced(folder / "bias_vs_m.csv") as path:
-        write_csv(path, rows, settings)
+    write_csv(
+        folder / "bias_vs_m.csv",
+        rows,
+        FIELDS,
+        settings,
+        f"for softmax, values below {ROUNDING:g} are the rounding of q",
+    )
     with replaced(folder / "bias_vs_m.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'bias_vs_m.csv'} and {folder / 'bias_vs_m.png'}")
@@ -169,17 +174,6 @@ def describe(examples: Embeddings, args: argparse.Namespace) -> str:
         f"d = {dim} (PPMI and SVD), tau = {args.tau:g}; RFF: nu = {args.nu:g}, "
         f"D = {args.num_features} frequencies; quadratic: 100 o^2 + 1; seed {args.seed}"
     )
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
-    """Write the averages; lines that start with ``#`` say what they are of."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(f"# {settings}\n")
-        stream.write(f"# for softmax, values below {ROUNDING:g} are the rounding of q\n")
-        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:

@@ -19,7 +19,6 @@ Microsoft Cognitive Toolkit, tutorial 207, "Sampled Softmax".
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import platform
 import textwrap
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
@@ -103,8 +103,7 @@ def main() -> None:
     )
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
-    with replaced(folder / "cntk207_toy.csv") as path:
-        write_csv(path, rows, settings)
+    write_csv(folder / "cntk207_toy.csv", rows, FIELDS, settings, digits=4)
     with replaced(folder / "cntk207_toy.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'cntk207_toy.csv'} and {folder / 'cntk207_toy.png'}")
@@ -205,16 +204,6 @@ def timed(step: Callable[[int], None], first: int, least: float) -> list[float]:
         step(first + len(seconds))
         seconds.append(perf_counter() - start)
     return seconds
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
-    """Write the numbers; the line that starts with ``#`` says what they are of."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(f"# {settings}\n")
-        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:

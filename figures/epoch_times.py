@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from fig3_ptb_samplers import METHODS, STYLES
 from matplotlib.figure import Figure
-from ptb_runs import write_csv
+from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced

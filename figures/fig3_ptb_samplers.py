@@ -24,7 +24,8 @@ from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
-from ptb_runs import FIELDS, FULL, parser, run_all, sampled, write_csv
+from ptb_runs import FIELDS, FULL, parser, run_all, sampled
+from tables import write_csv
 
 from samplesoft._files import replaced
 

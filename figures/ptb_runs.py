@@ -7,12 +7,11 @@ the checkpoint after each epoch; a script that was interrupted goes on from ther
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -21,6 +20,7 @@ from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
@@ -99,15 +99,6 @@ def run_folder(runs: Path, settings: LanguageModelSettings) -> Path:
 def epoch_checkpoint(folder: Path, epoch: int) -> Path:
     """Return the checkpoint of a run after an epoch, counted from 1."""
     return folder / f"epoch_{epoch}.npz"
-
-
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], fields: tuple[str, ...]) -> None:
-    """Write rows, numbers with six digits."""
-    with replaced(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, fields, extrasaction="ignore", lineterminator="\n")
-        table.writeheader()
-        for row in rows:
-            table.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def write_sweep(

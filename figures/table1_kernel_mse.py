@@ -19,7 +19,6 @@ Features", NeurIPS 2019, Table 1.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import textwrap
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
@@ -70,6 +70,15 @@ FIELDS = (
 )
 NUMBERS = 1 << 24  # features held at a time
 
+NOTES = (
+    "mse: of the estimates of exp(tau h . c), the mean over the pairs and over num_maps "
+    "maps; mse_expected: from the exact variance",
+    "mse_gaussian: mse * exp(-2 tau), of the Gaussian kernel in place of exp(tau h . c); "
+    "kernel_variance: the mse of the best constant",
+    "D: rff, frequencies; quadratic (best alpha and beta for these pairs), d^2 of which "
+    "num_features differ; else features",
+)
+
 
 def main() -> None:
     """Read the command line, compute, write both files."""
@@ -82,8 +91,7 @@ def main() -> None:
         "over 1. Rings: Table 1 of Rawat et al., who print no tau, shown up to tau = 1"
     )
     args.output.mkdir(parents=True, exist_ok=True)
-    with replaced(args.output / "table1_kernel_mse.csv") as path:
-        write_csv(path, rows, settings)
+    write_csv(args.output / "table1_kernel_mse.csv", rows, FIELDS, settings, *NOTES, digits=4)
     with replaced(args.output / "table1_kernel_mse.png") as path:
         draw(path, rows, settings)
     report(rows)
@@ -192,24 +200,6 @@ def row(
     printed = PRINTED.get((name, num), "")
     values = (tau, name, num, num_features, len(errors), mse, spread, expected, gaussian)
     return dict(zip(FIELDS, (*values, float(kernel.var()), printed), strict=True))
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
-    """Write the table; lines that start with ``#`` say what its columns are."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(f"# {settings}\n")
-        stream.write(
-            "# mse: of the estimates of exp(tau h . c), the mean over the pairs and over num_maps "
-            "maps; mse_expected: from the exact variance\n"
-            "# mse_gaussian: mse * exp(-2 tau), of the Gaussian kernel in place of exp(tau h . c); "
-            "kernel_variance: the mse of the best constant\n"
-            "# D: rff, frequencies; quadratic (best alpha and beta for these pairs), d^2 of which "
-            "num_features differ; else features\n"
-        )
-        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for line in rows:
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()})
 
 
 def report(rows: list[dict[str, Any]]) -> None:

@@ -20,7 +20,6 @@ A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import importlib.util
 import itertools
@@ -33,6 +32,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
@@ -85,8 +85,7 @@ def main() -> None:
         f"nu = {NU:g}, softmax leaves; {num_threads()} threads, {platform.machine()}; medians of "
         f"{args.repeats} calls or more, each with contexts and draws of its own"
     )
-    with replaced(args.output / "table2_walltime.csv") as draft:
-        write_csv(draft, rows, settings)
+    write_csv(args.output / "table2_walltime.csv", rows, FIELDS, settings, digits=4)
     with replaced(args.output / "table2_walltime.png") as draft:
         draw(draft, rows, settings)
     print(as_table(rows))
@@ -212,16 +211,6 @@ def as_table(rows: list[dict[str, Any]]) -> str:
             f"{r['paper_ms']:>10}"
         )
     return "\n".join(lines)
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
-    """Write the times; a line that starts with ``#`` says what they are of."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(f"# {settings}\n")
-        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for r in rows:
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in r.items()})
 
 
 # method: colour (Okabe and Ito's, safe for the colour-blind), marker

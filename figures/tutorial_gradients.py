@@ -16,7 +16,6 @@ References
 from __future__ import annotations
 
 import argparse
-import csv
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import softmax
+from tables import write_csv
 
 import samplesoft
 from samplesoft._files import replaced
@@ -86,8 +86,7 @@ def main() -> None:
     )
     folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
-    with replaced(folder / "tutorial_gradients.csv") as path:
-        write_csv(path, rows, settings)
+    write_csv(folder / "tutorial_gradients.csv", rows, FIELDS, settings)
     with replaced(folder / "tutorial_gradients.png") as path:
         draw(path, rows, settings)
     print(f"wrote {folder / 'tutorial_gradients.csv'} and {folder / 'tutorial_gradients.png'}")
@@ -137,16 +136,6 @@ def gradient(scores: np.ndarray, drawn: Draw) -> np.ndarray:
     dense = np.zeros(len(scores))
     dense[ids] = rows[:, 0]
     return dense
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
-    """Write the numbers; the line that starts with ``#`` says what they are of."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(f"# {settings}\n")
-        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
 def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:

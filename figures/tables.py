@@ -1,0 +1,42 @@
+"""The CSV files of the figures; not a script."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from samplesoft._files import replaced
+
+
+def write_csv(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    fields: tuple[str, ...],
+    *notes: str,
+    digits: int = 6,
+) -> None:
+    """Write rows, whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    rows : iterable of mapping
+        Values by field; others are left out.
+    fields : tuple of str
+        Columns.
+    *notes : str
+        Lines for the top, after ``#``: what the numbers are of.
+    digits : int
+        Significant digits of floats.
+    """
+    with replaced(path) as draft, draft.open("w", encoding="utf-8", newline="") as stream:
+        stream.writelines(f"# {note}\n" for note in notes)
+        table = csv.DictWriter(stream, fields, extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        for row in rows:
+            table.writerow(
+                {k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()}
+            )
