@@ -93,7 +93,7 @@ def epoch_row(
     optimizer = make_optimizer("sgd", 1.0)
 
     def step(index: int) -> None:
-        _, gradients = task.step(0, index)
+        _, gradients = task.step(0, index % task.num_steps)
         clip_by_global_norm(gradients, 5.0)
         optimizer.step(task.parameters, gradients)
         task.after_step(gradients)
