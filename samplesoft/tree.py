@@ -82,8 +82,7 @@ class KernelTree(Sampler):
     num_features : int
         Number of features F.
     num_updates : int
-        Class vectors updated since the sums were last built. An update of half of the classes or
-        more builds them anew.
+        Class vectors updated since the sums were built; updating half of them builds them anew.
 
     Raises
     ------
@@ -174,9 +173,9 @@ class KernelTree(Sampler):
     def drift(self) -> float:
         """How far updates have moved the sum at the root, relative to its norm.
 
-        Every update adds to the root, whose rounding errors are therefore the most frequent. They
-        are measured against a sum kept in float64. What cancels on the way to the root does not
-        show: after vectors that were for a time very much longer, rebuild.
+        Every update adds to the root, whose rounding errors are measured against a sum in float64.
+        What cancels on the way to the root does not show: after vectors that were for a time very
+        much longer, rebuild.
         """
         return self._sums.drift
 
@@ -202,8 +201,7 @@ class KernelTree(Sampler):
         """Return the sums of the features of `rows` (n, d)."""
         leaf_sums = np.empty((self._num_leaves, self.num_features), self._dtype)
         parts = chunks(self._num_leaves, self._leaves_at_a_time)
-        bar = {"iterable": parts, "unit": "block", "desc": "building the tree"}
-        for part in progress_bar(progress, **bar):
+        for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
             here = rows[part.start * self.leaf_size : part.stop * self.leaf_size]
             starts = np.arange(0, len(here), self.leaf_size)
             sum_runs(self._features(here), starts, leaf_sums[part])
