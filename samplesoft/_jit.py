@@ -108,6 +108,10 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
     items : iterable
         One argument for each call.
     """
+    items = list(items)
+    if len(items) == 1:
+        function(items[0])
+        return
     for _ in thread_map(function, items):
         pass
 

@@ -32,7 +32,7 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
     array = np.ascontiguousarray(array, dtype=np.float64)
-    _require_finite(name, array, "finite")
+    _require_finite(name, array)
     return array
 
 
@@ -56,7 +56,7 @@ def as_float_rows(
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(rows, dtype=dtype or rows.dtype)
-    _require_finite(name, rows, f"finite in {rows.dtype}")
+    _require_finite(name, rows, rows.dtype)
     return rows
 
 
@@ -98,9 +98,10 @@ def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, .
     return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
 
 
-def _require_finite(name: str, array: NDArray[Any], wanted: str) -> None:
+def _require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
     if not np.isfinite(array).all():
         where = np.argwhere(~np.isfinite(array))[0].tolist()
+        wanted = "finite" if dtype is None else f"finite in {dtype}"
         raise ValueError(
             f"`{name}` must be {wanted}, got {array[tuple(where)]} at index {where}; "
             "remove or replace NaN and infinite entries first."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,6 +232,47 @@ class Sampler(ABC):
                 f"and {classes.shape}."
             )
         self._prepare(classes, rows)()
+
+    def begin_step(  # noqa: B027 - there is nothing to do
+        self, labels: Any, rng: int | np.random.Generator | None
+    ) -> None:
+        """Get ready for a step of training; most samplers have nothing to do.
+
+        Parameters
+        ----------
+        labels : array_like of int, shape (k,)
+            Labels of the step, for samplers that learn from them.
+        rng : int, numpy.random.Generator or None
+            Seed of what is drawn once for a step; that of its draws may be the same.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what has been learned and does not follow from class vectors; often nothing."""
+        return {}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state` of a sampler made in the same way.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray
+            From `state`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is of another sampler; nothing has changed then.
+        """
+        if state:
+            raise ValueError(
+                f"`state` must be empty for {type(self).__name__}, got {', '.join(state)}; it is "
+                "that of another sampler."
+            )
 
     def _read(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""

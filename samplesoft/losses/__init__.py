@@ -1,6 +1,6 @@
 """Losses of the softmax layer, forward and backward by hand."""
 
-from samplesoft.losses.base import Cache, Loss
+from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.evaluation import Evaluation, evaluate, top_k_classes
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gradients import Gradients, SparseRows
@@ -9,10 +9,12 @@ from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.registry import LOSSES, make_loss
-from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
+from samplesoft.losses.sampled import SCHEMES, SampledLoss, SampledSoftmaxLoss, Scheme
 
 __all__ = [
     "LOSSES",
+    "SCHEMES",
+    "Batch",
     "Cache",
     "Evaluation",
     "FullSoftmaxLoss",
@@ -24,6 +26,7 @@ __all__ = [
     "NegativeSamplingLoss",
     "SampledLoss",
     "SampledSoftmaxLoss",
+    "Scheme",
     "SparseRows",
     "evaluate",
     "make_loss",

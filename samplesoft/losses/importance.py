@@ -47,8 +47,8 @@ class ImportanceSamplingLoss(SampledLoss):
         "importance": Scheme(adjusts_label=False, hits="kept"),
     }
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(scheme="importance", **options)
+    def __init__(self, *, scheme: str = "importance", **options: Any) -> None:
+        super().__init__(scheme=scheme, **options)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 1)

@@ -41,10 +41,14 @@ def make_loss(name: str, **options: Any) -> Loss:
     Parameters
     ----------
     name : str
-        A key of `LOSSES`.
+        A key of `LOSSES`. ``"sampled"``, ``"jackknife"`` and ``"negative-sampling"`` take draws
+        that exclude the label; ``"sampled-masked"`` and ``"sampled-reject"`` leave accidental
+        hits of the label out, and so can share one set of draws among a batch;
+        ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
+        ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
     **options
-        ``tau``, ``normalize``, ``absolute``, ``reduction``, and where the loss has it ``scheme``;
-        they go before what the name says.
+        ``tau``, ``normalize``, ``absolute``, ``reduction``, and ``scheme`` where the loss has
+        several and the name says none.
 
     Returns
     -------
@@ -61,4 +65,12 @@ def make_loss(name: str, **options: Any) -> Loss:
     >>> make_loss("sampled-masked", tau=2.0).scheme
     'masked'
     """
-    return LOSSES[as_choice("name", name, LOSSES)](**options)
+    make = LOSSES[as_choice("name", name, LOSSES)]
+    fixed = getattr(make, "keywords", {})
+    for option in options:
+        if option in fixed:
+            raise ValueError(
+                f"`{option}` must be left out for {name!r}, which says {option}={fixed[option]!r}, "
+                f"got {options[option]!r}; take another name."
+            )
+    return make(**options)

@@ -4,7 +4,16 @@ from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding, SparseLinear
 from samplesoft.models.lstm import LSTM
-from samplesoft.models.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from samplesoft.models.module import Layer
+from samplesoft.models.optimizers import (
+    OPTIMIZERS,
+    SGD,
+    Adagrad,
+    Adam,
+    Momentum,
+    Optimizer,
+    make_optimizer,
+)
 from samplesoft.models.schedules import SCHEDULES, make_schedule
 from samplesoft.models.softmax_layer import SoftmaxLayer
 
@@ -12,8 +21,13 @@ __all__ = [
     "LSTM",
     "OPTIMIZERS",
     "SCHEDULES",
+    "SGD",
+    "Adagrad",
+    "Adam",
     "Dropout",
     "Embedding",
+    "Layer",
+    "Momentum",
     "Optimizer",
     "SoftmaxLayer",
     "SparseLinear",

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count, as_float_rows, as_ids
-from samplesoft.losses.base import Cache, Loss
+from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_ids
+from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.evaluation import Evaluation, evaluate
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
-from samplesoft.losses.targets import read_targets
 from samplesoft.losses.vectors import read_biases, unit_rows
 from samplesoft.sampler import Rows, Sampler
 
@@ -49,6 +47,19 @@ class SoftmaxLayer:
     ------
     TypeError, ValueError
         If an argument is malformed, or loss and sampler do not fit each other.
+
+    Notes
+    -----
+    A step of training is
+
+    1. `forward`: lets the sampler get ready, draws (without the labels, if the loss is of scheme
+       ``"negatives"``), and computes the loss;
+    2. `backward`: gives gradients, from which nothing may have changed since `forward`;
+    3. the optimizer's ``step(layer.parameters, gradients)``;
+    4. `moved` with the ids of the rows that have a gradient.
+
+    Draws follow the class vectors that the sampler was last told. If it was made from others, call
+    `refresh` first.
 
     Examples
     --------
@@ -91,8 +102,8 @@ class SoftmaxLayer:
         self.update_every = as_count("update_every", update_every)
         self._moved: list[IntArray] = []
         if isinstance(loss, SampledLoss):
-            self.num_sampled = as_count("num_sampled", num_sampled)
             self._check_sampler(loss)
+            self.num_sampled = as_count("num_sampled", num_sampled)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
@@ -107,7 +118,7 @@ class SoftmaxLayer:
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> tuple[Any, Cache]:
-        """Draw negatives where the loss needs them, and compute the loss.
+        """Draw negatives where the loss needs them, without the labels, and compute the loss.
 
         Parameters
         ----------
@@ -132,36 +143,28 @@ class SoftmaxLayer:
         TypeError, ValueError
             If an argument is malformed.
         """
+        batch = self.loss.read(h, self._rows, labels, self.parameters.get("biases"))
         draw, label_log_count = None, None
-        contexts = as_float_rows("h", h, self._rows.shape[1], self._rows.dtype)
         if isinstance(self.loss, SampledLoss):
             assert self.sampler is not None
-            targets = read_targets(labels, len(contexts), len(self._rows))
-            seen = unit_rows("h", contexts.copy())[0] if self.loss.normalize else contexts
-            exclude = None
-            if self.loss.excludes_label:
-                if targets.owners is not None:
-                    raise ValueError(
-                        f"`labels` must hold one label an example with scheme="
-                        f"{self.loss.scheme!r}, got a matrix; take scheme='masked'."
-                    )
-                exclude = targets.labels
-            key = int(as_key(rng))
+            targets = batch.targets
+            if self.loss.excludes_label and targets.owners is not None:
+                raise ValueError(
+                    f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
+                    "got a matrix; take scheme='masked'."
+                )
+            self.sampler.begin_step(targets.labels, rng)
             draw = self.sampler.sample(
-                seen, self.num_sampled, exclude=exclude, shared=self.shared, rng=key
+                batch.contexts,
+                self.num_sampled,
+                exclude=targets.labels if self.loss.excludes_label else None,
+                shared=self.shared,
+                rng=rng,
             )
             if self.loss.needs_label_count:
-                label_log_count = self.sampler.log_expected_count(
-                    targets.rows(seen), targets.labels[:, None], self.num_sampled
-                )[:, 0]
-        return self.loss.forward(
-            contexts,
-            self._rows,
-            labels,
-            draw,
-            label_log_count=label_log_count,
-            biases=self.parameters.get("biases"),
-            weights=weights,
+                label_log_count = self._label_log_count(batch)
+        return self.loss.forward_batch(
+            batch, draw, label_log_count=label_log_count, weights=weights
         )
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
@@ -207,8 +210,10 @@ class SoftmaxLayer:
 
     def refresh(self) -> None:
         """Tell the sampler of all class vectors; it then is as if just made from them."""
-        if self.sampler is not None and self.sampler.dim is not None:
-            self._tell(np.arange(len(self._rows)))
+        if self.sampler is not None:
+            self.sampler.load_state(self.sampler.state())
+            if self.sampler.dim is not None:
+                self._tell(np.arange(len(self._rows)))
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the full-softmax loss and ranks of the labels, as `samplesoft.losses.evaluate`.
@@ -241,6 +246,19 @@ class SoftmaxLayer:
     @property
     def _rows(self) -> Rows:
         return self.parameters["class_embeddings"]
+
+    def _label_log_count(self, batch: Batch) -> FloatArray:
+        """Return the log expected count (P,) of each label in a draw for its example."""
+        assert self.sampler is not None
+        targets = batch.targets
+        if not self.shared:
+            contexts, ids = targets.rows(batch.contexts), targets.labels[:, None]
+            return self.sampler.log_expected_count(contexts, ids, self.num_sampled)[:, 0]
+        every = self.sampler.log_expected_count(
+            batch.contexts, targets.labels[None], self.num_sampled
+        )
+        counts: FloatArray = np.logaddexp.reduce(every, axis=0) - np.log(len(every))
+        return counts
 
     def _tell(self, ids: IntArray) -> None:
         assert self.sampler is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, as_ids, as_positive
 from samplesoft.sampler import Draw, Rows, Sampler
@@ -87,6 +88,22 @@ class LearnedUnigramSampler(Sampler):
         counts = self._counts[ids] + times
         self._tree._prepare(ids, self._weights(counts)[:, None])()
         self._counts[ids] = counts
+
+    def begin_step(self, labels: Any, rng: int | np.random.Generator | None) -> None:
+        """Count the labels, as `observe` does."""
+        self.observe(labels)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the counts, (n,)."""
+        return {"counts": self.counts}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to the counts of a `state`."""
+        if set(state) != {"counts"}:
+            raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
+        counts = as_counts("counts", state["counts"], self.num_classes)
+        self._tree._prepare(np.arange(self.num_classes), self._weights(counts)[:, None])()
+        self._counts = counts.copy()
 
     def _weights(self, counts: FloatArray) -> FloatArray:
         weights: FloatArray = (counts / self._unit) ** self.power

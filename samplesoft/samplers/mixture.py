@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
@@ -77,6 +79,24 @@ class MixtureSampler(Sampler):
             )
         super().__init__(first.num_classes, max(dims, default=None))
         self.first, self.second = first, second
+
+    def begin_step(self, labels: Any, rng: int | np.random.Generator | None) -> None:
+        """Let both samplers get ready."""
+        for sampler in (self.first, self.second):
+            sampler.begin_step(labels, rng)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the states of both samplers."""
+        parts = {"first": self.first, "second": self.second}
+        return {f"{part}/{k}": v for part, s in parts.items() for k, v in s.state().items()}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to the states of both samplers."""
+        for part, sampler in (("first", self.first), ("second", self.second)):
+            start = f"{part}/"
+            sampler.load_state(
+                {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+            )
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))

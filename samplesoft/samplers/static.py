@@ -112,9 +112,7 @@ class StaticSampler(Sampler):
         log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
         return np.where(ids == exclude[:, None], -np.inf, log_q)
 
-    def _log_expected_count(
-        self, h: Rows, ids: IntArray, m: int, exclude: IntArray
-    ) -> FloatArray:
+    def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         if self.replace:
             return super()._log_expected_count(h, ids, m, exclude)
         self._check_left(m, exclude)
