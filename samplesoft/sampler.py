@@ -233,22 +233,22 @@ class Sampler(ABC):
             )
         self._prepare(classes, rows)()
 
-    def begin_step(  # noqa: B027 - there is nothing to do
-        self, labels: Any, rng: int | np.random.Generator | None
-    ) -> None:
-        """Get ready for a step of training; most samplers have nothing to do.
+    def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
+        """Draw anew what serves many draws; most samplers have no such thing.
+
+        Parameters
+        ----------
+        rng : int, numpy.random.Generator or None
+            Seed; that of the draws themselves may be the same.
+        """
+
+    def observe(self, labels: Any) -> None:  # noqa: B027
+        """Learn from labels; most samplers do not.
 
         Parameters
         ----------
         labels : array_like of int, shape (k,)
-            Labels of the step, for samplers that learn from them.
-        rng : int, numpy.random.Generator or None
-            Seed of what is drawn once for a step; that of its draws may be the same.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument is malformed.
+            Observed classes, each as often as it occurs.
         """
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -41,7 +41,7 @@ def forward(loss, case, **changes):
         ({"labels": sparse.csr_array((3, 6))}, "`labels` must have a label in each row"),
         ({"biases": np.ones(5)}, r"`biases` must have shape \(6,\)"),
         ({"weights": np.ones(2)}, r"`weights` must have shape \(3,\)"),
-        ({"weights": np.zeros(3)}, "`weights` must have a sum greater than 0"),
+        ({"weights": np.zeros(3)}, "`weights` must have a finite sum greater than 0"),
     ],
 )
 def test_what_every_loss_refuses(name, changes, message):

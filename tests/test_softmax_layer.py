@@ -62,7 +62,7 @@ def test_the_layer_gives_what_loss_and_sampler_give_by_hand(name, scheme, rows, 
     dh, gradients = layer.backward(cache)
 
     seen = h / np.linalg.norm(h, axis=1, keepdims=True)
-    twin.begin_step(labels, 5)
+    twin.refresh(5)
     draw = twin.sample(seen, M, exclude=labels if scheme == "negatives" else None, rng=5)
     count = twin.log_expected_count(seen, labels[:, None], M)[:, 0]
     wanted, by_hand = loss.forward(h, rows, labels, draw, label_log_count=count)
@@ -153,8 +153,9 @@ def test_candidates_are_new_in_each_step(rows, rng):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_state_comes_back(name, rows, rng):
     sampler, twin = made(name, rows), made(name, rows)
-    sampler.begin_step(np.array([1, 1, 2]), 4)
-    twin.begin_step(np.array([5]), 4)
+    for one, labels in ((sampler, [1, 1, 2]), (twin, [5])):
+        one.refresh(4)
+        one.observe(labels)
     twin.load_state(sampler.state())
     contexts = unit(rng, 3, D)
     np.testing.assert_allclose(twin.probs(contexts), sampler.probs(contexts), rtol=1e-12)

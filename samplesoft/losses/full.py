@@ -16,7 +16,7 @@ from samplesoft.kernels.full_softmax import add_exponentials, finish, probabilit
 from samplesoft.losses.base import Batch, Loss
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
-from samplesoft.losses.vectors import unit_rows, unit_rows_backward
+from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.sampler import Draw, Rows
 
 _BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
@@ -167,7 +167,7 @@ def class_blocks(
     Raises
     ------
     ValueError
-        If a class vector that is to be normalised has a norm of 0 or not finite.
+        If a class vector is not finite, or is to be normalised and has a norm of 0.
     """
     n = len(class_embeddings)
     size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))
@@ -177,6 +177,8 @@ def class_blocks(
         if normalize:
             ids = np.arange(part.start, part.stop)
             rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
+        else:
+            require_finite_rows(rows, part.start)
         offsets = np.empty(0, z.dtype) if biases is None else biases[part]
         with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
             scores = np.matmul(rows, z.T, out=buffer[: len(rows)])

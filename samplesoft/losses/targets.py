@@ -83,11 +83,17 @@ def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
             )
         return Targets(as_labels("labels", labels, num_classes, (batch,)))
     given: Any = labels
-    matrix = sparse.csr_array(given).copy()  # for it is put in order
+    matrix = sparse.csr_array(given, dtype=np.float64, copy=True)  # for it is put in order
     if matrix.shape != (batch, num_classes):
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
+    try:
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(
+            f"`labels` must be a sound matrix, with classes counted from 0: {error}."
+        ) from None
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)
@@ -100,5 +106,6 @@ def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
     if values.min() < 0.0:
         raise ValueError(f"`labels` must hold weights of at least 0, got {values.min()}.")
     owners = np.repeat(np.arange(batch), counts)
+    values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[owners]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
     return Targets(matrix.indices.astype(np.int64), owners, values / totals[owners])

@@ -28,6 +28,19 @@ def read_class_embeddings(value: Any) -> Rows:
     return as_float_rows("class_embeddings", value)
 
 
+def require_finite_rows(rows: Rows, first: int = 0) -> None:
+    """Raise for class vectors (r, d) that are not finite; `first` is the class of the first."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(rows.sum()):  # one pass and no array; where it overflows, look at each
+            return
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        raise ValueError(
+            f"`class_embeddings` must be finite, got row {first + int(finite.argmin())} that is "
+            "not; training may have diverged: lower the learning rate, or clip gradients."
+        )
+
+
 def read_biases(value: ArrayLike, num_classes: int, dtype: np.dtype[Any]) -> Rows:
     """Return class biases (n,) of a type."""
     biases = as_real_array("biases", value, (1,))

@@ -52,8 +52,9 @@ class SoftmaxLayer:
     -----
     A step of training is
 
-    1. `forward`: lets the sampler get ready, draws (without the labels, if the loss is of scheme
-       ``"negatives"``), and computes the loss;
+    1. `forward`: draws, without the labels if the loss is of scheme ``"negatives"``, and computes
+       the loss; before, a two-pass sampler takes new candidates, and after it, a sampler that
+       learns counts observes the labels;
     2. `backward`: gives gradients, from which nothing may have changed since `forward`;
     3. the optimizer's ``step(layer.parameters, gradients)``;
     4. `moved` with the ids of the rows that have a gradient.
@@ -153,7 +154,7 @@ class SoftmaxLayer:
                     f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
                     "got a matrix; take scheme='masked'."
                 )
-            self.sampler.begin_step(targets.labels, rng)
+            self.sampler.refresh(rng)
             draw = self.sampler.sample(
                 batch.contexts,
                 self.num_sampled,
@@ -163,9 +164,12 @@ class SoftmaxLayer:
             )
             if self.loss.needs_label_count:
                 label_log_count = self._label_log_count(batch)
-        return self.loss.forward_batch(
+        result = self.loss.forward_batch(
             batch, draw, label_log_count=label_log_count, weights=weights
         )
+        if self.sampler is not None:
+            self.sampler.observe(batch.targets.labels)
+        return result
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
         """Compute gradients.
@@ -204,7 +208,7 @@ class SoftmaxLayer:
         if self.sampler is None or self.sampler.dim is None:
             return
         n = len(self._rows)
-        self._moved.append(np.arange(n) if ids is None else as_ids("ids", ids, n))
+        self._moved.append(np.arange(n) if ids is None else as_ids("ids", ids, n).copy())
         if len(self._moved) >= self.update_every:
             self._tell(np.unique(np.concatenate(self._moved)))
 
@@ -254,9 +258,8 @@ class SoftmaxLayer:
         if not self.shared:
             contexts, ids = targets.rows(batch.contexts), targets.labels[:, None]
             return self.sampler.log_expected_count(contexts, ids, self.num_sampled)[:, 0]
-        every = self.sampler.log_expected_count(
-            batch.contexts, targets.labels[None], self.num_sampled
-        )
+        contexts = batch.contexts[:1] if self.sampler.dim is None else batch.contexts
+        every = self.sampler.log_expected_count(contexts, targets.labels[None], self.num_sampled)
         counts: FloatArray = np.logaddexp.reduce(every, axis=0) - np.log(len(every))
         return counts
 

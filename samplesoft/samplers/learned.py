@@ -89,10 +89,6 @@ class LearnedUnigramSampler(Sampler):
         self._tree._prepare(ids, self._weights(counts)[:, None])()
         self._counts[ids] = counts
 
-    def begin_step(self, labels: Any, rng: int | np.random.Generator | None) -> None:
-        """Count the labels, as `observe` does."""
-        self.observe(labels)
-
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the counts, (n,)."""
         return {"counts": self.counts}

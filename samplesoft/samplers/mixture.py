@@ -80,10 +80,15 @@ class MixtureSampler(Sampler):
         super().__init__(first.num_classes, max(dims, default=None))
         self.first, self.second = first, second
 
-    def begin_step(self, labels: Any, rng: int | np.random.Generator | None) -> None:
-        """Let both samplers get ready."""
+    def refresh(self, rng: int | np.random.Generator | None = None) -> None:
+        """Let both samplers draw anew what serves many draws."""
         for sampler in (self.first, self.second):
-            sampler.begin_step(labels, rng)
+            sampler.refresh(rng)
+
+    def observe(self, labels: Any) -> None:
+        """Let both samplers learn from labels."""
+        for sampler in (self.first, self.second):
+            sampler.observe(labels)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the states of both samplers."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -122,10 +121,6 @@ class TwoPassSampler(Sampler):
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)
         self.candidate_ids: IntArray = np.unique(drawn.ids)
         self._softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
-
-    def begin_step(self, labels: Any, rng: int | np.random.Generator | None) -> None:
-        """Draw a new set of candidates, as `refresh` does."""
-        self.refresh(rng)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         draw = self._softmax._sample(h, m, self._excluded_places(exclude), key)
