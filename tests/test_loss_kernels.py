@@ -7,7 +7,7 @@ import pytest
 from mpmath import mp
 from scipy.special import logsumexp, softmax
 
-from samplesoft.kernels.candidate_logits import correct
+from samplesoft.kernels.candidate_logits import are_drawable, correct
 from samplesoft.kernels.logarithm import log1p_to
 from samplesoft.kernels.logistic_terms import logistic_terms
 from samplesoft.kernels.logit_rows import greatest, total, weigh
@@ -121,7 +121,7 @@ def test_corrections_and_hits(dtype, shared):
     )
     log_counts, labels = rng.normal(size=ids.shape), np.array([1, 2, 3])
     logits, hits = np.empty((3, 5)), np.empty(3, np.int64)
-    correct(scores, ids, log_counts, labels, logits, hits)
+    assert correct(scores, ids, log_counts, labels, logits, hits)
     assert hits.tolist() == ([2, 1, 0] if shared else [2, 4, 0])
     wanted = scores.astype(float)
     wanted[:, 1:] -= log_counts
@@ -129,3 +129,17 @@ def test_corrections_and_hits(dtype, shared):
     np.testing.assert_array_equal(logits, wanted)
     correct(scores, ids, log_counts, np.full(3, -1), logits, hits)
     assert not hits.any() and np.isfinite(logits).all()
+    for place in ((0, 0), (1, 1), (2, 4)):  # (1, 1) is a draw of the label in both
+        for value in (np.nan, INF, -INF):
+            bad = scores.copy()
+            bad[place] = value
+            assert not correct(bad, ids, log_counts, labels, logits, hits)
+
+
+def test_what_can_be_drawn():
+    ids, counts = np.array([[0, 4], [2, 3]]), np.array([[-1e300, 0.0], [3.0, -2.0]])
+    assert are_drawable(ids, counts, 5) and not are_drawable(ids, counts, 4)
+    assert not are_drawable(ids - 1, counts, 5)
+    for value in (np.nan, INF, -INF):
+        counts[1, 0] = value
+        assert not are_drawable(ids, counts, 5)

@@ -114,6 +114,27 @@ def test_pieces_make_the_whole_product(rng, monkeypatch, rows, depth, columns):
     np.testing.assert_allclose(out, x @ weights, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (7, 3, 5), (20, 200, 64), (61, 450, 130), (285, 9, 3)]
+)
+def test_long_products_are_those_of_numpy_at_any_number_of_threads(rng, monkeypatch, dtype, shape):
+    long, inner, columns = shape
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((long, inner), (inner, columns)))
+    wanted = a.astype(float) @ b.astype(float)
+    atol = 1e-4 if dtype == np.float32 else 1e-12
+    first = None
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(step_products, "num_threads", lambda count=threads: count)
+        out, other = (np.full((long, columns), np.nan, dtype) for _ in range(2))
+        copies = np.ascontiguousarray(a.T).T, np.ascontiguousarray(b.T).T
+        step_products.products([(a, b, out), (*copies, other)])
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=atol)
+        np.testing.assert_allclose(other, wanted, rtol=0, atol=atol)
+        first = out if first is None else first
+        np.testing.assert_array_equal(out, first)
+
+
 def test_parts_cover_the_batch_evenly():
     weights = np.empty((200, 800))
     for batch in range(1, 50):

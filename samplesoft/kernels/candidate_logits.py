@@ -1,7 +1,4 @@
-"""Scores turned into logits in which what was drawn stands for all that could have been.
-
-And derivatives in the logits turned into those in the scores.
-"""
+"""Scores turned into logits in which what was drawn stands for all that could have been."""
 
 from __future__ import annotations
 
@@ -13,6 +10,16 @@ from samplesoft.kernels.candidate_scores import Floats
 
 
 @njit
+def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
+    """Tell whether all `ids` (P, m) lie in ``range(n)`` and all `log_counts` (P, m) are finite."""
+    bad = 0
+    for b in range(len(ids)):
+        for k in range(ids.shape[1]):
+            bad += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
+    return bad == 0
+
+
+@njit
 def correct(
     scores: Floats,
     ids: IntArray,
@@ -20,7 +27,7 @@ def correct(
     labels: IntArray,
     logits: FloatArray,
     hits: IntArray,
-) -> None:
+) -> bool:
     """Subtract logarithms of expected counts from the scores of drawn classes.
 
     Parameters
@@ -37,20 +44,30 @@ def correct(
         Output; column 0 is the label's score.
     hits : ndarray of int64, shape (P,)
         Output: how many draws have no weight.
+
+    Returns
+    -------
+    bool
+        Whether all scores are finite, those of draws without weight too.
     """
+    unsound = 0
     for b in range(len(scores)):
         row = b if len(ids) > 1 else 0
         drawn, corrections, out, given = ids[row], log_counts[row], logits[b], scores[b]
         out[0] = given[0]
+        unsound += not abs(given[0]) < np.inf
         found = 0
         for k in range(len(drawn)):
-            out[k + 1] = given[k + 1] - corrections[k]
+            score = given[k + 1]
+            unsound += not abs(score) < np.inf
+            out[k + 1] = score - corrections[k]
             found += drawn[k] == labels[b]
         hits[b] = found
         if found:
             for k in range(len(drawn)):
                 if drawn[k] == labels[b]:
                     out[k + 1] = -np.inf
+    return unsound == 0
 
 
 @njit
@@ -73,12 +90,3 @@ def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None
             gain = np.log(expected / (m - hits[b]))
             for k in range(1, 1 + m):
                 logits[b, k] += gain
-
-
-@njit
-def weighted(derivatives: FloatArray, weights: FloatArray, d_scores: Floats) -> None:
-    """Write rows of `derivatives` (P, 1 + m) times `weights` (P,) in the type of the output."""
-    for b in range(len(derivatives)):
-        row, out = derivatives[b], d_scores[b]
-        for k in range(len(row)):
-            out[k] = weights[b] * row[k]

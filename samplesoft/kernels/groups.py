@@ -65,12 +65,19 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
 
 @njit
 def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    order = np.argsort(ids, kind="mergesort")
+    bits = 1
+    while len(ids) >> bits:
+        bits += 1
+    order = np.empty(len(ids), np.int64)  # place and id in one number: faster than to sort places
+    for k in range(len(ids)):
+        order[k] = ids[k] << bits | k
+    order.sort()
     unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     starts = np.empty(len(ids) + 1, np.int64)
     num = 0
     for k in range(len(order)):
-        place = order[k]
+        place = order[k] & ((1 << bits) - 1)
+        order[k] = place
         if num == 0 or ids[place] != unique[num - 1]:
             unique[num] = ids[place]
             starts[num] = k

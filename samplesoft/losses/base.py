@@ -21,6 +21,7 @@ from samplesoft.losses.targets import Targets, read_targets
 from samplesoft.losses.vectors import (
     read_biases,
     read_class_embeddings,
+    require_finite_rows,
     unit_rows,
     unit_rows_backward,
 )
@@ -35,8 +36,12 @@ class Batch:
 
     Parameters
     ----------
+    contexts : ndarray, shape (B, d)
+        Contexts, divided by their norms if the loss normalises.
+    norms : ndarray of float64, shape (B,), or None
+        Those norms.
     z : ndarray, shape (B, d)
-        Contexts times tau, divided by their norms if the loss normalises.
+        Contexts times tau.
     class_embeddings : ndarray, shape (n, d)
         Class vectors as given.
     targets : Targets
@@ -45,6 +50,8 @@ class Batch:
         Class biases.
     """
 
+    contexts: Rows
+    norms: FloatArray | None
     z: Rows
     class_embeddings: Rows
     targets: Targets
@@ -56,7 +63,6 @@ class Cache:
     """What `Loss.backward` needs from `Loss.forward`; valid until the arguments change."""
 
     batch: Batch
-    h_norms: FloatArray | None
     weights: FloatArray  # (B,): derivative of the value in the loss of each example
     saved: Any
 
@@ -148,17 +154,34 @@ class Loss(ABC):
         TypeError, ValueError
             If an argument is malformed, or the loss is not finite.
         """
+        batch = self.read(h, class_embeddings, labels, biases)
+        return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
+
+    def read(
+        self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
+    ) -> Batch:
+        """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
         rows = read_class_embeddings(class_embeddings)
         n, d = rows.shape
         contexts = as_float_rows("h", h, d, rows.dtype)
         targets = read_targets(labels, len(contexts), n)
         offsets = None if biases is None else read_biases(biases, n, rows.dtype)
-        per_example = _read_weights(weights, len(contexts))
         norms = None
         if self.normalize:
             contexts, norms = unit_rows("h", contexts.copy())
         z = contexts if self.tau == 1.0 else contexts * contexts.dtype.type(self.tau)
-        batch = Batch(z, rows, targets, offsets)
+        return Batch(contexts, norms, z, rows, targets, offsets)
+
+    def forward_batch(
+        self,
+        batch: Batch,
+        draw: Draw | None,
+        *,
+        label_log_count: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> tuple[Any, Cache]:
+        """Compute the loss, as `forward` does, of arguments that `read` has checked."""
+        per_example = _read_weights(weights, len(batch.z))
         losses, saved = self._forward(batch, draw, label_log_count)
         if not np.isfinite(losses).all():
             self._explain(batch, losses)
@@ -166,7 +189,7 @@ class Loss(ABC):
             per_example = per_example / _total(per_example)
         weighted = losses * per_example
         value = weighted if self.reduction == "none" else float(weighted.sum())
-        return value, Cache(batch, norms, per_example, saved)
+        return value, Cache(batch, per_example, saved)
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum.
@@ -185,9 +208,8 @@ class Loss(ABC):
         dz = gradients.dh
         if self.tau != 1.0:
             dz *= dz.dtype.type(self.tau)
-        if cache.h_norms is not None:
-            unit = cache.batch.z / cache.batch.z.dtype.type(self.tau)
-            dz = unit_rows_backward(dz, unit, cache.h_norms)
+        if cache.batch.norms is not None:
+            dz = unit_rows_backward(dz, cache.batch.contexts, cache.batch.norms)
         return Gradients(dz, gradients.dW, gradients.db)
 
     @abstractmethod
@@ -202,12 +224,7 @@ class Loss(ABC):
 
     def _explain(self, batch: Batch, losses: FloatArray) -> None:
         """Raise for a loss that is not finite, and say where it comes from."""
-        finite = np.isfinite(batch.class_embeddings).all(axis=1)
-        if not finite.all():
-            raise ValueError(
-                f"`class_embeddings` must be finite, got row {int(finite.argmin())} that is not; "
-                "training may have diverged: lower the learning rate, or clip gradients."
-            )
+        require_finite_rows(batch.class_embeddings)
         worst = int(np.argmin(np.isfinite(losses)))
         raise ValueError(
             f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
@@ -226,10 +243,11 @@ def _read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
 
 
 def _total(weights: FloatArray) -> float:
-    total = float(weights.sum())
-    if not total > 0.0:
+    with np.errstate(over="ignore"):
+        total = float(weights.sum())
+    if not 0.0 < total < np.inf:
         raise ValueError(
-            f"`weights` must have a sum greater than 0 for a mean, got {total}; give an example "
-            'a positive weight, or use reduction="sum".'
+            f"`weights` must have a finite sum greater than 0 for a mean, got {total}; give an "
+            'example a positive weight, or use reduction="sum".'
         )
     return total

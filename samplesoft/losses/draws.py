@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.candidate_logits import are_drawable
 from samplesoft.losses.targets import Targets
 from samplesoft.sampler import Draw
 
@@ -52,20 +53,27 @@ def read_draw(
             f"`draw` must hold log-probabilities of the shape of its ids {ids.shape}, got "
             f"{log_counts.shape}."
         )
-    if ids.min() < 0 or ids.max() >= n:
-        raise ValueError(
-            f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
-            "was made for other classes."
-        )
-    if not np.isfinite(log_counts).all():
-        row, k = np.argwhere(~np.isfinite(log_counts))[0].tolist()
-        raise ValueError(
-            f"`draw` must hold finite log-probabilities, got {log_counts[row, k]} for class "
-            f"{ids[row, k]} at index {[row, k]}: what was drawn has a probability above 0."
-        )
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"`draw` must hold ids that are integers, got {ids.dtype}.")
+    if not are_drawable(ids, log_counts, n):
+        raise _explained(ids, log_counts, n)
     if len(ids) == 1:
         return ids, log_counts
     return targets.rows(ids), targets.rows(log_counts)
+
+
+def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
+    """Say what is wrong with a draw that is not `are_drawable`."""
+    if ids.min() < 0 or ids.max() >= n:
+        return ValueError(
+            f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
+            "was made for other classes."
+        )
+    row, k = np.argwhere(~np.isfinite(log_counts))[0].tolist()
+    return ValueError(
+        f"`draw` must hold finite log-probabilities, got {log_counts[row, k]} for class "
+        f"{ids[row, k]} at index {[row, k]}: what was drawn has a probability above 0."
+    )
 
 
 def read_label_count(value: ArrayLike | None, targets: Targets, scheme: str) -> FloatArray:

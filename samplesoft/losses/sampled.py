@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.candidate_logits import correct, spread, weighted
+from samplesoft.kernels.candidate_logits import correct, spread
 from samplesoft.kernels.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Loss
 from samplesoft.losses.draws import read_draw, read_label_count
@@ -19,7 +19,7 @@ from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
 from samplesoft.sampler import Draw, Rows
 
-_CHUNK_NUMBERS = 1 << 15
+_CHUNK_NUMBERS = 1 << 16
 _NO_LABEL = -1
 
 
@@ -87,7 +87,7 @@ class SampledLoss(Loss):
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
-    ) -> tuple[FloatArray, tuple[CandidateScores, FloatArray]]:
+    ) -> tuple[FloatArray, CandidateScores]:
         targets = batch.targets
         ids, log_counts = read_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
         if not self._treatment.corrects:
@@ -96,49 +96,36 @@ class SampledLoss(Loss):
         if self.needs_label_count:
             label_count = read_label_count(label_log_count, targets, self.scheme)
         candidates = candidate_scores(batch, ids, self.normalize)
-        logits: FloatArray = np.empty(candidates.scores.shape)
-        losses = np.empty(len(logits))
+        scores = candidates.scores
+        losses = np.empty(len(scores))
 
         def work(part: slice) -> None:
-            own = slice(None) if len(ids) == 1 else part
-            hits = self._correct(
-                candidates.scores[part],
-                ids[own],
-                log_counts[own],
-                targets.labels[part],
-                logits[part],
+            own, given = slice(None) if len(ids) == 1 else part, scores[part]
+            logits: FloatArray = np.empty(given.shape)
+            hits, sound = self._correct(
+                given, ids[own], log_counts[own], targets.labels[part], logits
             )
             if self.excludes_label and hits.any():
                 raise self._contains_label(targets.labels, part.start + int(hits.argmax()))
             if label_count is not None:
                 if self._treatment.adjusts_label:
-                    logits[part, 0] -= label_count[part]
+                    logits[:, 0] -= label_count[part]
                 else:
-                    spread(logits[part], hits, label_count[part])
-            self._terms(logits[part], losses[part])
+                    spread(logits, hits, label_count[part])
+            self._terms(logits, losses[part])
+            if not sound:
+                losses[part][~np.isfinite(given).all(axis=1)] = np.nan
+            if self.absolute:
+                logits *= np.sign(given)
+            given[:] = logits  # from here on, derivatives in the scores
 
-        thread_each(work, _chunks(logits))
-        finite = np.isfinite(candidates.scores)
-        if not finite.all():
-            losses[~finite.all(axis=1)] = np.nan
+        thread_each(work, _chunks(scores))
         if targets.shares is not None:
             losses = targets.per_example(losses * targets.shares)
-        return losses, (candidates, logits)
+        return losses, candidates
 
-    def _backward(
-        self, batch: Batch, saved: tuple[CandidateScores, FloatArray], weights: FloatArray
-    ) -> Gradients:
-        candidates, derivatives = saved
-        per_pair = batch.targets.shared_out(weights)
-        d_scores = np.empty_like(candidates.scores)
-
-        def work(part: slice) -> None:
-            weighted(derivatives[part], per_pair[part], d_scores[part])
-            if self.absolute:
-                d_scores[part] *= np.sign(candidates.scores[part])
-
-        thread_each(work, _chunks(derivatives))
-        return candidates.backward(d_scores)
+    def _backward(self, batch: Batch, saved: CandidateScores, weights: FloatArray) -> Gradients:
+        return saved.backward(saved.scores, batch.targets.shared_out(weights))
 
     @abstractmethod
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
@@ -154,15 +141,17 @@ class SampledLoss(Loss):
         log_counts: FloatArray,
         labels: IntArray,
         logits: FloatArray,
-    ) -> IntArray:
-        """Turn scores into logits (P, 1 + m); return how many draws of each pair are left out."""
+    ) -> tuple[IntArray, bool]:
+        """Turn scores into logits (P, 1 + m).
+
+        Return how many draws of each pair are left out, and whether all scores are finite.
+        """
         if self.absolute:
             scores = np.abs(scores)
         if self._treatment.hits == "kept":
             labels = np.full_like(labels, _NO_LABEL)
         hits = np.empty_like(labels)
-        correct(scores, ids, log_counts, labels, logits, hits)
-        return hits
+        return hits, correct(scores, ids, log_counts, labels, logits, hits)
 
     def _contains_label(self, labels: IntArray, pair: int) -> ValueError:
         return ValueError(
@@ -171,8 +160,8 @@ class SampledLoss(Loss):
         )
 
 
-def _chunks(logits: FloatArray) -> list[slice]:
-    return chunks(len(logits), max(1, _CHUNK_NUMBERS // logits.shape[1]))
+def _chunks(scores: Rows) -> list[slice]:
+    return chunks(len(scores), max(1, _CHUNK_NUMBERS // scores.shape[1]))
 
 
 class SampledSoftmaxLoss(SampledLoss):

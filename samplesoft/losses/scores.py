@@ -1,7 +1,7 @@
 """Scores of the label and of drawn classes of each example, and the way back to the vectors.
 
-All classes that occur stand once in a block of rows, so that norms, gradients and sums over
-duplicates cost what the block costs, and never what n classes cost.
+The classes that occur stand in a block of rows, so that norms, gradients and sums over duplicates
+cost what the block costs, and never what n classes cost.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from collections.abc import Callable
 import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each
-from samplesoft._validation import IntArray
-from samplesoft.kernels.candidate_scores import class_sums, context_sums, group_totals, score_rows
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.candidate_scores import (
+    class_sums,
+    context_sums,
+    group_totals,
+    label_sums,
+    score_rows,
+)
 from samplesoft.kernels.groups import add_groups, group
 from samplesoft.losses.base import Batch
 from samplesoft.losses.gradients import Gradients, SparseRows
@@ -50,7 +56,8 @@ class CandidateScores(ABC):
     Attributes
     ----------
     scores : ndarray, shape (P, 1 + m)
-        The label's in column 0, then those of m drawn classes.
+        The label's in column 0, then those of m drawn classes. Not read again: a loss may write
+        their derivatives in their place.
     """
 
     def __init__(self, batch: Batch, ids: IntArray, normalize: bool) -> None:
@@ -60,9 +67,10 @@ class CandidateScores(ABC):
         self.classes, self.places, self.order, self.starts = group(
             candidates, len(batch.class_embeddings)
         )
-        self.block, self.norms = batch.class_embeddings[self.classes], None
+        rows = self._rows(candidates)
+        self.block, self.norms = batch.class_embeddings.take(rows, axis=0), None
         if normalize:
-            self.block, self.norms = unit_rows("class_embeddings", self.block, self.classes)
+            self.block, self.norms = unit_rows("class_embeddings", self.block, rows)
         self.scores = np.empty((len(self.z), 1 + ids.shape[1]), self.z.dtype)
         self._score()
         self._has_biases = batch.biases is not None
@@ -70,15 +78,30 @@ class CandidateScores(ABC):
             self.scores[:, 0] += batch.biases[batch.targets.labels]
             self.scores[:, 1:] += batch.biases[ids]
 
-    def backward(self, d_scores: Rows) -> Gradients:
-        """Return gradients, ``dh`` in the contexts of the batch, for derivatives of `scores`."""
-        dz, d_block = self._sums(d_scores)
+    def backward(self, d_scores: Rows, weights: FloatArray) -> Gradients:
+        """Compute gradients of a weighted sum over the pairs.
+
+        Parameters
+        ----------
+        d_scores : ndarray, shape (P, 1 + m)
+            Derivatives in `scores` for each pair, before it is weighted.
+        weights : ndarray of float64, shape (P,)
+            Weights of the pairs.
+
+        Returns
+        -------
+        Gradients
+            ``dh`` in the contexts of the batch.
+        """
+        column = weights.astype(self.z.dtype)[:, None]
+        dz, d_block = self._sums(d_scores, column * self.z)
+        dz *= column
         if self.norms is not None:
             unit_rows_backward(d_block, self.block, self.norms)
         return Gradients(
             self._owners.per_example(dz),
-            SparseRows(self.classes, d_block),
-            SparseRows(self.classes, self._totals(d_scores)) if self._has_biases else None,
+            SparseRows(self.classes, self._merged(d_block)),
+            SparseRows(self.classes, self._totals(d_scores, column)) if self._has_biases else None,
         )
 
     @abstractmethod
@@ -86,16 +109,24 @@ class CandidateScores(ABC):
         """Return the classes that are scored, in a flat array."""
 
     @abstractmethod
+    def _rows(self, candidates: IntArray) -> IntArray:
+        """Return the classes that stand in the block."""
+
+    @abstractmethod
     def _score(self) -> None:
         """Fill `scores` from contexts and block."""
 
     @abstractmethod
-    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows]:
-        """Return gradients in the contexts (P, d) and the block (k, d)."""
+    def _sums(self, d_scores: Rows, z: Rows) -> tuple[Rows, Rows]:
+        """Return gradients in contexts (P, d) that weigh 1, and in the block for weighted `z`."""
 
     @abstractmethod
-    def _totals(self, d_scores: Rows) -> Rows:
-        """Return the gradient in the biases (k,)."""
+    def _merged(self, d_block: Rows) -> Rows:
+        """Return the gradient (k, d) in the classes, from that in the block."""
+
+    @abstractmethod
+    def _totals(self, d_scores: Rows, weights: Rows) -> Rows:
+        """Return the gradient in the biases (k,), for `weights` (P, 1)."""
 
 
 class _OwnScores(CandidateScores):
@@ -103,6 +134,9 @@ class _OwnScores(CandidateScores):
 
     def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
         return np.concatenate([labels[:, None], ids], axis=1).ravel()
+
+    def _rows(self, candidates: IntArray) -> IntArray:
+        return self.classes
 
     def _score(self) -> None:
         places = self.places.reshape(self.scores.shape)
@@ -112,7 +146,7 @@ class _OwnScores(CandidateScores):
 
         thread_each(score, self._parts(len(self.z)))
 
-    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows]:
+    def _sums(self, d_scores: Rows, z: Rows) -> tuple[Rows, Rows]:
         places = self.places.reshape(d_scores.shape)
         dz, d_block = np.zeros_like(self.z), np.empty_like(self.block)
 
@@ -121,7 +155,7 @@ class _OwnScores(CandidateScores):
 
         def sum_classes(part: slice) -> None:
             out = d_block[part]
-            class_sums(d_scores, self.z, self.order, self.starts, part.start, out)
+            class_sums(d_scores, z, self.order, self.starts, part.start, out)
 
         jobs: list[tuple[Callable[[slice], None], slice]] = [
             (sum_contexts, part) for part in self._parts(len(self.z))
@@ -132,8 +166,11 @@ class _OwnScores(CandidateScores):
         thread_each(lambda job: job[0](job[1]), jobs)
         return dz, d_block
 
-    def _totals(self, d_scores: Rows) -> Rows:
-        return group_totals(d_scores, self.order, self.starts)
+    def _merged(self, d_block: Rows) -> Rows:
+        return d_block
+
+    def _totals(self, d_scores: Rows, weights: Rows) -> Rows:
+        return group_totals(weights * d_scores, self.order, self.starts)
 
     def _parts(self, size: int) -> list[slice]:
         work = self.scores.size * self.z.shape[1]
@@ -141,31 +178,31 @@ class _OwnScores(CandidateScores):
 
 
 class _SharedScores(CandidateScores):
-    """One set of classes serves all pairs."""
+    """One set of classes serves all pairs; the block holds the row of each label, then that set."""
 
     def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
         return np.concatenate([labels, ids[0]])
 
-    def _score(self) -> None:
-        score_rows(self.z, self.block, self._own()[:, None], self.scores[:, :1])
-        np.matmul(self.z, self._drawn().T, out=self.scores[:, 1:])
+    def _rows(self, candidates: IntArray) -> IntArray:
+        return candidates
 
-    def _sums(self, d_scores: Rows) -> tuple[Rows, Rows]:
-        own, drawn = d_scores[:, :1], np.ascontiguousarray(d_scores[:, 1:])
-        dz = drawn @ self._drawn()
-        context_sums(own, self.block, self._own()[:, None], dz)
-        values = np.concatenate([own * self.z, drawn.T @ self.z])
-        d_block = np.empty_like(self.block)
-        add_groups(values, self.order, self.starts, 0, d_block)
+    def _score(self) -> None:
+        num = len(self.z)
+        score_rows(self.z, self.block, np.arange(num)[:, None], self.scores[:, :1])
+        np.matmul(self.z, self.block[num:].T, out=self.scores[:, 1:])
+
+    def _sums(self, d_scores: Rows, z: Rows) -> tuple[Rows, Rows]:
+        num = len(z)
+        dz, d_block = d_scores[:, 1:] @ self.block[num:], np.empty_like(self.block)
+        label_sums(d_scores, z, self.block, dz, d_block)
+        np.matmul(d_scores[:, 1:].T, z, out=d_block[num:])
         return dz, d_block
 
-    def _totals(self, d_scores: Rows) -> Rows:
-        column = np.concatenate([d_scores[:, 0], d_scores[:, 1:].sum(axis=0)])
+    def _merged(self, d_block: Rows) -> Rows:
+        sums = np.empty((len(self.classes), d_block.shape[1]), d_block.dtype)
+        add_groups(d_block, self.order, self.starts, 0, sums)
+        return sums
+
+    def _totals(self, d_scores: Rows, weights: Rows) -> Rows:
+        column = np.concatenate([weights * d_scores[:, :1], d_scores[:, 1:].T @ weights])
         return group_totals(column, self.order, self.starts)
-
-    def _own(self) -> IntArray:
-        return self.places[: len(self.z)]
-
-    def _drawn(self) -> Rows:
-        rows: Rows = self.block[self.places[len(self.z) :]]
-        return rows

@@ -21,7 +21,7 @@ from samplesoft.models.module import (
     check_finite,
     uniform_weights,
 )
-from samplesoft.models.step_products import column_pieces, row_parts
+from samplesoft.models.step_products import column_pieces, products, row_parts
 
 Floats = NDArray[Any]
 State = tuple[Floats, Floats]
@@ -183,8 +183,7 @@ class LSTM:
     def _take_steps(self, layer: int, run: _Run) -> None:
         weights, recurrent, bias = self._parameters_of(layer)
         steps, batch, width = run.gates.shape
-        rows_of_all_steps = run.x.reshape(steps * batch, -1)
-        np.matmul(rows_of_all_steps, weights, out=run.gates.reshape(steps * batch, width))
+        products([(_matrix(run.x), weights, _matrix(run.gates))])
 
         def take(rows: slice) -> None:
             product = np.empty((rows.stop - rows.start, width), self.dtype)
@@ -231,14 +230,23 @@ class LSTM:
         check_array("dy", dy, cache[-1].tanh_cells.shape, self.dtype)
         gradients: ParameterGradients = {}
         d_gates = np.empty_like(cache[0].gates)
-        rows = d_gates.reshape(-1, d_gates.shape[2])
+        rows = _matrix(d_gates)
         for layer, run in reversed(list(enumerate(cache))):
             weights, recurrent, _ = self._parameters_of(layer)
             _go_back(run, recurrent, np.ascontiguousarray(dy), d_gates)
-            gradients[f"input_{layer}"] = run.x.reshape(len(rows), -1).T @ rows
-            gradients[f"recurrent_{layer}"] = run.hidden[:-1].reshape(len(rows), -1).T @ rows
+            d_input, d_recurrent = np.empty_like(weights), np.empty_like(recurrent)
+            dx = np.empty(run.x.shape, self.dtype)
+            products(
+                [
+                    (_matrix(run.x).T, rows, d_input),
+                    (_matrix(run.hidden[:-1]).T, rows, d_recurrent),
+                    (rows, weights.T, _matrix(dx)),
+                ]
+            )
+            gradients[f"input_{layer}"] = d_input
+            gradients[f"recurrent_{layer}"] = d_recurrent
             gradients[f"bias_{layer}"] = rows.sum(axis=0)
-            dy, _ = self.dropout.backward(run.factors, (rows @ weights.T).reshape(run.x.shape))
+            dy, _ = self.dropout.backward(run.factors, dx)
         return dy, gradients
 
     def _parameters_of(self, layer: int) -> tuple[Floats, Floats, Floats]:
@@ -253,6 +261,11 @@ def _divide(space: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     steps = len(space) // 7
     gates, cells, tanh_cells, hidden = np.split(space, np.cumsum([4 * steps, steps + 1, steps]))
     return gates.reshape(steps, space.shape[1], -1), cells, tanh_cells, hidden
+
+
+def _matrix(values: Floats) -> Floats:
+    """View (T, B, width) as the rows of all steps, (T B, width)."""
+    return values.reshape(-1, values.shape[2])
 
 
 def _go_back(run: _Run, recurrent: Floats, dy: Floats, d_gates: Floats) -> None:

@@ -106,7 +106,12 @@ class StaticSampler(Sampler):
         return Draw(ids, log_q, np.log(self._inclusion_of(m).of(ids, exclude)))
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        return self._sample(h[:1], m, np.full(1, NOTHING), key)
+        nobody = np.full(1, NOTHING)
+        if not self.replace:
+            return self._sample(h[:1], m, nobody, key)
+        ids = np.empty((1, m), np.int64)
+        self._draw(key, 0, nobody, ids)
+        return Draw(ids, self._log_q(ids))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = self._log_q(ids) - self._log_left(exclude)[:, None]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft.losses.gradients import SparseRows
-from samplesoft.models.optimizers.updates import Update, as_nonnegative, as_update
+from samplesoft.models.optimizers.updates import LARGEST, Update, as_nonnegative, as_update
 
 Array = NDArray[Any]
 
@@ -94,12 +94,21 @@ class Optimizer(ABC):
         updates = [
             as_update(name, parameters, gradients[name], self._squares) for name in gradients
         ]
+        for update in updates:
+            self._check_rate(update)
         states = {update.name: self._state_of(update) for update in updates}
         self._state.update(states)
         self.steps += 1
         numbers = self._numbers()
         for update in updates:
             self._apply(update, states[update.name], numbers)
+
+    def _check_rate(self, update: Update) -> None:
+        if self._learning_rate > LARGEST[update.parameter.dtype]:
+            raise ValueError(
+                f"`learning_rate` must be within the range of {update.parameter.dtype} for "
+                f"{update.name!r}, got {self._learning_rate}; lower it."
+            )
 
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter

@@ -15,7 +15,7 @@ from samplesoft.losses.gradients import SparseRows
 
 Array = NDArray[Any]
 
-_LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
+LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _ROOM = 2.0**-10  # a million of the largest squares have a finite sum
 _SMALLEST = 1e-37  # a number of float32 with all its digits
 
@@ -64,7 +64,7 @@ def as_update(
         rows = np.ascontiguousarray(given, parameter.dtype).reshape(
             (1, -1) if ids is None else (len(ids), prod(shape[1:]))
         )
-    limit = _LARGEST[parameter.dtype]
+    limit = LARGEST[parameter.dtype]
     if squares:  # an infinite sum of squares would end all learning of its entry, without a word
         limit = limit**0.5 * _ROOM
     if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
@@ -84,7 +84,7 @@ def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
             f"`gradients` has {name!r}, which `parameters` has not; it has "
             f"{', '.join(map(repr, parameters))}."
         )
-    if not isinstance(parameter, np.ndarray) or parameter.dtype not in _LARGEST:
+    if not isinstance(parameter, np.ndarray) or parameter.dtype not in LARGEST:
         raise TypeError(
             f"`parameters` must hold arrays of float32 or float64, got "
             f"{getattr(parameter, 'dtype', type(parameter).__name__)} for {name!r}."
