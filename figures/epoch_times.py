@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from samplesoft._files import replaced
 from samplesoft._jit import num_threads
-from samplesoft.data.batches import Corpus, read_corpus
+from samplesoft.data.corpus import Corpus, read_corpus
 from samplesoft.losses import make_loss
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer

@@ -24,7 +24,7 @@ from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
-from samplesoft.data.batches import read_corpus
+from samplesoft.data.corpus import read_corpus
 from samplesoft.training.language_model import LanguageModelTask
 from samplesoft.training.language_settings import LanguageModelSettings
 from samplesoft.training.settings import Settings

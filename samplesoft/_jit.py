@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -89,7 +90,8 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     pool = _pool(num_threads() - 1)
     for part in chunks(len(items), workers):
         own, *others = items[part]
-        pending = [pool.submit(function, item) for item in others]
+        # with the caller's context, of which np.errstate is a part
+        pending = [pool.submit(copy_context().run, function, item) for item in others]
         try:
             yield function(own)
             yield from (future.result() for future in pending)

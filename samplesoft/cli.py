@@ -20,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input.
+        0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input, 130
+        if interrupted.
     """
     try:
         options = build_parser().parse_args(argv)
@@ -32,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"samplesoft {options.command}: failed: {error}", file=sys.stderr)
         return 1
     except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
-        print(f"samplesoft {options.command}: error: {error}", file=sys.stderr)
+        print(f"samplesoft {options.command}: error: {_reason(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"samplesoft {options.command}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"samplesoft {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
 
 
@@ -49,3 +50,11 @@ def build_parser() -> argparse.ArgumentParser:
     for add in COMMANDS:
         add(commands)
     return parser
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong in one line; an error of the system comes without the remedy."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    where = "" if error.filename is None else f"{error.filename!r}: "
+    return f"{where}{error.strerror}; check the path, its permissions, and the room on the disk."

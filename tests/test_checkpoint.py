@@ -128,14 +128,17 @@ def test_nothing_is_pickled(path):
 @pytest.mark.parametrize(
     "wanted, message",
     [
-        ({**CONFIG, "model": {"dim": 4, "name": "a"}}, "model.dim = 3, and model.dim = 4"),
-        ({**CONFIG, "extra": 1}, "extra = 'nothing', and extra = 1"),
-        ({"model": CONFIG["model"]}, r"rates = \[0.1, None, True\], and rates = 'nothing'"),
-        ({**CONFIG, "model": {"dim": 3, "name": "b"}}, "model.name = 'a', and model.name = 'b'"),
+        ({**CONFIG, "model": {"dim": 4, "name": "a"}}, r"model.dim = 3 \(asked for: 4\)"),
+        ({**CONFIG, "extra": 1}, r"extra = nothing \(asked for: 1\)"),
+        ({"model": CONFIG["model"]}, r"rates = \[0.1, None, True\] \(asked for: nothing\)"),
+        (
+            {**CONFIG, "model": {"dim": 2, "name": "b"}},
+            r"model.dim = 3 \(asked for: 2\), model.name = 'a' \(asked for: 'b'\)",
+        ),
     ],
 )
-def test_config_that_differs_is_named(wanted, message):
-    with pytest.raises(ValueError, match=f"'x.npz' was written with {message} is asked for; give"):
+def test_all_settings_that_differ_are_named(wanted, message):
+    with pytest.raises(ValueError, match=f"'x.npz' was written with {message}; give"):
         require_config("x.npz", CONFIG, wanted)
 
 

@@ -60,7 +60,8 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
     labels = ["--labels", str(files / "labels.npy")]
     assert main(["verify", "--logits", str(files / "logits.npy"), *labels, *QUICK]) == 0
     text = capsys.readouterr().out
-    assert "samplers left out: unigram, rff" in text
+    assert "samplers left out: unigram (proposal 'unigram' needs class counts" in text
+    assert ", rff (proposal 'rff' needs context vectors" in text
     for word in ("Gradient in h", "MSE", "lass vectors"):
         assert word not in text
 
@@ -207,3 +208,18 @@ def test_missing_standard_library_names_the_options(monkeypatch, tmp_path, capsy
     message = capsys.readouterr().err
     for option in ("--corpus", "--embeddings", "--logits"):
         assert option in message
+
+
+def test_interrupt_and_errors_of_the_system(monkeypatch, capsys):
+    def stops(options):
+        raise KeyboardInterrupt
+
+    def fails(options):
+        open("absent/file")
+
+    monkeypatch.setattr("samplesoft.commands.verify.run", stops)
+    assert main(["verify"]) == 130
+    assert capsys.readouterr().err == "samplesoft verify: interrupted\n"
+    monkeypatch.setattr("samplesoft.commands.verify.run", fails)
+    assert main(["verify"]) == 2
+    assert "error: 'absent/file': No such file or directory; check the" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from samplesoft import training
 from samplesoft.data import Vocabulary
-from samplesoft.data.batches import Corpus
+from samplesoft.data.corpus import Corpus
 from samplesoft.losses import (
     LOSSES,
     FullSoftmaxLoss,

@@ -1,14 +1,18 @@
 """``samplesoft train`` and ``verify --checkpoint``: what they write, print, and refuse."""
 
+import errno
 import json
 import signal
 import subprocess
 import sys
 
+import numba
 import numpy as np
 import pytest
 
 from samplesoft.cli import main
+from samplesoft.data.corpus import read_corpus
+from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
     LanguageModelSettings,
     LanguageModelTask,
@@ -20,7 +24,8 @@ from samplesoft.training import (
 )
 
 TIMES = ("seconds", "examples_per_second")
-SMALL = ["--hidden", "8", "--layers", "2", "--batch", "10", "--steps", "14", "--epochs", "2"]
+FILES = ("checkpoint.npz", "best.npz", "log.jsonl")
+SMALL = ["--hidden", "8", "--layers", "2", "--batch", "10", "--window", "14", "--epochs", "2"]
 SAMPLED = ["--num-sampled", "6", "--num-features", "16"]
 
 
@@ -70,7 +75,10 @@ def test_language_model(corpus, tmp_path, capsys):
     assert values["validation"]["loss"] == min(losses)
     assert values["validation"]["perplexity"] == pytest.approx(np.exp(min(losses)))
     assert values["test"]["perplexity"] == pytest.approx(np.exp(values["test"]["loss"]))
-    assert {path.name for path in out.iterdir()} == {"checkpoint.npz", "best.npz", "log.jsonl"}
+    assert {path.name for path in out.iterdir()} == {*FILES, "options.json"}
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(line) for line in lines}) == 1
+    assert max(map(len, text.splitlines())) <= 100
 
 
 LEARNING = [
@@ -106,7 +114,7 @@ def test_language_model_learns(options, corpus, tmp_path):
 @pytest.mark.parametrize(
     "options, tau, optimizer, rate",
     [
-        (["--sampler", "unigram"], 1 / 0.3**2, "adam", 0.003),
+        (["--sampler", "unigram", "--num-sampled", "6"], 1 / 0.3**2, "adam", 0.003),
         (["--loss", "full", "--no-normalize"], 1.0, "sgd", 1.0),
         (["--loss", "full", "--optimizer", "adagrad", "--tau", "3"], 3.0, "adagrad", 0.1),
         (["--loss", "full", "--learning-rate", "0.5"], 1 / 0.3**2, "adam", 0.5),
@@ -120,15 +128,24 @@ def test_defaults_follow_what_is_trained(options, tau, optimizer, rate, corpus, 
     assert config["training"]["learning_rate"] == rate
 
 
-SAMPLERS = ["rff", "rff+softmax-leaf", "quadratic", "softmax", "unigram", "two-pass", "mixture"]
+FEATURES, OFTEN, SELDOM = ["--num-features", "16"], [], ["--update-every", "3"]
+SAMPLERS = [
+    *(["rff", *FEATURES, *every] for every in (OFTEN, SELDOM)),
+    *(["quadratic", *every] for every in (OFTEN, SELDOM)),
+    *(["two-pass", *every] for every in (OFTEN, SELDOM)),
+    ["rff+softmax-leaf", *FEATURES],
+    ["softmax", *SELDOM],
+    ["mixture", *FEATURES, *SELDOM],
+    ["unigram"],
+    ["learned-unigram"],
+]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("update_every", ["1", "3"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=" ".join)
 def test_resumed_language_model_ends_with_the_same_bits(
-    sampler, update_every, corpus, tmp_path, monkeypatch
+    sampler, corpus, tmp_path, monkeypatch, capsys
 ):
-    options = [*SAMPLED, "--sampler", sampler, "--update-every", update_every, "--dropout", "0.2"]
+    options = ["--num-sampled", "6", "--sampler", *sampler, "--dropout", "0.2"]
     options += ["--checkpoint-every", "7"]
     assert lm(corpus, tmp_path / "whole", *options) == 0
 
@@ -141,9 +158,11 @@ def test_resumed_language_model_ends_with_the_same_bits(
         return step(self, epoch, index)
 
     monkeypatch.setattr(LanguageModelTask, "step", interrupted)
+    resume = ["train", "lm", "--out", str(tmp_path / "parts"), "--resume"]
     assert lm(corpus, tmp_path / "parts", *options) == 130
-    assert lm(corpus, tmp_path / "parts", *options, "--resume") == 130
-    assert lm(corpus, tmp_path / "parts", *options, "--resume") == 0
+    assert "interrupted; go on from step 7 with" in capsys.readouterr().err
+    assert main(resume) == 130
+    assert main(resume) == 0
     same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -152,6 +171,21 @@ def test_sampler_that_is_not_refreshed_is_noticed(corpus, tmp_path, monkeypatch)
     assert lm(corpus, tmp_path / "whole", *SAMPLED) == 0
     assert lm(corpus, tmp_path / "parts", *SAMPLED, "--epochs", "1") == 0
     assert lm(corpus, tmp_path / "parts", *SAMPLED, "--resume") == 0
+    with pytest.raises(AssertionError):
+        same_bits(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_sampler_that_forgets_is_noticed(corpus, tmp_path, monkeypatch):
+    options = ["--num-sampled", "6", "--sampler", "learned-unigram", "--learning-rate", "0.01"]
+    assert lm(corpus, tmp_path / "whole", *options) == 0
+    assert lm(corpus, tmp_path / "parts", *options, "--epochs", "1") == 0
+    load_state = LanguageModelTask.load_state
+    monkeypatch.setattr(
+        LanguageModelTask,
+        "load_state",
+        lambda self, state: load_state(self, {k: state[k] for k in ("hidden", "cells")}),
+    )
+    assert lm(corpus, tmp_path / "parts", *options, "--resume") == 0
     with pytest.raises(AssertionError):
         same_bits(tmp_path / "whole", tmp_path / "parts")
 
@@ -187,8 +221,6 @@ sys.exit(main(sys.argv[1:]))
 
 def test_gradients_of_the_language_model(corpus):
     """Central differences of the full loss in float32, on the largest entry of each parameter."""
-    from samplesoft.data.batches import read_corpus
-
     settings = LanguageModelSettings(
         hidden_size=6, batch_size=3, num_steps=4, loss="full", sampler=None, num_sampled=None
     )
@@ -212,8 +244,6 @@ def test_gradients_of_the_language_model(corpus):
 
 
 def test_state_is_carried_from_window_to_window(corpus):
-    from samplesoft.data.batches import read_corpus
-
     text = read_corpus(corpus)
     settings = LanguageModelSettings(hidden_size=6, batch_size=1, num_steps=7, num_features=16)
     task = LanguageModelTask(text, settings)
@@ -229,8 +259,6 @@ def test_state_is_carried_from_window_to_window(corpus):
 
 
 def test_validation_is_the_perplexity_of_the_whole_text(corpus):
-    from samplesoft.data.batches import read_corpus
-
     text = read_corpus(corpus)
     task = LanguageModelTask(text, LanguageModelSettings(hidden_size=6, num_features=16))
     ids = np.asarray(text.valid)
@@ -277,7 +305,7 @@ def test_resumed_toy_ends_with_the_same_bits(options, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ToyTask, "step", interrupted)
     assert toy(tmp_path / "parts", *options) == 130
-    assert toy(tmp_path / "parts", *options, "--resume") == 0
+    assert toy(tmp_path / "parts", "--resume") == 0
     same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -344,11 +372,103 @@ LM = ["train", "lm", "--corpus", "{c}", "--out", "{t}/a"]
 
 def test_rate_that_is_far_too_high(corpus, tmp_path, capsys):
     assert toy(tmp_path / "toy", "--learning-rate", "1e10") == 1
-    assert "validation perplexity is inf; training has diverged" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "training has diverged" in message
+    assert "Train anew in another folder with a lower learning rate." in message
     options = ["--optimizer", "sgd", "--learning-rate", "1e38", "--clip", "1e30"]
-    assert lm(corpus, tmp_path / "lm", *SAMPLED, *options) == 2
-    assert "epoch 1, after 0 of 19 steps: `class_embeddings`" in capsys.readouterr().err
-    assert read_checkpoint(tmp_path / "lm" / "checkpoint.npz").values["step"] == 0
+    assert lm(corpus, tmp_path / "lm", *SAMPLED, *options) == 1
+    assert "epoch 1, after 0 of 19 steps: training has diverged" in capsys.readouterr().err
+
+
+def test_overflow_is_divergence(corpus, tmp_path, capsys):
+    """Every loss is finite here, for vectors are divided by their norms."""
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        assert lm(corpus, tmp_path / "run", *SAMPLED, "--learning-rate", "1e30") == 1
+    finally:
+        numba.set_num_threads(threads)
+    assert "training has diverged: overflow" in capsys.readouterr().err
+
+
+def test_first_step_that_fails_leaves_the_folder_free(tmp_path, monkeypatch, capsys):
+    def fails(self, epoch, index):
+        raise ValueError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ToyTask, "step", fails)
+        assert toy(tmp_path / "run") == 2
+    assert "epoch 1, after 0 of 10 steps: no" in capsys.readouterr().err
+    assert toy(tmp_path / "run") == 0
+
+
+def test_few_classes(tmp_path):
+    assert toy(tmp_path / "run", "--classes", "5") == 0
+    assert read_checkpoint(tmp_path / "run" / "best.npz").config["task"]["num_sampled"] == 5
+
+
+def test_words_that_training_has_not_seen(corpus, tmp_path):
+    for part in ("train", "valid", "test"):
+        text = (corpus / f"my.{part}.txt").read_text()
+        (tmp_path / f"{part}.txt").write_text(text + ("" if part == "train" else "never seen\n"))
+    before, after = read_corpus(corpus), read_corpus(tmp_path)
+    assert "<unk>" in after.vocabulary.words and "<unk>" not in before.vocabulary.words
+    assert len(after.vocabulary.words) == len(before.vocabulary.words) - 1
+    unk = after.vocabulary.words.index("<unk>")
+    assert after.vocabulary.counts[unk] == np.sort(before.vocabulary.counts)[:2].sum()
+    assert after.test[-3:-1].tolist() == [unk, unk]
+    assert lm(tmp_path, tmp_path / "run", *SAMPLED, "--epochs", "1") == 0
+    assert main(["train", "lm", "--out", str(tmp_path / "run"), "--resume"]) == 0
+
+
+def test_results_of_a_run_whose_files_are_gone(tmp_path, capsys):
+    assert toy(tmp_path) == 0
+    (tmp_path / "log.jsonl").unlink()
+    capsys.readouterr()
+    assert toy(tmp_path, "--resume") == 0
+    assert "the log of the epochs is gone" in capsys.readouterr().out
+    (tmp_path / "best.npz").unlink()
+    assert toy(tmp_path, "--resume") == 2
+    assert "copy checkpoint.npz to that name" in capsys.readouterr().err
+
+
+def test_json_in_a_folder_to_be_made(tmp_path):
+    out = tmp_path / "new" / "run"
+    assert toy(out, "--json", str(out / "results.json"), "--epochs", "1") == 0
+    assert json.loads((out / "results.json").read_text())["best_epoch"] == 1
+
+
+def test_full_disk_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    def full(stream, **_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert toy(tmp_path / "run") == 2
+    message = capsys.readouterr().err
+    assert "checkpoint.npz' cannot be written: No space left on device; make room" in message
+    assert message.count("\n") == 1
+
+
+def test_sizes_are_told_before_the_work(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("samplesoft.commands.softmax_options.available_bytes", lambda: 10**9)
+    assert main([arg.format(c=corpus, t=tmp_path) for arg in [*LM, "--num-sampled", "20000"]]) == 2
+    message = capsys.readouterr().err
+    assert "--num-sampled 20000 draws for 700 words need 1.05 GB" in message
+    assert "lower it to 19,047 or less, or draw once for all words with --shared" in message
+
+
+@pytest.mark.parametrize("name", SAMPLER_NAMES)
+def test_options_without_use_are_refused_and_others_are_not(name, corpus, tmp_path, capsys):
+    useful = {
+        "--nu": name.startswith("rff") or name == "mixture",
+        "--num-features": name.startswith("rff") or name in ("mixture", "positive"),
+        "--update-every": "uni" not in name and "uniform" not in name,
+    }
+    for option, is_useful in useful.items():
+        folder = tmp_path / option
+        common = ["--sampler", name, "--num-sampled", "4", "--epochs", "1", option, "2"]
+        assert lm(corpus, folder, *common) == (0 if is_useful else 2)
+        assert (f"{option} would do nothing" in capsys.readouterr().err) is not is_useful
 
 
 BAD = {
@@ -357,14 +477,14 @@ BAD = {
     "corpus": (["train", "lm", "--out", "{t}/a"], "--corpus"),
     "no corpus": (["train", "lm", "--corpus", "{t}/absent", "--out", "{t}/a"], "no such folder"),
     "empty corpus": (["train", "lm", "--corpus", "{t}", "--out", "{t}/a"], "a text named *train*"),
-    "loss": ([*LM, "--loss", "x"], "--loss must be"),
+    "loss": ([*LM, "--loss", "x"], "--loss: invalid choice"),
     "sampler": (
         [*LM, "--sampler", "x"],
         "--sampler",
     ),
     "sampler of full": (
         [*LM, "--loss", "full", "--nu", "2"],
-        "--nu does nothing to --loss full",
+        "--nu would do nothing to --loss full",
     ),
     "dropout": (
         [*LM, "--dropout", "1"],
@@ -372,18 +492,60 @@ BAD = {
     ),
     "norms": (
         [*LM, "--no-normalize"],
-        "must have norm 1",
+        "--no-normalize does not go with --sampler rff",
     ),
-    "too short": ([*LM, "--steps", "500"], "tokens for 20 rows"),
+    "too short": (
+        [*LM, "--window", "500"],
+        "--batch 20 rows of --window 500",
+    ),
     "resume": (["train", "toy", "--out", "{t}/a", "--resume"], "nothing to resume"),
-    "m above n": (["train", "toy", "--out", "{t}/a", "--num-sampled", "51"], "at most 50"),
+    "m above n": (
+        ["train", "toy", "--out", "{t}/a", "--num-sampled", "51"],
+        "--num-sampled must be at most 50",
+    ),
     "m of full": (
         ["train", "toy", "--out", "{t}/a", "--loss", "full", "--num-sampled", "5"],
-        "--num-sampled does nothing",
+        "--num-sampled would do nothing",
     ),
     "epochs": (["train", "toy", "--out", "{t}/a", "--epochs", "0"], "--epochs"),
     "rate": (["train", "toy", "--out", "{t}/a", "--learning-rate", "-1"], "--learning-rate"),
     "json": (["train", "toy", "--out", "{t}/a", "--json", "{t}/b/c.json"], "--json must name"),
+    "shared by full": ([*LM, "--loss", "full", "--shared"], "--shared would do nothing"),
+    "shared and exclusive": (
+        [*LM, "--shared"],
+        "--shared does not go with --loss sampled, ",
+    ),
+    "two of full": (
+        [*LM, "--loss", "full", "--nu", "2", "--update-every", "3"],
+        "--nu, --update-every would do nothing",
+    ),
+    "one of jackknife": (
+        [*LM, "--loss", "jackknife", "--num-sampled", "1"],
+        "--num-sampled must be at least 2 for --loss jackknife",
+    ),
+    "labels beyond the candidates": (
+        [*LM, "--loss", "nce", "--sampler", "two-pass"],
+        "--sampler two-pass does not go with --loss nce",
+    ),
+    "one word": ([*LM, "--vocabulary", "1"], "--vocabulary: expected an integer of at least 2"),
+    "one class": (["train", "toy", "--out", "{t}/a", "--classes", "1"], "--classes"),
+    "proposal of full": (
+        ["train", "toy", "--out", "{t}/a", "--loss", "full", "--proposal", "zipf"],
+        "--proposal would do nothing",
+    ),
+    "empty out": (["train", "toy", "--out", ""], "--out: expected the name of a folder"),
+    "below a file": (
+        ["train", "toy", "--out", "{c}/my.test.txt/a"],
+        "my.test.txt' is a file; choose another",
+    ),
+    "json is out": (
+        ["train", "toy", "--out", "{t}/a", "--json", "{t}/b/../a"],
+        "--json must name a file of its own",
+    ),
+    "json is the log": (
+        ["train", "toy", "--out", "{t}/a", "--json", "{t}/a/log.jsonl"],
+        "--json must name a file of its own",
+    ),
     "out is a file": (["train", "toy", "--out", "{c}/my.test.txt"], "my.test.txt"),
 }
 
@@ -397,12 +559,25 @@ def test_bad_input_exits_2_with_a_message(args, message, corpus, tmp_path, capsy
 
 
 def test_other_settings_are_named_on_resuming(corpus, tmp_path, capsys):
-    assert toy(tmp_path, "--epochs", "1") == 0
+    assert toy(tmp_path, "--epochs", "1", "--dim", "5") == 0
     assert toy(tmp_path, "--epochs", "1") == 2
-    assert "resume it, or choose another folder" in capsys.readouterr().err
-    assert toy(tmp_path, "--resume", "--num-sampled", "20") == 2
-    assert "num_sampled = 10, and task.num_sampled = 20" in capsys.readouterr().err
+    assert "resume it, choose another folder, or delete them" in capsys.readouterr().err
+    assert toy(tmp_path, "--resume", "--num-sampled", "20", "--seed", "3") == 2
+    message = capsys.readouterr().err
+    assert "task.num_sampled = 10 (asked for: 20), task.seed = 0 (asked for: 3)" in message
+    assert lm(corpus, tmp_path, "--resume") == 2
+    assert "holds a run of samplesoft train toy" in capsys.readouterr().err
+
+
+def test_epochs_are_remembered(tmp_path):
+    assert toy(tmp_path, "--epochs", "1") == 0
     assert toy(tmp_path, "--resume", "--epochs", "3") == 0
+    assert toy(tmp_path, "--resume") == 0
+    assert read_checkpoint(tmp_path / "checkpoint.npz").values["epoch"] == 3
+    (tmp_path / "options.json").unlink()  # as of a run that was begun from Python
+    assert toy(tmp_path, "--resume", "--epochs", "4") == 0
+    (tmp_path / "options.json").write_text("[")
+    assert toy(tmp_path, "--resume") == 2
 
 
 def test_help_is_printed():

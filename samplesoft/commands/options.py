@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,20 @@ def name_list(text: str) -> list[str]:
     return names
 
 
-def positive_int(text: str) -> int:
-    """Read an integer of at least 1."""
+def positive_int(text: str, least: int = 1) -> int:
+    """Read an integer of at least 1, or `least`."""
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
     return value
+
+
+def class_count(text: str) -> int:
+    """Read a number of classes, of which there must be two to tell apart."""
+    return positive_int(text, 2)
 
 
 def draw_count(text: str) -> int:
@@ -74,6 +80,50 @@ def rate(text: str) -> float:
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to below 1, got {text!r}")
     return value
+
+
+def folder_name(text: str) -> str:
+    """Read the name of a folder; none is not the folder that the command runs in."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected the name of a folder, got ''")
+    return text
+
+
+def flag(name: str) -> str:
+    """Return the option whose value argparse stores under `name`, such as ``--num-sampled``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """Return the fields of a dataclass that the options of the same names give.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Holds None for what is not given.
+    settings : type
+        The dataclass.
+
+    Returns
+    -------
+    dict
+        Values by field, for the dataclass to put its defaults beside them.
+    """
+    values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_folder(option: str, folder: str | Path) -> None:
+    """Raise ValueError unless files can be written to `folder`, which may have to be made."""
+    there = Path(folder)
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "cannot be written to" if there.is_dir() else "is a file"
+        raise ValueError(
+            f"{option} must name a folder that can be written to, or made, got {str(folder)!r}, "
+            f"and {str(there)!r} {what}; choose another."
+        )
 
 
 def check_writable(option: str, path: str | Path) -> None:

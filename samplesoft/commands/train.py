@@ -10,9 +10,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samplesoft.commands import train_lm, train_toy
+from samplesoft.commands import remembered, train_lm, train_toy
 from samplesoft.commands.options import (
+    check_folder,
     check_writable,
+    folder_name,
     positive_float,
     positive_int,
     say,
@@ -20,6 +22,7 @@ from samplesoft.commands.options import (
     show,
     write_json,
 )
+from samplesoft.verification.tables import table
 
 if TYPE_CHECKING:
     from samplesoft.training.settings import Progress
@@ -45,39 +48,50 @@ def add(commands: Any) -> None:
             "or bad input, 130 if it was interrupted.",
         )
         model.add_options(one)
-        _add_run(one.add_argument_group("run"), model.EPOCHS, model.LEARNING_RATE)
+        _add_run(one.add_argument_group("run"), model)
         one.set_defaults(run=run)
 
 
-def _add_run(group: Any, epochs: int, learning_rate: str) -> None:
+def _add_run(group: Any, model: Any) -> None:
     group.add_argument(
-        "--out", required=True, metavar="DIR", help="folder for checkpoint.npz, best.npz, log.jsonl"
+        "--out",
+        required=True,
+        type=folder_name,
+        metavar="DIR",
+        help="folder for checkpoint.npz, best.npz, log.jsonl, options.json",
     )
     group.add_argument(
-        "--resume", action="store_true", help="go on with the run in --out, with its settings"
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out: options that are not given are as they were, and of "
+        "those that are, only --epochs, --patience and --corpus may differ",
     )
     group.add_argument(
-        "--epochs", type=positive_int, default=epochs, metavar="N", help="default: %(default)s"
+        "--epochs",
+        type=positive_int,
+        metavar="N",
+        help=f"times to go over the training data (default {model.EPOCHS})",
     )
     group.add_argument(
         "--patience",
         type=positive_int,
         metavar="N",
-        help="stop after N epochs without a lower validation loss",
+        help="stop after N epochs without a lower validation loss (default: never)",
     )
     group.add_argument(
         "--learning-rate",
         type=positive_float,
         metavar="RATE",
-        help=f"default: {learning_rate}",
+        help=f"default: {model.LEARNING_RATE}",
     )
     group.add_argument(
         "--checkpoint-every",
         type=positive_int,
         metavar="N",
-        help="write a checkpoint after each N steps of an epoch too, and not only at its end",
+        help="steps of an epoch from one checkpoint to the next, with one more at its end "
+        f"(default: {model.CHECKPOINT_EVERY or 'only that one'})",
     )
-    group.add_argument("--seed", type=seed, default=0, help="of all randomness (default 0)")
+    group.add_argument("--seed", type=seed, help="of all randomness (default 0)")
     group.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
@@ -98,20 +112,33 @@ def run(options: argparse.Namespace) -> int:
     ------
     FloatingPointError
         If training diverged.
-    OSError, TypeError, ValueError
+    KeyboardInterrupt
+        If the user stopped it, with how to go on.
+    MemoryError, OSError, TypeError, ValueError
         If the input or an option is bad, or an output cannot be written.
     """
-    from samplesoft.training import BEST, LOG, load_parameters, read_log, train
+    from samplesoft.training import LOG, load_parameters, read_log, require_free, require_run, train
 
-    if options.json:
-        check_writable("--json", options.json)
+    check_folder("--out", options.out)
+    _check_json(options.json, Path(options.out))
+    if options.resume:
+        require_run(options.out)
+        remembered.recall(options)
+    else:
+        require_free(options.out)
     model = MODELS[options.model]
+    if options.checkpoint_every is None:
+        options.checkpoint_every = model.CHECKPOINT_EVERY
     say(f"Preparing {options.out}.")
     task = model.make_task(options)
     settings = model.make_settings(options)
-    at = train(task, settings, options.out, resume=options.resume, progress=True)
+    remembered.remember(options)
+    try:
+        at = train(task, settings, options.out, resume=options.resume, progress=True)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_how_to_go_on(Path(options.out))) from None
     records = [line for line in read_log(Path(options.out, LOG)) if "validation_loss" in line]
-    load_parameters(Path(options.out, BEST), task)
+    load_parameters(_best(Path(options.out)), task)
     results = {
         "config": task.config(),
         "epochs": records,
@@ -119,24 +146,70 @@ def run(options: argparse.Namespace) -> int:
         "validation": {"loss": at.best_loss, "perplexity": math.exp(at.best_loss or 0.0)},
         **model.final(task),
     }
-    show(_table(results, at))
+    show(_report(results, at))
     if options.json:
         write_json(options.json, results)
     return 0
 
 
-def _table(results: dict[str, Any], at: Progress) -> str:
-    rows = ["| epoch | train loss | validation loss | perplexity | examples/s |", "|" + 5 * "---|"]
-    rows += [
-        f"| {line['epoch']} | {line['train_loss']:.4f} | {line['validation_loss']:.4f} | "
-        f"{line['validation_perplexity']:.2f} | {line['examples_per_second']:,.0f} |"
-        for line in results["epochs"]
-    ]
-    best = results["validation"]["perplexity"]
-    rows.append(
-        f"\nBest epoch {at.best_epoch}: validation perplexity {best:.2f}"
-        + (f", test {results['test']['perplexity']:.2f}" if "test" in results else "")
-        + f". {at.step:,} steps in {at.seconds:.1f} s. Losses are in nats; that of training is the "
-        "one that was minimised, and validation is by the full softmax."
+def _check_json(json: str | None, out: Path) -> None:
+    """Find before the training that the results could not be written."""
+    from samplesoft.training import BEST, CHECKPOINT, LOG
+
+    if json is None:
+        return
+    path, own = Path(json).resolve(), out.resolve()
+    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOG, remembered.FILE))):
+        raise ValueError(
+            f"--json must name a file of its own, got {json!r}, which is --out or in it and "
+            "needed there; rename it, for example results.json."
+        )
+    if path.parent != own:  # which may have to be made
+        check_writable("--json", json)
+
+
+def _how_to_go_on(out: Path) -> str:
+    from samplesoft.training import CHECKPOINT, read_checkpoint
+
+    if not (out / CHECKPOINT).exists():
+        return "interrupted before the first checkpoint; begin again"
+    step = read_checkpoint(out / CHECKPOINT).values["step"]
+    return f"interrupted; go on from step {step:,} with --out {out} --resume"
+
+
+def _best(out: Path) -> Path:
+    from samplesoft.training import BEST, CHECKPOINT
+
+    path = out / BEST
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no {BEST} in {str(out)!r}, which was there at the best epoch; copy {CHECKPOINT} to "
+            "that name for the parameters of the last epoch."
+        )
+    return path
+
+
+_COLUMNS = [
+    ("epoch", lambda line: f"{line['epoch']}"),
+    ("train loss", lambda line: f"{line['train_loss']:.4f}"),
+    ("validation loss", lambda line: f"{line['validation_loss']:.4f}"),
+    ("perplexity", lambda line: f"{line['validation_perplexity']:.2f}"),
+    ("examples/s", lambda line: f"{line['examples_per_second']:,.0f}"),
+]
+
+
+def _report(results: dict[str, Any], at: Progress) -> str:
+    rows: list[Any] = results["epochs"]
+    best = f"{results['validation']['perplexity']:.2f}"
+    test = f", test {results['test']['perplexity']:.2f}" if "test" in results else ""
+    return "\n".join(
+        [
+            table(rows, _COLUMNS) if rows else "No table: the log of the epochs is gone.",
+            "",
+            f"Best epoch {at.best_epoch}: validation perplexity {best}{test}.",
+            f"{at.step:,} steps in {at.seconds:.1f} s.",
+            "Losses are in nats. That of training is the one that was minimised, and validation",
+            "is by the full softmax.",
+            "",
+        ]
     )
-    return "\n".join(rows) + "\n"

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samplesoft.commands.options import draw_count, positive_float, positive_int, rate
+from samplesoft.commands.options import (
+    class_count,
+    draw_count,
+    given,
+    positive_float,
+    positive_int,
+    rate,
+)
+from samplesoft.commands.softmax_options import check_memory, check_softmax
+from samplesoft.data.corpus import VOCABULARY_SIZE
+from samplesoft.losses.registry import LOSSES
+from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.training.language_settings import LanguageModelSettings
 
 if TYPE_CHECKING:
     from samplesoft.training.language_model import LanguageModelTask
@@ -17,22 +30,27 @@ DESCRIPTION = (
     "An LSTM language model of the size of the small one of Zaremba et al. (2014), with a sampled "
     "softmax of vectors of norm 1. Theirs is --loss full --no-normalize."
 )
-RATES = {"sgd": 1.0, "momentum": 0.1, "adagrad": 0.1, "adam": 0.003}  # defaults
-EPOCHS, LEARNING_RATE = 13, ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
-SAMPLED = {"sampler": "rff", "num_sampled": 100, "nu": 4.0, "num_features": 1024}  # defaults
-TAU = 1.0 / 0.3**2
+RATES = {"sgd": 1.0, "momentum": 0.1, "adagrad": 0.1, "adam": 0.003}  # others must be given
+LEARNING_RATE = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
+EPOCHS, CHECKPOINT_EVERY = 13, 500
+CLIP, HOLD, DECAY = 5.0, 4, 2.0
+DEFAULTS = LanguageModelSettings()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the model."""
+    """Add the options of the model; None stands for what is not given."""
     parser.add_argument(
         "--corpus",
-        required=True,
         metavar="DIR",
-        help="folder with one text each named *train*, *valid*, *test*, .txt, also .gz, .xz, .bz2",
+        help="folder with one text each named *train*, *valid*, *test*, .txt, also .gz, .xz, .bz2; "
+        "needed except with --resume",
     )
     parser.add_argument(
-        "--vocabulary", type=positive_int, default=10_000, metavar="N", help="default: %(default)s"
+        "--vocabulary",
+        type=class_count,
+        metavar="N",
+        help="the N most frequent words are told apart, <unk> for the rest among them "
+        f"(default {VOCABULARY_SIZE:,})",
     )
     _add_softmax(parser.add_argument_group("softmax"))
     _add_model(parser.add_argument_group("model"))
@@ -41,79 +59,99 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_softmax(group: Any) -> None:
     group.add_argument(
         "--loss",
-        default="sampled",
-        help="full, sampled, sampled-masked, nce or another name in samplesoft.losses.LOSSES "
-        "(default: %(default)s)",
+        choices=LOSSES,
+        metavar="NAME",
+        help=f"of {', '.join(LOSSES)} (default {DEFAULTS.loss})",
     )
     group.add_argument(
         "--tau",
         type=positive_float,
-        help="inverse temperature (default: 1 / 0.3**2, with --no-normalize 1)",
+        help="inverse temperature (default 1 / 0.3**2, with --no-normalize 1)",
     )
     group.add_argument(
         "--no-normalize",
         dest="normalize",
-        action="store_false",
+        action="store_const",
+        const=False,
         help="leave contexts and class vectors at their norms",
     )
     group.add_argument(
         "--sampler",
         choices=SAMPLERS,
         metavar="NAME",
-        help=f"of {', '.join(SAMPLERS)} (default: rff)",
+        help=f"of {', '.join(SAMPLERS)} (default {DEFAULTS.sampler})",
     )
     group.add_argument(
-        "--num-sampled", type=draw_count, metavar="M", help="draws for each word (default 100)"
+        "--num-sampled",
+        type=draw_count,
+        metavar="M",
+        help=f"draws for each word (default {DEFAULTS.num_sampled})",
     )
     group.add_argument(
         "--shared",
-        action="store_true",
-        help="draw once for all words of a window; with --loss sampled-masked",
+        action="store_const",
+        const=True,
+        help="draw once for all words of a window; with a loss such as sampled-masked",
     )
     group.add_argument(
-        "--nu", type=positive_float, help="sharpness of the kernel of rff samplers (default 4)"
+        "--nu",
+        type=positive_float,
+        help=f"sharpness of the kernel of rff samplers (default {DEFAULTS.nu:g})",
     )
     group.add_argument(
         "--num-features",
         type=positive_int,
         metavar="D",
-        help="random frequencies of rff samplers, features of positive (default 1024)",
+        help="random frequencies of rff samplers, features of positive "
+        f"(default {DEFAULTS.num_features})",
     )
     group.add_argument(
         "--update-every",
         type=positive_int,
-        default=1,
         metavar="N",
-        help="steps from one update of the sampler to the next (default 1)",
+        help="steps from one update of a sampler that looks at class vectors to the next "
+        f"(default {DEFAULTS.update_every})",
     )
 
 
 def _add_model(group: Any) -> None:
-    for name, default in (("hidden", 200), ("layers", 2), ("batch", 20), ("steps", 35)):
-        group.add_argument(
-            f"--{name}", type=positive_int, default=default, metavar="N", help=f"default: {default}"
-        )
-    group.add_argument("--dropout", type=rate, default=0.0, metavar="RATE", help="default: 0")
-    group.add_argument(
-        "--optimizer",
-        choices=RATES,
-        help="default: sgd with --no-normalize, else adam; norms of 1 make gradients of the first "
-        "steps so large that sgd drives the LSTM into saturation",
-    )
-    for name, value, what in (
-        ("init-scale", 0.1, "bound of all parameters at the start"),
-        ("clip", 5.0, "largest norm of the gradients of a step"),
-        ("decay", 2.0, "what the learning rate is divided by after each epoch from --hold on"),
+    for flag, name, what in (
+        ("hidden", "hidden_size", "length of the LSTM's state, of word and of class vectors"),
+        ("layers", "num_layers", "LSTMs on top of each other"),
+        ("batch", "batch_size", "rows of text that are read side by side"),
+        ("window", "num_steps", "words of a row that a step reads, and gradients go back"),
     ):
         group.add_argument(
-            f"--{name}",
-            type=positive_float,
-            default=value,
-            metavar="X",
-            help=f"{what} (default: {value:g})",
+            f"--{flag}",
+            dest=name,
+            type=positive_int,
+            metavar="N",
+            help=f"{what} (default {getattr(DEFAULTS, name)})",
         )
     group.add_argument(
-        "--hold", type=positive_int, default=4, metavar="N", help="see --decay (default: 4)"
+        "--dropout",
+        type=rate,
+        metavar="RATE",
+        help="probability to drop an input of a layer or of the softmax "
+        f"(default {DEFAULTS.dropout:g})",
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        metavar="NAME",
+        help=f"of {', '.join(OPTIMIZERS)} (default: sgd with --no-normalize, else adam; norms of 1 "
+        "make gradients of the first steps so large that sgd drives the LSTM into saturation)",
+    )
+    for name, value, what in (
+        ("init-scale", DEFAULTS.init_scale, "bound of all parameters at the start"),
+        ("clip", CLIP, "largest norm of the gradients of a step"),
+        ("decay", DECAY, "what the learning rate is divided by after each epoch from --hold on"),
+    ):
+        group.add_argument(
+            f"--{name}", type=positive_float, metavar="X", help=f"{what} (default {value:g})"
+        )
+    group.add_argument(
+        "--hold", type=positive_int, metavar="N", help=f"see --decay (default {HOLD})"
     )
 
 
@@ -123,7 +161,7 @@ def make_task(options: argparse.Namespace) -> LanguageModelTask:
     Parameters
     ----------
     options : argparse.Namespace
-        As parsed.
+        As parsed; the folder of the corpus is made absolute.
 
     Returns
     -------
@@ -132,60 +170,47 @@ def make_task(options: argparse.Namespace) -> LanguageModelTask:
 
     Raises
     ------
-    OSError, TypeError, ValueError
+    MemoryError, OSError, TypeError, ValueError
         If the corpus or an option is bad.
     """
-    from samplesoft.data.batches import read_corpus
-    from samplesoft.losses.registry import LOSSES, make_loss
-    from samplesoft.losses.sampled import SampledLoss
-    from samplesoft.training import LanguageModelSettings, LanguageModelTask
+    from samplesoft.data.corpus import read_corpus
+    from samplesoft.training.language_model import LanguageModelTask
 
-    if options.loss not in LOSSES:
-        raise ValueError(f"--loss must be of {', '.join(LOSSES)}; got {options.loss!r}.")
-    sampled: dict[str, Any] = {
-        name: default if getattr(options, name) is None else getattr(options, name)
-        for name, default in SAMPLED.items()
-    }
-    if not isinstance(make_loss(options.loss), SampledLoss):
-        given = [name for name in SAMPLED if getattr(options, name) is not None]
-        if given:
-            raise ValueError(
-                f"--{given[0].replace('_', '-')} does nothing to --loss {options.loss}, "
-                "which draws nothing; leave it out, or take a sampled loss."
-            )
-        sampled |= {"sampler": None, "num_sampled": None}
-    return LanguageModelTask(
-        read_corpus(options.corpus, vocabulary_size=options.vocabulary),
-        LanguageModelSettings(
-            hidden_size=options.hidden,
-            num_layers=options.layers,
-            batch_size=options.batch,
-            num_steps=options.steps,
-            dropout=options.dropout,
-            init_scale=options.init_scale,
-            loss=options.loss,
-            tau=options.tau or (TAU if options.normalize else 1.0),
-            normalize=options.normalize,
-            shared=options.shared,
-            update_every=options.update_every,
-            seed=options.seed,
-            **sampled,
-        ),
-    )
+    values = given(options, LanguageModelSettings)
+    if not values.get("normalize", DEFAULTS.normalize):
+        values.setdefault("tau", 1.0)
+    settings = LanguageModelSettings(**check_softmax(values, DEFAULTS))
+    check_memory(settings)
+    if options.corpus is None:
+        raise ValueError("--corpus must name the folder of the texts, got none; add it.")
+    options.corpus = str(Path(options.corpus).resolve())
+    corpus = read_corpus(options.corpus, vocabulary_size=options.vocabulary or VOCABULARY_SIZE)
+    needed = settings.batch_size * (settings.num_steps + 1)
+    if len(corpus.train) < needed:
+        raise ValueError(
+            f"--batch {settings.batch_size} rows of --window {settings.num_steps} need a training "
+            f"text of at least {needed:,} words, got {len(corpus.train):,}; lower one of them."
+        )
+    return LanguageModelTask(corpus, settings)
 
 
 def make_settings(options: argparse.Namespace) -> Settings:
     """Return how the model is trained."""
     from samplesoft.training.settings import Settings
 
-    optimizer = options.optimizer or ("adam" if options.normalize else "sgd")
+    optimizer = options.optimizer or ("sgd" if options.normalize is False else "adam")
+    learning_rate = options.learning_rate or RATES.get(optimizer)
+    if learning_rate is None:
+        raise ValueError(
+            f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
+        )
     return Settings(
-        epochs=options.epochs,
+        epochs=options.epochs or EPOCHS,
         optimizer=optimizer,
-        learning_rate=options.learning_rate or RATES[optimizer],
+        learning_rate=learning_rate,
         schedule="zaremba",
-        schedule_options={"hold": options.hold, "decay": options.decay},
-        clip=options.clip,
+        schedule_options={"hold": options.hold or HOLD, "decay": options.decay or DECAY},
+        clip=options.clip or CLIP,
         patience=options.patience,
         checkpoint_every=options.checkpoint_every,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from samplesoft.commands.options import draw_count, positive_int
+from samplesoft.commands.options import class_count, draw_count, flag, given, positive_int
+from samplesoft.training.toy import LEARNING_RATE as RATE
+from samplesoft.training.toy import LOSSES, MOMENTUM, WEIGHTS, ToySettings
 
 if TYPE_CHECKING:
     from samplesoft.training.settings import Settings
@@ -16,28 +18,49 @@ DESCRIPTION = (
     "Recover a class from a fixed random projection of it, by momentum SGD and a softmax over "
     "classes drawn without replacement. An epoch is 10 batches of 100."
 )
-EPOCHS, LEARNING_RATE = 10, "0.03, for the sum of the losses of a batch"
+EPOCHS, CHECKPOINT_EVERY = 10, None
+LEARNING_RATE = (
+    f"{RATE}, for the sum of the losses of a batch; the log has it times 1 - {MOMENTUM:.4f}, for a "
+    "momentum whose sums have no such factor"
+)
+DEFAULTS = ToySettings()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the task."""
-    parser.add_argument("--classes", type=positive_int, default=50, metavar="N", help="default: 50")
-    parser.add_argument("--dim", type=positive_int, default=10, metavar="D", help="default: 10")
+    """Add the options of the task; None stands for what is not given."""
+    parser.add_argument(
+        "--classes",
+        dest="num_classes",
+        type=class_count,
+        metavar="N",
+        help=f"classes to tell apart (default {DEFAULTS.num_classes})",
+    )
+    parser.add_argument(
+        "--dim",
+        type=positive_int,
+        metavar="D",
+        help=f"length of their projections (default {DEFAULTS.dim})",
+    )
     for name, what in (("data", "data"), ("proposal", "draws")):
         parser.add_argument(
             f"--{name}",
-            choices=("uniform", "zipf"),
-            default="uniform",
-            help=f"distribution of the {what}; zipf is 1 / (i + 5) (default: uniform)",
+            choices=WEIGHTS,
+            help=f"distribution of the {what}; zipf is 1 / (i + 5) "
+            f"(default {getattr(DEFAULTS, name)})",
         )
     parser.add_argument(
         "--loss",
-        choices=("sampled-candidate", "full"),
-        default="sampled-candidate",
-        help="default: %(default)s, whose label is adjusted as the draws are",
+        choices=LOSSES,
+        metavar="NAME",
+        help=f"of {', '.join(LOSSES)} (default {DEFAULTS.loss}, whose label is adjusted as the "
+        "draws are)",
     )
     parser.add_argument(
-        "--num-sampled", type=draw_count, metavar="M", help="draws for a batch (default 10)"
+        "--num-sampled",
+        type=draw_count,
+        metavar="M",
+        help=f"distinct classes drawn for a batch (default {DEFAULTS.num_sampled}, or --classes "
+        "where that is less)",
     )
 
 
@@ -59,35 +82,34 @@ def make_task(options: argparse.Namespace) -> ToyTask:
     ValueError
         If an option is bad.
     """
-    from samplesoft.training.toy import ToySettings, ToyTask
+    from samplesoft.training.toy import ToyTask
 
-    if options.loss == "full" and options.num_sampled is not None:
+    values = given(options, ToySettings)
+    n = values.get("num_classes", DEFAULTS.num_classes)
+    if values.get("loss") == "full":
+        for name in ("num_sampled", "proposal"):
+            if name in values:
+                raise ValueError(
+                    f"{flag(name)} would do nothing to --loss full, which draws nothing; leave it "
+                    "out."
+                )
+        values["num_sampled"] = None
+    elif values.setdefault("num_sampled", min(DEFAULTS.num_sampled or n, n)) > n:
         raise ValueError(
-            "--num-sampled does nothing to --loss full, which draws nothing; leave it out."
+            f"--num-sampled must be at most {n}, the number of --classes, for draws are distinct, "
+            f"got {options.num_sampled}."
         )
-    return ToyTask(
-        ToySettings(
-            num_classes=options.classes,
-            dim=options.dim,
-            data=options.data,
-            proposal=options.proposal,
-            loss=options.loss,
-            num_sampled=None if options.loss == "full" else options.num_sampled or 10,
-            seed=options.seed,
-        )
-    )
+    return ToyTask(ToySettings(**values))
 
 
 def make_settings(options: argparse.Namespace) -> Settings:
     """Return how the task is trained."""
     from samplesoft.training.settings import Settings
-    from samplesoft.training.toy import LEARNING_RATE, MOMENTUM
 
-    rate = options.learning_rate or LEARNING_RATE
     return Settings(
-        epochs=options.epochs,
+        epochs=options.epochs or EPOCHS,
         optimizer="momentum",
-        learning_rate=rate * (1.0 - MOMENTUM),
+        learning_rate=(options.learning_rate or RATE) * (1.0 - MOMENTUM),
         optimizer_options={"momentum": MOMENTUM},
         patience=options.patience,
         checkpoint_every=options.checkpoint_every,

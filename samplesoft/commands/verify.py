@@ -272,5 +272,6 @@ def _settings(
     settings |= {"quadratic alpha": model.alpha, "unigram power": model.power}
     settings["seed"] = options.seed
     if left_out:
-        settings["samplers left out"] = ", ".join(left_out)
+        reasons = (f"{name} ({reason.rstrip('.')})" for name, reason in left_out.items())
+        settings["samplers left out"] = ", ".join(reasons)
     return settings

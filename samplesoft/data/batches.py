@@ -1,21 +1,13 @@
-"""Language-model batches: a text in rows, read in windows, and the folder it comes from."""
+"""Language-model batches: a text in rows, read in windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import IntArray, as_count
-from samplesoft.data.text import read_tokens
-from samplesoft.data.vocabulary import Vocabulary, build_vocabulary
-
-PARTS = ("train", "valid", "test")
-ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".txt.bz2")
 
 
 class Windows:
@@ -92,110 +84,3 @@ class Windows:
 
     def __iter__(self) -> Iterator[tuple[IntArray, IntArray]]:
         return (self[index] for index in range(self._len))
-
-
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """The parts of a text as classes of one vocabulary.
-
-    Attributes
-    ----------
-    vocabulary : Vocabulary
-        That of the training part.
-    train, valid, test : ndarray of int64, shape (number of tokens,)
-        The parts.
-    """
-
-    vocabulary: Vocabulary
-    train: IntArray
-    valid: IntArray
-    test: IntArray
-
-
-def read_corpus(folder: str | Path, *, vocabulary_size: int = 10_000) -> Corpus:
-    r"""Read a folder with a training, a validation and a test text.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Holds one file for each of ``*train*``, ``*valid*`` and ``*test*``, each ``.txt``,
-        ``.txt.gz``, ``.txt.xz`` or ``.txt.bz2`` with one sentence a line; see `read_tokens`.
-    vocabulary_size : int
-        Largest number of classes; see `build_vocabulary`.
-
-    Returns
-    -------
-    Corpus
-        Parts in the vocabulary of the training part.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the folder or a part is missing.
-    ValueError
-        If several files match a part, one cannot be read, or a part has a word that the
-        vocabulary has not, and no ``<unk>`` either.
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for part in ("train", "valid", "test"):
-    ...         _ = pathlib.Path(folder, f"my.{part}.txt").write_text("a cat\na dog\n")
-    ...     read_corpus(folder).valid
-    array([1, 2, 0, 1, 3, 0])
-    """
-    paths = {part: find_part(folder, part) for part in PARTS}
-    tokens = {part: read_tokens(path) for part, path in paths.items()}
-    vocabulary = build_vocabulary(tokens["train"], vocabulary_size)
-    ids = {}
-    for part in PARTS:
-        try:
-            ids[part] = vocabulary.encode(tokens[part])
-        except ValueError as error:
-            raise ValueError(f"{str(paths[part])!r}: {error}") from None
-    return Corpus(vocabulary, **ids)
-
-
-def find_part(folder: str | Path, part: str) -> Path:
-    """Return the one text file in `folder` whose name contains `part`.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Where to look.
-    part : str
-        One of ``train``, ``valid``, ``test``.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such folder or file.
-    ValueError
-        If there are several.
-    """
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(
-            f"no such folder: {str(folder)!r}; give the folder that holds the texts."
-        )
-    found = sorted(
-        path
-        for path in Path(folder).iterdir()
-        if fnmatch(path.name, f"*{part}*") and path.name.endswith(ENDINGS)
-    )
-    if not found:
-        raise FileNotFoundError(
-            f"{str(folder)!r} must hold a text named *{part}* that ends in "
-            f"{', '.join(ENDINGS)}, got none; add or rename it."
-        )
-    if len(found) > 1:
-        raise ValueError(
-            f"{str(folder)!r} must hold one text named *{part}*, got "
-            f"{', '.join(path.name for path in found)}; leave one of them there."
-        )
-    return found[0]

@@ -5,10 +5,11 @@ from samplesoft.training.examples import TrainedSoftmax, read_examples
 from samplesoft.training.language_model import LanguageModelTask
 from samplesoft.training.language_settings import LanguageModelSettings
 from samplesoft.training.log import read_log
+from samplesoft.training.run import BEST, CHECKPOINT, LOG
 from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
 from samplesoft.training.toy import ToySettings, ToyTask
-from samplesoft.training.trainer import BEST, CHECKPOINT, LOG, load_parameters, train
+from samplesoft.training.trainer import load_parameters, require_free, require_run, train
 
 __all__ = [
     "BEST",
@@ -27,6 +28,8 @@ __all__ = [
     "read_checkpoint",
     "read_examples",
     "read_log",
+    "require_free",
+    "require_run",
     "train",
     "write_checkpoint",
 ]

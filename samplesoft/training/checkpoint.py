@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from samplesoft._files import replaced
 from samplesoft.data.files import missing
+from samplesoft.training import names
 
 FORMAT = 1
 Arrays = dict[str, NDArray[Any]]
@@ -58,7 +60,7 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     Raises
     ------
     OSError
-        If it cannot be written.
+        If it cannot be written; the old one stands then.
     TypeError, ValueError
         If an array holds Python objects, or the rest is not plain JSON.
 
@@ -81,11 +83,23 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
-    with replaced(path) as draft, open(draft, "w+b") as stream:
+    with writing(path), replaced(path) as draft, open(draft, "w+b") as stream:
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.write(_MARK + digest.encode())
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Name the file and the remedy in an OSError of the body, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{str(path)!r} cannot be written: {error.strerror or error}; make room or correct "
+            "the permissions, and resume if there is a checkpoint."
+        ) from None
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -131,8 +145,44 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(about["config"], about["values"], arrays)
 
 
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as they come back from JSON: no tuples, and no numbers of NumPy.
+
+    Parameters
+    ----------
+    config : mapping
+        Settings.
+
+    Returns
+    -------
+    dict
+        The same in lists, dicts and numbers of Python.
+
+    Raises
+    ------
+    TypeError
+        If they hold anything else.
+
+    Examples
+    --------
+    >>> plain({"rate": np.float32(0.5), "sizes": (1, 2)})
+    {'rate': 0.5, 'sizes': [1, 2]}
+    """
+
+    def number(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(
+            f"settings must be plain JSON, got {type(value).__name__}; give numbers, strings, "
+            "lists or dicts."
+        )
+
+    found: dict[str, Any] = json.loads(json.dumps(config, default=number))
+    return found
+
+
 def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise ValueError naming the first setting of a checkpoint that differs from what is wanted.
+    """Raise ValueError naming all settings of a checkpoint that differ from what is wanted.
 
     Parameters
     ----------
@@ -151,17 +201,19 @@ def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[s
     >>> require_config("a.npz", {"model": {"dim": 2}}, {"model": {"dim": 3}})
     Traceback (most recent call last):
         ...
-    ValueError: 'a.npz' was written with model.dim = 2, and model.dim = 3 is asked for; ...
+    ValueError: 'a.npz' was written with model.dim = 2 (asked for: 3); ...
     """
-    old, new = _flat(found), _flat(json.loads(json.dumps(wanted)))
-    for name in [*new, *old]:
-        before, now = old.get(name, _ABSENT), new.get(name, _ABSENT)
-        if before != now:
-            raise ValueError(
-                f"{str(path)!r} was written with {name} = {before!r}, and {name} = {now!r} is "
-                "asked for; give the settings it was written with, or train anew in another "
-                "folder."
-            )
+    old, new = _flat(found), _flat(plain(wanted))
+    different = [
+        f"{name} = {_shown(old, name)} (asked for: {_shown(new, name)})"
+        for name in dict.fromkeys([*new, *old])
+        if old.get(name, _ABSENT) != new.get(name, _ABSENT)
+    ]
+    if different:
+        raise ValueError(
+            f"{str(path)!r} was written with {', '.join(different)}; give the settings it was "
+            "written with, or train anew in another folder."
+        )
 
 
 def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
@@ -211,12 +263,7 @@ def part_of(checkpoint: Checkpoint, part: str) -> Arrays:
     dict of str to ndarray
         Arrays by name.
     """
-    prefix = f"{part}/"
-    return {
-        name.removeprefix(prefix): array
-        for name, array in checkpoint.arrays.items()
-        if name.startswith(prefix)
-    }
+    return names.part(part, checkpoint.arrays, "/")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -227,6 +274,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    return repr(settings[name]) if name in settings else _ABSENT
 
 
 def _require_whole(path: str | Path, stream: BinaryIO) -> None:

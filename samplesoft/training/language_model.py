@@ -8,10 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from samplesoft._random import as_key, mix64
+from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count
-from samplesoft.data.batches import Corpus, Windows
+from samplesoft.data.batches import Windows
+from samplesoft.data.corpus import Corpus
 from samplesoft.losses.registry import make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.dropout import Dropout
@@ -21,18 +23,17 @@ from samplesoft.models.module import uniform_weights
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.sampler import Sampler
 from samplesoft.samplers.registry import SamplerInputs, make_sampler
-from samplesoft.samplers.two_pass import TwoPassSampler
-from samplesoft.training.checkpoint import Arrays
+from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
 from samplesoft.training.language_settings import LanguageModelSettings
-from samplesoft.training.task import Gradient
+from samplesoft.training.names import part, prefixed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
 
 _EVALUATED = 512  # steps at a time, without a backward pass
-_EXAMPLES = 300  # contexts in a checkpoint
-_EMBEDDING, _LSTM, _SOFTMAX, _SAMPLER, _STEP = map(np.uint64, range(5))  # streams of the seed
+_EMBEDDING, _LSTM, _SOFTMAX, _SAMPLER, _STEP = range(5)  # streams of the seed
 
 
-class LanguageModelTask:
+class LanguageModelTask(Task):
     """Predict each word of a text from those before it.
 
     The loss of a step is summed over the steps of the window and averaged over its rows, as in
@@ -77,53 +78,45 @@ class LanguageModelTask:
         )
         n, size = len(corpus.vocabulary.words), settings.hidden_size
         options: dict[str, Any] = {"init_scale": settings.init_scale, "dtype": np.float32}
-        self.embedding = Embedding(n, size, rng=self._seed(_EMBEDDING), **options)
+        self.embedding = Embedding(n, size, rng=sub_seed(self._key, _EMBEDDING), **options)
         self.lstm = LSTM(
             size,
             size,
             num_layers=settings.num_layers,
             dropout=settings.dropout,
-            rng=self._seed(_LSTM),
+            rng=sub_seed(self._key, _LSTM),
             **options,
         )
         self.dropout = Dropout(settings.dropout)
         self.softmax = self._make_softmax(n, size)
-        self.parameters: Arrays = {
-            f"{part}.{name}": array
-            for part in ("embedding", "lstm", "softmax")
-            for name, array in getattr(self, part).parameters.items()
-        }
+        self.parameters = prefixed(
+            {
+                "embedding": self.embedding.parameters,
+                "lstm": self.lstm.parameters,
+                "softmax": self.softmax.parameters,
+            }
+        )
+        self.num_steps = len(self._windows)
+        self.num_examples = settings.batch_size * settings.num_steps  # words
         shape = (settings.num_layers, settings.batch_size, size)
         self._state = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-
-    @property
-    def num_steps(self) -> int:
-        """Windows of the training text."""
-        return len(self._windows)
-
-    @property
-    def num_examples(self) -> int:
-        """Words in a window."""
-        return self.settings.batch_size * self.settings.num_steps
 
     def config(self) -> dict[str, Any]:
         """Return the settings, and a fingerprint of vocabulary and text."""
         text = hashlib.sha256("\n".join(self.corpus.vocabulary.words).encode())
-        for part in (self.corpus.train, self.corpus.valid):
-            text.update(part.tobytes())
+        for ids in (self.corpus.train, self.corpus.valid):
+            text.update(ids.tobytes())
         return {
             "model": "language model",
             "text": text.hexdigest()[:16],
-            **asdict(self.settings),
+            **plain(asdict(self.settings)),
             "softmax": softmax_config(self.softmax),
         }
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over one window."""
-        key = mix64(np.uint64(self._seed(_STEP)), np.uint64(epoch * self.num_steps + index))
-        input_seed, lstm_seed, output_seed, draw_seed, candidate_seed = (
-            int(mix64(np.uint64(key), np.uint64(k))) for k in range(5)
-        )
+        key = sub_seed(self._key, _STEP, epoch * self.num_steps + index)
+        input_seed, lstm_seed, output_seed, draw_seed = (sub_seed(key, k) for k in range(4))
         inputs, targets = self._windows[index]
         steps, rows = inputs.shape
         x, embedding_cache = self.embedding.forward(inputs)
@@ -132,15 +125,18 @@ class LanguageModelTask:
             x, self._state if index else None, rng=lstm_seed, training=True
         )
         y, output_cache = self.dropout.forward(y, rng=output_seed, training=True)
-        if isinstance(self.softmax.sampler, TwoPassSampler):
-            self.softmax.sampler.refresh(candidate_seed)
+        contexts = y.reshape(steps * rows, -1)
+        kept: NDArray[np.bool_] = np.full(steps * rows, True)
+        if self.settings.normalize and self.settings.dropout:
+            kept = (contexts != 0.0).any(axis=1)  # what dropout has left nothing of cannot have norm 1
         loss, softmax_cache = self.softmax.forward(
-            y.reshape(steps * rows, -1),
-            targets.ravel(),
-            weights=np.full(targets.size, 1.0 / rows),
+            contexts[kept],
+            targets.ravel()[kept],
+            weights=np.full(kept.sum(), 1.0 / rows),
             rng=draw_seed,
         )
-        dh, of_softmax = self.softmax.backward(softmax_cache)
+        dh = np.zeros_like(contexts)
+        dh[kept], of_softmax = self.softmax.backward(softmax_cache)
         dy, _ = self.dropout.backward(output_cache, dh.reshape(y.shape))
         dx, of_lstm = self.lstm.backward(lstm_cache, dy)
         dx, _ = self.dropout.backward(input_cache, dx)
@@ -150,11 +146,7 @@ class LanguageModelTask:
             "lstm": of_lstm,
             "softmax": of_softmax,
         }
-        return loss / steps, {
-            f"{part}.{name}": gradient
-            for part, gradients in parts.items()
-            for name, gradient in gradients.items()
-        }
+        return loss / steps, prefixed(parts)
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
         """Tell the sampler which class vectors have moved."""
@@ -201,7 +193,7 @@ class LanguageModelTask:
             iter(Windows(self.corpus.valid, rows, self.settings.num_steps, keep_short=True))
         )
         y, _, _ = self.lstm.forward(self.embedding.forward(inputs)[0])
-        last = -min(-(-_EXAMPLES // rows), len(y))
+        last = -min(-(-NUM_EXAMPLES // rows), len(y))
         return {
             "h": y[last:].reshape(-1, y.shape[2]),
             "labels": targets[last:].ravel(),
@@ -209,15 +201,17 @@ class LanguageModelTask:
         }
 
     def state(self) -> Arrays:
-        """Return the hidden state between windows."""
-        return {"hidden": self._state[0], "cells": self._state[1]}
+        """Return the hidden state between windows, and what the sampler has learned."""
+        sampler = self.softmax.sampler
+        learned = {} if sampler is None else sampler.state()
+        return {"hidden": self._state[0], "cells": self._state[1], **prefixed({"sampler": learned})}
 
     def load_state(self, state: Arrays) -> None:
-        """Take over a hidden state."""
+        """Take over a hidden state, and what a sampler has learned."""
         self._state = state["hidden"], state["cells"]
-
-    def _seed(self, stream: np.uint64) -> int:
-        return int(mix64(self._key, stream))
+        learned = part("sampler", state)
+        if learned and self.softmax.sampler is not None:
+            self.softmax.sampler.load_state(learned)
 
     def _make_softmax(self, n: int, size: int) -> SoftmaxLayer:
         settings = self.settings
@@ -225,7 +219,7 @@ class LanguageModelTask:
             (n, size),
             settings.init_scale,
             np.dtype(np.float32),
-            np.uint64(self._seed(_SOFTMAX)),
+            np.uint64(sub_seed(self._key, _SOFTMAX)),
         )
         loss = make_loss(
             settings.loss,
@@ -242,7 +236,7 @@ class LanguageModelTask:
                 tau=settings.tau,
                 nu=settings.nu,
                 num_features=settings.num_features,
-                rng=self._seed(_SAMPLER),
+                rng=sub_seed(self._key, _SAMPLER),
             )
             sampler = make_sampler(settings.sampler, inputs)
         return SoftmaxLayer(

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from samplesoft._validation import as_choice, as_count, as_positive
+from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.samplers.registry import SAMPLERS
+
 
 @dataclass(frozen=True)
 class LanguageModelSettings:
@@ -38,6 +43,11 @@ class LanguageModelSettings:
     seed : int
         Of parameters, dropout and draws.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is malformed, or the loss and the sampler do not go together.
+
     References
     ----------
     .. [1] W. Zaremba, I. Sutskever and O. Vinyals, "Recurrent Neural Network Regularization",
@@ -62,3 +72,30 @@ class LanguageModelSettings:
     shared: bool = False
     update_every: int = 1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("hidden_size", "num_layers", "batch_size", "num_steps"),
+            *("num_features", "update_every"),
+        ):
+            as_count(name, getattr(self, name))
+        as_count("seed", self.seed, 0)
+        for name in ("init_scale", "tau", "nu"):
+            as_positive(name, getattr(self, name))
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}.")
+        loss = make_loss(as_choice("loss", self.loss, LOSSES))
+        if not isinstance(loss, SampledLoss):
+            if self.sampler is not None or self.num_sampled is not None:
+                raise ValueError(
+                    f"`sampler` and `num_sampled` must be None for loss={self.loss!r}, which draws "
+                    f"nothing, got {self.sampler!r} and {self.num_sampled}."
+                )
+            return
+        as_choice("sampler", self.sampler, SAMPLERS)
+        as_count("num_sampled", self.num_sampled)
+        if self.shared and loss.excludes_label:
+            raise ValueError(
+                f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
+                "leave out the label of each word; take loss='sampled-masked'."
+            )

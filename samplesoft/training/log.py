@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from samplesoft.training.checkpoint import writing
+
 
 class Log:
     r"""A file of JSON lines, one more for each record.
@@ -38,7 +40,7 @@ class Log:
 
     def __init__(self, path: str | Path, step: int) -> None:
         self.path = Path(path)
-        with open(self.path, "a+b") as stream:
+        with writing(self.path), open(self.path, "a+b") as stream:
             stream.seek(0)
             stream.truncate(_end(self.path, stream.read(), step))
 
@@ -50,7 +52,7 @@ class Log:
         record : dict
             Plain JSON with a ``step``.
         """
-        with open(self.path, "a", encoding="utf-8") as stream:
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(record, allow_nan=False) + "\n")
 
 
@@ -65,7 +67,11 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        One for each whole line.
+        One for each whole line: ``epoch``, counted from 1; ``step`` and ``seconds`` since the run
+        began, the time of its steps alone; ``train_loss`` and ``gradient_norm``, before clipping,
+        as means over the epoch so far; ``learning_rate`` as the optimizer has it, which for the
+        toy task multiplies the gradient of the sum over a batch; ``examples_per_second`` of the
+        epoch so far; and at the end of an epoch ``validation_...``.
     """
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]

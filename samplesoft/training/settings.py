@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from samplesoft._validation import as_choice, as_count, as_positive
-from samplesoft.models.schedules import SCHEDULES
+from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
+from samplesoft.models.schedules import SCHEDULES, make_schedule
+from samplesoft.training.checkpoint import plain
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Settings:
     epochs : int
         When to stop; a run may be resumed with more.
     optimizer : str
-        A name for `make_optimizer`.
+        A name in `OPTIMIZERS`.
     learning_rate : float
         That of the first epoch, for a schedule that starts at 1.
     optimizer_options : mapping
@@ -41,6 +44,13 @@ class Settings:
     ------
     TypeError, ValueError
         If a value is malformed.
+
+    Examples
+    --------
+    >>> Settings(epochs=3, schedule="zaremba", schedule_options={"hol": 3})
+    Traceback (most recent call last):
+        ...
+    TypeError: `schedule_options` must fit zaremba: ... unexpected keyword argument 'hol'
     """
 
     epochs: int
@@ -57,7 +67,12 @@ class Settings:
     def __post_init__(self) -> None:
         as_count("epochs", self.epochs)
         as_positive("learning_rate", self.learning_rate)
+        as_choice("optimizer", self.optimizer, OPTIMIZERS)
         as_choice("schedule", self.schedule, SCHEDULES)
+        with _about("optimizer_options", self.optimizer):
+            make_optimizer(self.optimizer, self.learning_rate, **self.optimizer_options)
+        with _about("schedule_options", self.schedule):
+            make_schedule(self.schedule, **self.schedule_options)
         as_count("log_every", self.log_every)
         if self.clip is not None:
             as_positive("clip", self.clip)
@@ -67,9 +82,18 @@ class Settings:
 
     def config(self) -> dict[str, Any]:
         """Return what decides the bits of a run: all but when it stops."""
-        config = asdict(self)
+        config = plain(asdict(self))
         del config["epochs"], config["patience"]
         return config
+
+
+@contextmanager
+def _about(name: str, what: str) -> Iterator[None]:
+    """Say which argument an error of the body is about."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"`{name}` must fit {what}: {error}") from None
 
 
 @dataclass

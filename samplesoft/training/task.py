@@ -2,71 +2,116 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._random import mix64
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.training.checkpoint import Arrays
 
 Gradient = NDArray[Any] | SparseRows
+NUM_EXAMPLES = 300  # contexts that a task puts into a checkpoint
 
 
-class Task(Protocol):
+class Task(ABC):
     """A model and its data, as `samplesoft.training.train` needs them.
+
+    A small task sets the attributes, and implements `config`, `step` and `validate`. The other
+    methods do nothing until they are overridden.
 
     All randomness of a step must follow from a seed and the step, and all else that a step
     depends on must be in `parameters`, in `state`, or be made from them by `refresh`. Then a run
     that was interrupted ends with the bits of one that was not.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        The same arrays all the time; the optimizer changes them in place.
+    num_steps : int
+        Steps in an epoch.
+    num_examples : int
+        Examples in a step, for the log.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplesoft.training import Settings, train
+    >>> class Parabola(Task):
+    ...     def __init__(self):
+    ...         self.parameters, self.num_steps, self.num_examples = {"x": np.ones(1)}, 10, 1
+    ...     def config(self):
+    ...         return {"model": "parabola"}
+    ...     def step(self, epoch, index):
+    ...         return self.validate()["loss"], {"x": 2.0 * self.parameters["x"]}
+    ...     def validate(self):
+    ...         return {"loss": float(self.parameters["x"][0] ** 2)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     at = train(Parabola(), Settings(epochs=2, learning_rate=0.1), folder)
+    >>> at.best_loss < 1e-3
+    True
     """
 
-    @property
-    def parameters(self) -> Arrays:
-        """Arrays by name, the same ones in every call; the optimizer changes them in place."""
-        ...
+    parameters: Arrays
+    num_steps: int
+    num_examples: int
 
-    @property
-    def num_steps(self) -> int:
-        """Steps in an epoch."""
-        ...
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in a step, for the log."""
-        ...
-
+    @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return plain JSON that tells this model, its data and its seed from others."""
-        ...
 
+    @abstractmethod
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Return the loss of a step, in nats for an example, and gradients by parameter."""
-        ...
 
-    def after_step(self, gradients: dict[str, Gradient]) -> None:
+    @abstractmethod
+    def validate(self) -> dict[str, float]:
+        """Return figures of the validation data, the one to be minimised as ``loss``."""
+
+    def after_step(self, gradients: dict[str, Gradient]) -> None:  # noqa: B027
         """Take notice that the optimizer has changed the parameters."""
-        ...
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027
         """Make anew whatever follows the parameters, such as a sampler's sums.
 
         It is called whenever a checkpoint is written and when one has been read, for sums that
         were updated in many steps differ from new ones in their last bits.
         """
-        ...
-
-    def validate(self) -> dict[str, float]:
-        """Return figures of the validation data, the one to be minimised as ``loss``."""
-        ...
 
     def examples(self) -> Arrays:
         """Return arrays for readers of the checkpoint; they are stored and never loaded."""
-        ...
+        return {}
 
     def state(self) -> Arrays:
         """Return what must survive besides the parameters, such as a hidden state."""
-        ...
+        return {}
 
-    def load_state(self, state: Arrays) -> None:
+    def load_state(self, state: Arrays) -> None:  # noqa: B027
         """Go back to a `state`."""
-        ...
+
+
+def sub_seed(seed: int | np.uint64, *path: int) -> int:
+    """Return the seed of a stream of its own below a seed, one for each path of numbers.
+
+    Parameters
+    ----------
+    seed : int
+        Below ``2**64``.
+    *path : int
+        At least 0, such as the number of a purpose, then of a step.
+
+    Returns
+    -------
+    int
+        Below ``2**64``.
+
+    Examples
+    --------
+    >>> sub_seed(sub_seed(0, 4), 100) == sub_seed(0, 4, 100) != sub_seed(0, 4, 101)
+    True
+    """
+    for number in path:
+        seed = mix64(np.uint64(seed), np.uint64(number))
+    return int(seed)

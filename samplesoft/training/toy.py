@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._random import as_key, mix64
+from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count
 from samplesoft.losses.registry import make_loss
 from samplesoft.models.module import uniform_weights
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.static import WeightedSampler
-from samplesoft.training.checkpoint import Arrays
+from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
-from samplesoft.training.task import Gradient
+from samplesoft.training.names import prefixed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
 
 LEARNING_RATE = 0.03  # for the sum of the losses of a batch
 MOMENTUM = 0.8187307530779818  # exp(-1 / 5)
@@ -24,8 +25,11 @@ WEIGHTS: dict[str, Callable[[int], FloatArray]] = {
     "uniform": lambda n: np.ones(n),
     "zipf": lambda n: 1.0 / np.arange(5, n + 5, dtype=np.float64),
 }
-_EXAMPLES = 300  # contexts in a checkpoint
-_PROJECTION, _SOFTMAX, _TEST, _STEP = map(np.uint64, range(4))  # streams of the seed
+LOSSES = (
+    *("full", "sampled-candidate", "sampled-candidate-masked"),
+    *("sampled-masked", "sampled-reject", "nce", "importance"),
+)
+_PROJECTION, _SOFTMAX, _TEST, _STEP = range(4)  # streams of the seed
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,19 @@ class ToySettings:
     data, proposal : {"uniform", "zipf"}
         Distribution of the data, and of the draws; zipf is in proportion to 1 / (i + 5).
     loss : str
-        A key of `samplesoft.losses.LOSSES`. The tutorial adjusts the label's score too, and keeps
-        draws of it.
+        Of `LOSSES` in this module: those that can share a set of distinct classes. The tutorial
+        adjusts the label's score too, and keeps draws of it.
     num_sampled : int or None
-        Distinct classes drawn for a batch; None for the full loss.
+        Distinct classes drawn for a batch, at most all; None for the full loss.
     batch_size, num_steps, test_size : int
         Examples in a step, steps between validations, examples in a validation.
     seed : int
         Of projection, parameters, data and draws.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a setting is malformed.
     """
 
     num_classes: int = 50
@@ -60,19 +69,33 @@ class ToySettings:
     test_size: int = 1000
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        n = as_count("num_classes", self.num_classes, 2)
+        for name in ("dim", "batch_size", "num_steps", "test_size"):
+            as_count(name, getattr(self, name))
+        as_count("seed", self.seed, 0)
+        as_choice("data", self.data, WEIGHTS)
+        as_choice("proposal", self.proposal, WEIGHTS)
+        if as_choice("loss", self.loss, LOSSES) == "full":
+            if self.num_sampled is not None:
+                raise ValueError(
+                    "`num_sampled` must be None for loss='full', which draws nothing, got "
+                    f"{self.num_sampled}."
+                )
+        elif as_count("num_sampled", self.num_sampled) > n:
+            raise ValueError(
+                f"`num_sampled` must be at most {n}, the number of classes, got "
+                f"{self.num_sampled}; draws are distinct."
+            )
 
-class ToyTask:
+
+class ToyTask(Task):
     """Tell classes apart by a fixed random projection of their one-hot vectors.
 
     Parameters
     ----------
     settings : ToySettings
         The task.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a setting is malformed.
 
     Notes
     -----
@@ -92,52 +115,33 @@ class ToyTask:
 
     def __init__(self, settings: ToySettings) -> None:
         self.settings = settings
-        self._key = as_key(as_count("seed", settings.seed, 0))
-        n, d = as_count("num_classes", settings.num_classes, 2), as_count("dim", settings.dim)
-        for name in ("batch_size", "num_steps", "test_size"):
-            as_count(name, getattr(settings, name))
-        generator = np.random.default_rng(self._seed(_PROJECTION))
+        self._key = as_key(settings.seed)
+        n, d = settings.num_classes, settings.dim
+        generator = np.random.default_rng(sub_seed(self._key, _PROJECTION))
         self.projection = (generator.standard_normal((n, d)) / np.sqrt(d)).astype(np.float32)
-        data = WEIGHTS[as_choice("data", settings.data, WEIGHTS)](n)
+        data = WEIGHTS[settings.data](n)
         self._data = np.cumsum(data) / data.sum()
-        self.test = self._labels(settings.test_size, self._seed(_TEST))
+        self.test = self._labels(settings.test_size, sub_seed(self._key, _TEST))
         self.softmax = self._make_softmax()
-        self.parameters: Arrays = {
-            f"softmax.{name}": array for name, array in self.softmax.parameters.items()
-        }
-
-    @property
-    def num_steps(self) -> int:
-        """Steps from one validation to the next."""
-        return self.settings.num_steps
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in a batch."""
-        return self.settings.batch_size
+        self.parameters = prefixed({"softmax": self.softmax.parameters})
+        self.num_steps, self.num_examples = settings.num_steps, settings.batch_size
 
     def config(self) -> dict[str, Any]:
         """Return the settings."""
         return {
             "model": "toy",
-            **asdict(self.settings),
+            **plain(asdict(self.settings)),
             "softmax": softmax_config(self.softmax),
         }
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Draw a batch, and go forward and back."""
-        key = mix64(np.uint64(self._seed(_STEP)), np.uint64(epoch * self.num_steps + index))
-        data_seed, draw_seed = (int(mix64(np.uint64(key), np.uint64(k))) for k in range(2))
+        key = sub_seed(self._key, _STEP, epoch * self.num_steps + index)
+        data_seed, draw_seed = (sub_seed(key, k) for k in range(2))
         labels = self._labels(self.settings.batch_size, data_seed)
         loss, cache = self.softmax.forward(self.projection[labels], labels, rng=draw_seed)
         _, gradients = self.softmax.backward(cache)
-        return loss / len(labels), {f"softmax.{name}": g for name, g in gradients.items()}
-
-    def after_step(self, gradients: dict[str, Gradient]) -> None:
-        """Do nothing: the sampler does not look at class vectors."""
-
-    def refresh(self) -> None:
-        """Do nothing, for the same reason."""
+        return loss / len(labels), prefixed({"softmax": gradients})
 
     def validate(self) -> dict[str, float]:
         """Return mean loss of the full softmax in nats, and perplexity, on new data."""
@@ -146,18 +150,8 @@ class ToyTask:
 
     def examples(self) -> Arrays:
         """Return some of the validation data."""
-        labels = self.test[:_EXAMPLES]
+        labels = self.test[:NUM_EXAMPLES]
         return {"h": self.projection[labels], "labels": labels}
-
-    def state(self) -> Arrays:
-        """Return nothing: batches follow from the seed and the step."""
-        return {}
-
-    def load_state(self, state: Arrays) -> None:
-        """Do nothing."""
-
-    def _seed(self, stream: np.uint64) -> int:
-        return int(mix64(self._key, stream))
 
     def _labels(self, size: int, seed: int) -> IntArray:
         uniforms: FloatArray = np.random.default_rng(seed).random(size)
@@ -167,12 +161,11 @@ class ToyTask:
         settings = self.settings
         n, d = self.projection.shape
         glorot = float(np.sqrt(6.0 / (n + d)))
-        rows = uniform_weights(
-            (n, d), glorot, self.projection.dtype, np.uint64(self._seed(_SOFTMAX))
-        )
+        seed = np.uint64(sub_seed(self._key, _SOFTMAX))
+        rows = uniform_weights((n, d), glorot, self.projection.dtype, seed)
         sampled = settings.loss != "full"
         loss = make_loss(settings.loss, reduction="sum")
-        weights = WEIGHTS[as_choice("proposal", settings.proposal, WEIGHTS)](n)
+        weights = WEIGHTS[settings.proposal](n)
         return SoftmaxLayer(
             rows,
             loss,

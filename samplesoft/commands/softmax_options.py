@@ -1,0 +1,126 @@
+"""Options of a softmax that do not go together, found before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._memory import available_bytes, human_bytes
+from samplesoft.commands.options import flag
+from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.samplers.registry import SamplerInputs, make_sampler
+from samplesoft.training.language_settings import LanguageModelSettings
+
+SAMPLED = ("sampler", "num_sampled", "shared", "nu", "num_features", "update_every")
+BYTES = 75  # of a draw in a step: measured 52, and 73 for a mixture
+SHARED_BYTES = 20  # of a word and a draw in common: measured 7 to 19
+_UNIT = np.eye(2, dtype=np.float32)
+
+
+def check_softmax(values: dict[str, Any], defaults: LanguageModelSettings) -> dict[str, Any]:
+    """Raise ValueError for options that do nothing, or nothing can be done with.
+
+    Parameters
+    ----------
+    values : dict
+        Fields of `defaults` that are given.
+    defaults : LanguageModelSettings
+        Holds the others.
+
+    Returns
+    -------
+    dict
+        The values; without a sampler where the loss draws nothing.
+
+    Raises
+    ------
+    ValueError
+        If so, with the names of the options.
+    """
+    name = values.get("loss", defaults.loss)
+    loss = make_loss(name)
+    if not isinstance(loss, SampledLoss):
+        _refuse(values, SAMPLED, f"--loss {name}, which draws nothing")
+        return {**values, "sampler": None, "num_sampled": None}
+    if values.get("shared") and loss.excludes_label:
+        able = [other for other in LOSSES if not getattr(make_loss(other), "excludes_label", True)]
+        raise ValueError(
+            f"--shared does not go with --loss {name}, for one set of draws cannot leave out the "
+            f"label of each word; take --loss {', '.join(able)}."
+        )
+    if isinstance(loss, JackknifeLoss) and values.get("num_sampled") == 1:
+        raise ValueError(
+            f"--num-sampled must be at least 2 for --loss {name}, which leaves one out, got 1."
+        )
+    sampler = str(values.get("sampler", defaults.sampler))
+    if loss.needs_label_count and sampler == "two-pass":
+        raise ValueError(
+            f"--sampler {sampler} does not go with --loss {name}, for labels that are not among "
+            "its candidates are never drawn; take --loss sampled or sampled-masked."
+        )
+    read, looks = _needs(sampler)
+    unread = [option for option in ("nu", "num_features") if option not in read]
+    _refuse(values, unread, f"--sampler {sampler}")
+    if not looks:
+        _refuse(values, ["update_every"], f"--sampler {sampler}, which sees no class vectors")
+    if not values.get("normalize", defaults.normalize) and _needs_norm_1(sampler):
+        raise ValueError(
+            f"--no-normalize does not go with --sampler {sampler}, whose kernel needs vectors of "
+            "norm 1; leave it out, or take a sampler such as quadratic, softmax or unigram."
+        )
+    return values
+
+
+def check_memory(settings: LanguageModelSettings) -> None:
+    """Raise MemoryError if the draws of a step would not fit.
+
+    Parameters
+    ----------
+    settings : LanguageModelSettings
+        The model.
+
+    Raises
+    ------
+    MemoryError
+        If so.
+    """
+    words, available = settings.batch_size * settings.num_steps, available_bytes()
+    each = words * (SHARED_BYTES if settings.shared else BYTES)
+    needed = (settings.num_sampled or 0) * each
+    if available is not None and needed > available:
+        remedy = "" if settings.shared else ", or draw once for all words with --shared"
+        raise MemoryError(
+            f"--num-sampled {settings.num_sampled} draws for {words:,} words need "
+            f"{human_bytes(needed)} in a step, and {human_bytes(available)} are available; lower "
+            f"it to {available // each:,} or less{remedy}."
+        )
+
+
+def _refuse(values: dict[str, Any], useless: Any, to: str) -> None:
+    options = ", ".join(flag(name) for name in useless if name in values)
+    if options:
+        raise ValueError(f"{options} would do nothing to {to}; leave it out.")
+
+
+def _needs(sampler: str) -> tuple[set[str], bool]:
+    """Return which inputs a sampler reads when it is made, and whether it looks at vectors."""
+    read: set[str] = set()
+
+    class Recording(SamplerInputs):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    made = make_sampler(sampler, Recording(_UNIT, np.ones(2), num_features=2, rng=0))
+    return read, made.dim is not None
+
+
+def _needs_norm_1(sampler: str) -> bool:
+    try:
+        make_sampler(sampler, SamplerInputs(2.0 * _UNIT, np.ones(2), num_features=2, rng=0))
+    except ValueError:
+        return True
+    return False
