@@ -176,7 +176,8 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     )
     left.bar_label(bars, fmt="%.0f s", padding=3, fontsize=9)
     left.margins(x=0.15)
-    left.set(xlabel="seconds", title="an epoch on the Penn Treebank, n = 10,000, D = 1024")
+    left.set(xlabel="seconds")
+    left.set_title("an epoch on the Penn Treebank, n = 10,000, D = 1024", fontsize=10)
     for name in LAYERS:
         own = [row for row in rows if row["part"] == "layer" and row["method"] == name]
         colour, marker, line = STYLES.get(name, ("#8C564B", "<", "-."))
@@ -187,8 +188,8 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         yscale="log",
         xlabel="number of classes n",
         ylabel="milliseconds a step",
-        title=f"a step of the layer: batch {BATCH}, d = {DIM}, m = 100, D = 256",
     )
+    right.set_title(f"a step of the layer: batch {BATCH}, d = {DIM}, m = 100, D = 256", fontsize=10)
     right.grid(alpha=0.3)
     right.legend(fontsize=8)
     figure.suptitle(f"When sampling pays: {num_threads()} threads")

@@ -128,7 +128,7 @@ class LanguageModelTask(Task):
         contexts = y.reshape(steps * rows, -1)
         kept: NDArray[np.bool_] = np.full(steps * rows, True)
         if self.settings.normalize and self.settings.dropout:
-            kept = (contexts != 0.0).any(axis=1)  # what dropout has left nothing of cannot have norm 1
+            kept = (contexts != 0.0).any(axis=1)  # nothing may be left of one
         loss, softmax_cache = self.softmax.forward(
             contexts[kept],
             targets.ravel()[kept],
