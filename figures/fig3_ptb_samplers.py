@@ -70,7 +70,7 @@ def main() -> None:
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
     """Plot perplexity against epochs: all of it, and the last epochs enlarged."""
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(11, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     last = max(row["epoch"] for row in rows)
     for name in dict.fromkeys(row["method"] for row in rows):
@@ -100,7 +100,8 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     for axes in (left, right):
         axes.set(xlabel="epoch", ylabel="validation perplexity")
         axes.grid(alpha=0.3)
-    right.legend(fontsize=8)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
     figure.suptitle("Penn Treebank, LSTM 2 x 200, m = 100 negatives for each word")
     return figure
 
