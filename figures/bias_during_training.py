@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from ptb_runs import FULL, epoch_checkpoint, parser, run_all, run_folder
 from tables import write_csv
 from tqdm import tqdm
@@ -121,6 +122,9 @@ def draw(rows: list[dict[str, Any]], num_examples: int) -> Figure:
     variance.set(ylabel="squared norm", title="gradient in h: variance")
     for axes in (bias, squared, variance):
         axes.set(xlabel="epoch of the full softmax", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
     handles, labels = variance.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
