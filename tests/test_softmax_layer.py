@@ -212,3 +212,12 @@ def test_class_vectors_are_copied_and_a_vanished_one_is_named(rows, rng):
     layer.parameters["class_embeddings"][7] = 0.0
     with pytest.raises(ValueError, match="`class_embeddings`.*row 7"):
         layer.moved([7])
+
+
+def test_a_draw_for_the_full_softmax_and_a_foreign_state_are_refused(rows, rng):
+    h, labels = batch(rng)
+    draw = UniformSampler(N).sample(h, M, rng=0)
+    with pytest.raises(TypeError, match="`draw` must be None for FullSoftmaxLoss"):
+        FullSoftmaxLoss().forward(h, rows, labels, draw)
+    with pytest.raises(ValueError, match="`state` must be that of a mixture, got counts"):
+        made("mixture", rows).load_state({"counts": np.ones(N)})

@@ -60,6 +60,11 @@ class FullSoftmaxLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, _Saved]:
+        if draw is not None:
+            raise TypeError(
+                f"`draw` must be None for {type(self).__name__}, which sums over all classes, got "
+                f"{type(draw).__name__}; leave it out, or take a sampled loss."
+            )
         targets = batch.targets
         own = _label_scores(batch, self.normalize).astype(np.float64)
         signs = np.sign(own) if self.absolute else 1.0

@@ -97,6 +97,9 @@ class MixtureSampler(Sampler):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the states of both samplers."""
+        foreign = [key for key in state if not key.startswith(("first/", "second/"))]
+        if foreign:
+            raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")
         for part, sampler in (("first", self.first), ("second", self.second)):
             start = f"{part}/"
             sampler.load_state(
