@@ -78,9 +78,7 @@ class Embedding:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         shape = as_count("num_embeddings", num_embeddings), as_count("dim", dim)
-        scale = as_init_scale(init_scale, shape[1])
-        weights = uniform_weights(shape, scale, as_float_dtype(dtype), as_key(rng))
-        self.parameters: Parameters = {"weights": weights}
+        self.parameters = _weights(shape, init_scale, dtype, rng)
 
     def forward(self, x: ArrayLike) -> tuple[NDArray[Any], IntArray]:
         """Look up vectors.
@@ -207,9 +205,7 @@ class SparseLinear:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         shape = as_count("num_inputs", num_inputs), as_count("dim", dim)
-        scale = as_init_scale(init_scale, shape[1])
-        weights = uniform_weights(shape, scale, as_float_dtype(dtype), as_key(rng))
-        self.parameters: Parameters = {"weights": weights}
+        self.parameters = _weights(shape, init_scale, dtype, rng)
 
     def forward(self, x: Any) -> tuple[NDArray[Any], _Entries]:
         """Multiply by the weights.
@@ -285,6 +281,16 @@ class SparseLinear:
 def _each_part(rows: NDArray[Any], work: Any) -> None:
     """Call ``work(part)`` for parts of `rows` (N, d), on all threads."""
     thread_each(work, chunks(len(rows), max(1, _CHUNK_NUMBERS // rows.shape[1])))
+
+
+def _weights(
+    shape: tuple[int, int],
+    init_scale: float | None,
+    dtype: DTypeLike,
+    rng: int | np.random.Generator | None,
+) -> Parameters:
+    scale = as_init_scale(init_scale, shape[1])
+    return {"weights": uniform_weights(shape, scale, as_float_dtype(dtype), as_key(rng))}
 
 
 def _read_csr(x: Any, weights: NDArray[Any]) -> _Entries:
