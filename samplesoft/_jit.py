@@ -138,3 +138,8 @@ if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's t
 def chunks(size: int, chunk: int) -> list[slice]:
     """Split ``range(size)`` into slices of `chunk` items, the last one shorter."""
     return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+
+
+def row_chunks(shape: tuple[int, ...], numbers: int) -> list[slice]:
+    """Split the rows of a matrix of `shape` into slices of about `numbers` numbers each."""
+    return chunks(shape[0], max(1, numbers // max(1, shape[1])))

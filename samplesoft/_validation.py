@@ -158,13 +158,35 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 def as_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float greater than 0."""
+    _require_number(name, value)
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"`{name}` must be finite and greater than 0, got {value}.")
+    return float(value)
+
+
+def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
+    """Return `value` as a float of at least 0 and less than `below`."""
+    _require_number(name, value)
+    if not 0 <= value < below:
+        raise ValueError(f"`{name}` must be at least 0 and less than {below}, got {value}.")
+    return float(value)
+
+
+def _require_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(
             f"`{name}` must be a number, got {type(value).__name__} {repr(value)[:60]}."
         )
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"`{name}` must be finite and greater than 0, got {value}.")
-    return float(value)
+
+
+def require_well_formed(name: str, matrix: Any) -> None:
+    """Raise for a scipy CSR matrix whose indices must not be followed, which scipy lets pass."""
+    try:
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must be a well-formed CSR matrix, counted from 0: {error}."
+        ) from None
 
 
 def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:

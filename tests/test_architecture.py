@@ -12,7 +12,7 @@ import samplesoft
 
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
-    {"_files", "_jit", "_memory", "_progress", "_random", "_validation"},
+    {"_files", "_jit", "_memory", "_names", "_progress", "_random", "_validation"},
     {"kernels", "sampler"},
     {"feature_maps", "_tree_sums", "tree", "data"},
     {"samplers"},

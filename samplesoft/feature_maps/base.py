@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, as_count, as_float_rows
 
 _OUTPUTS = 1 << 20  # features that a thread writes at a time: 0.2 ms of work or more
@@ -146,7 +146,7 @@ class FeatureMap(ABC):
 
 def over_rows(function: Callable[[slice], None], out: NDArray[Any]) -> None:
     """Call `function` on slices of the rows of `out`, on threads where there is enough work."""
-    thread_each(function, chunks(len(out), max(1, _OUTPUTS // out.shape[1])))
+    thread_each(function, row_chunks(out.shape, _OUTPUTS))
 
 
 def require_finite(out: NDArray[Any]) -> None:

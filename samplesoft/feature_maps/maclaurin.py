@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks
+from samplesoft._jit import row_chunks
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, require_finite, squared_norms
@@ -76,7 +76,7 @@ class RandomMaclaurinFeatures(FeatureMap):
             self._factors.append((size[0], DenseFrequencies(random_signs(size, generator))))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        for part in chunks(len(out), max(1, _PRODUCTS // self.num_features)):
+        for part in row_chunks((len(out), self.num_features), _PRODUCTS):
             rows, features = X[part], out[part]
             products = np.empty_like(features)
             with np.errstate(over="ignore", invalid="ignore"):

@@ -7,18 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit, njit_sum
+from samplesoft._jit import njit
 from samplesoft._validation import IntArray
+from samplesoft.kernels.dot import dot
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
-
-
-@njit_sum
-def _dot(x: Floats, y: Floats) -> Any:
-    total = x.dtype.type(0.0)
-    for i in range(len(x)):
-        total += x[i] * y[i]
-    return total
 
 
 @njit
@@ -44,7 +37,7 @@ def score_rows(z: Floats, block: Floats, rows: IntArray, scores: Floats) -> None
     """
     for b in range(len(rows)):
         for k in range(rows.shape[1]):
-            scores[b, k] = _dot(z[b], block[rows[b, k]])
+            scores[b, k] = dot(z[b], block[rows[b, k]])
 
 
 @njit

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.dot import dot
 from samplesoft.kernels.prefetch import CACHE, prefetch_row
-from samplesoft.kernels.tree_walk import clip, dot
+from samplesoft.kernels.tree_walk import clip
 from samplesoft.kernels.weights import exp_weights, find
 
 Real = NDArray[Any]  # float32 or float64

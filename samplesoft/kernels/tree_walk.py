@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit, njit_sum
+from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.dot import dot
 from samplesoft.kernels.prefetch import CACHE, prefetch_row
 
 Real = NDArray[Any]  # float32 or float64
@@ -22,15 +23,6 @@ Real = NDArray[Any]  # float32 or float64
 MAX_DEPTH = 62
 _SMALL = 1e-100
 _BELOW_ONE = 1.0 - 2.0**-53
-
-
-@njit_sum
-def dot(row: Real, phi: Real) -> float:
-    """Return the inner product of two vectors."""
-    total = row.dtype.type(0)
-    for f in range(len(phi)):
-        total += row[f] * phi[f]
-    return float(total)
 
 
 @njit

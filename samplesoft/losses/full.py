@@ -209,5 +209,5 @@ def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
     if targets.owners is None:
         return np.arange(len(scores))
     order = np.lexsort((-scores, targets.owners))
-    best: IntArray = order[np.flatnonzero(np.diff(targets.owners, prepend=-1))]
+    best: IntArray = order[targets.firsts()]
     return best

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.candidate_logits import correct, spread
 from samplesoft.kernels.softmax_terms import softmax_terms
@@ -119,7 +119,7 @@ class SampledLoss(Loss):
                 logits *= np.sign(given)
             given[:] = logits  # from here on, derivatives in the scores
 
-        thread_each(work, _chunks(scores))
+        thread_each(work, row_chunks(scores.shape, _CHUNK_NUMBERS))
         if targets.shares is not None:
             losses = targets.per_example(losses * targets.shares)
         return losses, candidates
@@ -158,10 +158,6 @@ class SampledLoss(Loss):
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
         )
-
-
-def _chunks(scores: Rows) -> list[slice]:
-    return chunks(len(scores), max(1, _CHUNK_NUMBERS // scores.shape[1]))
 
 
 class SampledSoftmaxLoss(SampledLoss):

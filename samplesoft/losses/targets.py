@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from samplesoft._validation import FloatArray, IntArray, as_labels, as_real_array
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_labels,
+    as_real_array,
+    require_well_formed,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +47,13 @@ class Targets:
         """Return the sums over the pairs of each example, for `values` with one row for each."""
         if self.owners is None:
             return values
-        starts = np.flatnonzero(np.diff(self.owners, prepend=-1))
-        return np.add.reduceat(values, starts, axis=0)
+        return np.add.reduceat(values, self.firsts(), axis=0)
+
+    def firsts(self) -> IntArray:
+        """Return the place (B,) of the first pair of each example."""
+        if self.owners is None:
+            return np.arange(len(self.labels))
+        return np.flatnonzero(np.diff(self.owners, prepend=-1))
 
 
 def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
@@ -88,12 +99,7 @@ def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
-    try:
-        matrix.check_format(full_check=True)
-    except ValueError as error:
-        raise ValueError(
-            f"`labels` must be a sound matrix, with classes counted from 0: {error}."
-        ) from None
+    require_well_formed("labels", matrix)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_real_array
 from samplesoft.kernels.unit_rows import divide_by_norms, unit_gradient
 from samplesoft.sampler import Rows
@@ -93,4 +93,4 @@ def unit_rows_backward(d_unit: Rows, unit: Rows, norms: FloatArray) -> Rows:
 
 
 def _each_chunk(rows: Rows, work: Any) -> None:
-    thread_each(work, chunks(len(rows), max(1, _CHUNK_NUMBERS // rows.shape[1])))
+    thread_each(work, row_chunks(rows.shape, _CHUNK_NUMBERS))

@@ -13,6 +13,7 @@ from samplesoft._jit import chunks, thread_each, thread_map
 from samplesoft._validation import as_positive
 from samplesoft.kernels.optimizer_rows import multiply, sum_squares
 from samplesoft.losses.gradients import SparseRows
+from samplesoft.models.module import check_changeable
 
 Array = NDArray[Any]
 Given = TypeVar("Given", bound=Mapping[str, Array | SparseRows])
@@ -91,14 +92,5 @@ def _scale(arrays: Mapping[str, Array]) -> float:
 
 def _as_flat(name: str, gradient: Array | SparseRows) -> Array:
     array = gradient.rows if isinstance(gradient, SparseRows) else gradient
-    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
-        raise TypeError(
-            f"`gradients` must hold arrays of float32 or float64, got "
-            f"{getattr(array, 'dtype', type(array).__name__)} for {name!r}."
-        )
-    if not array.flags.carray:
-        raise ValueError(
-            f"`gradients` must be C-contiguous and writable, to change in place, but {name!r} is "
-            "not; copy it with numpy.array(..., order='C')."
-        )
+    check_changeable("gradients", name, array)
     return np.asarray(array).reshape(-1)

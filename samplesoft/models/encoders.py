@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import row_chunks, thread_each
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count, as_ids
+from samplesoft._validation import IntArray, as_count, as_ids, require_well_formed
 from samplesoft.kernels.groups import add_groups, group
 from samplesoft.kernels.weighted_rows import weighted_rows
 from samplesoft.losses.gradients import SparseRows
@@ -280,7 +280,7 @@ class SparseLinear:
 
 def _each_part(rows: NDArray[Any], work: Any) -> None:
     """Call ``work(part)`` for parts of `rows` (N, d), on all threads."""
-    thread_each(work, chunks(len(rows), max(1, _CHUNK_NUMBERS // rows.shape[1])))
+    thread_each(work, row_chunks(rows.shape, _CHUNK_NUMBERS))
 
 
 def _weights(
@@ -307,10 +307,7 @@ def _read_csr(x: Any, weights: NDArray[Any]) -> _Entries:
             f"`x` must be of the layer's type {weights.dtype}, got {x.dtype}; "
             f"convert it with x.astype({weights.dtype})."
         )
-    try:
-        x.check_format(full_check=True)
-    except ValueError as error:
-        raise ValueError(f"`x` must be a well-formed CSR matrix: {error}.") from None
+    require_well_formed("x", x)
     used = x.indptr[-1]
     check_finite("x", x.data[:used])
     return _Entries(x.indptr, x.indices[:used], x.data[:used])

@@ -79,6 +79,20 @@ def check_array(name: str, value: Any, shape: tuple[int | None, ...], dtype: np.
         )
 
 
+def check_changeable(argument: str, name: str, array: Any) -> None:
+    """Require that the array `name` of a mapping is of floats and can be changed in place."""
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"`{argument}` must hold arrays of float32 or float64, got "
+            f"{getattr(array, 'dtype', type(array).__name__)} for {name!r}."
+        )
+    if not array.flags.carray:
+        raise ValueError(
+            f"`{argument}` must be C-contiguous and writable, to change in place, but {name!r} is "
+            "not; copy it with numpy.array(..., order='C')."
+        )
+
+
 def check_finite(name: str, value: NDArray[Any]) -> None:
     """Require that no entry is NaN or infinite."""
     if not np.isfinite(value).all():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
 from samplesoft.sampler import Draw, Rows, Sampler
@@ -92,19 +93,15 @@ class MixtureSampler(Sampler):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the states of both samplers."""
-        parts = {"first": self.first, "second": self.second}
-        return {f"{part}/{k}": v for part, s in parts.items() for k, v in s.state().items()}
+        return prefixed({"first": self.first.state(), "second": self.second.state()}, "/")
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the states of both samplers."""
         foreign = [key for key in state if not key.startswith(("first/", "second/"))]
         if foreign:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")
-        for part, sampler in (("first", self.first), ("second", self.second)):
-            start = f"{part}/"
-            sampler.load_state(
-                {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
-            )
+        for name, sampler in (("first", self.first), ("second", self.second)):
+            sampler.load_state(part(name, state, "/"))
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))

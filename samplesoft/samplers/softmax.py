@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_positive
 from samplesoft.kernels import softmax_draw
@@ -96,7 +96,7 @@ class SoftmaxSampler(Sampler):
                 log_q[part],
             )
 
-        thread_each(draw, chunks(len(h), max(1, _VISITS // m)))
+        thread_each(draw, row_chunks((len(h), m), _VISITS))
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -115,7 +115,7 @@ class SoftmaxSampler(Sampler):
                 log_q[part],
             )
 
-        thread_each(read, chunks(len(h), max(1, _VISITS // max(1, ids.shape[1]))))
+        thread_each(read, row_chunks(ids.shape, _VISITS))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:

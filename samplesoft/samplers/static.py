@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -99,7 +99,7 @@ class StaticSampler(Sampler):
         def fill(part: slice) -> None:
             self._draw(key, part.start, exclude[part], ids[part])
 
-        thread_each(fill, chunks(len(h), max(_CHUNK_DRAWS // m, 1)))
+        thread_each(fill, row_chunks((len(h), m), _CHUNK_DRAWS))
         log_q = self._log_q(ids) - log_left
         if self.replace:
             return Draw(ids, log_q)

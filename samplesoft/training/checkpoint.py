@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._files import replaced
+from samplesoft._names import part as named_part
 from samplesoft.data.files import missing
-from samplesoft.training import names
 
 FORMAT = 1
 Arrays = dict[str, NDArray[Any]]
@@ -263,7 +263,7 @@ def part_of(checkpoint: Checkpoint, part: str) -> Arrays:
     dict of str to ndarray
         Arrays by name.
     """
-    return names.part(part, checkpoint.arrays, "/")
+    return named_part(part, checkpoint.arrays, "/")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

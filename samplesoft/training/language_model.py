@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from samplesoft._names import part, prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count
 from samplesoft.data.batches import Windows
@@ -26,7 +26,6 @@ from samplesoft.samplers.registry import SamplerInputs, make_sampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
 from samplesoft.training.language_settings import LanguageModelSettings
-from samplesoft.training.names import part, prefixed
 from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
 
 _EVALUATED = 512  # steps at a time, without a backward pass
@@ -126,13 +125,13 @@ class LanguageModelTask(Task):
         )
         y, output_cache = self.dropout.forward(y, rng=output_seed, training=True)
         contexts = y.reshape(steps * rows, -1)
-        kept: NDArray[np.bool_] = np.full(steps * rows, True)
+        labels, kept = targets.ravel(), slice(None)  # type: tuple[Any, Any]
         if self.settings.normalize and self.settings.dropout:
             kept = (contexts != 0.0).any(axis=1)  # nothing may be left of one
         loss, softmax_cache = self.softmax.forward(
             contexts[kept],
-            targets.ravel()[kept],
-            weights=np.full(kept.sum(), 1.0 / rows),
+            labels[kept],
+            weights=np.full(len(labels[kept]), 1.0 / rows),
             rng=draw_seed,
         )
         dh = np.zeros_like(contexts)

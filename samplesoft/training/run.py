@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from samplesoft._names import prefixed
 from samplesoft._progress import progress_bar
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
@@ -25,7 +26,6 @@ from samplesoft.training.checkpoint import (
     write_checkpoint,
 )
 from samplesoft.training.log import Log
-from samplesoft.training.names import prefixed
 from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._names import prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count
 from samplesoft.losses.registry import make_loss
@@ -16,7 +17,6 @@ from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
-from samplesoft.training.names import prefixed
 from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
 
 LEARNING_RATE = 0.03  # for the sum of the losses of a batch

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from samplesoft._validation import as_nonnegative
 from samplesoft.kernels.optimizer_rows import adagrad_rows
 from samplesoft.models.optimizers.base import Optimizer
-from samplesoft.models.optimizers.updates import as_epsilon, as_nonnegative
+from samplesoft.models.optimizers.updates import as_epsilon
 
 
 class Adagrad(Optimizer):

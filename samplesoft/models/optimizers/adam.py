@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import sqrt
 
+from samplesoft._validation import as_nonnegative
 from samplesoft.kernels.optimizer_rows import adam_rows
 from samplesoft.models.optimizers.base import Optimizer
-from samplesoft.models.optimizers.updates import as_epsilon, as_nonnegative
+from samplesoft.models.optimizers.updates import as_epsilon
 
 
 class Adam(Optimizer):

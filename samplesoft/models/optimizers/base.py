@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._validation import as_nonnegative
 from samplesoft.losses.gradients import SparseRows
-from samplesoft.models.optimizers.updates import LARGEST, Update, as_nonnegative, as_update
+from samplesoft.models.optimizers.updates import LARGEST, Update, as_update
 
 Array = NDArray[Any]
 

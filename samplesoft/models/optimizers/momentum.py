@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from samplesoft._validation import as_nonnegative
 from samplesoft.kernels.optimizer_rows import momentum_rows
 from samplesoft.models.optimizers.base import Optimizer
-from samplesoft.models.optimizers.updates import as_nonnegative
 
 
 class Momentum(Optimizer):

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._validation import IntArray
+from samplesoft._validation import IntArray, as_nonnegative
 from samplesoft.kernels.optimizer_rows import are_rows, count_beyond
 from samplesoft.losses.gradients import SparseRows
+from samplesoft.models.module import check_changeable
 
 Array = NDArray[Any]
 
@@ -84,16 +85,7 @@ def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
             f"`gradients` has {name!r}, which `parameters` has not; it has "
             f"{', '.join(map(repr, parameters))}."
         )
-    if not isinstance(parameter, np.ndarray) or parameter.dtype not in LARGEST:
-        raise TypeError(
-            f"`parameters` must hold arrays of float32 or float64, got "
-            f"{getattr(parameter, 'dtype', type(parameter).__name__)} for {name!r}."
-        )
-    if not parameter.flags.carray:
-        raise ValueError(
-            f"`parameters` must be C-contiguous and writable, to change in place, but {name!r} is "
-            "not; copy it with numpy.array(..., order='C')."
-        )
+    check_changeable("parameters", name, parameter)
     return np.asarray(parameter)
 
 
@@ -112,17 +104,6 @@ def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
             "that have the same id first."
         )
     return rows
-
-
-def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
-    """Return `value` as a float of at least 0 and less than `below`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(
-            f"`{name}` must be a number, got {type(value).__name__} {repr(value)[:60]}."
-        )
-    if not 0 <= value < below:
-        raise ValueError(f"`{name}` must be at least 0 and less than {below}, got {value}.")
-    return float(value)
 
 
 def as_epsilon(name: str, value: Any) -> float:
