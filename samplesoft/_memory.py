@@ -34,7 +34,12 @@ def human_bytes(size: float) -> str:
 
 
 def require_memory(
-    what: str, option: str, value: int, largest: int, predicted: Callable[[int], int]
+    what: str,
+    option: str,
+    value: int,
+    largest: int,
+    predicted: Callable[[int], int],
+    available: float | None,
 ) -> None:
     """Raise MemoryError where a size would not fit, and say which value of an option would.
 
@@ -48,13 +53,14 @@ def require_memory(
         The value asked for, and the largest that makes sense.
     predicted : callable
         Bytes that a value needs.
+    available : float or None
+        Bytes that there are; None where that is not known.
 
     Raises
     ------
     MemoryError
         If more is needed than is available.
     """
-    available = available_bytes()
     if available is None or predicted(value) <= available:
         return
     fitting = value

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._device import arrays_on, as_device
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_count,
-    as_float_rows,
-    as_ids,
-    as_labels,
 )
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
@@ -71,14 +69,22 @@ class Sampler(ABC):
         Length d of context and class vectors; None if the sampler does not look at them.
     dtype : numpy.dtype or None
         Type that vectors are turned into; None for float32 as it comes and float64 for the rest.
+    device : {"cpu", "cuda"}
+        Where it computes, and where what it returns stays.
     """
 
     def __init__(
-        self, num_classes: int, dim: int | None = None, dtype: np.dtype[Any] | None = None
+        self,
+        num_classes: int,
+        dim: int | None = None,
+        dtype: np.dtype[Any] | None = None,
+        device: str = "cpu",
     ) -> None:
         self.num_classes = num_classes
         self.dim = dim
         self._dtype = dtype
+        self.device = as_device(device)
+        self._arrays = arrays_on(device)
 
     def sample(
         self,
@@ -118,13 +124,13 @@ class Sampler(ABC):
         contexts, excluded = self._read(h, exclude)
         m = as_count("num_sampled", num_sampled)
         key = as_key(rng)
-        if not shared or len(contexts) == 1:
+        if not shared or contexts.shape[0] == 1:
             return self._sample(contexts, m, excluded, key)
         if exclude is not None:
             raise ValueError(
                 "`exclude` must be None with shared=True, for one set cannot leave out a class "
-                f"of each of {len(contexts)} examples, got {np.size(exclude)}; mask hits of the "
-                "label in the loss."
+                f"of each of {contexts.shape[0]} examples, got {np.size(exclude)}; mask "
+                "hits of the label in the loss."
             )
         return self._sample_shared(contexts, m, key)
 
@@ -151,7 +157,7 @@ class Sampler(ABC):
             If an argument is malformed.
         """
         contexts, excluded = self._read(h, exclude)
-        classes = as_ids("ids", ids, self.num_classes, len(contexts))
+        classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
         return self._log_prob(contexts, classes, excluded)
 
     def log_expected_count(
@@ -182,7 +188,7 @@ class Sampler(ABC):
         """
         m = as_count("num_sampled", num_sampled)
         contexts, excluded = self._read(h, exclude)
-        classes = as_ids("ids", ids, self.num_classes, len(contexts))
+        classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
         return self._log_expected_count(contexts, classes, m, excluded)
 
     def probs(self, h: ArrayLike | None, *, exclude: Any = None) -> FloatArray:
@@ -222,11 +228,11 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed; nothing has changed then.
         """
-        classes = as_ids("ids", ids, self.num_classes)
-        if not len(classes) and not np.size(class_embeddings):
+        classes = self._arrays.ids("ids", ids, self.num_classes)
+        if not classes.shape[0] and 0 in np.shape(class_embeddings):
             return
         rows = self._class_rows(class_embeddings)
-        if len(rows) != len(classes):
+        if rows.shape[0] != classes.shape[0]:
             raise ValueError(
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
                 f"and {classes.shape}."
@@ -277,10 +283,10 @@ class Sampler(ABC):
     def _read(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
         if h is None and self.dim is None:
-            contexts: Rows = np.empty((max(1, np.size(exclude) if np.ndim(exclude) else 1), 0))
+            contexts: Rows = np.empty((max(1, sum(np.shape(exclude)[:1])), 0))
         else:
             contexts = self._contexts(h)
-        return contexts, self._excluded(exclude, len(contexts))
+        return contexts, self._excluded(exclude, contexts.shape[0])
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
         """Check context vectors; override to ask more of them."""
@@ -289,7 +295,7 @@ class Sampler(ABC):
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
                 "samplers that do not look at them take None."
             )
-        if self.dim is None:
+        if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(np.asarray(h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or len(contexts) == 0:
                 raise ValueError(
@@ -297,16 +303,21 @@ class Sampler(ABC):
                     f"{contexts.dtype} of shape {np.shape(h)}; labels go to `exclude`."
                 )
             return contexts
-        return as_float_rows("h", h, self.dim, self._dtype)
+        rows: Rows = self._arrays.float_rows("h", h, self.dim, self._dtype)
+        return rows
 
     def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
         """Check class vectors; override to ask more of them."""
-        return as_float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
+        rows: Rows = self._arrays.float_rows(
+            "class_embeddings", class_embeddings, self.dim, self._dtype
+        )
+        return rows
 
     def _excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
-            return np.full(batch, NOTHING)
-        labels = as_labels("exclude", exclude, self.num_classes, (batch,))
+            nobody: IntArray = self._arrays.filled(batch, NOTHING)
+            return nobody
+        labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
         if self.num_classes == 1:
             raise ValueError(
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
@@ -316,6 +327,10 @@ class Sampler(ABC):
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
         """Draw from the mean over the batch: each draw from a context of its own."""
+        if self.device == "cuda":
+            from samplesoft._gpu.draws import sample_shared
+
+            return Draw(*sample_shared(self, h, m, key))
         stream, rest = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
         owner = (uniform_block(stream, 1, m)[0] * len(h)).astype(np.int64)
         order = np.argsort(owner, kind="stable")

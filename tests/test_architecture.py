@@ -12,9 +12,11 @@ import samplesoft
 
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
-    {"_files", "_jit", "_memory", "_names", "_progress", "_random", "_validation"},
-    {"kernels", "sampler"},
-    {"feature_maps", "_tree_sums", "tree", "data"},
+    {"_cuda", "_files", "_jit", "_memory", "_names", "_progress", "_random", "_validation"},
+    {"kernels"},
+    {"_device", "_gpu"},
+    {"sampler"},
+    {"feature_maps", "_tree", "tree", "data"},
     {"samplers"},
     {"losses"},
     {"models"},

@@ -6,8 +6,9 @@ from naive_tree import draw, probabilities
 from scipy import stats
 from tree_cases import DTYPES, as_floats, lifted, real_numbers, whole_numbers
 
-from samplesoft import _jit, tree
+from samplesoft import _jit
 from samplesoft._random import as_key, uniform_block
+from samplesoft._tree import host
 from samplesoft.tree import LEAVES, KernelTree
 
 STATISTICAL_TESTS = 20
@@ -88,7 +89,7 @@ def test_draws_are_those_of_the_inverse_distribution_function(n, batch):
 @pytest.mark.parametrize("leaf_size", [1, 3, 64])
 def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size, leaf):
     ends = np.array([0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
-    monkeypatch.setattr(tree, "uniform_block", lambda key, batch, m: np.tile(ends, (batch, 1)))
+    monkeypatch.setattr(host, "uniform_block", lambda key, batch, m: np.tile(ends, (batch, 1)))
     for n in (2, 3, 37, 65):
         rows, h = whole_numbers(n, batch=1)
         kernel_tree = KernelTree(rows, leaf_size=leaf_size, leaf=leaf)
@@ -106,18 +107,18 @@ def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size
 def test_draws_are_the_same_at_any_number_of_threads(monkeypatch, dtype, transform):
     rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
     exclude = np.arange(257)
-    seen, names, pick = [], set(), tree.pick
+    seen, names, pick = [], set(), host.pick
 
     def spy(*arguments):
         names.add(threading.current_thread().name.split("_")[0])
         pick(*arguments)
 
-    monkeypatch.setattr(tree, "pick", spy)
-    monkeypatch.setattr(tree, "_WORTH_A_THREAD", 0)
-    monkeypatch.setattr(tree, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(host, "pick", spy)
+    monkeypatch.setattr(host, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(host, "_BLOCK", 1 << 16)
     for threads in (1, 2, 5):
         monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
-        monkeypatch.setattr(tree, "num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(host, "num_threads", lambda threads=threads: threads)
         kernel_tree = KernelTree(rows, lifted if transform else None, leaf_size=3)
         kernel_tree.update([2, 299], rows[:2])
         drawn = kernel_tree.sample(h, 100, exclude=exclude, rng=2)

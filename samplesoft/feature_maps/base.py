@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._device import arrays_on, as_device
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, as_count, as_float_rows
 
@@ -30,10 +31,13 @@ class FeatureMap(ABC):
         Length F of their features.
     floor : float
         Least value that the kernel takes for two unit vectors.
+    device : {"cpu", "cuda"}
+        Where features are computed, and stay; a map that passes it on has a fourth such method,
+        ``_write_on_cuda``.
 
     Attributes
     ----------
-    dim, num_features, floor
+    dim, num_features, floor, device
         As above.
     is_nonnegative : bool
         Whether no estimate is ever negative.
@@ -45,10 +49,12 @@ class FeatureMap(ABC):
     is_nonnegative = False
     closed_form: tuple[str, float] | None = None
 
-    def __init__(self, dim: int, num_features: int, floor: float) -> None:
+    def __init__(self, dim: int, num_features: int, floor: float, device: str = "cpu") -> None:
         self.dim = as_count("dim", dim)
         self.num_features = num_features
         self.floor = floor
+        self.device = as_device(device)
+        self._arrays = arrays_on(device)
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
         """Return the features of each row.
@@ -56,12 +62,13 @@ class FeatureMap(ABC):
         Parameters
         ----------
         X : array_like, shape (N, d) or (d,)
-            Vectors, in any memory order; one vector counts as one row.
+            Vectors, in any memory order; one vector counts as one row. With ``device="cuda"``
+            also an array on the device, of any library, in C order.
 
         Returns
         -------
         ndarray, shape (N, F)
-            Features: float32 if `X` is a float32 array, else float64.
+            Features: float32 if `X` is a float32 array, else float64; on the device of the map.
 
         Raises
         ------
@@ -71,9 +78,12 @@ class FeatureMap(ABC):
             If `X` is empty, not finite, not of d columns, or so large that its features are not
             finite.
         """
-        rows = as_float_rows("X", X, self.dim)
-        out = np.empty((len(rows), self.num_features), rows.dtype)
-        self._write(rows, out)
+        rows = self._arrays.float_rows("X", X, self.dim)
+        out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.num_features), rows.dtype)
+        if self.device == "cuda":
+            self._write_on_cuda(rows, out)
+        else:
+            self._write(rows, out)
         return out
 
     def kernel(self, X: ArrayLike, Y: ArrayLike) -> FloatArray:
@@ -130,6 +140,10 @@ class FeatureMap(ABC):
     @abstractmethod
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write the features of `X` (N, d) into `out` (N, F), both of one type, in C order."""
+
+    def _write_on_cuda(self, X: Any, out: Any) -> None:
+        """Do as `_write` does, for arrays on the device."""
+        raise NotImplementedError
 
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

@@ -40,6 +40,8 @@ class RandomFourierFeatures(FeatureMap):
         that is at least d and 64, and the bias is at most about 0.6 / p.
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
+    device : {"cpu", "cuda"}
+        Where features are computed, and stay.
 
     Raises
     ------
@@ -70,10 +72,11 @@ class RandomFourierFeatures(FeatureMap):
         *,
         frequencies: str = "iid",
         rng: int | np.random.Generator | None = None,
+        device: str = "cpu",
     ) -> None:
         self.num_frequencies = as_count("num_frequencies", num_frequencies)
         self.nu = as_positive("nu", nu)
-        super().__init__(dim, 2 * self.num_frequencies, floor=float(np.exp(-2.0 * self.nu)))
+        super().__init__(dim, 2 * self.num_frequencies, float(np.exp(-2.0 * self.nu)), device)
         self.frequencies = as_choice("frequencies", frequencies, DRAWS)
         generator = np.random.default_rng(int(as_key(rng)))
         turns = self.nu**0.5 / (2.0 * np.pi)
@@ -92,6 +95,18 @@ class RandomFourierFeatures(FeatureMap):
             cos_sin_rows(out[part], scale, *terms)
 
         over_rows(write, out)
+
+    def _write_on_cuda(self, X: Any, out: Any) -> None:
+        from samplesoft._cuda import first_found, launch_groups
+        from samplesoft.kernels.checks_cuda import find_norm_outside
+        from samplesoft.kernels.features_cuda import write_fourier
+
+        longest = self._limits[X.dtype] ** 0.5
+        row = first_found(launch_groups, find_norm_outside, X.shape[0], X, 0.0, longest)
+        if row is not None:
+            self._require_resolved(X[row : row + 1].copy_to_host())
+        scale = X.dtype.type(self.num_frequencies**-0.5)
+        self._turns.project_on_cuda(write_fourier, X, out, (scale, *TERMS[X.dtype]))
 
     def _require_resolved(self, X: NDArray[Any]) -> None:
         largest = squared_norms(X).max()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,11 @@ class Frequencies(Protocol):
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write ``scale * w_j . x_i`` into `out` (N, D) for `X` (N, d) of the same type."""
 
+    def project_on_cuda(
+        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
+    ) -> None:
+        """Call ``finish(out, i, j, scale * w_j . x_i, parameters)``, for arrays on the device."""
+
 
 class DenseFrequencies:
     """Frequencies held as matrices of a few columns each.
@@ -34,6 +40,7 @@ class DenseFrequencies:
     """
 
     def __init__(self, matrix: FloatArray) -> None:
+        self._matrix = matrix
         num, dim = matrix.shape
         whole = num - num % _COLUMNS
         tiles = matrix[:whole].reshape(-1, _COLUMNS, dim).transpose(0, 2, 1)
@@ -62,6 +69,20 @@ class DenseFrequencies:
                     np.matmul(blocks, tiles, out=target.transpose(0, 2, 1, 3))
             start = columns.stop
 
+    def project_on_cuda(
+        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
+    ) -> None:
+        """Do as in `project`, in tiles."""
+        from samplesoft.kernels.product_cuda import multiply
+
+        multiply(finish, X, self._on_cuda[X.dtype], out, parameters)
+
+    @cached_property
+    def _on_cuda(self) -> dict[np.dtype[Any], Any]:
+        from samplesoft._cuda import to_device
+
+        return {dtype: to_device(self._matrix.T.astype(dtype)[None]) for dtype in self._parts}
+
 
 class StructuredFrequencies:
     """Blocks of ``scale * sqrt(p) * H S_3 H S_2 H S_1`` with random signs S, never stored.
@@ -70,6 +91,8 @@ class StructuredFrequencies:
     ----------
     signs : ndarray of float64, shape (blocks, 3, p)
         Diagonals of +-1 in the order in which they are applied; p is a power of two.
+    num : int
+        Number of frequencies D, of which the last block is cut short.
     scale : float
         Factor of all frequencies.
 
@@ -78,7 +101,8 @@ class StructuredFrequencies:
     Yu et al. (2016), "Orthogonal random features", section 4.
     """
 
-    def __init__(self, signs: FloatArray, scale: float) -> None:
+    def __init__(self, signs: FloatArray, num: int, scale: float) -> None:
+        self._num = num
         scaled = signs.copy()
         scaled[:, 0] *= scale / signs.shape[2]  # sqrt(p), and p**-0.5 for each of the three H
         self._signs = {np.dtype(t): scaled.astype(t) for t in (np.float32, np.float64)}
@@ -86,6 +110,20 @@ class StructuredFrequencies:
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write the products into `out` in O(log p) for each."""
         structured_rows(X, self._signs[X.dtype], out)
+
+    def project_on_cuda(
+        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
+    ) -> None:
+        """Do as in `project`, in shared memory."""
+        from samplesoft.kernels import hadamard_cuda
+
+        hadamard_cuda.project(finish, X, self._on_cuda[X.dtype], self._num, out, parameters)
+
+    @cached_property
+    def _on_cuda(self) -> dict[np.dtype[Any], Any]:
+        from samplesoft._cuda import to_device
+
+        return {dtype: to_device(signs) for dtype, signs in self._signs.items()}
 
 
 def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
@@ -112,7 +150,7 @@ def draw_orthogonal(dim: int, num: int, scale: float, rng: np.random.Generator) 
 def draw_structured(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
     """Draw blocks of p rows that are orthogonal where p = d, and nearly Gaussian for large p."""
     size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())
-    return StructuredFrequencies(random_signs((-(-num // size), 3, size), rng), scale)
+    return StructuredFrequencies(random_signs((-(-num // size), 3, size), rng), num, scale)
 
 
 DRAWS: dict[str, Callable[[int, int, float, np.random.Generator], Frequencies]] = {

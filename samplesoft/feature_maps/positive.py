@@ -35,6 +35,8 @@ class PositiveRandomFeatures(FeatureMap):
         Independent, or in orthogonal blocks of d, with a smaller variance.
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
+    device : {"cpu", "cuda"}
+        Where features are computed, and stay.
 
     Raises
     ------
@@ -65,10 +67,11 @@ class PositiveRandomFeatures(FeatureMap):
         *,
         frequencies: str = "iid",
         rng: int | np.random.Generator | None = None,
+        device: str = "cpu",
     ) -> None:
         self.tau = as_positive("tau", tau)
         num_features = as_count("num_features", num_features)
-        super().__init__(dim, num_features, floor=float(np.exp(-self.tau)))
+        super().__init__(dim, num_features, float(np.exp(-self.tau)), device)
         # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
         self.frequencies = as_choice("frequencies", frequencies, ("iid", "orthogonal"))
         generator = np.random.default_rng(int(as_key(rng)))
@@ -82,12 +85,29 @@ class PositiveRandomFeatures(FeatureMap):
             self._projections.project(X, out)
             out -= 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))[:, None]
             np.exp(out, out=out)
-        largest = out.max(axis=1)
+        self._require_in_range(out)
+
+    def _write_on_cuda(self, X: Any, out: Any) -> None:
+        from samplesoft._cuda import empty, first_found, launch_groups
+        from samplesoft.kernels.checks_cuda import find_greatest_outside
+        from samplesoft.kernels.features_cuda import positive_shifts, write_positive
+
+        number, num = X.dtype.type, X.shape[0]
+        shifts = empty(num, X.dtype)
+        half, constant = number(0.5 * self.tau), number(0.5 * np.log(self.num_features))
+        launch_groups(positive_shifts, num, X, half, constant, shifts)
+        self._projections.project_on_cuda(write_positive, X, out, (shifts,))
+        row = first_found(launch_groups, find_greatest_outside, num, out, 0.0, np.inf)
+        if row is not None:
+            self._require_in_range(out[row : row + 1].copy_to_host())
+
+    def _require_in_range(self, features: NDArray[Any]) -> None:
+        largest = features.max(axis=1)
         if not np.all((largest > 0.0) & (largest < np.inf)):
             what = "overflow" if np.any(largest == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of a row of `X` {what} in {out.dtype}: with tau = "
-                f"{self.tau:g} the rows are too large; lower tau, or {shrink(out.dtype)}."
+                f"positive features of a row of `X` {what} in {features.dtype}: with tau = "
+                f"{self.tau:g} the rows are too large; lower tau, or {shrink(features.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

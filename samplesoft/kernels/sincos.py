@@ -21,37 +21,57 @@ def _taylor(first: int, count: int, dtype: type[np.floating[Any]]) -> Terms:
     return tuple(dtype(s * v) for s, v in zip(signs, values, strict=False))
 
 
-# enough terms for the rounding of each type at a quarter turn: the next would add < 6e-8, < 3e-17
-TERMS: dict[np.dtype[Any], tuple[Terms, Terms]] = {
-    np.dtype(np.float32): (_taylor(0, 7, np.float32), _taylor(1, 6, np.float32)),
-    np.dtype(np.float64): (_taylor(0, 11, np.float64), _taylor(1, 11, np.float64)),
+# One half; a number beyond which floats are whole, so that adding and subtracting it rounds; and
+# enough terms for the rounding of each type at a quarter turn: the next would add < 6e-8, < 3e-17.
+TERMS: dict[np.dtype[Any], tuple[Any, Any, Terms, Terms]] = {
+    np.dtype(np.float32): (
+        np.float32(0.5),
+        np.float32(1.5 * 2.0**23),
+        _taylor(0, 7, np.float32),
+        _taylor(1, 6, np.float32),
+    ),
+    np.dtype(np.float64): (
+        np.float64(0.5),
+        np.float64(1.5 * 2.0**52),
+        _taylor(0, 11, np.float64),
+        _taylor(1, 11, np.float64),
+    ),
 }
 
 
 @njit
-def cos_sin_rows(out: NDArray[Any], scale: float, cosine: Terms, sine: Terms) -> None:
-    """Overwrite `out` (N, 2 D), whose left half holds turns, with scaled cosines, then sines.
+def cos_sin(
+    turns: Any, scale: Any, half: Any, nearest: Any, cosine: Terms, sine: Terms
+) -> tuple[Any, Any]:
+    """Return the cosine and the sine of an angle in turns, times `scale`; all of one type.
 
-    The turns are reduced exactly to within a quarter of the nearest half turn, whose parity is
-    the sign of both results; `cosine` and `sine` are the entry of `TERMS` for the type of `out`.
+    Of at most 2**22 turns, where float32 has no quarters left. They are reduced exactly to within
+    a quarter of the nearest half turn, whose parity is the sign of both results; the last four
+    arguments are the entry of `TERMS` for their type.
     """
-    number = out.dtype.type  # plain constants would turn the loop into float64
-    half, two, scale = number(0.5), number(2.0), number(scale)
+    turns -= (turns + nearest) - nearest
+    halves = (turns + turns + nearest) - nearest  # -1, 0 or 1
+    turns -= half * halves
+    square = turns * turns
+    c = cosine[-1]
+    for k in range(len(cosine) - 2, -1, -1):
+        c = c * square + cosine[k]
+    s = sine[-1]
+    for k in range(len(sine) - 2, -1, -1):
+        s = s * square + sine[k]
+    sign = scale - (scale + scale) * abs(halves)
+    return sign * c, sign * (s * turns)
+
+
+@njit
+def cos_sin_rows(
+    out: NDArray[Any], scale: float, half: Any, nearest: Any, cosine: Terms, sine: Terms
+) -> None:
+    """Overwrite `out` (N, 2 D), whose left half holds turns, with scaled cosines, then sines."""
+    scale = out.dtype.type(scale)
     num = out.shape[1] // 2
     for i in range(out.shape[0]):
         left = out[i, :num]
         right = out[i, num:]
         for j in range(num):
-            turns = left[j] - np.rint(left[j])
-            halves = np.rint(two * turns)  # -1, 0 or 1
-            turns -= half * halves
-            square = turns * turns
-            c = cosine[-1]
-            for k in range(len(cosine) - 2, -1, -1):
-                c = c * square + cosine[k]
-            s = sine[-1]
-            for k in range(len(sine) - 2, -1, -1):
-                s = s * square + sine[k]
-            sign = scale - two * scale * abs(halves)
-            left[j] = sign * c
-            right[j] = sign * (s * turns)
+            left[j], right[j] = cos_sin(left[j], scale, half, nearest, cosine, sine)

@@ -72,10 +72,12 @@ def weigh(
 
 
 @njit
-def log_add(a: float, b: float) -> float:
-    """Return log(exp(a) + exp(b))."""
-    high, low = max(a, b), min(a, b)
-    return high if low == -np.inf else high + math.log1p(math.exp(low - high))
+def log_others(total: float, barred: float) -> float:
+    """Return the log-probability of classes of weight `total` beside one of log-weight `barred`."""
+    others = math.log(total)
+    high, low = max(others, barred), min(others, barred)
+    every = high if low == -np.inf else high + math.log1p(math.exp(low - high))
+    return others - every
 
 
 @njit
@@ -125,9 +127,8 @@ def log_rest(
             total, shift = weigh(
                 rows, starts[b], queries[b], skip, kind, scale, products[:size], weights[:size]
             )
-            others = math.log(total)
             barred = log_weight(products[skip], kind, scale) - shift
-            rest[b, 0] = others - log_add(others, barred)
+            rest[b, 0] = log_others(total, barred)
 
 
 @njit

@@ -90,19 +90,17 @@ def read_path(
     lo = 0
     for level in range(top(len(nodes)), 0, -1):
         half = 1 << (level - 1)
-        shares[level, 0], shares[level, 1] = 1.0, 0.0
-        if lo + half >= len(nodes):
-            continue
-        difference = dot(nodes[lo + half], phi)
-        left, right = left_share(mass, difference, lo, half, num_classes, leaf_size, least)
-        if leaf < lo + half:
+        towards, away = 1.0, 0.0
+        if lo + half < len(nodes):
+            difference = dot(nodes[lo + half], phi)
+            towards, away = left_share(mass, difference, lo, half, num_classes, leaf_size, least)
+            if leaf >= lo + half:
+                towards, away = away, towards
+                difference = -difference
+                lo += half
             mass = 0.5 * (mass + difference)
-            shares[level, 0], shares[level, 1] = left, right
-        else:
-            mass = 0.5 * (mass - difference)
-            lo += half
-            shares[level, 0], shares[level, 1] = right, left
-        log_p, reach = descend(log_p, reach, shares[level, 0])
+        shares[level, 0], shares[level, 1] = towards, away
+        log_p, reach = descend(log_p, reach, towards)
     return log_p + math.log(reach)
 
 
@@ -263,20 +261,28 @@ def walk(
 
 
 @njit
-def split(uniforms: FloatArray, order: IntArray, start: int, stop: int, left: float) -> int:
-    """Move uniforms below `left` to the front and stretch both parts to [0, 1).
+def stretch(u: float, left: float) -> tuple[bool, float]:
+    """Return whether a uniform lies below `left`, and its place in that part or in the other.
 
-    Returns where the parts meet. What rounds to 1 would enter a part without mass.
+    What rounds to 1 would enter a part without mass.
     """
+    is_left = u < left
+    begin, width = (0.0, left) if is_left else (left, 1.0 - left)
+    return is_left, min((u - begin) / width, _BELOW_ONE)
+
+
+@njit
+def split(uniforms: FloatArray, order: IntArray, start: int, stop: int, left: float) -> int:
+    """Move uniforms below `left` to the front, stretch all, and return where the parts meet."""
     middle = start
     for k in range(start, stop):
-        u = uniforms[k]
-        if u < left:
-            uniforms[k], uniforms[middle] = uniforms[middle], min(u / left, _BELOW_ONE)
+        is_left, u = stretch(uniforms[k], left)
+        if is_left:
+            uniforms[k], uniforms[middle] = uniforms[middle], u
             order[k], order[middle] = order[middle], order[k]
             middle += 1
         else:
-            uniforms[k] = min((u - left) / (1.0 - left), _BELOW_ONE)
+            uniforms[k] = u
     return middle
 
 

@@ -8,7 +8,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import exp_to
 
-_LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` never gives 0
+LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` never gives 0
 
 
 @njit
@@ -26,7 +26,7 @@ def exp_weights(weights: FloatArray, skip: int) -> tuple[float, float]:
     exp_to(weights)
     total = 0.0
     for c in range(len(weights)):
-        weights[c] = weights[c] if c != skip and weights[c] > _LEAST else 0.0
+        weights[c] = weights[c] if c != skip and weights[c] > LEAST else 0.0
         total += weights[c]
     return total, greatest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import as_float_rows
+from samplesoft._device import arrays_on, as_device
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.sampler import Rows
 from samplesoft.samplers.kernel import KernelSampler
@@ -36,6 +36,8 @@ class RFSoftmaxSampler(KernelSampler):
         softmax leaves need 1 / leaf_size of its memory, and draw closer to the softmax.
     rng : int, numpy.random.Generator or None
         Seed of the frequencies.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -73,16 +75,17 @@ class RFSoftmaxSampler(KernelSampler):
         leaf_size: int | None = None,
         progress: bool = False,
         rng: int | np.random.Generator | None = None,
+        device: str = "cpu",
     ) -> None:
         if tau is None and leaf == "softmax":
             raise ValueError(
                 "`tau` must be given for leaf='softmax', got None; it is the inverse temperature "
                 "of the model, whose logits are tau h . c."
             )
-        rows = as_float_rows("class_embeddings", class_embeddings)
-        _require_unit("class_embeddings", rows)
+        rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
+        _require_unit("class_embeddings", rows, device)
         phi = RandomFourierFeatures(
-            rows.shape[1], num_frequencies, nu, frequencies=frequencies, rng=rng
+            rows.shape[1], num_frequencies, nu, frequencies=frequencies, rng=rng, device=device
         )
         super().__init__(
             rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau or 1.0, progress=progress
@@ -90,20 +93,30 @@ class RFSoftmaxSampler(KernelSampler):
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
         rows = super()._contexts(h)
-        _require_unit("h", rows)
+        _require_unit("h", rows, self.device)
         return rows
 
     def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
         rows = super()._class_rows(class_embeddings)
-        _require_unit("class_embeddings", rows)
+        _require_unit("class_embeddings", rows, self.device)
         return rows
 
 
-def _require_unit(name: str, rows: Rows) -> None:
+def _require_unit(name: str, rows: Rows, device: str) -> None:
+    first = 0
+    if device == "cuda":
+        from samplesoft._cuda import first_found, launch_groups
+        from samplesoft.kernels.checks_cuda import find_norm_outside
+
+        limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
+        row = first_found(launch_groups, find_norm_outside, rows.shape[0], rows, *limits)
+        if row is None:
+            return
+        first, rows = row, rows[row : row + 1].copy_to_host()  # type: ignore[attr-defined]
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     worst = int(np.argmax(np.abs(norms - 1.0)))
     if abs(norms[worst] - 1.0) > UNIT_TOLERANCE:
         raise ValueError(
-            f"rows of `{name}` must have norm 1, got {norms[worst]:.6g} at row {worst}; divide "
-            "each row by its norm."
+            f"rows of `{name}` must have norm 1, got {norms[worst]:.6g} at row {first + worst}; "
+            "divide each row by its norm."
         )

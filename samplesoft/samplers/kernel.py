@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import arrays_on, as_device
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
 from samplesoft.sampler import Draw, Rows, Sampler
@@ -21,8 +22,9 @@ class KernelSampler(Sampler):
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
     feature_map : FeatureMap
-        Estimates the kernel. Its ``floor``, the least kernel of two unit vectors, is the least
-        mass that the tree gives to a class: of long vectors it flattens the small kernels.
+        Estimates the kernel, on the device where the sampler then works too. Its ``floor``, the
+        least kernel of two unit vectors, is the least mass that the tree gives to a class: of long
+        vectors it flattens the small kernels.
     leaf : {"softmax", "kernel"}
         How a class is drawn in its bucket: by ``exp(tau h . c)``, which costs d multiplications a
         class and is closer to the softmax, or by the kernel, as everywhere in the tree.
@@ -78,16 +80,19 @@ class KernelSampler(Sampler):
         if as_choice("leaf", leaf, ("softmax", "kernel")) == "kernel" and feature_map.closed_form:
             leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
+        arrays = arrays_on(feature_map.device)
         self.tree = KernelTree(
-            as_float_rows("class_embeddings", class_embeddings, feature_map.dim),
+            arrays.float_rows("class_embeddings", class_embeddings, feature_map.dim),
             feature_map.transform,
             leaf=leaf,
             leaf_size=leaf_size,
             scale=scale,
             floor=max(feature_map.floor, SMALLEST_FLOOR),
             progress=progress,
+            device=feature_map.device,
         )
-        super().__init__(self.tree.num_classes, self.tree.dim, self.tree._dtype)
+        tree = self.tree
+        super().__init__(tree.num_classes, tree.dim, tree._dtype, tree.device)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         return self.tree._sample(h, m, exclude, key)
@@ -168,6 +173,8 @@ class PositiveSampler(KernelSampler):
         As for `KernelSampler`.
     rng : int, numpy.random.Generator or None
         Seed of the projections.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -199,13 +206,15 @@ class PositiveSampler(KernelSampler):
         leaf_size: int | None = None,
         progress: bool = False,
         rng: int | np.random.Generator | None = None,
+        device: str = "cpu",
     ) -> None:
-        rows = as_float_rows("class_embeddings", class_embeddings)
+        rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
         phi = PositiveRandomFeatures(
             rows.shape[1],
             as_count("num_features", num_features),
             tau,
             frequencies=frequencies,
             rng=rng,
+            device=device,
         )
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)

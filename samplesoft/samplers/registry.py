@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import FloatArray, as_choice, as_counts, as_float_rows
+from samplesoft._device import arrays_on, as_device, require_cpu
+from samplesoft._validation import FloatArray, as_choice, as_counts
 from samplesoft.sampler import Rows, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
@@ -44,6 +45,8 @@ class SamplerInputs:
         Distortion of the counts.
     rng : int, numpy.random.Generator or None
         Seed of random features and candidates.
+    device : {"cpu", "cuda"}
+        Where the sampler works; some have no kernels for CUDA.
 
     Raises
     ------
@@ -59,17 +62,19 @@ class SamplerInputs:
     alpha: float = 100.0
     power: float = 0.75
     rng: int | np.random.Generator | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
-        rows = as_float_rows("class_embeddings", self.class_embeddings)
+        arrays = arrays_on(as_device(self.device))
+        rows = arrays.float_rows("class_embeddings", self.class_embeddings)
         object.__setattr__(self, "class_embeddings", rows)
         if self.counts is not None:
-            object.__setattr__(self, "counts", as_counts("counts", self.counts, len(rows)))
+            object.__setattr__(self, "counts", as_counts("counts", self.counts, rows.shape[0]))
 
     @property
     def num_classes(self) -> int:
         """Number of classes n."""
-        return len(self.class_embeddings)
+        return int(self.class_embeddings.shape[0])
 
 
 def _counts(inputs: SamplerInputs) -> FloatArray:
@@ -83,19 +88,21 @@ def _counts(inputs: SamplerInputs) -> FloatArray:
 
 def _learned(inputs: SamplerInputs) -> Sampler:
     """Start as if the counts, of one unit, had been observed, each class once more than that."""
+    require_cpu("learned-unigram", inputs.device)
     counts = _counts(inputs) + 1.0
     return LearnedUnigramSampler(len(counts), power=inputs.power, initial=counts)
 
 
 def _unigram(inputs: SamplerInputs) -> Sampler:
-    return UnigramSampler(_counts(inputs), power=inputs.power)
+    return UnigramSampler(_counts(inputs), power=inputs.power, device=inputs.device)
 
 
 def _softmax(inputs: SamplerInputs) -> Sampler:
-    return SoftmaxSampler(inputs.class_embeddings, tau=inputs.tau)
+    return SoftmaxSampler(inputs.class_embeddings, tau=inputs.tau, device=inputs.device)
 
 
 def _quadratic(inputs: SamplerInputs) -> Sampler:
+    require_cpu("quadratic", inputs.device)
     alpha = inputs.alpha * inputs.tau**2
     return QuadraticSampler(inputs.class_embeddings, alpha=alpha, tau=inputs.tau, leaf="kernel")
 
@@ -107,6 +114,7 @@ def _fourier(inputs: SamplerInputs, **options: Any) -> Sampler:
         num_frequencies=inputs.num_features,
         tau=inputs.tau,
         rng=inputs.rng,
+        device=inputs.device,
         **options,
     )
 
@@ -122,11 +130,13 @@ def _positive(inputs: SamplerInputs) -> Sampler:
         tau=inputs.tau,
         leaf="kernel",
         rng=inputs.rng,
+        device=inputs.device,
     )
 
 
 def _two_pass(inputs: SamplerInputs) -> Sampler:
     """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
+    require_cpu("two-pass", inputs.device)
     rows = inputs.class_embeddings
     num = max(16, inputs.num_classes // 8)
     return TwoPassSampler(
@@ -136,12 +146,13 @@ def _two_pass(inputs: SamplerInputs) -> Sampler:
 
 def _mixture(inputs: SamplerInputs) -> Sampler:
     """Mix a sampler that follows the model with one that bounds the importance weights."""
+    require_cpu("mixture", inputs.device)
     return MixtureSampler(_fourier(inputs), _unigram(inputs))
 
 
 SAMPLERS: dict[str, Callable[[SamplerInputs], Sampler]] = {
-    "uniform": lambda inputs: UniformSampler(inputs.num_classes),
-    "log-uniform": lambda inputs: LogUniformSampler(inputs.num_classes),
+    "uniform": lambda inputs: UniformSampler(inputs.num_classes, device=inputs.device),
+    "log-uniform": lambda inputs: LogUniformSampler(inputs.num_classes, device=inputs.device),
     "unigram": _unigram,
     "learned-unigram": _learned,
     "softmax": _softmax,

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import arrays_on, as_device
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_positive
+from samplesoft._validation import FloatArray, IntArray, as_count, as_positive
 from samplesoft.kernels import softmax_draw
 from samplesoft.sampler import Draw, Rows, Sampler
 
@@ -34,6 +35,8 @@ class SoftmaxSampler(Sampler):
     block_size : int
         Classes in a block. Memory is of B * n / block_size numbers, and each draw computes
         `block_size` logits again.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -67,17 +70,30 @@ class SoftmaxSampler(Sampler):
     """
 
     def __init__(
-        self, class_embeddings: ArrayLike, *, tau: float = 1.0, block_size: int = 128
+        self,
+        class_embeddings: ArrayLike,
+        *,
+        tau: float = 1.0,
+        block_size: int = 128,
+        device: str = "cpu",
     ) -> None:
-        rows = as_float_rows("class_embeddings", class_embeddings)
-        super().__init__(len(rows), rows.shape[1], rows.dtype)
+        arrays = arrays_on(as_device(device))
+        rows = arrays.float_rows("class_embeddings", class_embeddings)
+        super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.tau = as_positive("tau", tau)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
+        if device == "cuda":
+            from samplesoft.samplers.softmax_cuda import CudaSoftmax
+
+            self._twin = CudaSoftmax(rows, self.tau, self.block_size)
+            return
         num_blocks = -(-self.num_classes // self.block_size)
         self._buckets = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
         self._prepare(np.arange(self.num_classes), rows)()
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        if self.device == "cuda":
+            return self._twin.sample(h, m, exclude, key)
         queries, masses = self._first_pass(h, exclude)
         uniforms = uniform_block(key, len(h), m)
         order = np.argsort(uniforms, axis=1)
@@ -100,6 +116,9 @@ class SoftmaxSampler(Sampler):
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        if self.device == "cuda":
+            on_device: FloatArray = self._twin.log_prob(h, ids, exclude)
+            return on_device
         queries, masses = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 
@@ -119,11 +138,17 @@ class SoftmaxSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        if self.device == "cuda":
+            on_device: FloatArray = self._twin.probs(h, exclude)
+            return on_device
         every = np.tile(np.arange(self.num_classes), (len(h), 1))
         log_q = self._log_prob(h, every, exclude)
         return np.exp(log_q, out=log_q)
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        if self.device == "cuda":
+            return self._twin.prepare(ids, rows)
+
         def commit() -> None:
             self._buckets[ids // self.block_size, :, ids % self.block_size] = rows
 

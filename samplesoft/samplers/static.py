@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,9 @@ from samplesoft.sampler import NOTHING, Draw, Rows, Sampler
 from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
+if TYPE_CHECKING:
+    from samplesoft.samplers.static_cuda import CudaStatic
+
 _CHUNK_DRAWS = 1 << 16
 _EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a difference of logs keeps
 
@@ -40,12 +43,19 @@ class StaticSampler(Sampler):
         Number of classes n.
     replace : bool
         Whether a class can be drawn again.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays; without replacement on the CPU alone.
     """
 
-    def __init__(self, num_classes: int, replace: bool) -> None:
-        super().__init__(num_classes)
+    def __init__(self, num_classes: int, replace: bool, device: str) -> None:
+        super().__init__(num_classes, device=device)
         if not isinstance(replace, bool):
             raise TypeError(f"`replace` must be True or False, got {replace!r}.")
+        if not replace and device != "cpu":
+            raise ValueError(
+                f"`replace` must be True on {device!r}, got False; without replacement there are "
+                "only kernels for 'cpu'."
+            )
         self.replace = replace
         self._last_inclusion: tuple[int, Inclusion] | None = None
 
@@ -91,6 +101,8 @@ class StaticSampler(Sampler):
         return every.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        if self.device == "cuda":
+            return self._twin.sample(m, exclude, key)
         log_left = self._log_left(exclude)[:, None]
         if not self.replace:
             self._check_left(m, exclude)
@@ -106,14 +118,17 @@ class StaticSampler(Sampler):
         return Draw(ids, log_q, np.log(self._inclusion_of(m).of(ids, exclude)))
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        nobody = np.full(1, NOTHING)
-        if not self.replace:
+        nobody: IntArray = self._arrays.filled(1, NOTHING)
+        if not self.replace or self.device == "cuda":
             return self._sample(h[:1], m, nobody, key)
         ids = np.empty((1, m), np.int64)
         self._draw(key, 0, nobody, ids)
         return Draw(ids, self._log_q(ids))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        if self.device == "cuda":
+            on_device: FloatArray = self._twin.log_prob(ids, exclude)
+            return on_device
         log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
         return np.where(ids == exclude[:, None], -np.inf, log_q)
 
@@ -127,6 +142,9 @@ class StaticSampler(Sampler):
         return np.where(drawn, inclusion, -np.inf)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        if self.device == "cuda":
+            on_device: FloatArray = self._twin.probs(exclude)
+            return on_device
         every = np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
         probs: FloatArray = np.exp(self._log_prob(h, every, exclude))
         return probs
@@ -144,6 +162,11 @@ class StaticSampler(Sampler):
         if last is None or last[0] != m:
             self._last_inclusion = last = m, self._make_inclusion(m)
         return last[1]
+
+    @cached_property
+    @abstractmethod
+    def _twin(self) -> CudaStatic:
+        """The same distribution on the device."""
 
     @abstractmethod
     def _log_q(self, ids: IntArray) -> FloatArray:
@@ -179,6 +202,8 @@ class WeightedSampler(StaticSampler):
     replace : bool
         False to draw without replacement: in turn, in proportion to the weights of the classes
         not yet drawn. See `samplesoft.samplers.without_replacement.SuccessiveInclusion`.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -201,14 +226,14 @@ class WeightedSampler(StaticSampler):
     array([[0.333, 0.667, 0.333, 0.667, 0.667]])
     """
 
-    def __init__(self, weights: ArrayLike, *, replace: bool = True) -> None:
+    def __init__(self, weights: ArrayLike, *, replace: bool = True, device: str = "cpu") -> None:
         values = as_real_array("weights", weights, (1,))
         if values.min() < 0.0 or not values.any():
             raise ValueError(
                 f"`weights` must be at least 0 and not all 0, got a least of {values.min()} and a "
                 f"greatest of {values.max()}; give at least one class a weight greater than 0."
             )
-        super().__init__(len(values), replace)
+        super().__init__(len(values), replace, device)
         ratios = values / values.max()
         with np.errstate(divide="ignore"):
             precise = np.log(ratios)
@@ -218,6 +243,18 @@ class WeightedSampler(StaticSampler):
         self._table = build_alias(ratios)
         self._top = int(np.argmax(values))
         self._positive = values > 0.0
+
+    @cached_property
+    def _twin(self) -> CudaStatic:
+        from samplesoft.samplers.static_cuda import CudaWeighted
+
+        every = np.arange(self.num_classes)
+        alone = self._positive.sum() == 1
+        left = self._log_left(every[every != self._top]) if alone else self._log_left(every)
+        if alone:
+            left = np.insert(left, self._top, -np.inf)
+        tables = self._table, self._table if alone else self._others[0]
+        return CudaWeighted(tables, self._top, self._log_q(every), left)
 
     @cached_property
     def _others(self) -> tuple[static.Table, float]:
@@ -270,6 +307,8 @@ class UniformSampler(StaticSampler):
         Number of classes n.
     replace : bool
         False to draw without replacement.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -282,8 +321,14 @@ class UniformSampler(StaticSampler):
     array([[3, 0, 1]])
     """
 
-    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
-        super().__init__(as_count("num_classes", num_classes), replace)
+    def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
+        super().__init__(as_count("num_classes", num_classes), replace, device)
+
+    @cached_property
+    def _twin(self) -> CudaStatic:
+        from samplesoft.samplers.static_cuda import CudaUniform
+
+        return CudaUniform(self.num_classes)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
         return np.full(ids.shape, -np.log(self.num_classes))
@@ -315,6 +360,8 @@ class LogUniformSampler(WeightedSampler):
         Number of classes n.
     replace : bool
         False to draw without replacement.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -327,9 +374,9 @@ class LogUniformSampler(WeightedSampler):
     array([[0.5  , 0.292, 0.208]])
     """
 
-    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
+    def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
         n = as_count("num_classes", num_classes)
-        super().__init__(log_uniform_weights(n), replace=replace)
+        super().__init__(log_uniform_weights(n), replace=replace, device=device)
 
 
 class UnigramSampler(WeightedSampler):
@@ -345,6 +392,8 @@ class UnigramSampler(WeightedSampler):
         Distortion: 1 for the counts as they are, near 0 for uniform.
     replace : bool
         False to draw without replacement.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -362,7 +411,15 @@ class UnigramSampler(WeightedSampler):
     array([[0.081, 0.273, 0.646]])
     """
 
-    def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
+    def __init__(
+        self,
+        counts: ArrayLike,
+        *,
+        power: float = 0.75,
+        replace: bool = True,
+        device: str = "cpu",
+    ) -> None:
         checked = as_real_array("counts", counts, (1,))
         checked = as_counts("counts", checked, len(checked))
-        super().__init__(unigram_weights(checked, as_positive("power", power)), replace=replace)
+        weights = unigram_weights(checked, as_positive("power", power))
+        super().__init__(weights, replace=replace, device=device)

@@ -1,0 +1,185 @@
+"""The one place that imports CUDA: what kernels are written with, and how they are launched.
+
+A group is a warp: the threads that work on one row side by side. In Numba's simulator, which has
+no warp instructions, groups are of a few threads that meet at barriers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import config
+from numba import cuda as _cuda
+from numpy.typing import DTypeLike
+
+cuda: Any = _cuda  # for kernels; all else goes through the functions here
+_config: Any = config
+SIMULATED = bool(_config.ENABLE_CUDASIM)
+_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small batch is no mistake
+
+LANES = 4 if SIMULATED else 32
+GROUPS = 2 if SIMULATED else 4  # in a block
+_THREADS = 4 if SIMULATED else 128  # in a block where each thread works alone
+_EVERYONE = 0xFFFFFFFF
+_NONE_FOUND = np.iinfo(np.int64).max
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """Compile a kernel, when it is first launched on arguments of some types."""
+    return cuda.jit(function)
+
+
+def launch_groups(function: Any, num: int, *arguments: Any) -> None:
+    """Launch a kernel on `num` groups or a few more; each asks `group_place` which it is."""
+    if num:
+        function[-(-num // GROUPS), GROUPS * LANES](*arguments)
+
+
+def launch_threads(function: Any, num: int, *arguments: Any) -> None:
+    """Launch a kernel on `num` threads or a few more; each asks `thread_place` which it is."""
+    if num:
+        function[-(-num // _THREADS), _THREADS](*arguments)
+
+
+def device_function(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels call; in the simulator it must not use `cuda` itself."""
+    return _without_warnings(function) if SIMULATED else cuda.jit(function, device=True)
+
+
+def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let numbers overflow as compiled code does."""
+
+    @wraps(function)
+    def called(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*arguments)
+
+    return called
+
+
+def on_device(value: Any) -> bool:
+    """Return whether `value` is an array on the device, of any library."""
+    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__")
+
+
+def as_device_array(value: Any) -> Any:
+    """Return Numba's view of an array on the device, without a copy."""
+    return value if hasattr(value, "__cuda_ndarray__") else cuda.as_cuda_array(value)
+
+
+def to_device(array: Any) -> Any:
+    """Copy a NumPy array to the device."""
+    return cuda.to_device(np.ascontiguousarray(array))
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
+    """Return an array on the device, not filled."""
+    return cuda.device_array(shape, dtype)
+
+
+def available_bytes() -> float:
+    """Return the bytes that new arrays on the device may take."""
+    return float(cuda.current_context().get_memory_info().free)
+
+
+def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: Any) -> int | None:
+    """Return the place of the first offender that a kernel of `kernels.checks_cuda` finds."""
+    found = to_device(np.array([_NONE_FOUND]))
+    launch(search, num, *arguments, found)
+    place = int(found.copy_to_host()[0])
+    return None if place == _NONE_FOUND else place
+
+
+def twin(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
+    """Return a compiled function of the processor for the device, calling `others` by these names.
+
+    One body so serves both, where a loop on the one is shared out among lanes on the other.
+    """
+    body: Any = getattr(function, "py_func", function)
+    names = {**body.__globals__, **others}
+    return device_function(FunctionType(body.__code__, names, body.__name__, body.__defaults__))
+
+
+if SIMULATED:
+
+    def thread_place() -> int:
+        """Return the place of a thread in the whole launch."""
+        thread: Any = threading.current_thread()
+        width = thread._manager._block_dim[0]
+        return int(thread.blockIdx.x * width + thread.threadIdx.x)
+
+    def _exchange(value: Any) -> list[Any]:
+        """Return the values of all lanes of the group."""
+        thread: Any = threading.current_thread()
+        slots = thread._manager.__dict__.setdefault("slots", {})
+        own = thread.threadIdx.x
+        slots[own] = value
+        thread.syncthreads()
+        first = own - own % LANES
+        values = [slots[first + i] for i in range(LANES)]
+        thread.syncthreads()
+        return values
+
+    def group_sum(value: Any) -> Any:
+        """Return the sum over the lanes of a group, the same in each of them."""
+        values = _exchange(value)
+        while len(values) > 1:  # in the order of the warp's butterfly
+            half = len(values) // 2
+            values = [values[i] + values[i + half] for i in range(half)]
+        return values[0]
+
+    def group_max(value: Any) -> Any:
+        """Return the maximum over the lanes of a group, the same in each of them."""
+        return max(_exchange(value))
+
+    def group_sync() -> None:
+        """Let the lanes of a group see what the others have written."""
+        _exchange(None)
+
+else:
+
+    @device_function
+    def thread_place() -> int:
+        """Return the place of a thread in the whole launch."""
+        place: int = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        return place
+
+    @device_function
+    def group_sum(value: Any) -> Any:
+        """Return the sum over the lanes of a group, the same in each of them."""
+        offset = LANES // 2
+        while offset > 0:
+            value += cuda.shfl_xor_sync(_EVERYONE, value, offset)
+            offset //= 2
+        return value
+
+    @device_function
+    def group_max(value: Any) -> Any:
+        """Return the maximum over the lanes of a group, the same in each of them."""
+        offset = LANES // 2
+        while offset > 0:
+            value = max(value, cuda.shfl_xor_sync(_EVERYONE, value, offset))
+            offset //= 2
+        return value
+
+    @device_function
+    def group_sync() -> None:
+        """Let the lanes of a group see what the others have written."""
+        cuda.syncwarp()
+
+
+@device_function
+def group_place() -> int:
+    """Return the place of a thread's group in the whole launch."""
+    return thread_place() // LANES
+
+
+@device_function
+def lane() -> int:
+    """Return the place of a thread in its group."""
+    return thread_place() % LANES

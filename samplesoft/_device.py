@@ -1,0 +1,91 @@
+"""Where arrays live and kernels run: the processor, or a GPU with CUDA."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from samplesoft import _memory
+from samplesoft._validation import as_choice, as_float_rows, as_ids, as_labels
+
+DEVICES = ("cpu", "cuda")
+
+
+class HostArrays:
+    """Checks of arrays that a function takes, for work on the processor."""
+
+    empty = staticmethod(np.empty)
+    filled = staticmethod(np.full)
+    float_rows = staticmethod(as_float_rows)
+    ids = staticmethod(as_ids)
+    labels = staticmethod(as_labels)
+
+    @staticmethod
+    def available_bytes() -> int | None:
+        """Return the bytes that new arrays may take, where the system tells."""
+        return _memory.available_bytes()
+
+
+def as_device(value: Any) -> str:
+    """Return the public `device` argument, having made sure that there is such a device.
+
+    Parameters
+    ----------
+    value : {"cpu", "cuda"}
+        Where to compute.
+
+    Returns
+    -------
+    str
+        `value`.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no GPU that Numba can use; says what to install.
+    TypeError, ValueError
+        If it is no such name.
+    """
+    device = as_choice("device", value, DEVICES)
+    if device == "cuda":
+        _require_cuda()
+    return device
+
+
+def arrays_on(device: str) -> Any:
+    """Return the checks of arrays for a device: `HostArrays`, or its twin for CUDA."""
+    if device == "cpu":
+        return HostArrays
+    from samplesoft._gpu.arrays import DeviceArrays
+
+    return DeviceArrays
+
+
+def require_cpu(what: str, device: str) -> None:
+    """Raise for something that has no CUDA twin."""
+    if device != "cpu":
+        raise ValueError(
+            f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}."
+        )
+
+
+@cache
+def _require_cuda() -> None:
+    from samplesoft._cuda import cuda
+
+    if not cuda.is_available():
+        raise RuntimeError(
+            "`device` is 'cuda', but Numba finds no NVIDIA GPU that it can use "
+            f"({_why_not()}). Install NVIDIA's driver, and Numba's CUDA target with "
+            "pip install 'samplesoft[cuda12]' or 'samplesoft[cuda13]'; "
+            "or leave `device` at 'cpu'."
+        )
+
+
+def _why_not() -> str:
+    from samplesoft._cuda import cuda
+
+    reason = cuda.cuda_error()
+    return " ".join(str(reason).split()).split(". ")[0] if reason else "the compiler is missing"

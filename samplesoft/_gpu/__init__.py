@@ -1,0 +1,1 @@
+"""Work on a CUDA device that several parts of the library share."""

@@ -1,0 +1,38 @@
+"""What samplers on a CUDA device share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import empty, launch_groups, launch_threads, to_device
+from samplesoft._gpu.arrays import filled, take_rows
+from samplesoft._random import mix64, uniform_block
+from samplesoft.kernels import arrays_cuda as arrays
+
+
+def uniforms(key: np.uint64, batch: int, num: int) -> Any:
+    """Return what `uniform_block` does, (batch, num)."""
+    out = empty((batch, num), np.float64)
+    launch_threads(arrays.fill_uniforms, out.size, key, out)
+    return out
+
+
+def sample_shared(sampler: Any, h: Any, m: int, key: np.uint64) -> tuple[Any, Any]:
+    """Draw ids and log_q (1, m) from the mean over the batch, as `Sampler._sample_shared`."""
+    stream, rest = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
+    owner = (uniform_block(stream, 1, m)[0] * h.shape[0]).astype(np.int64)
+    contexts, slots, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    order = np.argsort(owner, kind="stable")
+    turns = np.empty(m, np.int64)
+    turns[order] = np.arange(m) - np.repeat(np.cumsum(counts) - counts, counts)
+    some = take_rows(h, to_device(contexts))
+    drawn = sampler._sample(some, int(counts.max()), filled(len(contexts), -1), rest).ids
+    ids, log_q = empty((1, m), np.int64), empty((1, m), np.float64)
+    launch_threads(arrays.take_numbers, m, drawn, to_device(slots), to_device(turns), ids)
+    each = empty((h.shape[0], m), np.int64)
+    launch_threads(arrays.repeat_row, each.size, ids, each)
+    every = sampler._log_prob(h, each, filled(h.shape[0], -1))
+    launch_groups(arrays.log_mean, m, every, log_q)
+    return ids, log_q

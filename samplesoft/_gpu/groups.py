@@ -1,0 +1,57 @@
+"""Equal ids brought together on a CUDA device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import empty, launch_groups, launch_threads
+from samplesoft._gpu.arrays import take_rows
+from samplesoft.kernels import groups_cuda as kernels
+
+
+def sort(ids: Any, stop: int) -> tuple[Any, Any]:
+    """Return ids (k,) below `stop` in rising order, stably, and the place where each stood."""
+    num = ids.shape[0]
+    order = empty(num, np.int64)
+    launch_threads(kernels.count_up, num, order)
+    threads = -(-num // kernels.EACH)
+    places = empty((kernels.DIGITS, threads), np.int64)
+    divisor = 1
+    while divisor < stop:
+        new_ids, new_order = empty(num, np.int64), empty(num, np.int64)
+        launch_threads(kernels.count_digits, threads, ids, divisor, places)
+        _sum_before(places.reshape(-1))
+        launch_threads(
+            kernels.move_by_digit, threads, ids, order, divisor, places, new_ids, new_order
+        )
+        ids, order = new_ids, new_order
+        divisor *= kernels.DIGITS
+    return ids, order
+
+
+def runs(ids: Any, divisor: int = 1) -> tuple[Any, Any]:
+    """Return the value (U,) and the start (U,) of each run of equal ``ids // divisor``, sorted."""
+    num = ids.shape[0]
+    firsts = empty(num, np.int64)
+    launch_threads(kernels.mark_firsts, num, ids, divisor, firsts)
+    total = int(_sum_before(firsts).copy_to_host()[0])
+    values, starts = empty(total, np.int64), empty(total, np.int64)
+    launch_threads(kernels.write_runs, num, ids, divisor, firsts, values, starts)
+    return values, starts
+
+
+def last_of_each(ids: Any, rows: Any, stop: int) -> tuple[Any, Any]:
+    """Return ids (U,) below `stop`, rising and each once, and the last row (U, d) of each."""
+    in_order, order = sort(ids, stop)
+    ids, starts = runs(in_order)
+    lasts = empty(ids.shape[0], np.int64)
+    launch_threads(kernels.last_of_runs, lasts.shape[0], starts, order, lasts)
+    return ids, take_rows(rows, lasts)
+
+
+def _sum_before(values: Any) -> Any:
+    total = empty(1, np.int64)
+    launch_groups(kernels.sum_before, 1, values, total)
+    return total

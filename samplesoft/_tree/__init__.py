@@ -1,0 +1,1 @@
+"""The kernel tree, of which `samplesoft.tree` is the public face."""

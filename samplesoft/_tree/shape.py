@@ -1,0 +1,50 @@
+"""What a kernel tree is made of, beside its numbers: sizes, leaves and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAVES = ("kernel", "softmax", "quadratic")
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Sizes and weights of a `KernelTree`, whose parameters these are.
+
+    Parameters
+    ----------
+    num_classes, num_features, leaf_size : int
+        Classes, features of each, and classes in a bucket.
+    leaf : {"kernel", "softmax", "quadratic"}
+        Weight of a class in its bucket.
+    scale, floor : float
+        Parameter of that weight, and least mass of a class.
+    """
+
+    num_classes: int
+    num_features: int
+    leaf_size: int
+    leaf: str
+    scale: float
+    floor: float
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of buckets L."""
+        return -(-self.num_classes // self.leaf_size)
+
+    @property
+    def walked(self) -> tuple[int, int, float]:
+        """What the kernels of a descent need to know."""
+        return self.num_classes, self.leaf_size, self.floor
+
+    @property
+    def inside(self) -> tuple[int, int, int, float]:
+        """What the kernels of a leaf need to know; a class alone in its leaf needs no features."""
+        leaf = self.leaf if self.leaf_size > 1 else "softmax"
+        scale = self.floor if leaf == "kernel" else self.scale
+        return self.num_classes, self.leaf_size, LEAVES.index(leaf), scale
+
+    def leaves_at_a_time(self, numbers: int) -> int:
+        """Return of how many leaves the classes' features are about so many numbers."""
+        return max(1, numbers // (self.leaf_size * self.num_features))

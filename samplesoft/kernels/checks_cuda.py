@@ -1,0 +1,64 @@
+"""Searches of device arrays for what a function must refuse.
+
+Each writes the place of the first offender to ``found[0]``, which holds a greater number before.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from samplesoft._cuda import (
+    LANES,
+    cuda,
+    group_max,
+    group_place,
+    group_sum,
+    kernel,
+    lane,
+    thread_place,
+)
+
+
+@kernel
+def find_not_finite(values: Any, found: Any) -> None:
+    """Look for NaN and infinity in `values` (N,), a thread for each number."""
+    i = thread_place()
+    if i < values.shape[0] and (math.isnan(values[i]) or math.isinf(values[i])):
+        cuda.atomic.min(found, 0, i)
+
+
+@kernel
+def find_outside(values: Any, stop: int, found: Any) -> None:
+    """Look for numbers outside ``range(stop)`` in `values` (N,), a thread for each."""
+    i = thread_place()
+    if i < values.shape[0] and not 0 <= values[i] < stop:
+        cuda.atomic.min(found, 0, i)
+
+
+@kernel
+def find_norm_outside(rows: Any, least: float, most: float, found: Any) -> None:
+    """Look for rows (N, d) whose norm is not in [least, most], a group for each row."""
+    i = group_place()
+    if i >= rows.shape[0]:
+        return
+    square = 0.0
+    for k in range(lane(), rows.shape[1], LANES):
+        square += float(rows[i, k]) * float(rows[i, k])
+    square = group_sum(square)
+    if lane() == 0 and not least <= math.sqrt(square) <= most:
+        cuda.atomic.min(found, 0, i)
+
+
+@kernel
+def find_greatest_outside(rows: Any, least: float, most: float, found: Any) -> None:
+    """Look for rows (N, d) whose greatest number is not between both, a group for each row."""
+    i = group_place()
+    if i >= rows.shape[0]:
+        return
+    largest = rows[i, 0]
+    for k in range(lane(), rows.shape[1], LANES):
+        largest = max(largest, rows[i, k])
+    largest = group_max(largest)
+    if lane() == 0 and not least < largest < most:
+        cuda.atomic.min(found, 0, i)

@@ -1,0 +1,98 @@
+"""Equal ids brought together on the device: a stable sort by digits, and the runs it leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samplesoft._cuda import LANES, group_place, group_sum, kernel, lane, thread_place
+
+DIGITS = 16
+EACH = 32  # ids that a thread brings into order one after another
+
+
+@kernel
+def count_digits(ids: Any, divisor: int, counts: Any) -> None:
+    """Write how often each digit occurs among the ids (k,) of each thread, (DIGITS, threads)."""
+    t = thread_place()
+    if t >= counts.shape[1]:
+        return
+    for digit in range(DIGITS):
+        counts[digit, t] = 0
+    for i in range(t * EACH, min((t + 1) * EACH, ids.shape[0])):
+        counts[ids[i] // divisor % DIGITS, t] += 1
+
+
+@kernel
+def sum_before(values: Any, total: Any) -> None:
+    """Replace each of `values` (N,) by the sum of those before it, and write that of all.
+
+    For one group. Each lane adds up a part, and begins with the sums of the lanes before it.
+    """
+    if group_place() > 0:
+        return
+    each = -(-values.shape[0] // LANES)
+    first, stop = lane() * each, min((lane() + 1) * each, values.shape[0])
+    own = 0
+    for i in range(first, stop):
+        own += values[i]
+    before = 0
+    for other in range(LANES):
+        there = group_sum(own if lane() == other else 0)
+        before += there if other < lane() else 0
+    if lane() == LANES - 1:
+        total[0] = before + own
+    for i in range(first, stop):
+        value = values[i]
+        values[i] = before
+        before += value
+
+
+@kernel
+def move_by_digit(
+    ids: Any, order: Any, divisor: int, places: Any, new_ids: Any, new_order: Any
+) -> None:
+    """Move ids, and what goes with them, to the places from which their digits begin."""
+    t = thread_place()
+    if t >= places.shape[1]:
+        return
+    for i in range(t * EACH, min((t + 1) * EACH, ids.shape[0])):
+        digit = ids[i] // divisor % DIGITS
+        place = places[digit, t]
+        places[digit, t] = place + 1
+        new_ids[place], new_order[place] = ids[i], order[i]
+
+
+@kernel
+def count_up(order: Any) -> None:
+    """Write 0, 1, 2 ... into `order` (k,)."""
+    i = thread_place()
+    if i < order.shape[0]:
+        order[i] = i
+
+
+@kernel
+def mark_firsts(ids: Any, divisor: int, firsts: Any) -> None:
+    """Write 1 where the quotient of a sorted id differs from that before it, else 0."""
+    i = thread_place()
+    if i < ids.shape[0]:
+        firsts[i] = 1 if i == 0 or ids[i - 1] // divisor != ids[i] // divisor else 0
+
+
+@kernel
+def write_runs(ids: Any, divisor: int, places: Any, values: Any, starts: Any) -> None:
+    """Write the quotient (U,) and the start (U,) of each run of sorted ids (k,).
+
+    `places` holds how many runs begin before each of the ids.
+    """
+    i = thread_place()
+    if i < ids.shape[0] and (i == 0 or ids[i - 1] // divisor != ids[i] // divisor):
+        values[places[i]], starts[places[i]] = ids[i] // divisor, i
+
+
+@kernel
+def last_of_runs(starts: Any, values: Any, out: Any) -> None:
+    """Write into `out` (U,) the last of each run of `values` (k,), which begin at `starts`."""
+    i = thread_place()
+    if i < starts.shape[0]:
+        stop = starts[i + 1] if i + 1 < starts.shape[0] else values.shape[0]
+        out[i] = values[stop - 1]

@@ -1,0 +1,63 @@
+"""Products with random signs and Walsh-Hadamard matrices on the device, in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from samplesoft._cuda import LANES, cuda, group_sync, kernel, lane
+
+SHARED_BYTES = 48 << 10  # what every device gives to a block
+
+
+def project(
+    finish: Callable[..., None], x: Any, signs: Any, num: int, out: Any, parameters: Any
+) -> None:
+    """Call ``finish(out, i, j, product, parameters)`` for each row and each of `num` frequencies.
+
+    Parameters
+    ----------
+    finish : callable
+        A device function that writes to `out`.
+    x : device array, shape (N, d)
+        Rows, as if padded with zeros to p numbers.
+    signs : device array, shape (blocks, 3, p)
+        Diagonals in the order in which they are applied, of the type of `x`.
+    num : int
+        Number of frequencies, at most ``blocks * p``.
+    out : device array
+        What `finish` writes to.
+    parameters : tuple
+        What else it needs.
+    """
+    blocks, _, size = signs.shape
+    memory = size * x.dtype.itemsize
+    _kernel(finish)[(x.shape[0], blocks), LANES, 0, memory](x, signs, num, out, parameters)
+
+
+@cache
+def _kernel(finish: Callable[..., None]) -> Any:
+    def structured(x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
+        row, block = cuda.blockIdx.x, cuda.blockIdx.y
+        values = cuda.shared.array(0, x.dtype)
+        size = signs.shape[2]
+        for k in range(lane(), size, LANES):
+            values[k] = x[row, k] if k < x.shape[1] else x.dtype.type(0)
+        for factor in range(signs.shape[1]):
+            for k in range(lane(), size, LANES):
+                values[k] *= signs[block, factor, k]
+            half = size // 2
+            while half > 0:
+                group_sync()
+                for pair in range(lane(), size // 2, LANES):
+                    low = 2 * pair - pair % half
+                    a, b = values[low], values[low + half]
+                    values[low], values[low + half] = a + b, a - b
+                half //= 2
+            group_sync()
+        for k in range(lane(), min(size, num - block * size), LANES):
+            finish(out, row, block * size + k, values[k], parameters)
+
+    structured.__name__ = f"project_{finish.__name__}"
+    return kernel(structured)

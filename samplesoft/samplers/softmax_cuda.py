@@ -1,0 +1,124 @@
+"""Exact draws from the softmax on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import empty, first_found, launch_groups, launch_threads, to_device
+from samplesoft._gpu.arrays import filled
+from samplesoft._gpu.draws import uniforms
+from samplesoft._gpu.groups import last_of_each
+from samplesoft._jit import chunks
+from samplesoft.kernels import (
+    arrays_cuda,
+    checks_cuda,
+    product_cuda,
+    softmax_draw_cuda,
+    tree_leaf_cuda,
+)
+from samplesoft.kernels.tree_leaf import SOFTMAX
+from samplesoft.sampler import Draw
+
+_LOGITS = 1 << 26  # numbers held at a time in the first pass
+
+
+class CudaSoftmax:
+    """What a `SoftmaxSampler` does, for arguments that have been checked and lie on the device.
+
+    A block is drawn first, then a class inside it, as in a leaf of the kernel tree.
+
+    Parameters
+    ----------
+    rows : device array, shape (n, d)
+        Class vectors.
+    tau : float
+        Inverse temperature.
+    block_size : int
+        Classes in a block.
+    """
+
+    def __init__(self, rows: Any, tau: float, block_size: int) -> None:
+        self._num_classes, self._tau = rows.shape[0], rows.dtype.type(tau)
+        self._num_blocks = -(-self._num_classes // block_size)
+        self._buckets = filled((self._num_blocks, rows.shape[1], block_size), rows.dtype.type(0))
+        self._inside = self._num_classes, block_size, SOFTMAX, 1.0
+        self._write(to_device(np.arange(self._num_classes)), rows)
+
+    def sample(self, h: Any, m: int, exclude: Any, key: np.uint64) -> Draw:
+        """Return draws (B, m)."""
+        queries, masses, shares, log_totals = self._first_pass(h, exclude)
+        u = uniforms(key, h.shape[0], m)
+        blocks, ids = empty(u.shape, np.int64), empty(u.shape, np.int64)
+        log_q = empty(u.shape, np.float64)
+        drawn = masses, shares, log_totals, u, blocks, log_q
+        launch_threads(softmax_draw_cuda.choose_blocks, u.size, *drawn)
+        products, weights, rest = self._second_pass(queries, blocks)
+        visited = products, blocks, exclude, rest, u, *self._inside, weights, ids, log_q
+        launch_groups(tree_leaf_cuda.pick, u.size, *visited)
+        return Draw(ids, log_q)
+
+    def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
+        """Return log-probabilities (B, k)."""
+        queries, masses, _, log_totals = self._first_pass(h, exclude)
+        blocks, log_q = empty(ids.shape, np.int64), empty(ids.shape, np.float64)
+        flat = ids.reshape(-1), self._inside[1], blocks.reshape(-1)
+        launch_threads(tree_leaf_cuda.leaf_of, ids.size, *flat)
+        launch_threads(softmax_draw_cuda.log_blocks, ids.size, masses, log_totals, blocks, log_q)
+        products, weights, rest = self._second_pass(queries, blocks)
+        visited = products, ids, exclude, rest, *self._inside, weights, log_q
+        launch_groups(tree_leaf_cuda.log_inside, ids.size, *visited)
+        return log_q
+
+    def probs(self, h: Any, exclude: Any) -> Any:
+        """Return probabilities (B, n)."""
+        queries, masses, _, log_totals = self._first_pass(h, exclude)
+        blocks, log_q = empty(masses.shape, np.int64), empty(masses.shape, np.float64)
+        every = to_device(np.arange(self._num_blocks)[None])
+        launch_threads(arrays_cuda.repeat_row, blocks.size, every, blocks)
+        launch_threads(softmax_draw_cuda.log_blocks, blocks.size, masses, log_totals, blocks, log_q)
+        products, weights, rest = self._second_pass(queries, blocks)
+        probs = empty((h.shape[0], self._num_classes), np.float64)
+        visited = products, log_q, exclude, rest, *self._inside, weights, probs
+        launch_groups(tree_leaf_cuda.probs_inside, log_q.size, *visited)
+        return probs
+
+    def prepare(self, ids: Any, rows: Any) -> Callable[[], None]:
+        """Return what makes an update happen."""
+        return lambda: self._write(*last_of_each(ids, rows, self._num_classes))
+
+    def _write(self, ids: Any, rows: Any) -> None:
+        launch_threads(tree_leaf_cuda.scatter, rows.size, ids, rows, self._buckets)
+
+    def _first_pass(self, h: Any, exclude: Any) -> tuple[Any, Any, Any, Any]:
+        """Return queries (B, d), masses (B, L), their running sums and the logarithms of all."""
+        batch, size = h.shape[0], self._inside[1]
+        queries = empty(h.shape, h.dtype)
+        launch_threads(softmax_draw_cuda.scale_rows, h.size, h, self._tau, queries)
+        masses, shares = (empty((batch, self._num_blocks), np.float64) for _ in range(2))
+        for part in chunks(self._num_blocks, max(1, _LOGITS // (batch * size))):
+            logits = empty((batch, (part.stop - part.start) * size), h.dtype)
+            buckets = self._buckets[part]
+            product_cuda.multiply(product_cuda.write, queries, buckets, logits, ())
+            num = batch * (part.stop - part.start)
+            summed = logits, part.start, size, self._num_classes, exclude, masses
+            launch_groups(softmax_draw_cuda.sum_blocks, num, *summed)
+        log_totals = empty(batch, np.float64)
+        launch_groups(softmax_draw_cuda.add_up_blocks, batch, masses, shares, log_totals)
+        row = first_found(launch_threads, checks_cuda.find_not_finite, batch, log_totals)
+        if row is not None:
+            raise ValueError(
+                f"`h` must have logits within the range of {h.dtype}, got "
+                f"{log_totals[row : row + 1].copy_to_host()[0]} for row {row}; scale the vectors "
+                "down, or use float64."
+            )
+        return queries, masses, shares, log_totals
+
+    def _second_pass(self, queries: Any, blocks: Any) -> tuple[Any, Any, Any]:
+        """Return logits (B, k, size) of blocks (B, k), room for weights, and nothing left out."""
+        products = empty((*blocks.shape, self._inside[1]), np.float64)
+        visited = queries, self._buckets, blocks, products
+        launch_groups(tree_leaf_cuda.bucket_products, blocks.size, *visited)
+        return products, empty(products.shape, np.float64), filled((blocks.shape[0], 2), 0.0)

@@ -1,0 +1,115 @@
+"""Samplers on a CUDA device whose distribution is the same for every context."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import empty, first_found, launch_threads, to_device
+from samplesoft._validation import FloatArray
+from samplesoft.kernels import arrays_cuda, static_cuda
+from samplesoft.kernels.static import Table
+from samplesoft.sampler import Draw
+
+
+class CudaStatic(ABC):
+    """A distribution over classes, for arguments that have been checked and lie on the device.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+
+    def sample(self, m: int, exclude: Any, key: np.uint64) -> Draw:
+        """Return draws (B, m), with replacement."""
+        self._require_left(exclude)
+        ids = empty((exclude.shape[0], m), np.int64)
+        self._draw(key, exclude, ids)
+        return Draw(ids, self._log_q(ids, exclude))
+
+    def log_prob(self, ids: Any, exclude: Any) -> Any:
+        """Return log-probabilities (B, k)."""
+        self._require_left(exclude)
+        return self._log_q(ids, exclude)
+
+    def probs(self, exclude: Any) -> Any:
+        """Return probabilities (B, n)."""
+        every = empty((exclude.shape[0], self._num_classes), np.int64)
+        row = to_device(np.arange(self._num_classes)[None])
+        launch_threads(arrays_cuda.repeat_row, every.size, row, every)
+        q = self.log_prob(every, exclude)
+        launch_threads(arrays_cuda.exponentiate, q.size, q.reshape(-1))
+        return q
+
+    def _require_left(self, exclude: Any) -> None:  # noqa: B027
+        """Raise where an excluded class is the only one."""
+
+    @abstractmethod
+    def _draw(self, key: np.uint64, exclude: Any, ids: Any) -> None: ...
+
+    @abstractmethod
+    def _log_q(self, ids: Any, exclude: Any) -> Any: ...
+
+
+class CudaUniform(CudaStatic):
+    """Equally likely classes."""
+
+    def _draw(self, key: np.uint64, exclude: Any, ids: Any) -> None:
+        launch_threads(static_cuda.uniform_rows, ids.size, key, self._num_classes, exclude, ids)
+
+    def _log_q(self, ids: Any, exclude: Any) -> Any:
+        out, n = empty(ids.shape, np.float64), self._num_classes
+        log_left = float(np.log(max(1, n - 1)) - np.log(n))
+        asked = float(-np.log(n)), log_left, ids, exclude, out
+        launch_threads(static_cuda.log_uniform, ids.size, *asked)
+        return out
+
+
+class CudaWeighted(CudaStatic):
+    """Classes by weight.
+
+    Parameters
+    ----------
+    tables : tuple of two alias tables
+        That of all classes, and that without class `top`.
+    top : int
+        The heaviest class.
+    log_q, log_left : ndarray of float64, shape (n,)
+        Log-probabilities of all classes, and of all others beside each.
+    """
+
+    def __init__(
+        self, tables: tuple[Table, Table], top: int, log_q: FloatArray, log_left: FloatArray
+    ) -> None:
+        super().__init__(len(log_q))
+        self._tables = [to_device(array) for table in tables for array in table]
+        self._top = top
+        self._every_log_q, self._log_left = to_device(log_q), to_device(log_left)
+        self._one_alone = bool(np.isinf(log_left).any())
+
+    def _require_left(self, exclude: Any) -> None:
+        if not self._one_alone:
+            return
+        search = static_cuda.find_nothing_left
+        size = exclude.shape[0]
+        if first_found(launch_threads, search, size, self._log_left, exclude) is not None:
+            raise ValueError(
+                f"`exclude` must leave a class to draw, got {self._top}, the only one with a "
+                "weight greater than 0; leave `exclude` out or give another class a weight."
+            )
+
+    def _draw(self, key: np.uint64, exclude: Any, ids: Any) -> None:
+        drawn = key, *self._tables, self._top, exclude, ids
+        launch_threads(static_cuda.alias_rows, ids.size, *drawn)
+
+    def _log_q(self, ids: Any, exclude: Any) -> Any:
+        out = empty(ids.shape, np.float64)
+        asked = self._every_log_q, self._log_left, ids, exclude, out
+        launch_threads(static_cuda.log_weighted, ids.size, *asked)
+        return out

@@ -1,0 +1,148 @@
+"""Compiles every kernel that a call launches, for a GPU that is not there.
+
+Arrays stay in the host's memory, launches become compilations for the types of their arguments,
+and nothing runs: what comes out of a call is rubbish of the right shapes.
+"""
+
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+
+CAPABILITY = (9, 0)
+
+
+class HostArray(np.ndarray):
+    """An array that passes for one on the device."""
+
+    __cuda_ndarray__ = True
+
+    def copy_to_host(self):
+        return np.asarray(self).copy()
+
+    def copy_to_device(self, other):
+        self[...] = other
+
+
+def to_device(array):
+    return np.array(array).view(HostArray)
+
+
+def device_array(shape, dtype):
+    return np.ones(shape, dtype).view(HostArray)  # a count that is read back is then not 0
+
+
+@contextmanager
+def compiling():
+    """Yield a dict, filled with the PTX of each kernel launched, by its name and types."""
+    import numba.cuda
+    from numba.cuda import dispatcher
+
+    compiled = {}
+
+    def launch(kernel, configuration):
+        def compile_for(*arguments):
+            arguments = [np.asarray(a) if isinstance(a, HostArray) else a for a in arguments]
+            signature = numba.void(*map(numba.typeof, as_tuples(arguments)))
+            key = kernel.py_func.__name__, str(signature)
+            if key not in compiled:
+                compiled[key], _ = numba.cuda.compile_ptx(kernel.py_func, signature, cc=CAPABILITY)
+
+        return compile_for
+
+    memory = SimpleNamespace(get_memory_info=lambda: SimpleNamespace(free=2**36))
+    with (
+        mock.patch.object(numba.cuda, "is_available", lambda: True),
+        mock.patch.object(numba.cuda, "to_device", to_device),
+        mock.patch.object(numba.cuda, "device_array", device_array),
+        mock.patch.object(numba.cuda, "current_context", lambda: memory),
+        mock.patch.object(dispatcher.CUDADispatcher, "__getitem__", launch),
+        mock.patch.object(
+            dispatcher,
+            "get_current_device",
+            lambda: SimpleNamespace(compute_capability=CAPABILITY),
+        ),
+    ):
+        yield compiled
+
+
+def as_tuples(arguments):
+    """Turn arrays inside tuples into those of NumPy too."""
+    return [
+        tuple(np.asarray(a) if isinstance(a, HostArray) else a for a in value)
+        if isinstance(value, tuple)
+        else value
+        for value in arguments
+    ]
+
+
+def ptxas():
+    """Return the path of NVIDIA's assembler, or None."""
+    try:
+        import nvidia
+    except ImportError:
+        return shutil.which("ptxas")
+    found = (p for root in nvidia.__path__ for p in Path(root).glob("*/bin/ptxas"))
+    return next(map(str, found), shutil.which("ptxas"))
+
+
+def resources(ptx, folder):
+    """Return the registers of a kernel, and the bytes that it spills, as ptxas has it."""
+    path = Path(folder) / "kernel.ptx"
+    path.write_text(ptx)
+    target = "sm_" + "".join(map(str, CAPABILITY))
+    done = subprocess.run(
+        [ptxas(), f"-arch={target}", "-v", str(path), "-o", str(path.with_suffix(".cubin"))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    registers = int(re.search(r"Used (\d+) registers", done.stderr)[1])
+    return registers, sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
+
+
+def float64_arithmetic(ptx):
+    """Return the instructions that calculate in float64."""
+    return re.findall(r"\b(?:add|sub|mul|fma|div|sqrt|rcp|cvt)\.[\w.]*f64[\w.]*", ptx)
+
+
+def launch_everything(dtype):
+    """Launch each kernel for vectors of a type, through what users call."""
+    from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
+    from samplesoft.samplers import (
+        RFSoftmaxSampler,
+        SoftmaxSampler,
+        UniformSampler,
+        WeightedSampler,
+    )
+    from samplesoft.tree import KernelTree
+
+    X = to_device(np.eye(3, dtype=dtype))
+    W = np.zeros((13, 3), dtype)
+    W[:, 0] = 1.0
+    for phi in (
+        RandomFourierFeatures(3, 7, device="cuda"),
+        RandomFourierFeatures(3, 7, frequencies="structured", device="cuda"),
+        PositiveRandomFeatures(3, 7, device="cuda"),
+    ):
+        phi.transform(X)
+    common = {"num_frequencies": 4, "leaf_size": 3, "device": "cuda"}
+    for sampler in (
+        RFSoftmaxSampler(W, tau=1.0, **common),
+        RFSoftmaxSampler(W, leaf="kernel", **common),
+        SoftmaxSampler(W, block_size=4, device="cuda"),
+        UniformSampler(13, device="cuda"),
+        WeightedSampler(np.ones(13), device="cuda"),
+        WeightedSampler(np.eye(13)[0], device="cuda"),
+    ):
+        sampler.sample(X, 4, exclude=[1, 1, 2], rng=0)
+        sampler.sample(X, 4, shared=True, rng=0)
+        sampler.log_prob(X, to_device(np.array([[1, 2]] * 3)))
+        sampler.probs(X)
+        sampler.update([1, 1], X[:2])
+    KernelTree(W[:2], leaf_size=1, device="cuda").update([0], W[:1])
