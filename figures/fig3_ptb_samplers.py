@@ -90,10 +90,10 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     for name, value in ANCHORS.items():
         right.axhline(value, color="#999999", linewidth=0.8, linestyle="--", zorder=0)
         right.annotate(
-            f"paper: {name}, {value:.0f}",
-            (first - 0.2, value),
-            xytext=(0, 2),
-            textcoords="offset points",
+            f"paper's {name}:\n{value:.0f}".replace(", not", ",\nnot"),
+            (1.01, value),
+            xycoords=("axes fraction", "data"),
+            va="center",
             fontsize=8,
             color="#666666",
         )
