@@ -18,6 +18,7 @@ class HostArrays:
 
     empty = staticmethod(np.empty)
     filled = staticmethod(np.full)
+    plus = staticmethod(np.add)
     float_rows = staticmethod(as_float_rows)
     ids = staticmethod(as_ids)
     labels = staticmethod(as_labels)
@@ -61,6 +62,17 @@ def arrays_on(device: str) -> Any:
     from samplesoft._gpu.arrays import DeviceArrays
 
     return DeviceArrays
+
+
+def device_of(array: Any) -> str:
+    """Return where an array lies."""
+    there = hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
+    return "cuda" if there else "cpu"
+
+
+def on_host(array: Any) -> Any:
+    """Return a NumPy array with what an array on any device holds."""
+    return array.copy_to_host() if hasattr(array, "copy_to_host") else array
 
 
 def require_cpu(what: str, device: str) -> None:

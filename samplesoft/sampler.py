@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import arrays_on, as_device
+from samplesoft._device import arrays_on, as_device, device_of, on_host
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
@@ -50,8 +50,15 @@ class Draw:
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
-        log_counts: FloatArray = self.log_q + np.log(self.ids.shape[-1])
+        log_counts: FloatArray = arrays_on(device_of(self.log_q)).plus(
+            self.log_q, np.log(self.ids.shape[1])
+        )
         return log_counts
+
+    def to_host(self) -> Draw:
+        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        inclusion = None if self.log_inclusion is None else on_host(self.log_inclusion)
+        return Draw(on_host(self.ids), on_host(self.log_q), inclusion)
 
 
 class Sampler(ABC):
@@ -351,7 +358,7 @@ class Sampler(ABC):
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         """Return logarithms (B, k); override where draws are without replacement."""
-        log_counts: FloatArray = self._log_prob(h, ids, exclude) + np.log(m)
+        log_counts: FloatArray = self._arrays.plus(self._log_prob(h, ids, exclude), np.log(m))
         return log_counts
 
     @abstractmethod

@@ -114,6 +114,10 @@ def float64_arithmetic(ptx):
 def launch_everything(dtype):
     """Launch each kernel for vectors of a type, through what users call."""
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
+    from samplesoft.losses import SampledSoftmaxLoss
+    from samplesoft.losses.gradients import SparseRows
+    from samplesoft.models import SoftmaxLayer
+    from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
     from samplesoft.samplers import (
         RFSoftmaxSampler,
         SoftmaxSampler,
@@ -146,3 +150,18 @@ def launch_everything(dtype):
         sampler.probs(X)
         sampler.update([1, 1], X[:2])
     KernelTree(W[:2], leaf_size=1, device="cuda").update([0], W[:1])
+    for name in OPTIMIZERS:
+        for shared in (False, True):
+            loss = SampledSoftmaxLoss(
+                scheme="candidate", normalize=True, reduction="none", device="cuda"
+            )
+            sampler = SoftmaxSampler(W, block_size=4, device="cuda")
+            layer = SoftmaxLayer(W, loss, sampler, 4, biases=np.zeros(13), shared=shared)
+            _, cache = layer.forward(X, [1, 2, 3], rng=0)
+            _, gradients = layer.backward(cache)
+            gradients = {
+                name: SparseRows(to_device(np.arange(rows.rows.shape[0])), rows.rows)
+                for name, rows in gradients.items()
+            }
+            make_optimizer(name, 0.1).step(layer.parameters, gradients)
+            layer.moved()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from samplesoft._cuda import (
     as_device_array,
@@ -27,11 +28,46 @@ def filled(shape: int | tuple[int, ...], value: Any) -> Any:
     return out
 
 
+def plus(array: Any, number: float) -> Any:
+    """Return ``array + number``, float64."""
+    out = empty(array.shape, np.float64)
+    launch_threads(kernels.add, out.size, array.reshape(-1), number, out.reshape(-1))
+    return out
+
+
+def cast(array: Any, dtype: DTypeLike, factor: float = 1.0) -> Any:
+    """Return an array in another type, times a factor."""
+    out = empty(array.shape, dtype)
+    launch_threads(kernels.cast, out.size, array.reshape(-1), factor, out.reshape(-1))
+    return out
+
+
+def copied(array: Any) -> Any:
+    """Return a copy of an array, on the device too."""
+    out = empty(array.shape, array.dtype)
+    out.copy_to_device(array)
+    return out
+
+
 def take_rows(rows: Any, places: Any) -> Any:
     """Return ``rows[places]``."""
     out = empty((places.shape[0], rows.shape[1]), rows.dtype)
     launch_threads(kernels.take_rows, out.size, rows, places, out)
     return out
+
+
+def shaped_rows(
+    name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | None = None
+) -> Any:
+    """Return an array on the device as rows (N, `dim`), which may not be finite."""
+    wanted = (dtype,) if dtype else (np.dtype(np.float32), np.dtype(np.float64))
+    rows = _contiguous(name, value, wanted)
+    rows = rows.reshape(1, -1) if rows.ndim == 1 else rows
+    if rows.ndim != 2 or rows.size == 0:
+        raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
+    if dim is not None and rows.shape[1] != dim:
+        raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
+    return rows
 
 
 class DeviceArrays:
@@ -43,6 +79,7 @@ class DeviceArrays:
     available_bytes = staticmethod(available_bytes)
     empty = staticmethod(empty)
     filled = staticmethod(filled)
+    plus = staticmethod(plus)
 
     @staticmethod
     def float_rows(
@@ -51,13 +88,7 @@ class DeviceArrays:
         """Return `value` as finite rows (N, `dim`) in C order, float32 or float64."""
         if not on_device(value):
             return to_device(as_float_rows(name, value, dim, dtype))
-        wanted = (dtype,) if dtype else (np.dtype(np.float32), np.dtype(np.float64))
-        rows = _contiguous(name, value, wanted)
-        rows = rows.reshape(1, -1) if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.size == 0:
-            raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
-        if dim is not None and rows.shape[1] != dim:
-            raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
+        rows = shaped_rows(name, value, dim, dtype)
         place = first_found(launch_threads, find_not_finite, rows.size, rows.reshape(-1))
         if place is not None:
             where = [place // rows.shape[1], place % rows.shape[1]]

@@ -29,10 +29,15 @@ def sample_shared(sampler: Any, h: Any, m: int, key: np.uint64) -> tuple[Any, An
     turns[order] = np.arange(m) - np.repeat(np.cumsum(counts) - counts, counts)
     some = take_rows(h, to_device(contexts))
     drawn = sampler._sample(some, int(counts.max()), filled(len(contexts), -1), rest).ids
-    ids, log_q = empty((1, m), np.int64), empty((1, m), np.float64)
+    ids = empty((1, m), np.int64)
     launch_threads(arrays.take_numbers, m, drawn, to_device(slots), to_device(turns), ids)
-    each = empty((h.shape[0], m), np.int64)
+    return ids, mean_log_prob(sampler, h, ids)
+
+
+def mean_log_prob(sampler: Any, h: Any, ids: Any) -> Any:
+    """Return the log-probability (1, k) of classes (1, k) in the mean over contexts (B, d)."""
+    each, log_q = empty((h.shape[0], ids.shape[1]), np.int64), empty(ids.shape, np.float64)
     launch_threads(arrays.repeat_row, each.size, ids, each)
     every = sampler._log_prob(h, each, filled(h.shape[0], -1))
-    launch_groups(arrays.log_mean, m, every, log_q)
-    return ids, log_q
+    launch_groups(arrays.log_mean, ids.shape[1], every, log_q)
+    return log_q

@@ -33,13 +33,37 @@ def sort(ids: Any, stop: int) -> tuple[Any, Any]:
 
 def runs(ids: Any, divisor: int = 1) -> tuple[Any, Any]:
     """Return the value (U,) and the start (U,) of each run of equal ``ids // divisor``, sorted."""
+    return _runs(ids, divisor)[:2]
+
+
+def _runs(ids: Any, divisor: int) -> tuple[Any, Any, Any]:
+    """Return the runs, and how many of them begin before each of the ids."""
     num = ids.shape[0]
-    firsts = empty(num, np.int64)
-    launch_threads(kernels.mark_firsts, num, ids, divisor, firsts)
-    total = int(_sum_before(firsts).copy_to_host()[0])
+    places = empty(num, np.int64)
+    launch_threads(kernels.mark_firsts, num, ids, divisor, places)
+    total = int(_sum_before(places).copy_to_host()[0])
     values, starts = empty(total, np.int64), empty(total, np.int64)
-    launch_threads(kernels.write_runs, num, ids, divisor, firsts, values, starts)
-    return values, starts
+    launch_threads(kernels.write_runs, num, ids, divisor, places, values, starts)
+    return values, starts, places
+
+
+def group(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
+    """Return what `kernels.groups.group` does for ids (K,) below `stop`, but for the last start."""
+    in_order, order = sort(ids, stop)
+    unique, starts, places = _runs(in_order, 1)
+    inverse = empty(ids.shape[0], np.int64)
+    launch_threads(kernels.write_inverse, ids.shape[0], in_order, order, places, inverse)
+    return unique, inverse, order, starts
+
+
+def union(arrays: list[Any], stop: int) -> Any:
+    """Return the ids below `stop` that occur in some of the arrays, rising and each once."""
+    together = empty(sum(array.shape[0] for array in arrays), np.int64)
+    start = 0
+    for array in arrays:
+        launch_threads(kernels.put, array.shape[0], array, start, together)
+        start += array.shape[0]
+    return runs(sort(together, stop)[0])[0]
 
 
 def last_of_each(ids: Any, rows: Any, stop: int) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from samplesoft._cuda import (
     launch_threads,
     to_device,
 )
-from samplesoft._gpu.arrays import filled, take_rows
+from samplesoft._gpu.arrays import copied, filled, take_rows
 from samplesoft._gpu.draws import uniforms
 from samplesoft._gpu.groups import last_of_each, runs
 from samplesoft._jit import chunks
@@ -262,8 +262,7 @@ class CudaTree:
         return commit
 
     def _prepare_rebuild(self, ids: Any, rows: Any) -> Callable[[], None]:
-        buckets = empty(self._buckets.shape, self._buckets.dtype)
-        buckets.copy_to_device(self._buckets)
+        buckets = copied(self._buckets)
         self._write(buckets, ids, rows)
         sums = self._built(buckets)
 

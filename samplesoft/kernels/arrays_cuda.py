@@ -73,6 +73,22 @@ def log_mean(logs: Any, out: Any) -> None:
 
 
 @kernel
+def add(values: Any, number: float, out: Any) -> None:
+    """Write ``values + number`` into `out` (N,), a thread for each."""
+    i = thread_place()
+    if i < out.shape[0]:
+        out[i] = values[i] + number
+
+
+@kernel
+def cast(values: Any, factor: float, out: Any) -> None:
+    """Write ``values * factor`` into `out` (N,), of a type of its own, a thread for each."""
+    i = thread_place()
+    if i < out.shape[0]:
+        out[i] = values[i] * factor
+
+
+@kernel
 def exponentiate(values: Any) -> None:
     """Replace each of `values` (N,) by its exponential, a thread for each number."""
     i = thread_place()

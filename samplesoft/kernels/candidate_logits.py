@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from samplesoft._jit import njit
@@ -71,6 +73,13 @@ def correct(
 
 
 @njit
+def gain_of_kept(m: int, hits: int, label_count: float) -> float:
+    """Return what the logits of draws gain where `hits` of the m are of the label, and left out."""
+    expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
+    return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
+
+
+@njit
 def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
     """Let the draws that are kept stand for as many as are expected not to be of the label.
 
@@ -85,8 +94,7 @@ def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None
     """
     m = logits.shape[1] - 1
     for b in range(len(logits)):
-        expected = -m * np.expm1(min(label_counts[b] - np.log(m), 0.0))
-        if expected > 0.0 and hits[b] < m:
-            gain = np.log(expected / (m - hits[b]))
+        gain = gain_of_kept(m, hits[b], label_counts[b])
+        if gain != 0.0:
             for k in range(1, 1 + m):
                 logits[b, k] += gain

@@ -29,6 +29,14 @@ def find_not_finite(values: Any, found: Any) -> None:
 
 
 @kernel
+def find_not_positive(values: Any, found: Any) -> None:
+    """Look for what is not finite and greater than 0 in `values` (N,), a thread for each number."""
+    i = thread_place()
+    if i < values.shape[0] and not 0.0 < values[i] < math.inf:
+        cuda.atomic.min(found, 0, i)
+
+
+@kernel
 def find_outside(values: Any, stop: int, found: Any) -> None:
     """Look for numbers outside ``range(stop)`` in `values` (N,), a thread for each."""
     i = thread_place()

@@ -96,3 +96,20 @@ def last_of_runs(starts: Any, values: Any, out: Any) -> None:
     if i < starts.shape[0]:
         stop = starts[i + 1] if i + 1 < starts.shape[0] else values.shape[0]
         out[i] = values[stop - 1]
+
+
+@kernel
+def write_inverse(ids: Any, order: Any, places: Any, inverse: Any) -> None:
+    """Write for each place in what was sorted the number of its run, as `write_runs` has it."""
+    i = thread_place()
+    if i < ids.shape[0]:
+        is_first = i == 0 or ids[i - 1] != ids[i]
+        inverse[order[i]] = places[i] if is_first else places[i] - 1
+
+
+@kernel
+def put(ids: Any, start: int, out: Any) -> None:
+    """Write ids (k,) into `out` from a place on."""
+    i = thread_place()
+    if i < ids.shape[0]:
+        out[start + i] = ids[i]

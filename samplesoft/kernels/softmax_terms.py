@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from samplesoft._jit import njit
@@ -46,5 +48,5 @@ def softmax_terms(logits: FloatArray, losses: FloatArray, first: int) -> None:
 def log_ratio(own: float, drawn: float, above: float) -> float:
     """Return ``log((own + drawn) / e)`` where e is ``exp(-above)``, and `own` if that is not 0."""
     if own > drawn:  # a small loss keeps its digits
-        return float(np.log1p(drawn / own))
-    return float(above + np.log(own + drawn))
+        return math.log1p(drawn / own)
+    return above + math.log(own + drawn)

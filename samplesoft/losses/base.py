@@ -96,6 +96,8 @@ class Loss(ABC):
     Blanc and Rendle (2018), section 3.3: absolute softmax.
     """
 
+    device = "cpu"
+
     def __init__(
         self,
         *,
@@ -181,12 +183,13 @@ class Loss(ABC):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `read` has checked."""
-        per_example = _read_weights(weights, len(batch.z))
+        per_example = read_weights(weights, len(batch.z))
         losses, saved = self._forward(batch, draw, label_log_count)
         if not np.isfinite(losses).all():
             self._explain(batch, losses)
         if self.reduction == "mean":
-            per_example = per_example / _total(per_example)
+            with np.errstate(over="ignore"):
+                per_example = per_example / total_weight(float(per_example.sum()))
         weighted = losses * per_example
         value = weighted if self.reduction == "none" else float(weighted.sum())
         return value, Cache(batch, per_example, saved)
@@ -225,15 +228,20 @@ class Loss(ABC):
     def _explain(self, batch: Batch, losses: FloatArray) -> None:
         """Raise for a loss that is not finite, and say where it comes from."""
         require_finite_rows(batch.class_embeddings)
+        raise self.not_finite(losses, batch.z.dtype)
+
+    @staticmethod
+    def not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
+        """Return what is said of losses (B,) that are not all finite."""
         worst = int(np.argmin(np.isfinite(losses)))
-        raise ValueError(
+        return ValueError(
             f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
-            f"log-probabilities leave the range of {batch.z.dtype}: scale vectors down, or use "
-            "float64."
+            f"log-probabilities leave the range of {dtype}: scale vectors down, or use float64."
         )
 
 
-def _read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
+def read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
+    """Return the weights (B,) of the examples."""
     if weights is None:
         return np.ones(batch)
     checked = as_real_array("weights", weights, (1,))
@@ -242,9 +250,8 @@ def _read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
     return checked
 
 
-def _total(weights: FloatArray) -> float:
-    with np.errstate(over="ignore"):
-        total = float(weights.sum())
+def total_weight(total: float) -> float:
+    """Return the sum of weights, having made sure that a mean by them makes sense."""
     if not 0.0 < total < np.inf:
         raise ValueError(
             f"`weights` must have a finite sum greater than 0 for a mean, got {total}; give an "

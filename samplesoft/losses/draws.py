@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -38,21 +40,9 @@ def read_draw(
         If there is no draw, or it is for other contexts or classes.
     """
     if not isinstance(draw, Draw):
-        raise TypeError(
-            f"`draw` must be a Draw, got {type(draw).__name__}; sampled losses take one from "
-            "sampler.sample(h, num_sampled, ...)."
-        )
+        raise no_draw(draw)
     ids, log_counts = draw.ids, draw.log_expected_count
-    if ids.ndim != 2 or ids.shape[1] == 0 or len(ids) not in (1, batch):
-        raise ValueError(
-            f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids.shape}; draw for the "
-            "same contexts."
-        )
-    if log_counts.shape != ids.shape:
-        raise ValueError(
-            f"`draw` must hold log-probabilities of the shape of its ids {ids.shape}, got "
-            f"{log_counts.shape}."
-        )
+    require_shapes(ids.shape, log_counts.shape, batch)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"`draw` must hold ids that are integers, got {ids.dtype}.")
     if not are_drawable(ids, log_counts, n):
@@ -60,6 +50,27 @@ def read_draw(
     if len(ids) == 1:
         return ids, log_counts
     return targets.rows(ids), targets.rows(log_counts)
+
+
+def no_draw(value: Any) -> TypeError:
+    """Return what is said of something that is not a draw."""
+    return TypeError(
+        f"`draw` must be a Draw, got {type(value).__name__}; sampled losses take one from "
+        "sampler.sample(h, num_sampled, ...)."
+    )
+
+
+def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
+    """Raise for a draw that is not for `batch` contexts, or one for all."""
+    if len(ids) != 2 or ids[1] == 0 or ids[0] not in (1, batch):
+        raise ValueError(
+            f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids}; draw for the same "
+            "contexts."
+        )
+    if log_counts != ids:
+        raise ValueError(
+            f"`draw` must hold log-probabilities of the shape of its ids {ids}, got {log_counts}."
+        )
 
 
 def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from samplesoft._device import on_host
 from samplesoft._validation import IntArray
 
 
@@ -23,6 +24,10 @@ class SparseRows(NamedTuple):
 
     ids: IntArray
     rows: NDArray[Any]
+
+    def to_host(self) -> SparseRows:
+        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        return SparseRows(on_host(self.ids), on_host(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,3 +47,8 @@ class Gradients:
     dh: NDArray[Any]
     dW: SparseRows
     db: SparseRows | None
+
+    def to_host(self) -> Gradients:
+        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        db = None if self.db is None else self.db.to_host()
+        return Gradients(on_host(self.dh), self.dW.to_host(), db)

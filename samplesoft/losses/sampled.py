@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import as_device
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.candidate_logits import correct, spread
 from samplesoft.kernels.softmax_terms import softmax_terms
-from samplesoft.losses.base import Batch, Loss
+from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.draws import read_draw, read_label_count
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
@@ -81,16 +82,16 @@ class SampledLoss(Loss):
     def __init__(self, *, scheme: str = "negatives", **options: Any) -> None:
         super().__init__(**options)
         self.scheme = as_choice("scheme", scheme, self.schemes)
-        self._treatment = self.schemes[self.scheme]
-        self.excludes_label = self._treatment.hits == "absent"
-        self.needs_label_count = self._treatment.adjusts_label or self._treatment.hits == "counted"
+        self.treatment = self.schemes[self.scheme]
+        self.excludes_label = self.treatment.hits == "absent"
+        self.needs_label_count = self.treatment.adjusts_label or self.treatment.hits == "counted"
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, CandidateScores]:
         targets = batch.targets
         ids, log_counts = read_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
-        if not self._treatment.corrects:
+        if not self.treatment.corrects:
             log_counts = np.zeros_like(log_counts)
         label_count = None
         if self.needs_label_count:
@@ -106,9 +107,9 @@ class SampledLoss(Loss):
                 given, ids[own], log_counts[own], targets.labels[part], logits
             )
             if self.excludes_label and hits.any():
-                raise self._contains_label(targets.labels, part.start + int(hits.argmax()))
+                raise self.contains_label(targets.labels, part.start + int(hits.argmax()))
             if label_count is not None:
-                if self._treatment.adjusts_label:
+                if self.treatment.adjusts_label:
                     logits[:, 0] -= label_count[part]
                 else:
                     spread(logits, hits, label_count[part])
@@ -148,12 +149,13 @@ class SampledLoss(Loss):
         """
         if self.absolute:
             scores = np.abs(scores)
-        if self._treatment.hits == "kept":
+        if self.treatment.hits == "kept":
             labels = np.full_like(labels, _NO_LABEL)
         hits = np.empty_like(labels)
         return hits, correct(scores, ids, log_counts, labels, logits, hits)
 
-    def _contains_label(self, labels: IntArray, pair: int) -> ValueError:
+    def contains_label(self, labels: IntArray, pair: int) -> ValueError:
+        """Return what is said of a draw that must not contain the label."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
@@ -174,6 +176,8 @@ class SampledSoftmaxLoss(SampledLoss):
         TensorFlow do: the gradient of one example is biased at every m, while its mean over the
         data is 0 at the true model. With hits masked that holds where draws are distinct and
         equally likely, and else nearly. Compare models by the full softmax loss, not by these.
+    device : {"cpu", "cuda"}
+        Where it computes; on a GPU for draws with replacement and one label an example.
     **options
         ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
 
@@ -205,6 +209,38 @@ class SampledSoftmaxLoss(SampledLoss):
     >>> ids  # labels and draws
     array([1, 2, 3, 4])
     """
+
+    def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
+        super().__init__(scheme=scheme, **options)
+        self.device = as_device(device)
+        if device == "cuda":
+            from samplesoft.losses.sampled_cuda import CudaSampledSoftmax
+
+            self._twin = CudaSampledSoftmax(self)
+
+    def read(
+        self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
+    ) -> Batch:
+        """Check the arguments of `forward`, and normalise contexts."""
+        read = self._twin.read if self.device == "cuda" else super().read
+        return read(h, class_embeddings, labels, biases)
+
+    def forward_batch(
+        self,
+        batch: Batch,
+        draw: Draw | None,
+        *,
+        label_log_count: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> tuple[Any, Cache]:
+        """Compute the loss, as `forward` does, of arguments that `read` has checked."""
+        if self.device == "cuda":
+            return self._twin.forward_batch(batch, draw, label_log_count, weights)
+        return super().forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
+
+    def backward(self, cache: Cache) -> Gradients:
+        """Compute the gradient of what `forward` returned, or of its sum."""
+        return self._twin.backward(cache) if self.device == "cuda" else super().backward(cache)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 0)

@@ -78,12 +78,16 @@ def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows,
     good = (norms > 0.0) & np.isfinite(norms)
     if not good.all():
         worst = int(np.argmin(good))
-        raise ValueError(
-            f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got "
-            f"{norms[worst]} for row {worst if ids is None else ids[worst]}; start from random "
-            "vectors, or use normalize=False."
-        )
+        raise no_norm(name, norms[worst], worst if ids is None else int(ids[worst]))
     return rows, norms
+
+
+def no_norm(name: str, norm: float, row: int) -> ValueError:
+    """Return what is said of a row that cannot be normalised."""
+    return ValueError(
+        f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got {norm} for "
+        f"row {row}; start from random vectors, or use normalize=False."
+    )
 
 
 def unit_rows_backward(d_unit: Rows, unit: Rows, norms: FloatArray) -> Rows:

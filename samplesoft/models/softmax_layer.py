@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_ids
+from samplesoft._device import on_host
+from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.evaluation import Evaluation, evaluate
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
-from samplesoft.losses.vectors import read_biases, unit_rows
+from samplesoft.models.layer_rows import layer_on
 from samplesoft.sampler import Rows, Sampler
 
 
@@ -24,7 +25,8 @@ class SoftmaxLayer:
     class_embeddings : array_like, shape (n, d)
         Class vectors, float32 or float64; copied. Optimizers change the copy in `parameters`.
     loss : Loss
-        Full or sampled, from `samplesoft.losses`.
+        Full or sampled, from `samplesoft.losses`. The layer works on its device, and keeps
+        parameters and gradients there; the sampler must be on it too.
     sampler : Sampler, optional
         Where negatives come from; needed for sampled losses. If the loss normalises, the sampler
         sees vectors of norm 1, and must have been made from such.
@@ -87,15 +89,16 @@ class SoftmaxLayer:
         shared: bool = False,
         update_every: int = 1,
     ) -> None:
-        rows = as_float_rows("class_embeddings", class_embeddings).copy()
         if not isinstance(loss, Loss):
             raise TypeError(
                 f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
                 "samplesoft.losses.make_loss(name)."
             )
+        self._device = layer_on(loss.device)
+        rows = self._device.own_rows(class_embeddings)
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
-            self.parameters["biases"] = read_biases(biases, len(rows), rows.dtype)
+            self.parameters["biases"] = self._device.own_biases(biases, rows)
         self.loss = loss
         self.sampler = sampler
         self.num_sampled = 0
@@ -207,20 +210,21 @@ class SoftmaxLayer:
         """
         if self.sampler is None or self.sampler.dim is None:
             return
-        n = len(self._rows)
-        self._moved.append(np.arange(n) if ids is None else as_ids("ids", ids, n).copy())
+        self._moved.append(self._device.own_ids(ids, self._rows.shape[0]))
         if len(self._moved) >= self.update_every:
-            self._tell(np.unique(np.concatenate(self._moved)))
+            self._tell(self._device.union(self._moved, self._rows.shape[0]))
 
     def refresh(self) -> None:
         """Tell the sampler of all class vectors; it then is as if just made from them."""
         if self.sampler is not None:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
-                self._tell(np.arange(len(self._rows)))
+                self._tell(self._device.own_ids(None, self._rows.shape[0]))
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the full-softmax loss and ranks of the labels, as `samplesoft.losses.evaluate`.
+
+        On the processor, to which vectors are copied from another device.
 
         Parameters
         ----------
@@ -236,14 +240,15 @@ class SoftmaxLayer:
         Evaluation
             Loss, perplexity, top-k accuracy and precision at k.
         """
+        biases = self.parameters.get("biases")
         return evaluate(
-            h,
-            self._rows,
-            labels,
+            on_host(h),
+            on_host(self._rows),
+            on_host(labels),
             tau=self.loss.tau,
             normalize=self.loss.normalize,
             absolute=self.loss.absolute,
-            biases=self.parameters.get("biases"),
+            biases=None if biases is None else on_host(biases),
             k=k,
         )
 
@@ -256,23 +261,28 @@ class SoftmaxLayer:
         assert self.sampler is not None
         targets = batch.targets
         if not self.shared:
-            contexts, ids = targets.rows(batch.contexts), targets.labels[:, None]
-            return self.sampler.log_expected_count(contexts, ids, self.num_sampled)[:, 0]
+            contexts, ids = targets.rows(batch.contexts), targets.labels.reshape(-1, 1)
+            every = self.sampler.log_expected_count(contexts, ids, self.num_sampled)
+            return every.reshape(-1)
         contexts = batch.contexts[:1] if self.sampler.dim is None else batch.contexts
-        every = self.sampler.log_expected_count(contexts, targets.labels[None], self.num_sampled)
-        counts: FloatArray = np.logaddexp.reduce(every, axis=0) - np.log(len(every))
+        counts: FloatArray = self._device.mean_log_count(
+            self.sampler, contexts, targets.labels, self.num_sampled
+        )
         return counts
 
     def _tell(self, ids: IntArray) -> None:
         assert self.sampler is not None
-        rows = self._rows[ids]
-        if self.loss.normalize:
-            rows, _ = unit_rows("class_embeddings", rows, ids)
+        rows = self._device.taken(self._rows, ids, self.loss.normalize)
         self.sampler.update(ids, rows)
         self._moved = []
 
     def _check_sampler(self, loss: SampledLoss) -> None:
         n, d = self._rows.shape
+        if isinstance(self.sampler, Sampler) and self.sampler.device != loss.device:
+            raise ValueError(
+                f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
+                f"{self.sampler.device!r}; make both with the same device."
+            )
         if not isinstance(self.sampler, Sampler):
             raise TypeError(
                 f"`sampler` must be a Sampler for {type(loss).__name__}, got "

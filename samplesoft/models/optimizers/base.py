@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device import device_of, on_host
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import as_nonnegative
 from samplesoft.losses.gradients import SparseRows
@@ -82,7 +83,8 @@ class Optimizer(ABC):
         Parameters
         ----------
         parameters : mapping of str to ndarray
-            C-contiguous float32 or float64. Those without a gradient stay as they are.
+            C-contiguous float32 or float64. Those without a gradient stay as they are. Those on a
+            GPU change there.
         gradients : mapping of str to ndarray or SparseRows
             By the same names: of the shape of the parameter, or some of its rows.
 
@@ -92,9 +94,7 @@ class Optimizer(ABC):
             If a name, a shape, a type or a row number is wrong, or a gradient is not finite; no
             parameter and no state has changed then.
         """
-        updates = [
-            as_update(name, parameters, gradients[name], self._squares) for name in gradients
-        ]
+        updates = [self._read(name, parameters, gradients[name]) for name in gradients]
         for update in updates:
             self._check_rate(update)
         states = {update.name: self._state_of(update) for update in updates}
@@ -103,6 +103,18 @@ class Optimizer(ABC):
         numbers = self._numbers()
         for update in updates:
             self._apply(update, states[update.name], numbers)
+
+    def _read(self, name: str, parameters: Mapping[str, Array], gradient: Any) -> Update:
+        if name not in parameters:
+            raise ValueError(
+                f"`gradients` has {name!r}, which `parameters` has not; it has "
+                f"{', '.join(map(repr, parameters))}."
+            )
+        if device_of(parameters[name]) == "cuda":
+            from samplesoft.models.optimizers import on_cuda
+
+            return on_cuda.as_update(name, parameters, gradient, self._squares)
+        return as_update(name, parameters, gradient, self._squares)
 
     def _check_rate(self, update: Update) -> None:
         if self._learning_rate > LARGEST[update.parameter.dtype]:
@@ -114,6 +126,11 @@ class Optimizer(ABC):
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
         state = self._state.get(update.name)
+        if device_of(like) == "cuda":
+            from samplesoft.models.optimizers import on_cuda
+
+            found: tuple[Any, ...] = state or (None,) * len(self._state_names)
+            state = tuple(on_cuda.state_like(like, array) for array in found)
         if state is None:
             return tuple(np.zeros(like.shape, like.dtype) for _ in self._state_names)
         for array in state:
@@ -126,6 +143,12 @@ class Optimizer(ABC):
         return state
 
     def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
+        if device_of(update.parameter) == "cuda":
+            from samplesoft.models.optimizers import on_cuda
+
+            number = update.parameter.dtype.type
+            on_cuda.apply(self._kernel, update, state, tuple(map(number, numbers)))
+            return
         ids, rows = update.ids, update.rows
         shape = (1, -1) if ids is None else (len(update.parameter), rows.shape[1])
         arrays = [array.reshape(shape) for array in (update.parameter, *state)]
@@ -153,7 +176,7 @@ class Optimizer(ABC):
         state = {"steps": np.array(self.steps)}
         for parameter, arrays in self._state.items():
             for name, array in zip(self._state_names, arrays, strict=True):
-                state[f"{name}/{parameter}"] = array.copy()
+                state[f"{name}/{parameter}"] = on_host(array).copy()
         return state
 
     def load_state(self, state: Mapping[str, Array]) -> None:

@@ -57,34 +57,46 @@ def as_update(
             f"{getattr(given, 'dtype', type(given).__name__)} for {name!r}; convert it with astype."
         )
     if given.shape != shape:
-        raise ValueError(
-            f"`gradients` must have shape {shape} for {name!r}, got {given.shape}; the parameter "
-            f"has shape {parameter.shape}{'' if ids is None else f' and there are {len(ids)} ids'}."
-        )
+        raise wrong_shape(name, given.shape, shape, parameter.shape, ids)
     with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused next
         rows = np.ascontiguousarray(given, parameter.dtype).reshape(
             (1, -1) if ids is None else (len(ids), prod(shape[1:]))
         )
-    limit = LARGEST[parameter.dtype]
-    if squares:  # an infinite sum of squares would end all learning of its entry, without a word
-        limit = limit**0.5 * _ROOM
+    limit = greatest(parameter.dtype, squares)
     if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
         worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
-        raise ValueError(
-            f"`gradients` must be finite, and at most {limit:.2g} for a {parameter.dtype} "
-            f"parameter, got {worst} for {name!r}; clip it, or look for the first step that is "
-            "too large."
-        )
+        raise too_large(name, worst, limit, parameter.dtype)
     return Update(name, parameter, ids, rows)
 
 
+def greatest(dtype: np.dtype[Any], squares: bool) -> float:
+    """Return how large a number of a gradient may be, of which squares may be added up."""
+    limit = LARGEST[dtype]
+    # an infinite sum of squares would end all learning of its entry, without a word
+    return limit**0.5 * _ROOM if squares else limit
+
+
+def wrong_shape(
+    name: str, got: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...], ids: Any
+) -> ValueError:
+    """Return what is said of a gradient that has not the shape of its parameter."""
+    rows = "" if ids is None else f" and there are {ids.shape[0]} ids"
+    return ValueError(
+        f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "
+        f"{whole}{rows}."
+    )
+
+
+def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> ValueError:
+    """Return what is said of a gradient with a number beyond what a step bears."""
+    return ValueError(
+        f"`gradients` must be finite, and at most {limit:.2g} for a {dtype} parameter, got {worst} "
+        f"for {name!r}; clip it, or look for the first step that is too large."
+    )
+
+
 def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
-    parameter = parameters.get(name)
-    if parameter is None:
-        raise ValueError(
-            f"`gradients` has {name!r}, which `parameters` has not; it has "
-            f"{', '.join(map(repr, parameters))}."
-        )
+    parameter = parameters[name]
     check_changeable("parameters", name, parameter)
     return np.asarray(parameter)
 
@@ -98,12 +110,17 @@ def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
         )
     rows = np.ascontiguousarray(array, np.int64)
     if not are_rows(rows, len(parameter)):
-        raise ValueError(
-            f"`gradients` must have ids that ascend, each once, in 0..{len(parameter) - 1} for "
-            f"{name!r}, got {array[:5].tolist()}{'...' if len(array) > 5 else ''}; add up rows "
-            "that have the same id first."
-        )
+        raise rows_out_of_order(name, array, len(parameter))
     return rows
+
+
+def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:
+    """Return what is said of rows that are not those of a parameter, each once."""
+    return ValueError(
+        f"`gradients` must have ids that ascend, each once, in 0..{num - 1} for {name!r}, got "
+        f"{ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that have the same id "
+        "first."
+    )
 
 
 def as_epsilon(name: str, value: Any) -> float:

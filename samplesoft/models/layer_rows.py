@@ -1,0 +1,58 @@
+"""What a softmax layer does with rows and ids, on the processor and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids
+from samplesoft.losses.vectors import read_biases, unit_rows
+from samplesoft.sampler import Rows, Sampler
+
+
+class HostLayer:
+    """On the processor."""
+
+    @staticmethod
+    def own_rows(class_embeddings: Any) -> Rows:
+        """Return a copy of class vectors (n, d)."""
+        return as_float_rows("class_embeddings", class_embeddings).copy()
+
+    @staticmethod
+    def own_biases(biases: Any, rows: Rows) -> Rows:
+        """Return a copy of class biases (n,) of the type of the class vectors."""
+        return read_biases(biases, len(rows), rows.dtype)
+
+    @staticmethod
+    def own_ids(ids: Any, num_classes: int) -> IntArray:
+        """Return a copy of ids (k,), or all."""
+        return np.arange(num_classes) if ids is None else as_ids("ids", ids, num_classes).copy()
+
+    @staticmethod
+    def union(ids: list[IntArray], num_classes: int) -> IntArray:
+        """Return the ids that occur, rising and each once."""
+        every: IntArray = np.unique(np.concatenate(ids))
+        return every
+
+    @staticmethod
+    def taken(rows: Rows, ids: IntArray, normalize: bool) -> Rows:
+        """Return some class vectors, perhaps of norm 1."""
+        some: Rows = rows[ids]
+        return unit_rows("class_embeddings", some, ids)[0] if normalize else some
+
+    @staticmethod
+    def mean_log_count(sampler: Sampler, contexts: Rows, labels: IntArray, m: int) -> FloatArray:
+        """Return the log expected count (B,) of each label in one draw for all contexts."""
+        every = sampler.log_expected_count(contexts, labels[None], m)
+        counts: FloatArray = np.logaddexp.reduce(every, axis=0) - np.log(len(every))
+        return counts
+
+
+def layer_on(device: str) -> Any:
+    """Return `HostLayer`, or its twin for a GPU."""
+    if device == "cpu":
+        return HostLayer
+    from samplesoft.models.layer_rows_cuda import CudaLayer
+
+    return CudaLayer

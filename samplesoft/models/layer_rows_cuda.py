@@ -1,0 +1,49 @@
+"""What a softmax layer does with rows and ids on a CUDA device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import to_device
+from samplesoft._gpu.arrays import DeviceArrays, copied, plus, take_rows
+from samplesoft._gpu.draws import mean_log_prob
+from samplesoft._gpu.groups import union
+from samplesoft.losses.sampled_cuda import unit_rows
+from samplesoft.losses.vectors import read_biases
+
+
+class CudaLayer:
+    """The twin of `HostLayer`."""
+
+    union = staticmethod(union)
+
+    @staticmethod
+    def own_rows(class_embeddings: Any) -> Any:
+        """Return a copy of class vectors (n, d)."""
+        return copied(DeviceArrays.float_rows("class_embeddings", class_embeddings))
+
+    @staticmethod
+    def own_biases(biases: Any, rows: Any) -> Any:
+        """Return a copy of class biases (n,) of the type of the class vectors."""
+        return to_device(read_biases(biases, rows.shape[0], rows.dtype))
+
+    @staticmethod
+    def own_ids(ids: Any, num_classes: int) -> Any:
+        """Return a copy of ids (k,), or all."""
+        if ids is None:
+            return to_device(np.arange(num_classes))
+        return copied(DeviceArrays.ids("ids", ids, num_classes))
+
+    @staticmethod
+    def taken(rows: Any, ids: Any, normalize: bool) -> Any:
+        """Return some class vectors, perhaps of norm 1."""
+        some = take_rows(rows, ids)
+        return unit_rows("class_embeddings", some, ids)[0] if normalize else some
+
+    @staticmethod
+    def mean_log_count(sampler: Any, contexts: Any, labels: Any, m: int) -> Any:
+        """Return the log expected count (B,) of each label in one draw for all contexts."""
+        log_q = mean_log_prob(sampler, contexts, labels.reshape(1, -1))
+        return plus(log_q.reshape(-1), float(np.log(m)))
