@@ -113,6 +113,7 @@ def float64_arithmetic(ptx):
 
 def launch_everything(dtype):
     """Launch each kernel for vectors of a type, through what users call."""
+    import samplesoft
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
     from samplesoft.losses import SampledSoftmaxLoss
     from samplesoft.losses.gradients import SparseRows
@@ -165,3 +166,6 @@ def launch_everything(dtype):
             }
             make_optimizer(name, 0.1).step(layer.parameters, gradients)
             layer.moved()
+    rng = np.random.default_rng(0)
+    logits, q = rng.normal(size=2000), np.full(2000, 1 / 2000)
+    samplesoft.exact_bias(logits, 0, q, 5, device="cuda")

@@ -75,7 +75,19 @@ def compressed(log_r, weights, contrast):
     t_mean, kappa_mean = 0.2, math.tanh(0.1)
     moments = np.zeros((count, 3, panels.DEGREE))
     slot = np.arange(count)
-    panels.spread(log_r, weights, contrast, 0.0, t_mean, kappa_mean, width, first, slot, moments)
+    panels.spread(
+        log_r,
+        weights,
+        contrast,
+        0.0,
+        t_mean,
+        kappa_mean,
+        width,
+        first,
+        slot,
+        moments,
+        np.empty(panels.DEGREE),
+    )
     atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
     return atoms, np.moveaxis(moments @ panels.forward().T, 1, 0), (width, first, slot)
 
@@ -98,8 +110,7 @@ def test_panels_carry_sums_and_values(rate):
         assert abs((measure[row] * decay(atoms)).sum() - direct) <= 2e-14 * size
 
     out = np.empty(3000)
-    total = panels.evaluate(
-        log_r, weights, contrast, 0.0, *layout, decay(atoms) @ panels.forward(), out
-    )
+    coefficients, room = decay(atoms) @ panels.forward(), np.empty(panels.DEGREE)
+    total = panels.evaluate(log_r, weights, contrast, 0.0, *layout, coefficients, out, room)
     assert np.allclose(out, weights * contrast * decay(log_r), rtol=0, atol=2e-14 * weights.max())
     assert math.isclose(total, out.sum(), rel_tol=1e-9, abs_tol=1e-15)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import as_device, require_cpu
 from samplesoft._validation import FloatArray
 from samplesoft.bias.inclusion import inclusion_bias
 from samplesoft.bias.inputs import read_inputs
 from samplesoft.bias.jacobian import contract, read_jacobian
 from samplesoft.bias.mixture import mixture_bias
+from samplesoft.bias.sums import HOST, HostSums
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,13 @@ class ExactBias:
 
 
 def exact_bias(
-    logits: ArrayLike, label: Any, q: ArrayLike, num_sampled: int, *, scheme: str = "negatives"
+    logits: ArrayLike,
+    label: Any,
+    q: ArrayLike,
+    num_sampled: int,
+    *,
+    scheme: str = "negatives",
+    device: str = "cpu",
 ) -> ExactBias:
     """Compute exactly what sampled softmax does to the gradient, for one example or a batch.
 
@@ -92,6 +100,9 @@ def exact_bias(
         - ``importance``: S = sum of e_j / (m q_j), with no term for the label.
         - ``poisson``: class j is included with probability q_j, S = e_t + sum of e_j / q_j.
         - ``jackknife``: m L'_m - (m - 1) times the mean of L'_{m-1} over the draws left out.
+    device : {"cpu", "cuda"}
+        Where the sums over classes are computed, which pays for millions of them; not for
+        ``poisson``. Arguments and results are NumPy arrays.
 
     Returns
     -------
@@ -127,9 +138,22 @@ def exact_bias(
     >>> float(abs(result.bias.sum())) < 1e-15
     True
     """
+    as_device(device)
     inputs = read_inputs(logits, label, q, num_sampled, scheme)
-    compute = inclusion_bias if scheme == "poisson" else mixture_bias
-    rows = [compute(o, t, p, inputs.num_sampled, scheme) for o, t, p in inputs.rows()]
+    m = inputs.num_sampled
+    if scheme == "poisson":
+        require_cpu("scheme='poisson'", device)
+        rows = [inclusion_bias(o, t, p, m, scheme) for o, t, p in inputs.rows()]
+    else:
+        rows = [mixture_bias(o, t, p, m, scheme, _sums_on(device)) for o, t, p in inputs.rows()]
     if not inputs.batched:
         return ExactBias(*rows[0])
     return ExactBias(*(np.stack(column) for column in zip(*rows, strict=True)))
+
+
+def _sums_on(device: str) -> HostSums:
+    if device == "cpu":
+        return HOST
+    from samplesoft.bias.sums_cuda import CudaSums
+
+    return CudaSums()

@@ -7,23 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, thread_each, thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draws import Draws, make_draws
 from samplesoft.bias.quadrature import STEP, estimate_error, halving_change
+from samplesoft.bias.sums import HOST, HostSums
 from samplesoft.bias.times import Times, decay_rates, jackknife_cuts, make_times
 from samplesoft.bias.transform import (
-    CLASS_CHUNK,
     Atoms,
     Classes,
     Nodes,
     make_atoms,
     make_nodes,
     read_classes,
+    spread_of,
 )
-from samplesoft.kernels import laplace, panels
+from samplesoft.kernels import panels
 
-_ATOM_CHUNK = 256
 _ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
 _LEAST_STEP = 0.02
 
@@ -46,7 +45,14 @@ class _Flows(NamedTuple):
     size: float
 
 
-def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Row:
+def mixture_bias(
+    logits: FloatArray,
+    label: int,
+    q: FloatArray,
+    m: int,
+    scheme: str,
+    sums: HostSums = HOST,
+) -> Row:
     """Return the exact bias of one example; the step is halved until the error is small."""
     draws = make_draws(logits, label, q, m, scheme)
     if scheme == "reject" and not draws.drawn.any():  # the label alone is left: loss 0
@@ -56,18 +62,19 @@ def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: 
     if scheme not in ("importance", "candidate") and draws.other_mass == 0.0:
         return Row(np.zeros_like(draws.probs), draws.probs, 0.0, 0.0)
     classes = read_classes(draws)
-    atoms = make_atoms(draws, classes)
+    atoms = make_atoms(draws, classes, sums)
     best: Row | None = None
     step = STEP if scheme != "jackknife" else 0.5 * STEP
     with np.errstate(all="ignore"):  # what is not finite is told by its error, and not taken
         while best is None or step > _LEAST_STEP:
-            nodes = make_nodes(classes, atoms, *decay_rates(draws, classes, m, scheme), step)
+            rates = decay_rates(draws, classes, m, scheme)
+            nodes = make_nodes(classes, atoms, *rates, step, sums)
             cuts = jackknife_cuts(nodes, draws.log_base, m) if scheme == "jackknife" else [np.inf]
             for cut in cuts:
                 times = make_times(draws, nodes, m, scheme, cut)
-                flows = _class_flows(draws, classes, atoms, nodes, times)
+                flows = _class_flows(draws, classes, atoms, nodes, times, sums)
                 if scheme == "candidate":
-                    flows = _with_label_drawn(draws, classes, nodes, times, flows)
+                    flows = _with_label_drawn(draws, classes, nodes, times, flows, sums)
                 bias, loss_bias = _assemble(draws, flows, times, m, scheme)
                 norm = float(np.abs(bias).sum())
                 error = estimate_error(flows.coarse, flows.size, norm)
@@ -81,23 +88,15 @@ def mixture_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: 
 
 
 def _class_flows(
-    draws: Draws, classes: Classes, atoms: Atoms, nodes: Nodes, times: Times
+    draws: Draws, classes: Classes, atoms: Atoms, nodes: Nodes, times: Times, sums: HostSums
 ) -> _Flows:
-    num_atoms = atoms.rows.shape[1]
-    integrals = np.empty((3, num_atoms))
-    tilted = nodes.tilted
-
-    def integrate(part: slice) -> None:
-        laplace.atom_integrals(
-            nodes.x,
-            times.coefficients,
-            tilted,
-            atoms.rows[:, part],
-            classes.log_above_least[0],
-            integrals[:, part],
-        )
-
-    thread_each(integrate, chunks(num_atoms, _ATOM_CHUNK))
+    integrals = sums.atom_integrals(
+        nodes.x,
+        times.coefficients,
+        nodes.tilted,
+        atoms.rows,
+        float(classes.log_above_least[0]),
+    )
     weight = np.abs(atoms.weights[1])
     coarse = float(weight @ np.abs(integrals[0] - integrals[1]))
     size = float(weight @ integrals[2])
@@ -107,34 +106,19 @@ def _class_flows(
         terms = draws.expected_label_draws * times.label - times.base
     coarse += 2.0 * draws.other_mass * halving_change(terms)
     size += 2.0 * draws.other_mass * float(np.abs(terms).sum())
-    flows = np.zeros(len(draws.probs))
     slot = atoms.slot
     if slot is None:
-        active = draws.drawn > 0.0
+        flows, active = np.zeros(len(draws.probs)), draws.drawn > 0.0
         flows[active] = (atoms.weights[1] * integrals[0])[: active.sum()]
         return _Flows(flows, float(flows.sum()), coarse, size)
-    values = integrals[0, : (int(slot[-1]) + 1) * panels.DEGREE].reshape(-1, panels.DEGREE)
-    coefficients = values @ panels.forward()
-
-    def spread(part: slice) -> float:
-        return panels.evaluate(
-            classes.log_r[part],
-            draws.drawn[part],
-            classes.contrast[part],
-            classes.log_ref,
-            atoms.width,
-            atoms.first,
-            slot,
-            coefficients,
-            flows[part],
-        )
-
-    total = sum(thread_map(spread, chunks(len(flows), CLASS_CHUNK)))
-    return _Flows(flows, float(total), coarse, size)
+    spread = spread_of(draws, classes, atoms.width, atoms.first, slot)
+    values = integrals[0, : spread.count * panels.DEGREE].reshape(-1, panels.DEGREE)
+    flows, total = sums.class_flows(spread, values @ panels.forward())
+    return _Flows(flows, total, coarse, size)
 
 
 def _with_label_drawn(
-    draws: Draws, classes: Classes, nodes: Nodes, times: Times, flows: _Flows
+    draws: Draws, classes: Classes, nodes: Nodes, times: Times, flows: _Flows, sums: HostSums
 ) -> _Flows:
     """Return the flows of scheme ``candidate``: each class is drawn together with the label.
 
@@ -156,7 +140,8 @@ def _with_label_drawn(
     drawn[t] = 0.0
     shifted = replace(classes, log_r=log_r, contrast=contrast)
     joined = replace(draws, drawn=drawn)
-    parts = _class_flows(joined, shifted, make_atoms(joined, shifted), nodes, times)
+    atoms = make_atoms(joined, shifted, sums)
+    parts = _class_flows(joined, shifted, atoms, nodes, times, sums)
     return parts._replace(
         total=flows.total,
         coarse=parts.coarse + 2.0 * draws.other_mass * flows.coarse,

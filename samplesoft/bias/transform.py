@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samplesoft._jit import chunks, num_threads, thread_each, thread_map
+from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draws import Draws
 from samplesoft.bias.quadrature import make_grid
+from samplesoft.bias.sums import CLASS_CHUNK, HOST, HostSums, Spread
 from samplesoft.kernels import laplace, panels, ratios
-
-CLASS_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def read_classes(draws: Draws) -> Classes:
     return Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, least)
 
 
-def make_atoms(draws: Draws, classes: Classes) -> Atoms:
+def make_atoms(draws: Draws, classes: Classes, sums: HostSums = HOST) -> Atoms:
     """Compress the classes to Chebyshev atoms where that makes fewer of them."""
     active = draws.drawn > 0.0
     t_min = float(np.min(classes.log_r, where=active, initial=np.inf)) - classes.log_ref
@@ -164,7 +163,7 @@ def make_atoms(draws: Draws, classes: Classes) -> Atoms:
         span = (classes.log_r, draws.drawn, classes.log_ref, width, first, count)
         occupied = panels.mark(*span) > 0.0
         slot = np.cumsum(occupied) - 1
-        moments = _moments(draws, classes, width, first, slot, int(occupied.sum()))
+        moments = sums.class_moments(spread_of(draws, classes, width, first, slot))
         weights = np.moveaxis(moments @ panels.forward().T, 1, 0).reshape(3, -1)
         places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()
         t = (places * width).ravel()
@@ -178,31 +177,11 @@ def make_atoms(draws: Draws, classes: Classes) -> Atoms:
     return Atoms(width, first, slot, weights, _rows(t, kappa, zeta, classes))
 
 
-def _moments(
-    draws: Draws, classes: Classes, width: float, first: int, slot: IntArray, count: int
-) -> FloatArray:
+def spread_of(draws: Draws, classes: Classes, width: float, first: int, slot: IntArray) -> Spread:
+    """Return the classes on Chebyshev panels of a width, from number `first` on."""
     t_mean = classes.log_mean - classes.log_ref
-
-    def work(part: slice) -> FloatArray:
-        moments = np.zeros((count, 3, panels.DEGREE))
-        panels.spread(
-            classes.log_r[part],
-            draws.drawn[part],
-            classes.contrast[part],
-            classes.log_ref,
-            t_mean,
-            classes.kappa_mean,
-            width,
-            first,
-            slot,
-            moments,
-        )
-        return moments
-
-    total = np.zeros((count, 3, panels.DEGREE))
-    for moments in thread_map(work, chunks(len(classes.log_r), CLASS_CHUNK)):
-        total += moments
-    return total
+    centres = classes.log_ref, t_mean, classes.kappa_mean
+    return Spread(classes.log_r, draws.drawn, classes.contrast, *centres, width, first, slot)
 
 
 def _rows(t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes) -> FloatArray:
@@ -235,6 +214,7 @@ def make_nodes(
     log_largest: float,
     log_smallest: float,
     step: float,
+    sums: HostSums = HOST,
 ) -> Nodes:
     """Evaluate the transform on nodes that cover every scale of v at which it changes.
 
@@ -244,13 +224,8 @@ def make_nodes(
     largest = max(log_largest, float(atoms.rows[0].max()))
     x, weights = make_grid(largest, log_smallest, step)
     reference = classes.log_above_least
-    sums = np.empty((len(x), laplace.NUM_SUMS))
-
-    def work(part: slice) -> None:
-        laplace.node_sums(x[part], atoms.weights, atoms.rows, reference, sums[part])
-
-    thread_each(work, chunks(len(x), -(-len(x) // (4 * num_threads()))))
-    return _read_sums(classes, x, weights, sums, reference)
+    found = sums.node_sums(x, atoms.weights, atoms.rows, reference)
+    return _read_sums(classes, x, weights, found, reference)
 
 
 def _read_sums(

@@ -20,7 +20,7 @@ WIDTH = 0.5  # of a panel in log r: with this degree its error is below 1e-14
 
 @njit
 def _panel(t: float, width: float, first: int, count: int) -> int:
-    return min(max(math.floor(t / width) - first, 0), count - 1)
+    return min(max(int(math.floor(t / width)) - first, 0), count - 1)
 
 
 @njit
@@ -84,14 +84,15 @@ def spread(
     first: int,
     slot: IntArray,
     moments: FloatArray,
+    values: FloatArray,
 ) -> None:
     """Add the Chebyshev moments of the three class weights to `moments` (panels, 3, DEGREE).
 
     The weights are q_j, q_j kappa_j and q_j zeta_j**2 with kappa = (r - R) / (r + R) and
-    zeta = (r - mean) / (r + mean); `slot` numbers the occupied panels.
+    zeta = (r - mean) / (r + mean); `slot` numbers the occupied panels, and `values` (DEGREE,) is
+    room to work in.
     """
     count = len(slot)
-    values = np.empty(DEGREE)
     for j in range(len(log_r)):
         w = drawn[j]
         if w == 0.0:
@@ -121,13 +122,14 @@ def evaluate(
     slot: IntArray,
     coefficients: FloatArray,
     out: FloatArray,
+    values: FloatArray,
 ) -> float:
     """Write q_j kappa_j f(log r_j) into `out` (n,) and return its sum.
 
-    `coefficients` (panels, DEGREE) are those of f in Chebyshev polynomials.
+    `coefficients` (panels, DEGREE) are those of f in Chebyshev polynomials, and `values` (DEGREE,)
+    is room to work in.
     """
     count = len(slot)
-    values = np.empty(DEGREE)
     total = 0.0
     for j in range(len(log_r)):
         if drawn[j] == 0.0:

@@ -168,7 +168,8 @@ class SuccessiveInclusion:
         self._lone = np.flatnonzero(positive & ~self._shared)
         shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
         moments = np.zeros((int(crowded.sum()), 3, panels.DEGREE))
-        panels.spread(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments)
+        room = np.empty(panels.DEGREE)
+        panels.spread(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments, room)
         places = self._first + np.flatnonzero(crowded)[:, None] + panels.node_places()
         self._log_rates = np.append((places * _WIDTH).ravel(), log_w[self._lone])
         counts = (moments[:, 0] @ panels.forward().T).ravel()
@@ -189,6 +190,7 @@ class SuccessiveInclusion:
             self._slot,
             coefficients,
             probs,
+            np.empty(panels.DEGREE),
         )
         lone = self._positive[ids] & ~shared
         probs[lone] = atoms[nodes + np.searchsorted(self._lone, ids[lone])]

@@ -1,0 +1,100 @@
+"""The sums that the exact bias is made of, on a CUDA device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import LANES, empty, launch_groups, launch_threads, to_device
+from samplesoft._gpu.arrays import filled
+from samplesoft._validation import FloatArray
+from samplesoft.bias.sums import HostSums, Spread
+from samplesoft.kernels import laplace, panels
+from samplesoft.kernels import laplace_cuda as kernels
+
+_MOMENTS = 1 << 24  # numbers in the moments of all parts
+_LEAST_PART = 64  # classes
+
+
+class CudaSums(HostSums):
+    """The twin of `HostSums`: sums are of classes on the device, results on the processor.
+
+    Vectors of classes are copied to the device once, however often they are summed over.
+    """
+
+    def __init__(self) -> None:
+        self._copied: dict[int, tuple[FloatArray, Any]] = {}
+
+    def class_moments(self, spread: Spread) -> FloatArray:
+        """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
+        size = spread.count * 3 * panels.DEGREE
+        num = max(1, min(_MOMENTS // size, -(-len(spread.log_r) // _LEAST_PART)))
+        parts = filled((num, spread.count, 3, panels.DEGREE), 0.0)
+        launch_threads(
+            kernels.spread,
+            num,
+            *self._classes(spread),
+            spread.log_ref,
+            spread.t_mean,
+            spread.kappa_mean,
+            spread.width,
+            spread.first,
+            to_device(spread.slot),
+            parts,
+        )
+        total = empty(size, np.float64)
+        launch_threads(kernels.sum_parts, size, parts.reshape(num, size), total)
+        moments: FloatArray = total.copy_to_host().reshape(spread.count, 3, panels.DEGREE)
+        return moments
+
+    def node_sums(
+        self, x: FloatArray, weights: FloatArray, rows: FloatArray, reference: FloatArray
+    ) -> FloatArray:
+        """Return the sums (K, NUM_SUMS) over atoms at each node."""
+        out = empty((len(x), laplace.NUM_SUMS), np.float64)
+        parts = empty((len(x), LANES, laplace.NUM_SUMS), np.float64)
+        given = (to_device(array) for array in (x, weights, rows, reference))
+        launch_groups(kernels.node_sums, len(x), *given, parts, out)
+        sums: FloatArray = out.copy_to_host()
+        return sums
+
+    def atom_integrals(
+        self,
+        x: FloatArray,
+        coefficients: FloatArray,
+        tilted: FloatArray,
+        rows: FloatArray,
+        log_reference: float,
+    ) -> FloatArray:
+        """Return the integrals (3, A) over nodes at each atom."""
+        out = empty((3, rows.shape[1]), np.float64)
+        given = (to_device(array) for array in (x, coefficients, tilted, rows))
+        launch_threads(kernels.atom_integrals, rows.shape[1], *given, log_reference, out)
+        integrals: FloatArray = out.copy_to_host()
+        return integrals
+
+    def class_flows(self, spread: Spread, coefficients: FloatArray) -> tuple[FloatArray, float]:
+        """Return the flow (n,) of each class and their sum, from a function on the panels."""
+        n = len(spread.log_r)
+        flows, totals = empty(n, np.float64), empty(-(-n // kernels.EACH), np.float64)
+        launch_threads(
+            kernels.evaluate,
+            totals.size,
+            *self._classes(spread),
+            spread.log_ref,
+            spread.width,
+            spread.first,
+            to_device(spread.slot),
+            to_device(coefficients),
+            flows,
+            totals,
+        )
+        return flows.copy_to_host(), float(totals.copy_to_host().sum())
+
+    def _classes(self, spread: Spread) -> list[Any]:
+        given = spread.log_r, spread.drawn, spread.contrast
+        for array in given:
+            if id(array) not in self._copied:
+                self._copied[id(array)] = array, to_device(array)
+        return [self._copied[id(array)][1] for array in given]
