@@ -73,12 +73,17 @@ def compiling():
 
 def as_tuples(arguments):
     """Turn arrays inside tuples into those of NumPy too."""
-    return [
-        tuple(np.asarray(a) if isinstance(a, HostArray) else a for a in value)
-        if isinstance(value, tuple)
-        else value
-        for value in arguments
-    ]
+
+    def plain(value):
+        return np.asarray(value) if isinstance(value, HostArray) else value
+
+    def turned(value):
+        if not isinstance(value, tuple):
+            return value
+        items = map(plain, value)
+        return value._make(items) if hasattr(value, "_fields") else tuple(items)
+
+    return list(map(turned, arguments))
 
 
 def ptxas():
@@ -169,3 +174,6 @@ def launch_everything(dtype):
     rng = np.random.default_rng(0)
     logits, q = rng.normal(size=2000), np.full(2000, 1 / 2000)
     samplesoft.exact_bias(logits, 0, q, 5, device="cuda")
+    for scheme in ("poisson", "jackknife"):
+        given = {"num_trials": 4, "scheme": scheme, "device": "cuda"}
+        samplesoft.monte_carlo_bias(logits[:8], 0, np.full(8, 0.125), 2, **given)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import as_device
 from samplesoft._jit import chunks, thread_map
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
@@ -76,6 +77,7 @@ def monte_carlo_bias(
     num_trials: int,
     scheme: str = "negatives",
     rng: int | np.random.Generator | None = None,
+    device: str = "cpu",
 ) -> MonteCarloBias:
     """Estimate the bias of sampled softmax by drawing samples.
 
@@ -96,6 +98,8 @@ def monte_carlo_bias(
         ``poisson`` or ``jackknife``.
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
+    device : {"cpu", "cuda"}
+        Where the trials run, with the same draws on both. Arguments and results are NumPy arrays.
 
     Returns
     -------
@@ -127,12 +131,13 @@ def monte_carlo_bias(
     >>> result.bias  # exactly [1/30, -3/40, 1/24]
     array([ 0.03..., -0.07...,  0.04...])
     """
+    on_cuda = as_device(device) == "cuda"
     inputs = read_inputs(logits, label, q, num_sampled, scheme)
     num_trials = as_count("num_trials", num_trials, 2)
     key = as_key(rng)
     results = [
         # a compiled function returns a plain int, which would not be taken for a uint64 again
-        simulate(
+        (_simulate_on_cuda if on_cuda else simulate)(
             o, t, qs, inputs.num_sampled, scheme, num_trials, np.uint64(mix64(key, np.uint64(i)))
         )
         for i, (o, t, qs) in enumerate(inputs.rows())
@@ -229,6 +234,26 @@ def simulate(
         None if projection is None else mean[1:],
         None if projection is None else spread[1:],
     )
+
+
+def _simulate_on_cuda(
+    logits: FloatArray,
+    label: int,
+    q: FloatArray,
+    m: int,
+    scheme: str,
+    num_trials: int,
+    key: np.uint64,
+) -> Simulation:
+    """Do as `simulate` does for classes of a bin each."""
+    from samplesoft.bias.monte_carlo_cuda import run
+
+    log_p = log_softmax(logits)
+    center = np.exp(log_p)
+    sums, (mean, squares) = run(_plan(log_p, label, q, m, scheme), center, num_trials, key)
+    bias, stderr = _bin_moments(sums, center, num_trials)
+    spread = np.sqrt(squares / (num_trials - 1) / num_trials)
+    return Simulation(bias, stderr, float(mean), float(spread), None, None)
 
 
 def _bin_moments(

@@ -34,6 +34,19 @@ class Plan(NamedTuple):
 
 
 @njit
+def _count_below(cdf: FloatArray, u: float) -> int:
+    """Return how many of the rising numbers are at most `u`."""
+    low, high = 0, len(cdf)
+    while low < high:
+        middle = (low + high) // 2
+        if cdf[middle] <= u:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit
 def draw_trial(
     plan: Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
 ) -> int:
@@ -51,8 +64,7 @@ def draw_trial(
     place = np.uint64(trial) * np.uint64(plan.stride)
     num_draws = plan.num_draws
     if len(plan.draws_cdf) > 0:
-        extra = int(np.searchsorted(plan.draws_cdf, uniform(key, place), "right"))
-        num_draws += min(extra, len(plan.draws_cdf) - 1)
+        num_draws += min(_count_below(plan.draws_cdf, uniform(key, place)), len(plan.draws_cdf) - 1)
     for i in range(num_draws):
         word = mix64(key, place + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)
