@@ -22,7 +22,7 @@ WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # T
 
 def main() -> None:
     """Train the models, then write the CSV and the figure."""
-    options = parser(__doc__ or "", epochs=3).parse_args()
+    options = parser(__doc__ or "", epochs=2).parse_args()
     runs = {f"T = {width}": sampled("rff", nu=1.0 / width**2) for width in WIDTHS}
     rows = run_all({"FULL": FULL, **runs}, options)
     write_sweep(

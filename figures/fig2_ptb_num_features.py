@@ -23,7 +23,7 @@ FREQUENCIES = (64, 128, 256, 512, 1024, 2048)  # D
 
 def main() -> None:
     """Train the models, then write the CSV and the figure."""
-    options = parser(__doc__ or "", epochs=3).parse_args()
+    options = parser(__doc__ or "", epochs=2).parse_args()
     runs = {f"D = {d}": sampled("rff", num_features=d) for d in FREQUENCIES}
     rows = run_all({"FULL": FULL, **runs}, options)
     write_sweep(
