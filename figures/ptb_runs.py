@@ -149,7 +149,7 @@ def write_sweep(
     left.set(xlabel="epoch", yscale="log", title=title)
     left.set_xticks(range(1, last + 1))
     lowest, highest = (f(row["validation_perplexity"] for row in rows) for f in (min, max))
-    wide, near = (100, 120, 150, 200, 250, 300, 400, 500, 700), range(100, 700, 10)
+    wide, near = (100, 120, 150, 200, 250, 300, 400, 500, 700, 1000, 1500), range(100, 700, 10)
     ticks = [t for t in (wide if highest > 2 * lowest else near) if lowest <= t <= highest]
     left.set_yticks(ticks, [str(t) for t in ticks])
     left.minorticks_off()
