@@ -1,0 +1,264 @@
+"""The work of Table 2 of Rawat et al. (2019) on a GPU, beside torch and the memory's bandwidth.
+
+Writes ``gpu_walltime.csv`` and ``gpu_walltime.png`` beside this script, with the name of the
+device: the time to draw m = 10 negatives for each context of a batch (d = 64, unit vectors,
+float32) and to evaluate the sampled loss, by the exact softmax (EXP) and by random Fourier
+features with softmax leaves, with EXP in torch on the same GPU where torch is installed; the
+throughput of feature maps against that of a copy in the device's memory; a step of training; and
+the exact bias of ten million classes, on the GPU and on the processor. No files are committed yet,
+for no GPU was at hand. Run it on the machine with the GPU::
+
+    python figures/gpu_walltime.py
+
+References
+----------
+A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019, Table 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from tables import write_csv
+from tqdm import tqdm
+
+import samplesoft
+from samplesoft._cuda import SIMULATED, cuda, to_device
+from samplesoft._files import replaced
+from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
+from samplesoft.losses import SampledSoftmaxLoss
+from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.samplers import RFSoftmaxSampler, Sampler, SoftmaxSampler
+
+DIM, NUM_SAMPLED, TAU, NU = 64, 10, 11.1, 4.0
+FIELDS = ("work", "num_classes", "batch", "method", "milliseconds", "ratio", "ratio_to")
+PEER = "EXP in torch"
+STYLES = {PEER: ("#000000", "o", "--"), "EXP": ("#CC79A7", "s", "-")}
+STYLES |= {"RFF D = 1000": ("#0072B2", "D", "-"), "RFF D = 200": ("#56B4E9", "X", "-")}
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Time everything, print the table, and write it and the figure."""
+    parser = argparse.ArgumentParser(description="Time samplesoft on a GPU.")
+    parser.add_argument("--num-classes", type=numbers, default=[10**k for k in (4, 5, 6, 7)])
+    parser.add_argument("--batches", type=numbers, default=[10, 1024])
+    parser.add_argument("--num-frequencies", type=numbers, default=[200, 1000])
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the feature maps")
+    parser.add_argument("--repeats", type=int, default=10, help="calls, of which the median counts")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent)
+    args = parser.parse_args()
+    device = device_name()
+    rows: list[Row] = []
+    for n in args.num_classes:
+        rows += sampled_losses(n, args.batches, args.num_frequencies, args.repeats)
+        gc.collect()
+    most = args.num_frequencies[-1]
+    rows += feature_maps(args.rows, most, args.repeats)
+    rows += training_step(min(args.num_classes[-1], 100_000), most, args.repeats)
+    rows += bias(args.num_classes[-1])
+    for row in rows:
+        print(as_text(row))
+    print(device)
+    settings = f"{device}; d = {DIM}, m = {NUM_SAMPLED}, float32, medians of {args.repeats} calls"
+    args.output.mkdir(parents=True, exist_ok=True)
+    write_csv(args.output / "gpu_walltime.csv", rows, FIELDS, settings, digits=4)
+    with replaced(args.output / "gpu_walltime.png") as draft:
+        draw(rows, settings).savefig(draft, dpi=130)
+
+
+def device_name() -> str:
+    """Return the name of the GPU."""
+    if SIMULATED:
+        return "the simulator"
+    name = cuda.get_current_device().name
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of an option, parted by commas."""
+    return [int(float(part)) for part in text.split(",")]
+
+
+def seconds(work: Callable[[int], Any], repeats: int) -> float:
+    """Return the median time of a call, after two that compile and warm up."""
+    times = []
+    for k in range(repeats + 2):
+        cuda.synchronize()
+        start = perf_counter()
+        work(k)
+        cuda.synchronize()
+        times.append(perf_counter() - start)
+    return float(np.median(times[2:]))
+
+
+def unit_rows(num: int, seed: int) -> Any:
+    """Return vectors of norm 1."""
+    rows = np.random.default_rng(seed).standard_normal((num, DIM), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def result(work: str, n: int, batch: int, method: str, time: float, **ratio: Any) -> Row:
+    """Return a line of the table."""
+    row = {"work": work, "num_classes": n, "batch": batch, "method": method}
+    return row | {"milliseconds": 1e3 * time, "ratio": "", "ratio_to": ""} | ratio
+
+
+def sampled_losses(n: int, batches: list[int], frequencies: list[int], repeats: int) -> list[Row]:
+    """Time the sampled loss by every sampler, for one set of class vectors."""
+    W = unit_rows(n, 0)
+    on_device = to_device(W)
+    loss = SampledSoftmaxLoss(tau=TAU, scheme="negatives", device="cuda")
+    peers = {batch: torch_exp(W, batch, repeats) for batch in batches}
+    rows = [result("sampled loss", n, batch, PEER, time) for batch, time in peers.items() if time]
+    for method, sampler in tqdm(samplers(W, frequencies), f"n = {n:,}", leave=False):
+        for batch in batches:
+            h, labels = to_device(unit_rows(batch, 1)), to_device(np.arange(batch) % n)
+
+            def step(k: int, s: Sampler = sampler, h: Any = h, labels: Any = labels) -> None:
+                draw = s.sample(h, NUM_SAMPLED, exclude=labels, rng=k)
+                loss.forward(h, on_device, labels, draw)
+
+            time, peer = seconds(step, repeats), peers[batch]
+            ratio = {"ratio": peer / time, "ratio_to": PEER} if peer else {}
+            rows.append(result("sampled loss", n, batch, method, time, **ratio))
+    return rows
+
+
+def samplers(W: Any, frequencies: list[int]) -> Iterator[tuple[str, Sampler]]:
+    """Make one sampler after another."""
+    yield "EXP", SoftmaxSampler(W, tau=TAU, device="cuda")
+    for num in frequencies:
+        yield (
+            f"RFF D = {num}",
+            RFSoftmaxSampler(W, nu=NU, num_frequencies=num, tau=TAU, rng=0, device="cuda"),
+        )
+
+
+def torch_exp(W: Any, batch: int, repeats: int) -> float | None:
+    """Return the time of the same work by the exact softmax in torch; None where there is none."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    classes, h = torch.from_numpy(W).cuda(), torch.from_numpy(unit_rows(batch, 1)).cuda()
+    labels = torch.arange(batch, device="cuda") % len(W)
+    at_once = max(1, min(batch, (1 << 32) // len(W)))  # rows whose scores fit in memory thrice
+
+    @torch.no_grad()
+    def work(k: int) -> None:
+        for part in torch.arange(batch, device="cuda").split(at_once):
+            o = TAU * h[part] @ classes.T
+            cumulative = torch.softmax(o, 1).cumsum(1)
+            uniforms = torch.rand(len(part), NUM_SAMPLED, device="cuda") * cumulative[:, -1:]
+            ids = torch.searchsorted(cumulative, uniforms).clamp_(max=len(W) - 1)
+            label = o.gather(1, labels[part, None])
+            log_q = o.gather(1, ids) - torch.logsumexp(o, 1, keepdim=True)
+            drawn = o.gather(1, ids) - log_q - np.log(NUM_SAMPLED)
+            torch.logsumexp(torch.cat([label, drawn], 1), 1) - label[:, 0]
+
+    def synchronised(k: int) -> None:
+        work(k)
+        torch.cuda.synchronize()
+
+    return seconds(synchronised, repeats)
+
+
+def feature_maps(num: int, width: int, repeats: int) -> list[Row]:
+    """Time the feature maps against a copy of as many numbers as they write."""
+    X = to_device(unit_rows(num, 2))
+    source, target = (cuda.device_array((num, 2 * width), np.float32) for _ in range(2))
+    copy = seconds(lambda k: target.copy_to_device(source), repeats) / 2  # it reads as well
+    maps = {
+        "rff": RandomFourierFeatures(DIM, width, rng=0, device="cuda"),
+        "rff:structured": RandomFourierFeatures(
+            DIM, width, frequencies="structured", rng=0, device="cuda"
+        ),
+        "positive": PositiveRandomFeatures(DIM, 2 * width, rng=0, device="cuda"),
+    }
+    rows = []
+    for name, phi in maps.items():
+        time = seconds(lambda k, phi=phi: phi.transform(X), repeats)
+        ratio = {"ratio": copy / time, "ratio_to": "writing at the speed of a copy"}
+        rows.append(result("features", 0, num, f"{name}, F = {2 * width}", time, **ratio))
+    return rows
+
+
+def training_step(n: int, width: int, repeats: int) -> list[Row]:
+    """Time a step of training: draws, loss, gradients, Adagrad and the update of the tree."""
+    W, h, labels = unit_rows(n, 0), unit_rows(128, 1), np.arange(128) % n
+    times = []
+    for device in ("cpu", "cuda"):
+        sampler = RFSoftmaxSampler(W, nu=NU, num_frequencies=width, tau=TAU, rng=0, device=device)
+        loss = SampledSoftmaxLoss(tau=TAU, normalize=True, device=device)
+        layer = SoftmaxLayer(W, loss, sampler, 100)
+        optimizer = make_optimizer("adagrad", 0.01)
+        there = (to_device(h), to_device(labels)) if device == "cuda" else (h, labels)
+
+        def step(
+            k: int, layer: Any = layer, optimizer: Any = optimizer, there: Any = there
+        ) -> None:
+            _, cache = layer.forward(*there, rng=k)
+            _, gradients = layer.backward(cache)
+            optimizer.step(layer.parameters, gradients)
+            layer.moved(gradients["class_embeddings"].ids)
+
+        times.append(seconds(step, repeats))
+    ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}
+    return [result("training step", n, 128, f"RFF D = {width}, m = 100", times[1], **ratio)]
+
+
+def bias(n: int) -> list[Row]:
+    """Time the exact bias of one example of many classes."""
+    logits = np.random.default_rng(0).normal(size=n)
+    q = np.full(n, 1.0 / n)
+    times = []
+    for device in ("cpu", "cuda"):
+        samplesoft.exact_bias(logits[:1000], 0, q[:1000] * (n / 1000), 100, device=device)
+        start = perf_counter()
+        samplesoft.exact_bias(logits, 0, q, 100, device=device)
+        times.append(perf_counter() - start)
+    ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}
+    return [result("exact bias", n, 1, "m = 100", times[1], **ratio)]
+
+
+def as_text(row: Row) -> str:
+    """Return a line for people."""
+    ratio = f"{row['ratio']:8.2f} times {row['ratio_to']}" if row["ratio"] else ""
+    what = f"{row['work']:14s} n = {row['num_classes']:<11,} batch {row['batch']:<7,}"
+    return f"{what} {row['method']:24s} {row['milliseconds']:10.3f} ms {ratio}"
+
+
+def draw(rows: list[Row], settings: str) -> Figure:
+    """Plot the time of the sampled loss against n, a panel for each batch."""
+    losses = [row for row in rows if row["work"] == "sampled loss"]
+    batches = list(dict.fromkeys(row["batch"] for row in losses))
+    figure = Figure(figsize=(5 * len(batches), 4.4), layout="constrained")
+    for axes, batch in zip(
+        figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True
+    ):
+        for method, (colour, marker, line) in STYLES.items():
+            own = [r for r in losses if r["batch"] == batch and r["method"] == method]
+            x, y = [r["num_classes"] for r in own], [r["milliseconds"] for r in own]
+            if own:
+                axes.plot(x, y, line, color=colour, marker=marker, label=method)
+        axes.set(xscale="log", yscale="log", xlabel="classes n", title=f"batch {batch:,}")
+        axes.set_ylabel("milliseconds a sampled loss")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.suptitle(settings, fontsize=9)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
