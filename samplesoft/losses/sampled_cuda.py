@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
 from samplesoft.losses.vectors import no_norm, read_biases
 from samplesoft.sampler import Draw
-
-if TYPE_CHECKING:
-    from samplesoft.losses.sampled import SampledSoftmaxLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +51,7 @@ class CudaSampledSoftmax:
         Its settings.
     """
 
-    def __init__(self, loss: SampledSoftmaxLoss) -> None:
+    def __init__(self, loss: Any) -> None:
         self._loss = loss
 
     def read(self, h: Any, class_embeddings: Any, labels: Any, biases: Any) -> Batch:
