@@ -62,11 +62,6 @@ def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def on_device(value: Any) -> bool:
-    """Return whether `value` is an array on the device, of any library."""
-    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__")
-
-
 def as_device_array(value: Any) -> Any:
     """Return Numba's view of an array on the device, without a copy."""
     return value if hasattr(value, "__cuda_ndarray__") else cuda.as_cuda_array(value)

@@ -64,15 +64,23 @@ def arrays_on(device: str) -> Any:
     return DeviceArrays
 
 
+def on_device(value: Any) -> bool:
+    """Return whether `value` is an array on a GPU, of any library."""
+    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__")
+
+
 def device_of(array: Any) -> str:
     """Return where an array lies."""
-    there = hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
-    return "cuda" if there else "cpu"
+    return "cuda" if on_device(array) else "cpu"
 
 
-def on_host(array: Any) -> Any:
-    """Return a NumPy array with what an array on any device holds."""
-    return array.copy_to_host() if hasattr(array, "copy_to_host") else array
+def on_host(value: Any) -> Any:
+    """Return a NumPy array with what an array on a GPU holds; anything else as it is."""
+    if not on_device(value):
+        return value
+    from samplesoft._cuda import as_device_array
+
+    return as_device_array(value).copy_to_host()
 
 
 def require_cpu(what: str, device: str) -> None:

@@ -13,9 +13,9 @@ from samplesoft._cuda import (
     empty,
     first_found,
     launch_threads,
-    on_device,
     to_device,
 )
+from samplesoft._device import on_device
 from samplesoft._validation import as_float_rows, as_ids, as_labels
 from samplesoft.kernels import arrays_cuda as kernels
 from samplesoft.kernels.checks_cuda import find_not_finite, find_outside

@@ -15,7 +15,7 @@ from samplesoft._cuda import (
     launch_threads,
     to_device,
 )
-from samplesoft._gpu.arrays import copied, filled, take_rows
+from samplesoft._gpu.arrays import copied, filled
 from samplesoft._gpu.draws import uniforms
 from samplesoft._gpu.groups import last_of_each, runs
 from samplesoft._jit import chunks
@@ -184,8 +184,11 @@ class CudaTree:
 
     def rows(self, ids: Any) -> Any:
         """Return a copy of the class vectors of some classes, or of all."""
-        every = self._rows_of(self._buckets, self._all_leaves, self._shape.num_classes)
-        return every if ids is None else take_rows(every, ids)
+        if ids is None:
+            return self._rows_of(self._buckets, self._all_leaves, self._shape.num_classes)
+        rows = empty((ids.shape[0], self._buckets.shape[1]), self._buckets.dtype)
+        launch_threads(tree_leaf_cuda.gather_classes, rows.size, ids, self._buckets, rows)
+        return rows
 
     def rebuild(self, progress: bool = False) -> None:
         """Sum the features of all classes again."""
@@ -247,9 +250,7 @@ class CudaTree:
         if 2 * ids.shape[0] >= self._shape.num_classes:  # new and old features would cost more
             return self._prepare_rebuild(ids, rows)
         leaves, starts = runs(ids, self._shape.leaf_size)
-        old = empty(rows.shape, rows.dtype)
-        launch_threads(tree_leaf_cuda.gather_classes, old.size, ids, self._buckets, old)
-        new, old = self._transformed(rows), self._transformed(old)
+        new, old = self._transformed(rows), self._transformed(self.rows(ids))
         change = empty((leaves.shape[0], self._shape.num_features), rows.dtype)
         launch_groups(tree_sums_cuda.sum_changes, leaves.shape[0], new, old, starts, change)
         add = self._sums.prepare(leaves, change, new, old)

@@ -224,16 +224,7 @@ def simulate(
         change = block_mean - mean
         mean += change * (size / trials.stop)
         squares += block_squares + change**2 * (trials.start * size / trials.stop)
-    bias, stderr = _bin_moments(sums, center, num_trials)
-    spread = np.sqrt(squares / (num_trials - 1) / num_trials)
-    return Simulation(
-        bias,
-        stderr,
-        float(mean[0]),
-        float(spread[0]),
-        None if projection is None else mean[1:],
-        None if projection is None else spread[1:],
-    )
+    return _estimates(sums, center, mean, squares, num_trials, projection is not None)
 
 
 def _simulate_on_cuda(
@@ -250,10 +241,30 @@ def _simulate_on_cuda(
 
     log_p = log_softmax(logits)
     center = np.exp(log_p)
-    sums, (mean, squares) = run(_plan(log_p, label, q, m, scheme), center, num_trials, key)
+    plan = _plan(log_p, label, q, m, scheme)
+    sums, mean, squares = run(plan, center, num_trials, key)
+    return _estimates(sums, center, mean, squares, num_trials, projected=False)
+
+
+def _estimates(
+    sums: FloatArray,
+    center: FloatArray,
+    mean: FloatArray,
+    squares: FloatArray,
+    num_trials: int,
+    projected: bool,
+) -> Simulation:
+    """Turn moments of the bins, and of the loss and what is projected, into estimates."""
     bias, stderr = _bin_moments(sums, center, num_trials)
     spread = np.sqrt(squares / (num_trials - 1) / num_trials)
-    return Simulation(bias, stderr, float(mean), float(spread), None, None)
+    return Simulation(
+        bias,
+        stderr,
+        float(mean[0]),
+        float(spread[0]),
+        mean[1:] if projected else None,
+        spread[1:] if projected else None,
+    )
 
 
 def _bin_moments(

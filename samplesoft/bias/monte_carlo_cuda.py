@@ -18,7 +18,7 @@ _VALUES = 1 << 22  # numbers in the results of trials that run side by side
 
 def run(
     plan: Plan, center: FloatArray, num_trials: int, key: np.uint64
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Run the trials of one example.
 
     Parameters
@@ -36,7 +36,7 @@ def run(
     -------
     sums : ndarray, shape (n, 3)
         Over the trials that draw a class: sum of p' - center, of its squares, and their number.
-    moments : ndarray, shape (2,)
+    mean, squares : ndarray, shape (1,)
         Mean of the loss difference, and the sum of squared deviations from it.
     """
     n = len(center)
@@ -62,4 +62,4 @@ def run(
         change = found.mean() - mean
         mean += change * (size / part.stop)
         squares += float(found.var() * size + change**2 * (part.start * size / part.stop))
-    return sums.copy_to_host(), np.array([mean, squares])
+    return sums.copy_to_host(), np.array([mean]), np.array([squares])

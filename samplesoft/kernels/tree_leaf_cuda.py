@@ -139,6 +139,24 @@ def weigh(
     return total, shift
 
 
+@device_function
+def visit(
+    products: Any,
+    leaf: int,
+    excluded: int,
+    num_classes: int,
+    leaf_size: int,
+    kind: int,
+    scale: float,
+    weights: Any,
+) -> tuple[int, int, float, float]:
+    """Weigh the classes of a leaf; return their number, the place left out, and as `weigh`."""
+    size = size_of(leaf, num_classes, leaf_size)
+    skip = place_of(excluded, leaf, size, leaf_size)
+    total, shift = weigh(products, size, skip, kind, scale, weights)
+    return size, skip, total, shift
+
+
 @kernel
 def log_rest(
     products: Any,
@@ -190,9 +208,9 @@ def pick(
     if b >= leaves.shape[0]:
         return
     leaf = leaves[b, k]
-    size = size_of(leaf, num_classes, leaf_size)
-    skip = place_of(exclude[b], leaf, size, leaf_size)
-    total, shift = weigh(products[b, k], size, skip, kind, scale, weights[b, k])
+    size, skip, total, shift = visit(
+        products[b, k], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, k]
+    )
     c, _ = find(weights[b, k], size, uniforms[b, k] * total, 0, 0.0)
     if lane() == 0:
         inside = log_weight(products[b, k, c], kind, scale) - shift - math.log(total)
@@ -219,9 +237,9 @@ def log_inside(
     if b >= ids.shape[0]:
         return
     leaf = ids[b, k] // leaf_size
-    size = size_of(leaf, num_classes, leaf_size)
-    skip = place_of(exclude[b], leaf, size, leaf_size)
-    total, shift = weigh(products[b, k], size, skip, kind, scale, weights[b, k])
+    size, skip, total, shift = visit(
+        products[b, k], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, k]
+    )
     if lane() == 0 and ids[b, k] == exclude[b]:
         log_q[b, k] = -math.inf
     elif lane() == 0:
@@ -248,9 +266,9 @@ def probs_inside(
     b, leaf = group_place() // num, group_place() % num
     if b >= log_p.shape[0]:
         return
-    size = size_of(leaf, num_classes, leaf_size)
-    skip = place_of(exclude[b], leaf, size, leaf_size)
-    total, shift = weigh(products[b, leaf], size, skip, kind, scale, weights[b, leaf])
+    size, skip, total, shift = visit(
+        products[b, leaf], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, leaf]
+    )
     for c in range(lane(), size, LANES):
         q = 0.0
         if c != skip:

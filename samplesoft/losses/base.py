@@ -186,7 +186,7 @@ class Loss(ABC):
         per_example = read_weights(weights, len(batch.z))
         losses, saved = self._forward(batch, draw, label_log_count)
         if not np.isfinite(losses).all():
-            self._explain(batch, losses)
+            self.explain(batch, losses)
         if self.reduction == "mean":
             with np.errstate(over="ignore"):
                 per_example = per_example / total_weight(float(per_example.sum()))
@@ -225,7 +225,7 @@ class Loss(ABC):
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         """Return gradients of the weighted sum of losses; ``dh`` holds that in ``batch.z``."""
 
-    def _explain(self, batch: Batch, losses: FloatArray) -> None:
+    def explain(self, batch: Batch, losses: FloatArray) -> None:
         """Raise for a loss that is not finite, and say where it comes from."""
         require_finite_rows(batch.class_embeddings)
         raise self.not_finite(losses, batch.z.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,15 @@ from samplesoft._cuda import (
     first_found,
     launch_groups,
     launch_threads,
-    on_device,
     to_device,
 )
-from samplesoft._device import on_host
-from samplesoft._gpu.arrays import DeviceArrays, cast, filled, shaped_rows, take_rows
+from samplesoft._device import on_device, on_host
+from samplesoft._gpu.arrays import DeviceArrays, cast, copied, filled, shaped_rows, take_rows
 from samplesoft._gpu.groups import group
 from samplesoft.kernels import checks_cuda
 from samplesoft.kernels import sampled_loss_cuda as kernels
 from samplesoft.losses.base import Batch, Cache, read_weights, total_weight
-from samplesoft.losses.draws import no_draw, read_label_count, require_shapes
+from samplesoft.losses.draws import no_draw, read_draw, read_label_count, require_shapes
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
 from samplesoft.losses.vectors import no_norm, read_biases
@@ -73,7 +72,7 @@ class CudaSampledSoftmax:
             offsets = to_device(read_biases(biases, n, rows.dtype))
         norms = None
         if self._loss.normalize:
-            contexts, norms = unit_rows("h", cast(contexts, contexts.dtype))
+            contexts, norms = unit_rows("h", copied(contexts))
         z = contexts if self._loss.tau == 1.0 else cast(contexts, contexts.dtype, self._loss.tau)
         return Batch(contexts, norms, z, rows, Targets(checked), offsets)
 
@@ -84,7 +83,7 @@ class CudaSampledSoftmax:
         size, scheme = batch.z.shape[0], self._loss.treatment
         ids, log_q = _read_draw(draw, size, batch.class_embeddings.shape[0])
         m, shared = ids.shape[1], ids.shape[0] == 1 < size
-        counts = self._label_counts(label_log_count, size)
+        counts = self._label_counts(batch, label_log_count)
         saved = self._scored(batch, ids, shared)
         losses, hits = empty(size, np.float64), empty(size, np.int64)
         log_m = float(np.log(m)) if scheme.corrects else 0.0
@@ -136,24 +135,17 @@ class CudaSampledSoftmax:
         launch_groups(kernels.score, scores.size, *scored)
         return _Saved(scores, block, norms, classes, places, order, starts, shared)
 
-    def _label_counts(self, value: Any, size: int) -> Any:
+    def _label_counts(self, batch: Batch, value: Any) -> Any:
+        size = batch.z.shape[0]
         if not self._loss.needs_label_count:
             return empty(0, np.float64)
-        if value is None or not on_device(value):
-            labels = Targets(np.zeros(size, np.int64))
-            return to_device(read_label_count(value, labels, self._loss.scheme))
-        if value.shape != (size,):
-            raise ValueError(f"`label_log_count` must have shape ({size},), got {value.shape}.")
-        if self._loss.scheme != "reject":
-            place = first_found(launch_threads, checks_cuda.find_not_finite, size, value)
-            if place is not None:
-                raise ValueError(
-                    "`label_log_count` must be finite, got "
-                    f"{value[place : place + 1].copy_to_host()[0]} for example {place}; where no "
-                    "draw can contain the label, take scheme='masked', or mix the proposal with "
-                    "one that covers all classes."
-                )
-        return value
+        if on_device(value) and value.shape == (size,):
+            search = launch_threads, checks_cuda.find_not_finite
+            if self._loss.scheme == "reject" or first_found(*search, size, value) is None:
+                return value
+        return to_device(
+            read_label_count(on_host(value), _on_host(batch).targets, self._loss.scheme)
+        )
 
     def _reduced(self, batch: Batch, losses: Any, weights: Any) -> tuple[Any, Any]:
         """Return the value, and its derivatives (B,) in the losses."""
@@ -161,33 +153,25 @@ class CudaSampledSoftmax:
         if weights is None:
             per_example = filled(size, 1.0)
         else:
-            given = weights.copy_to_host() if on_device(weights) else weights
-            per_example = to_device(read_weights(given, size))
+            per_example = to_device(read_weights(on_host(weights), size))
         sums = empty(2, np.float64)
         launch_groups(kernels.weighted_sum, 1, losses, per_example, sums)
         value, total = map(float, sums.copy_to_host())
         if not np.isfinite(value):
-            self._explain(batch, losses)
+            self._loss.explain(_on_host(batch), on_host(losses))
         if self._loss.reduction == "mean":
             scale = 1.0 / total_weight(total)
             return value * scale, cast(per_example, np.float64, scale)
         if self._loss.reduction == "sum":
             return value, per_example
-        weighted = cast(losses, np.float64)
+        weighted = copied(losses)
         launch_threads(kernels.multiply, size, weighted, per_example)
         return weighted, per_example
 
-    def _explain(self, batch: Batch, losses: Any) -> None:
-        rows = batch.class_embeddings
-        place = first_found(
-            launch_threads, checks_cuda.find_not_finite, rows.size, rows.reshape(-1)
-        )
-        if place is not None:
-            raise ValueError(
-                f"`class_embeddings` must be finite, got row {place // rows.shape[1]} that is not; "
-                "training may have diverged: lower the learning rate, or clip gradients."
-            )
-        raise self._loss.not_finite(losses.copy_to_host(), rows.dtype)
+
+def _on_host(batch: Batch) -> Batch:
+    """Return what checks of the processor need of a batch, to say what is wrong with it."""
+    return replace(batch, class_embeddings=on_host(batch.class_embeddings))
 
 
 def _read_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
@@ -202,14 +186,10 @@ def _read_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
             "processor."
         )
     require_shapes(ids.shape, log_q.shape, batch)
-    DeviceArrays.ids("draw.ids", ids, n, ids.shape[0])
-    place = first_found(launch_threads, checks_cuda.find_not_finite, log_q.size, log_q.reshape(-1))
-    if place is not None:
-        where = [place // ids.shape[1], place % ids.shape[1]]
-        raise ValueError(
-            f"`draw` must hold finite log-probabilities, got one that is not at index {where}: "
-            "what was drawn has a probability above 0."
-        )
+    bad_id = first_found(launch_threads, checks_cuda.find_outside, ids.size, ids.reshape(-1), n)
+    search = launch_threads, checks_cuda.find_not_finite
+    if bad_id is not None or first_found(*search, log_q.size, log_q.reshape(-1)) is not None:
+        read_draw(draw.to_host(), Targets(np.zeros(batch, np.int64)), batch, n)  # says what is
     return ids, log_q
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device import device_of, on_host
+from samplesoft._device import on_device, on_host
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import as_nonnegative
 from samplesoft.losses.gradients import SparseRows
@@ -110,7 +110,7 @@ class Optimizer(ABC):
                 f"`gradients` has {name!r}, which `parameters` has not; it has "
                 f"{', '.join(map(repr, parameters))}."
             )
-        if device_of(parameters[name]) == "cuda":
+        if on_device(parameters[name]):
             from samplesoft.models.optimizers import on_cuda
 
             return on_cuda.as_update(name, parameters, gradient, self._squares)
@@ -126,7 +126,7 @@ class Optimizer(ABC):
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
         state = self._state.get(update.name)
-        if device_of(like) == "cuda":
+        if on_device(like):
             from samplesoft.models.optimizers import on_cuda
 
             found: tuple[Any, ...] = state or (None,) * len(self._state_names)
@@ -143,7 +143,7 @@ class Optimizer(ABC):
         return state
 
     def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
-        if device_of(update.parameter) == "cuda":
+        if on_device(update.parameter):
             from samplesoft.models.optimizers import on_cuda
 
             number = update.parameter.dtype.type

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import as_device_array, first_found, launch_threads, on_device, to_device
+from samplesoft._cuda import as_device_array, first_found, launch_threads, to_device
+from samplesoft._device import on_device
 from samplesoft._gpu.arrays import filled
 from samplesoft.kernels.optimizer_rows_cuda import find_beyond, find_not_rising, step_kernel
 from samplesoft.losses.gradients import SparseRows
