@@ -11,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplesoft.samplers import static
-from samplesoft.samplers.static import (
-    LogUniformSampler,
-    UniformSampler,
-    UnigramSampler,
-    WeightedSampler,
-)
+from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
+from samplesoft.samplers.static import UniformSampler, WeightedSampler
 
 COUNTS = [7.0, 0.0, 120.0, 3.0, 3.0, 45.0, 1.0, 0.0, 18.0, 2.0]
 WEIGHTS = [0.0, 3.0, 0.25, 1.0, 0.0, 8.0, 1.0, 1.0]

@@ -2,17 +2,13 @@
 
 from samplesoft.sampler import Draw, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
+from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
-from samplesoft.samplers.static import (
-    LogUniformSampler,
-    UniformSampler,
-    UnigramSampler,
-    WeightedSampler,
-)
+from samplesoft.samplers.static import UniformSampler, WeightedSampler
 from samplesoft.samplers.two_pass import TwoPassSampler
 
 __all__ = [

@@ -15,11 +15,12 @@ from samplesoft._device import arrays_on, as_device, require_cpu
 from samplesoft._validation import FloatArray, as_choice, as_counts
 from samplesoft.sampler import Rows, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
+from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
-from samplesoft.samplers.static import LogUniformSampler, UniformSampler, UnigramSampler
+from samplesoft.samplers.static import UniformSampler
 from samplesoft.samplers.two_pass import TwoPassSampler
 
 

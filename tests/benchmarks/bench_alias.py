@@ -13,7 +13,8 @@ from bench_bias import pair
 from samplesoft._random import as_key
 from samplesoft.kernels import static
 from samplesoft.kernels.alias import build_alias
-from samplesoft.samplers.static import LogUniformSampler, UniformSampler, WeightedSampler
+from samplesoft.samplers.frequency import LogUniformSampler
+from samplesoft.samplers.static import UniformSampler, WeightedSampler
 
 
 def bench_draws(n, num=10_000):

@@ -1,0 +1,89 @@
+"""Samplers by how frequent classes are: Zipf's law, and counts.
+
+A new one makes weights for a `WeightedSampler`.
+"""
+
+from __future__ import annotations
+
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import as_count, as_counts, as_positive, as_real_array
+from samplesoft.samplers.static import WeightedSampler
+from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
+
+
+class LogUniformSampler(WeightedSampler):
+    """Draw class k with probability ``log((k + 2) / (k + 1)) / log(n + 1)``.
+
+    Zipf's law for classes numbered by falling frequency, as TensorFlow's
+    ``log_uniform_candidate_sampler`` has it.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    replace : bool
+        False to draw without replacement.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> LogUniformSampler(3).probs(None).round(3)
+    array([[0.5  , 0.292, 0.208]])
+    """
+
+    def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
+        n = as_count("num_classes", num_classes)
+        super().__init__(log_uniform_weights(n), replace=replace, device=device)
+
+
+class UnigramSampler(WeightedSampler):
+    """Draw each class in proportion to a power of its count.
+
+    A class that never occurs counts as half of the rarest that does.
+
+    Parameters
+    ----------
+    counts : array_like, shape (n,)
+        How often each class occurs, in any unit: at least 0, not all 0.
+    power : float
+        Distortion: 1 for the counts as they are, near 0 for uniform.
+    replace : bool
+        False to draw without replacement.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    Mikolov et al. (2013), "Distributed representations of words and phrases and their
+    compositionality", section 2.2: the power 0.75.
+
+    Examples
+    --------
+    >>> UnigramSampler([16, 81, 256]).probs(None).round(3)
+    array([[0.081, 0.273, 0.646]])
+    """
+
+    def __init__(
+        self,
+        counts: ArrayLike,
+        *,
+        power: float = 0.75,
+        replace: bool = True,
+        device: str = "cpu",
+    ) -> None:
+        checked = as_real_array("counts", counts, (1,))
+        checked = as_counts("counts", checked, len(checked))
+        weights = unigram_weights(checked, as_positive("power", power))
+        super().__init__(weights, replace=replace, device=device)
