@@ -39,6 +39,7 @@ from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers import RFSoftmaxSampler, Sampler, SoftmaxSampler
 
 DIM, NUM_SAMPLED, TAU, NU = 64, 10, 11.1, 4.0
+STEP_BATCH, STEP_SAMPLED = 128, 100
 FIELDS = ("work", "num_classes", "batch", "method", "milliseconds", "ratio", "ratio_to")
 PEER = "EXP in torch"
 STYLES = {PEER: ("#000000", "o", "--"), "EXP": ("#CC79A7", "s", "-")}
@@ -196,12 +197,12 @@ def feature_maps(num: int, width: int, repeats: int) -> list[Row]:
 
 def training_step(n: int, width: int, repeats: int) -> list[Row]:
     """Time a step of training: draws, loss, gradients, Adagrad and the update of the tree."""
-    W, h, labels = unit_rows(n, 0), unit_rows(128, 1), np.arange(128) % n
+    W, h, labels = unit_rows(n, 0), unit_rows(STEP_BATCH, 1), np.arange(STEP_BATCH) % n
     times = []
     for device in ("cpu", "cuda"):
         sampler = RFSoftmaxSampler(W, nu=NU, num_frequencies=width, tau=TAU, rng=0, device=device)
         loss = SampledSoftmaxLoss(tau=TAU, normalize=True, device=device)
-        layer = SoftmaxLayer(W, loss, sampler, 100)
+        layer = SoftmaxLayer(W, loss, sampler, STEP_SAMPLED)
         optimizer = make_optimizer("adagrad", 0.01)
         there = (to_device(h), to_device(labels)) if device == "cuda" else (h, labels)
 
@@ -215,18 +216,19 @@ def training_step(n: int, width: int, repeats: int) -> list[Row]:
 
         times.append(seconds(step, repeats))
     ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}
-    return [result("training step", n, 128, f"RFF D = {width}, m = 100", times[1], **ratio)]
+    method = f"RFF D = {width}, m = {STEP_SAMPLED}"
+    return [result("training step", n, STEP_BATCH, method, times[1], **ratio)]
 
 
 def bias(n: int) -> list[Row]:
     """Time the exact bias of one example of many classes."""
     logits = np.random.default_rng(0).normal(size=n)
-    q = np.full(n, 1.0 / n)
+    few = logits[:1000]
     times = []
     for device in ("cpu", "cuda"):
-        samplesoft.exact_bias(logits[:1000], 0, q[:1000] * (n / 1000), 100, device=device)
+        samplesoft.exact_bias(few, 0, np.full(len(few), 1.0 / len(few)), 100, device=device)
         start = perf_counter()
-        samplesoft.exact_bias(logits, 0, q, 100, device=device)
+        samplesoft.exact_bias(logits, 0, np.full(n, 1.0 / n), 100, device=device)
         times.append(perf_counter() - start)
     ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}
     return [result("exact bias", n, 1, "m = 100", times[1], **ratio)]

@@ -2,11 +2,17 @@
 
 Arrays stay in the host's memory, launches become compilations for the types of their arguments,
 and nothing runs: what comes out of a call is rubbish of the right shapes.
+
+``python tests/compiled_cuda.py figures/cuda_kernels.csv`` records what each kernel takes of a
+multiprocessor; it needs ``samplesoft[cuda12]`` and ptxas.
 """
 
+import argparse
+import csv
 import re
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +117,12 @@ def resources(ptx, folder):
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
+def resident_warps(registers, in_block=4, of_registers=2**16, at_most=64):
+    """Return the warps that a multiprocessor holds at once, as far as registers allow."""
+    warps = of_registers // (32 * -(-registers // 8) * 8)
+    return min(at_most, warps // in_block * in_block)
+
+
 def float64_arithmetic(ptx):
     """Return the instructions that calculate in float64."""
     return re.findall(r"\b(?:add|sub|mul|fma|div|sqrt|rcp|cvt)\.[\w.]*f64[\w.]*", ptx)
@@ -177,3 +189,27 @@ def launch_everything(dtype):
     for scheme in ("poisson", "jackknife"):
         given = {"num_trials": 4, "scheme": scheme, "device": "cuda"}
         samplesoft.monte_carlo_bias(logits[:8], 0, np.full(8, 0.125), 2, **given)
+
+
+def record(path):
+    """Write the resources of every kernel, for vectors of both types."""
+    fields = "kernel", "vectors", "registers", "spilled_bytes", "warps_of_64", "float64_arithmetic"
+    rows = set()
+    for dtype in (np.float32, np.float64):
+        with compiling() as compiled, tempfile.TemporaryDirectory() as folder:
+            launch_everything(dtype)
+            for (name, _), ptx in compiled.items():
+                registers, spilled = resources(ptx, folder)
+                warps, float64 = resident_warps(registers), len(float64_arithmetic(ptx))
+                rows.add((name, dtype.__name__, registers, spilled, warps, float64))
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        stream.write(f"# compiled for sm_{CAPABILITY[0]}{CAPABILITY[1]}; instructions in PTX\n")
+        table = csv.writer(stream, lineterminator="\n")
+        table.writerow(fields)
+        table.writerows(sorted(rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=record.__doc__)
+    parser.add_argument("output", type=Path)
+    record(parser.parse_args().output)

@@ -7,11 +7,6 @@ from samplesoft._device import DEVICES, arrays_on, as_device
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.samplers import SAMPLERS, SamplerInputs, UniformSampler, make_sampler
 
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # the simulator's
-]
-
 
 def has_device():
     from numba import cuda
@@ -36,7 +31,7 @@ def test_unknown_devices(device):
 
 
 class TestOnDevice:
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     def test_the_same_arrays_are_refused_as_on_the_processor(self):
         host, device = (arrays_on(name) for name in DEVICES)

@@ -6,10 +6,7 @@ import pytest
 
 import samplesoft
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # the simulator's
-]
+pytestmark = pytest.mark.gpu
 SCHEMES = ["negatives", "reject", "candidate", "candidate_masked", "importance", "jackknife"]
 
 

@@ -8,10 +8,7 @@ import pytest
 
 from samplesoft.feature_maps import FEATURE_MAPS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # the simulator's
-]
+pytestmark = pytest.mark.gpu
 NAMES = [
     name for name, make in FEATURE_MAPS.items() if "device" in inspect.signature(make).parameters
 ]

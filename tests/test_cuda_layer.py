@@ -9,10 +9,7 @@ from samplesoft.models import SoftmaxLayer
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.samplers import LogUniformSampler, RFSoftmaxSampler, UniformSampler
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # the simulator's
-]
+pytestmark = pytest.mark.gpu
 LABELS = np.array([4, 1, 1])
 PLAIN = {}
 ALL = {"tau": 2.0, "normalize": True, "absolute": True, "reduction": "sum"}

@@ -15,10 +15,7 @@ from samplesoft.samplers import (
     WeightedSampler,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # the simulator's
-]
+pytestmark = pytest.mark.gpu
 STATIC = {
     "uniform": lambda device: UniformSampler(5, device=device),
     "of one class": lambda device: UniformSampler(1, device=device),

@@ -7,10 +7,7 @@ from tree_cases import lifted, real_numbers, whole_numbers
 
 from samplesoft.tree import LEAVES, KernelTree
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),  # the simulator's
-]
+pytestmark = pytest.mark.gpu
 CASES = [(1, 1), (5, 1), (7, 2), (13, 4), (6, 8)]  # classes, and how many share a leaf
 
 

@@ -246,6 +246,9 @@ def probs_inside(
                 rows, start, queries[b], skip, kind, scale, products[:size], weights[:size]
             )
             gain = gain_of(rest[b], skip)
+            if size == 1 and skip == 0:
+                probs[b, leaf * leaf_size] = 0.0
+                continue
             reached = log_p[b, leaf] + gain - math.log(total)
             for c in range(size):
                 inside = log_weight(products[c], kind, scale) - shift
