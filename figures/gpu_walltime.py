@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 import samplesoft
 from samplesoft._cuda import SIMULATED, cuda, to_device
+from samplesoft._device import as_device
 from samplesoft._files import replaced
 from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss
@@ -49,14 +50,22 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Time everything, print the table, and write it and the figure."""
-    parser = argparse.ArgumentParser(description="Time samplesoft on a GPU.")
-    parser.add_argument("--num-classes", type=numbers, default=[10**k for k in (4, 5, 6, 7)])
-    parser.add_argument("--batches", type=numbers, default=[10, 1024])
-    parser.add_argument("--num-frequencies", type=numbers, default=[200, 1000])
+    parser = argparse.ArgumentParser(
+        description="Time samplesoft on a GPU.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    lists = {
+        "num-classes": ([10**k for k in (4, 5, 6, 7)], "classes n, the largest for the rest too"),
+        "batches": ([10, 1024], "contexts in a batch"),
+        "num-frequencies": ([200, 1000], "random frequencies D"),
+    }
+    for name, (default, text) in lists.items():
+        parser.add_argument(f"--{name}", type=numbers, default=default, help=f"{text}: a,b,c")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the feature maps")
     parser.add_argument("--repeats", type=int, default=10, help="calls, of which the median counts")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="a folder")
     args = parser.parse_args()
+    as_device("cuda")
     device = device_name()
     rows: list[Row] = []
     for n in args.num_classes:

@@ -1,6 +1,7 @@
 """Sampled softmax with NumPy and Numba: exact bias, bounds, Monte Carlo, kernel sampling."""
 
 from samplesoft import feature_maps, samplers
+from samplesoft._device import to_host
 from samplesoft.bias.asymptotic import asymptotic_bias
 from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.exact import ExactBias, exact_bias
@@ -32,5 +33,6 @@ __all__ = [
     "samplers",
     "theorem1_bounds",
     "theorem2_ratio",
+    "to_host",
     "verify",
 ]

@@ -79,15 +79,33 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
 
 def available_bytes() -> float:
     """Return the bytes that new arrays on the device may take."""
-    return float(cuda.current_context().get_memory_info().free)
+    context = cuda.current_context()
+    waiting = getattr(getattr(context, "memory_manager", None), "deallocations", None)
+    if waiting is not None:  # Numba frees memory late
+        waiting.clear()
+    return float(context.get_memory_info().free)
 
 
 def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: Any) -> int | None:
     """Return the place of the first offender that a kernel of `kernels.checks_cuda` finds."""
-    found = to_device(np.array([_NONE_FOUND]))
+    found = _found()
     launch(search, num, *arguments, found)
     place = int(found.copy_to_host()[0])
-    return None if place == _NONE_FOUND else place
+    if place == _NONE_FOUND:
+        return None
+    found.copy_to_device(np.array([_NONE_FOUND]))
+    return place
+
+
+_OF_THREAD = threading.local()
+
+
+def _found() -> Any:
+    """Return what a search of this thread writes to; it holds `_NONE_FOUND` between searches."""
+    context = cuda.current_context()
+    if getattr(_OF_THREAD, "context", None) is not context:
+        _OF_THREAD.context, _OF_THREAD.found = context, to_device(np.array([_NONE_FOUND]))
+    return _OF_THREAD.found
 
 
 def twin(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
@@ -132,6 +150,11 @@ if SIMULATED:
         """Return the maximum over the lanes of a group, the same in each of them."""
         return max(_exchange(value))
 
+    def group_sum_before(value: Any) -> Any:
+        """Return the sum over the lanes of a group before this one."""
+        thread: Any = threading.current_thread()
+        return sum(_exchange(value)[: thread.threadIdx.x % LANES])
+
     def group_sync() -> None:
         """Let the lanes of a group see what the others have written."""
         _exchange(None)
@@ -161,6 +184,17 @@ else:
             value = max(value, cuda.shfl_xor_sync(_EVERYONE, value, offset))
             offset //= 2
         return value
+
+    @device_function
+    def group_sum_before(value: Any) -> Any:
+        """Return the sum over the lanes of a group before this one."""
+        own, offset = value, 1
+        while offset < LANES:
+            below = cuda.shfl_up_sync(_EVERYONE, value, offset)
+            if cuda.laneid >= offset:
+                value += below
+            offset *= 2
+        return value - own
 
     @device_function
     def group_sync() -> None:

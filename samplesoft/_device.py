@@ -74,8 +74,29 @@ def device_of(array: Any) -> str:
     return "cuda" if on_device(array) else "cpu"
 
 
-def on_host(value: Any) -> Any:
-    """Return a NumPy array with what an array on a GPU holds; anything else as it is."""
+def to_host(value: Any) -> Any:
+    """Copy from a GPU.
+
+    Parameters
+    ----------
+    value : Any
+        An array on a GPU, of any library; something with a method ``to_host``, such as a `Draw`
+        or the gradients of a loss; or a dict of such.
+
+    Returns
+    -------
+    Any
+        The same in NumPy arrays; `value` itself if it is none of these.
+
+    Examples
+    --------
+    >>> to_host({"already": "here"})
+    {'already': 'here'}
+    """
+    if isinstance(value, dict):
+        return {key: to_host(part) for key, part in value.items()}
+    if hasattr(value, "to_host"):
+        return value.to_host()
     if not on_device(value):
         return value
     from samplesoft._cuda import as_device_array
@@ -87,7 +108,17 @@ def require_cpu(what: str, device: str) -> None:
     """Raise for something that has no CUDA twin."""
     if device != "cpu":
         raise ValueError(
-            f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}."
+            f"`device` must be 'cpu' for {what}, which has no CUDA kernels, got {device!r}; "
+            "README's section on GPUs lists what has some."
+        )
+
+
+def require_copyable(thing: Any, device: str) -> None:
+    """Raise where something cannot be pickled or copied."""
+    if device != "cpu":
+        raise TypeError(
+            f"{type(thing).__name__} must be on the processor to be pickled or copied, got it on "
+            f"{device!r}; keep the arrays that it was made from, samplesoft.to_host copies them."
         )
 
 

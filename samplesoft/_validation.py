@@ -17,6 +17,7 @@ SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only abou
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
     """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
+    require_host(name, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -62,6 +63,7 @@ def as_float_rows(
 
 def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> IntArray:
     """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
+    require_host(name, value)
     array = np.asarray(value)
     if array.size == 0 and array.ndim == 1 and batch is None:
         return np.empty(0, np.int64)
@@ -86,6 +88,7 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
 
 def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
+    require_host(name, value)
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
         raise TypeError(
@@ -96,6 +99,15 @@ def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, .
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
     _require_classes(name, array, num_classes)
     return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
+
+
+def require_host(name: str, value: Any) -> None:
+    """Raise for an array on a GPU."""
+    if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__"):
+        raise TypeError(
+            f"`{name}` must be in the host's memory here, got an array on a GPU; copy it with "
+            "samplesoft.to_host, or work with device='cuda'."
+        )
 
 
 def _require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device import arrays_on, as_device, device_of, on_host
+from samplesoft._device import arrays_on, as_device, device_of, require_copyable, to_host
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
@@ -57,8 +57,8 @@ class Draw:
 
     def to_host(self) -> Draw:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
-        inclusion = None if self.log_inclusion is None else on_host(self.log_inclusion)
-        return Draw(on_host(self.ids), on_host(self.log_q), inclusion)
+        inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
+        return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
 
 
 class Sampler(ABC):
@@ -66,7 +66,9 @@ class Sampler(ABC):
 
     A new sampler implements `_sample`, `_log_prob` and `_probs`, whose arguments are checked, and
     `_prepare` if it looks at the class vectors; then it enters the registry in
-    `samplesoft.samplers`.
+    `samplesoft.samplers`. With ``device="cuda"`` the arguments of these methods are device arrays:
+    kernels for them are in ``kernels/x_cuda.py``, and what launches them in
+    ``samplers/x_cuda.py``, as `samplers.static_cuda` shows.
 
     Parameters
     ----------
@@ -92,6 +94,11 @@ class Sampler(ABC):
         self._dtype = dtype
         self.device = as_device(device)
         self._arrays = arrays_on(device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made from."""
+        require_copyable(self, self.device)
+        return self.__dict__
 
     def sample(
         self,

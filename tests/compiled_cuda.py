@@ -131,6 +131,7 @@ def float64_arithmetic(ptx):
 def launch_everything(dtype):
     """Launch each kernel for vectors of a type, through what users call."""
     import samplesoft
+    from samplesoft._gpu.groups import sort
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
     from samplesoft.losses import SampledSoftmaxLoss
     from samplesoft.losses.gradients import SparseRows
@@ -144,6 +145,7 @@ def launch_everything(dtype):
     )
     from samplesoft.tree import KernelTree
 
+    sort(to_device(np.zeros(3000, np.int64)), 2)  # counts in several parts
     X = to_device(np.eye(3, dtype=dtype))
     W = np.zeros((13, 3), dtype)
     W[:, 0] = 1.0

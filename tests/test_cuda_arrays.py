@@ -1,11 +1,26 @@
 """What functions take on a device, what they refuse, and the small kernels that they share."""
 
+import pickle
+
 import numpy as np
 import pytest
 
+from samplesoft import KernelTree, exact_bias, to_host
 from samplesoft._device import DEVICES, arrays_on, as_device
 from samplesoft.feature_maps import RandomFourierFeatures
-from samplesoft.samplers import SAMPLERS, SamplerInputs, UniformSampler, make_sampler
+from samplesoft.losses import SampledSoftmaxLoss, make_loss
+from samplesoft.models import SoftmaxLayer, clip_by_global_norm
+from samplesoft.sampler import Draw
+from samplesoft.samplers import (
+    SAMPLERS,
+    MixtureSampler,
+    SamplerInputs,
+    SoftmaxSampler,
+    TwoPassSampler,
+    UniformSampler,
+    UnigramSampler,
+    make_sampler,
+)
 
 
 def has_device():
@@ -85,7 +100,7 @@ class TestOnDevice:
         assert arrays.labels("exclude", ids, 5, (2,)) is ids
         assert arrays.float_rows("h", to_device(np.ones(3)), 3).shape == (1, 3)
 
-    @pytest.mark.parametrize("size", [1, 2, 40, 100])
+    @pytest.mark.parametrize("size", [1, 2, 40, 100, 1500])
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_sorting_is_stable_and_runs_are_those_of_unique(self, size, stop):
         from samplesoft._cuda import to_device
@@ -125,3 +140,74 @@ class TestOnDevice:
         assert (there.device, here.device) == ("cuda", "cpu")
         probs = there.probs(np.eye(3)[:2]).copy_to_host()
         np.testing.assert_allclose(probs, here.probs(np.eye(3)[:2]), rtol=1e-9)
+
+    def test_arrays_of_other_libraries(self, monkeypatch):
+        from samplesoft._cuda import cuda, to_device
+
+        monkeypatch.setattr(cuda, "as_cuda_array", lambda other: other.own, raising=False)
+        W, h = np.eye(3), np.ones((2, 3))
+        sampler = SoftmaxSampler(Foreign(to_device(W)), device="cuda")
+        draw = sampler.sample(Foreign(to_device(h)), 4, rng=0)
+        np.testing.assert_array_equal(draw.to_host().ids, SoftmaxSampler(W).sample(h, 4, rng=0).ids)
+        loss = SampledSoftmaxLoss(scheme="masked", device="cuda")
+        foreign = Draw(Foreign(draw.ids), Foreign(draw.log_q))
+        given = Foreign(to_device(h)), Foreign(to_device(W)), Foreign(to_device(np.array([0, 1])))
+        value, _ = loss.forward(*given, foreign, biases=Foreign(to_device(np.zeros(3))))
+        wanted, _ = SampledSoftmaxLoss(scheme="masked").forward(h, W, [0, 1], to_host(draw))
+        np.testing.assert_allclose(value, wanted, rtol=1e-12)
+        counts = Foreign(to_device(np.array([1.0, 2.0, 1.0])))
+        q = UnigramSampler(counts, device="cuda").probs(None)
+        bias = exact_bias(Foreign(to_device(np.zeros(3))), 0, Foreign(q.reshape(-1)), 2)
+        wanted = exact_bias(np.zeros(3), 0, to_host(q)[0], 2)
+        np.testing.assert_array_equal(bias.bias, wanted.bias)
+
+    def test_what_is_on_a_gpu_is_refused_on_the_processor(self):
+        from samplesoft._cuda import to_device
+
+        sampler = UniformSampler(3, device="cuda")
+        draw = sampler.sample(np.eye(3), 2, rng=0)
+        W = to_device(np.eye(3))
+        for function, arguments in [
+            (SampledSoftmaxLoss(scheme="masked").forward, (np.eye(3), np.eye(3), [0, 1, 2], draw)),
+            (SoftmaxSampler, (W,)),
+            (UniformSampler(3).log_prob, (None, to_device(np.zeros((1, 1), np.int64)))),
+            (clip_by_global_norm, ({"w": W}, 1.0)),
+        ]:
+            with pytest.raises(TypeError, match="in the host's memory here.*samplesoft.to_host"):
+                function(*arguments)
+        for make in (
+            lambda: MixtureSampler(sampler, UniformSampler(3)),
+            lambda: TwoPassSampler(sampler, np.eye(3), num_candidates=2),
+            lambda: make_loss("full", device="cuda"),
+        ):
+            with pytest.raises(ValueError, match="`device` must be 'cpu' for .*README"):
+                make()
+        with pytest.raises(TypeError, match="array on the GPU with device='cuda', got ndarray"):
+            KernelTree(W, lambda rows: np.ones((3, 2)), device="cuda")
+        floats = Draw(np.array([[0.5]]), np.zeros((1, 1)))
+        with pytest.raises(TypeError, match="ids that are integers"):
+            loss = SampledSoftmaxLoss(scheme="masked", device="cuda")
+            loss.forward(np.eye(3)[:1], np.eye(3), [0], floats)
+
+    def test_layers_on_a_gpu_are_not_pickled_by_halves(self):
+        sampler = SoftmaxSampler(np.eye(3), device="cuda")
+        layer = SoftmaxLayer(np.eye(3), SampledSoftmaxLoss(device="cuda"), sampler, 2)
+        for thing in (sampler, layer):
+            with pytest.raises(TypeError, match="on the processor to be pickled"):
+                pickle.dumps(thing)
+        assert to_host(layer.parameters)["class_embeddings"].tolist() == np.eye(3).tolist()
+        with pytest.raises(ValueError, match="of float32, like `class_embeddings`"):
+            single = np.eye(3, dtype=np.float32)
+            SoftmaxLayer(single, SampledSoftmaxLoss(device="cuda"), sampler, 2)
+
+
+class Foreign:
+    """An array on the device of a library that turns nothing into NumPy arrays unasked."""
+
+    __cuda_array_interface__ = None  # what reads it here is replaced
+
+    def __init__(self, own):
+        self.own, self.shape = own, own.shape
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("implicit conversion")

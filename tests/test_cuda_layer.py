@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft._device import on_host
+from samplesoft._device import to_host
 from samplesoft.losses import SCHEMES, SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
@@ -73,7 +73,7 @@ def test_losses_of_each_example():
         )[0]
         for device in ("cpu", "cuda")
     )
-    np.testing.assert_allclose(on_host(there), here, rtol=1e-13)
+    np.testing.assert_allclose(to_host(there), here, rtol=1e-13)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -104,7 +104,7 @@ def test_training_goes_as_on_the_processor(name, scheme, shared, every):
             layer.moved(gradients["class_embeddings"].ids)
             values.append(value)
         arrays = {**layer.parameters, **optimizer.state(), "q": sampler.probs(h)}
-        found.append(({key: on_host(array) for key, array in arrays.items()}, values))
+        found.append(({key: to_host(array) for key, array in arrays.items()}, values))
         assert layer.evaluate(h, LABELS).loss > 0.0
     (wanted, values), (got, there) = found
     np.testing.assert_allclose(there, values, rtol=1e-12)
@@ -122,13 +122,15 @@ def test_an_optimizer_goes_on_from_its_state():
     first.step(parameters, {"w": to_device(gradient)})
     second = make_optimizer("adam", 0.1)
     second.load_state(first.state())
-    other = {"w": to_device(on_host(parameters["w"]))}
+    other = {"w": to_device(to_host(parameters["w"]))}
     first.step(parameters, {"w": to_device(gradient)})
     second.step(other, {"w": gradient})
-    np.testing.assert_array_equal(on_host(parameters["w"]), on_host(other["w"]))
+    np.testing.assert_array_equal(to_host(parameters["w"]), to_host(other["w"]))
 
 
 def test_what_is_refused_on_the_processor_is_refused_there():
+    from samplesoft._cuda import to_device
+
     h, W = vectors(3), vectors(7)
     draw, counts = drawn("masked", False, h)
     nan, zero = W.copy(), W.copy()
@@ -150,6 +152,13 @@ def test_what_is_refused_on_the_processor_is_refused_there():
                 SampledSoftmaxLoss(device=device, **options).forward(*arguments, **known)
             messages.append(str(error.value))
         assert messages[0][:30] == messages[1][:30], messages
+    on_gpu = SampledSoftmaxLoss(scheme="masked", device="cuda")
+    for biases, message in [
+        (np.zeros(6), r"`biases` must have shape \(7,\)"),
+        (np.zeros(7, np.float32), "`biases` on the device must be of float64"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            on_gpu.forward(h, W, LABELS, draw, biases=to_device(biases))
     without = UniformSampler(7, replace=False).sample(h, 3, rng=0)
     with pytest.raises(ValueError, match="with replacement with device='cuda'"):
         SampledSoftmaxLoss(scheme="masked", device="cuda").forward(h, W, LABELS, without)
@@ -168,9 +177,10 @@ def test_gradients_that_are_refused_change_nothing():
         (np.ones((2, 2)), r"shape \(3, 2\) for 'w', got \(2, 2\)"),
         (SparseRows(np.array([1, 1]), np.ones((2, 2))), "ascend, each once"),
         (SparseRows(np.array([1, 3]), np.ones((2, 2))), r"in 0\.\.2"),
-        (to_device(np.ones((3, 2), np.float32)), "float64 for 'w', like the parameter"),
+        (to_device(np.ones((3, 2), np.float32)), r"\['w'\]` on the device must be of float64"),
+        (to_device(np.ones((2, 3))).T, r"\['w'\]` on the device must be C-contiguous"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             optimizer.step(parameters, {"w": gradient})
-    np.testing.assert_array_equal(on_host(parameters["w"]), np.ones((3, 2)))
+    np.testing.assert_array_equal(to_host(parameters["w"]), np.ones((3, 2)))
     assert optimizer.steps == 0

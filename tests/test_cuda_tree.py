@@ -111,6 +111,46 @@ def test_updates_leave_the_bits_of_the_processor(n, leaf_size, dtype):
     np.testing.assert_array_equal(some, here.class_embeddings([n - 1, 0]))
 
 
+@pytest.mark.parametrize("leaf_size", [1, 4])
+def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
+    from samplesoft._gpu import draws
+    from samplesoft._tree import cuda
+
+    rows, h = whole_numbers(13, np.float32, dim=3)
+    whole, parted = (
+        KernelTree(rows, lifted_there, leaf_size=leaf_size, device="cuda") for _ in range(2)
+    )
+    ids = np.array([0, 1, 1, 7, 12])
+    whole.update(ids, -rows[ids])
+    drawn = whole.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
+    monkeypatch.setattr(cuda, "_BLOCK", 1)
+    monkeypatch.setattr(draws, "_NUMBERS", 1)
+    parted.update(ids, -rows[ids])
+    np.testing.assert_array_equal(sums(parted), sums(whole))
+    assert parted.drift == whole.drift
+    again = parted.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
+    np.testing.assert_array_equal(again.ids, drawn.ids)
+    np.testing.assert_array_equal(again.log_q, drawn.log_q)
+    log_q = parted.log_prob(h, drawn.ids, exclude=[1] * len(h)).copy_to_host()
+    np.testing.assert_array_equal(log_q, drawn.log_q)
+    probs = np.take_along_axis(parted.probs(h).copy_to_host(), drawn.ids, 1)
+    np.testing.assert_allclose(np.log(probs), parted.log_prob(h, drawn.ids).copy_to_host())
+
+
+def test_without_memory_for_two_sets_of_sums_all_classes_are_updated_in_place(monkeypatch):
+    from samplesoft._tree import cuda
+
+    rows, _ = whole_numbers(13, dim=3)
+    here, there = trees(rows, leaf_size=2)
+    monkeypatch.setattr(cuda, "available_bytes", lambda: 0.0)
+    for tree in (here, there):
+        tree.update(np.arange(13), -rows)
+    assert there.num_updates == 13
+    np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+    there.rebuild()
+    np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+
+
 def test_what_is_refused_changes_nothing():
     rows, h = whole_numbers(7, np.float32, dim=3)
     tree = KernelTree(rows, device="cuda", leaf_size=2)

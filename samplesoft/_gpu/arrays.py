@@ -56,12 +56,29 @@ def take_rows(rows: Any, places: Any) -> Any:
     return out
 
 
+def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
+    """Return Numba's view of an array on the device, in C order and of one of some types."""
+    array = as_device_array(value)
+    if array.dtype not in dtypes:
+        wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise TypeError(
+            f"`{name}` on the device must be of {wanted}, got {array.dtype}; convert it there, or "
+            "pass a NumPy array."
+        )
+    if not array.flags["C_CONTIGUOUS"]:
+        raise ValueError(
+            f"`{name}` on the device must be C-contiguous, got strides {array.strides} for shape "
+            f"{array.shape}; copy it there first."
+        )
+    return array
+
+
 def shaped_rows(
     name: str, value: Any, dim: int | None = None, dtype: np.dtype[Any] | None = None
 ) -> Any:
     """Return an array on the device as rows (N, `dim`), which may not be finite."""
-    wanted = (dtype,) if dtype else (np.dtype(np.float32), np.dtype(np.float64))
-    rows = _contiguous(name, value, wanted)
+    wanted = (dtype,) if dtype else (np.float32, np.float64)
+    rows = contiguous(name, value, *wanted)
     rows = rows.reshape(1, -1) if rows.ndim == 1 else rows
     if rows.ndim != 2 or rows.size == 0:
         raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
@@ -104,7 +121,7 @@ class DeviceArrays:
         """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
         if not on_device(value):
             return to_device(as_ids(name, value, num_classes, batch))
-        array = _contiguous(name, value, (np.dtype(np.int64),))
+        array = contiguous(name, value, np.int64)
         if (batch is None and array.ndim != 1) or (
             batch is not None and (array.ndim != 2 or array.shape[0] != batch)
         ):
@@ -118,27 +135,11 @@ class DeviceArrays:
         """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
         if not on_device(value):
             return to_device(as_labels(name, value, num_classes, batch_shape))
-        array = _contiguous(name, value, (np.dtype(np.int64),))
+        array = contiguous(name, value, np.int64)
         if array.shape != batch_shape:
             raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
         _require_classes(name, array, num_classes)
         return array
-
-
-def _contiguous(name: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Any:
-    array = as_device_array(value)
-    if array.dtype not in dtypes:
-        wanted = " or ".join(map(str, dtypes))
-        raise TypeError(
-            f"`{name}` on the device must be of {wanted}, got {array.dtype}; convert it there, or "
-            "pass a NumPy array."
-        )
-    if not array.flags["C_CONTIGUOUS"]:
-        raise ValueError(
-            f"`{name}` on the device must be C-contiguous, got strides {array.strides} for shape "
-            f"{array.shape}; copy it there first."
-        )
-    return array
 
 
 def _require_classes(name: str, array: Any, num_classes: int) -> None:

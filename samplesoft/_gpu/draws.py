@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from samplesoft._cuda import empty, launch_groups, launch_threads, to_device
 from samplesoft._gpu.arrays import filled, take_rows
+from samplesoft._jit import chunks
 from samplesoft._random import mix64, uniform_block
 from samplesoft.kernels import arrays_cuda as arrays
 
@@ -17,6 +19,20 @@ def uniforms(key: np.uint64, batch: int, num: int) -> Any:
     out = empty((batch, num), np.float64)
     launch_threads(arrays.fill_uniforms, out.size, key, out)
     return out
+
+
+_NUMBERS = 1 << 26  # numbers about a batch held at a time
+
+
+def in_parts(each: int, *arrays: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield arrays (B, ...) for some examples at a time, each of which takes `each` numbers."""
+    batch = arrays[0].shape[0]
+    some = max(1, _NUMBERS // each)
+    if some >= batch:
+        yield arrays
+        return
+    for part in chunks(batch, some):
+        yield tuple(array[part] for array in arrays)
 
 
 def sample_shared(sampler: Any, h: Any, m: int, key: np.uint64) -> tuple[Any, Any]:

@@ -76,6 +76,11 @@ def last_of_each(ids: Any, rows: Any, stop: int) -> tuple[Any, Any]:
 
 
 def _sum_before(values: Any) -> Any:
-    total = empty(1, np.int64)
-    launch_groups(kernels.sum_before, 1, values, total)
-    return total
+    """Replace each of `values` (N,) by the sum of those before it; return that of all (1,)."""
+    totals = empty(max(1, -(-values.shape[0] // kernels.PART)), np.int64)
+    launch_groups(kernels.sum_before, totals.shape[0], values, totals)
+    if totals.shape[0] == 1:
+        return totals
+    every = _sum_before(totals)
+    launch_threads(kernels.add_parts, values.shape[0], totals, values)
+    return every

@@ -9,14 +9,16 @@ import numpy as np
 
 from samplesoft._cuda import (
     as_device_array,
+    available_bytes,
     empty,
     first_found,
     launch_groups,
     launch_threads,
     to_device,
 )
+from samplesoft._device import on_device
 from samplesoft._gpu.arrays import copied, filled
-from samplesoft._gpu.draws import uniforms
+from samplesoft._gpu.draws import in_parts, uniforms
 from samplesoft._gpu.groups import last_of_each, runs
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
@@ -52,7 +54,13 @@ class CudaFeatures:
 
     def __call__(self, rows: Any) -> Any:
         """Return features (k, F) of the type of `rows` (k, d)."""
-        features = as_device_array(self._transform(rows))
+        features = self._transform(rows)
+        if not on_device(features):
+            raise TypeError(
+                "`transform` must return an array on the GPU with device='cuda', got "
+                f"{type(features).__name__}; make the feature map with device='cuda'."
+            )
+        features = as_device_array(features)
         wanted = (rows.shape[0], self.num or max(1, features.size // rows.shape[0]))
         if features.shape != wanted or features.dtype != rows.dtype:
             raise ValueError(
@@ -68,7 +76,9 @@ class _CudaSums:
     def __init__(self, leaf_sums: Any) -> None:
         nobody = filled(leaf_sums.shape[1], 0.0)
         self._total = self._limits = nobody
-        self._total, self._limits = self._grown(leaf_sums, leaf_sums, None)
+        sums, nothing = _room_for_sums(leaf_sums), _room_for_sums(leaf_sums, 0)
+        _sum_columns(leaf_sums, sums)
+        self._total, self._limits = self._grown(sums, nothing, sums, leaf_sums.dtype)
         half = 1
         while half < leaf_sums.shape[0]:
             pairs = -(-leaf_sums.shape[0] // (2 * half))
@@ -84,8 +94,19 @@ class _CudaSums:
         here = self.nodes[:1].copy_to_host()[0]
         return float(np.linalg.norm(here - total) / norm) if norm > 0.0 else 0.0
 
-    def prepare(self, leaves: Any, change: Any, new: Any, old: Any) -> Callable[[], None]:
-        total, limits = self._grown(change, new, old)
+    def fit_again(self) -> bool:
+        """Return whether there is memory for as many sums."""
+        return bool(self.nodes.nbytes < available_bytes())
+
+    def prepare(self, leaves: Any, change: Any, added: Any, taken: Any) -> Callable[[], None]:
+        """Return what adds the change (k, F) of some leaves.
+
+        `added` and `taken` are column sums, as `_sum_columns` writes them, of what that is the
+        difference of.
+        """
+        sizes = _room_for_sums(change)
+        _sum_columns(change, sizes)
+        total, limits = self._grown(added, taken, sizes, change.dtype)
 
         def add() -> None:
             self._total, self._limits = total, limits
@@ -99,39 +120,29 @@ class _CudaSums:
 
         return add
 
-    def _grown(self, sums: Any, new: Any, old: Any) -> tuple[Any, Any]:
+    def _grown(self, added: Any, taken: Any, sizes: Any, dtype: Any) -> tuple[Any, Any]:
         """Return the total and the limits to the size of any node, with changes added."""
-        nothing = empty((0, 2, sums.shape[1]), np.float64)
-        added, sizes = _column_sums(new), _column_sums(sums)
-        taken = nothing if old is None else _column_sums(old)
-        total, limits = empty(sums.shape[1], np.float64), empty(sums.shape[1], np.float64)
-        largest = float(np.finfo(sums.dtype).max)
-        place = first_found(
-            launch_threads,
-            tree_sums_cuda.grow,
-            sums.shape[1],
-            added,
-            taken,
-            sizes,
-            self._total,
-            self._limits,
-            largest,
-            total,
-            limits,
-        )
-        if place is not None:
+        num = self._total.shape[0]
+        total, limits = empty(num, np.float64), empty(num, np.float64)
+        before = self._total, self._limits, float(np.finfo(dtype).max)
+        grown = added, taken, sizes, *before, total, limits
+        if first_found(launch_threads, tree_sums_cuda.grow, num, *grown) is not None:
             raise ValueError(
                 "`class_embeddings`, through `transform`, must give features with sums that are "
-                f"finite in {sums.dtype}, got infinity or NaN; scale the vectors down, or use "
-                "float64."
+                f"finite in {dtype}, got infinity or NaN; scale the vectors down, or use float64."
             )
         return total, limits
 
 
-def _column_sums(rows: Any) -> Any:
-    sums = empty((min(_PARTS, rows.shape[0]), 2, rows.shape[1]), np.float64)
-    launch_threads(tree_sums_cuda.sum_columns, sums.shape[0] * rows.shape[1], rows, sums)
-    return sums
+def _room_for_sums(rows: Any, num: int = 1) -> Any:
+    """Return room for the column sums of `num` arrays as wide as `rows` (k, F)."""
+    return empty((num * _PARTS, 2, rows.shape[1]), np.float64)
+
+
+def _sum_columns(rows: Any, sums: Any, place: int = 0) -> None:
+    """Write sums of columns, and of their absolute values, to one of the places in `sums`."""
+    part = sums[place * _PARTS : (place + 1) * _PARTS]
+    launch_threads(tree_sums_cuda.sum_columns, _PARTS * rows.shape[1], rows, part)
 
 
 class CudaTree:
@@ -160,6 +171,7 @@ class CudaTree:
         self._buckets = filled(size, rows.dtype.type(0))
         self._write(self._buckets, to_device(np.arange(shape.num_classes)), rows)
         self._all_leaves = to_device(np.arange(shape.num_leaves))
+        self._sums: Any = None
         self.rebuild(progress)
 
     @staticmethod
@@ -180,7 +192,7 @@ class CudaTree:
     @property
     def drift(self) -> float:
         """How far updates have moved the sum at the root, relative to its norm."""
-        return self._sums.drift
+        return float(self._sums.drift)
 
     def rows(self, ids: Any) -> Any:
         """Return a copy of the class vectors of some classes, or of all."""
@@ -191,39 +203,56 @@ class CudaTree:
         return rows
 
     def rebuild(self, progress: bool = False) -> None:
-        """Sum the features of all classes again."""
+        """Sum the features of all classes again, where memory allows beside the old sums."""
+        if self._sums is not None and not self._sums.fit_again():
+            self._sums = None
         self._sums = self._built(self._buckets, progress)
         self.num_updates = 0
 
     def sample(self, h: Any, m: int, exclude: Any, key: np.uint64) -> Draw:
         """Return draws (B, m)."""
+        u = uniforms(key, h.shape[0], m)
+        ids, log_q = empty(u.shape, np.int64), empty(u.shape, np.float64)
+        for part in in_parts(self._room(m), h, exclude, u, ids, log_q):
+            self._draw(*part)
+        return Draw(ids, log_q)
+
+    def _draw(self, h: Any, exclude: Any, u: Any, ids: Any, log_q: Any) -> None:
         phi = self._transformed(h)
         rest, shares = self._left_out(h, phi, exclude)
-        u = uniforms(key, h.shape[0], m)
-        leaves, ids = empty(u.shape, np.int64), empty(u.shape, np.int64)
-        log_q = empty(u.shape, np.float64)
+        leaves = empty(u.shape, np.int64)
         walked = phi, self._sums.nodes, *self._shape.walked
         launch_groups(tree_walk_cuda.walk, u.size, *walked, exclude, shares, u, leaves, log_q)
         products, weights = self._products(h, phi, leaves)
         drawn = products, leaves, exclude, rest, u
         launch_groups(tree_leaf_cuda.pick, u.size, *drawn, *self._shape.inside, weights, ids, log_q)
-        return Draw(ids, log_q)
 
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
+        log_q = empty(ids.shape, np.float64)
+        for part in in_parts(self._room(ids.shape[1]), h, ids, exclude, log_q):
+            self._ask(*part)
+        return log_q
+
+    def _ask(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
         phi = self._transformed(h)
         rest, _ = self._left_out(h, phi, exclude)
-        leaves, log_q = self._leaves_of(ids), empty(ids.shape, np.float64)
+        leaves = self._leaves_of(ids)
         room = empty((ids.size, self._depth, 2), np.float64)
         reached = phi, self._sums.nodes, leaves, *self._shape.walked, room, log_q
         launch_groups(tree_walk_cuda.log_reach, ids.size, *reached)
         products, weights = self._products(h, phi, leaves)
         asked = products, ids, exclude, rest, *self._shape.inside, weights, log_q
         launch_groups(tree_leaf_cuda.log_inside, ids.size, *asked)
-        return log_q
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
+        probs = empty((h.shape[0], self._shape.num_classes), np.float64)
+        for part in in_parts(self._room(self._shape.num_leaves), h, exclude, probs):
+            self._spread(*part)
+        return probs
+
+    def _spread(self, h: Any, exclude: Any, probs: Any) -> None:
         phi = self._transformed(h)
         rest, _ = self._left_out(h, phi, exclude)
         nodes, shape = self._sums.nodes, (h.shape[0], self._shape.num_leaves)
@@ -239,21 +268,29 @@ class CudaTree:
         leaves = empty(shape, np.int64)
         launch_threads(arrays_cuda.repeat_row, leaves.size, self._all_leaves.reshape(1, -1), leaves)
         products, weights = self._products(h, phi, leaves)
-        probs = empty((shape[0], self._shape.num_classes), np.float64)
         asked = products, log_p, exclude, rest, *self._shape.inside, weights, probs
         launch_groups(tree_leaf_cuda.probs_inside, log_p.size, *asked)
-        return probs
+
+    def _room(self, num: int) -> int:
+        """Return how many numbers work on `num` classes of an example takes."""
+        return self._shape.num_features + 2 * num * (self._shape.leaf_size + self._depth)
 
     def prepare(self, ids: Any, rows: Any) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
         ids, rows = last_of_each(ids, rows, self._shape.num_classes)
-        if 2 * ids.shape[0] >= self._shape.num_classes:  # new and old features would cost more
-            return self._prepare_rebuild(ids, rows)
+        if 2 * ids.shape[0] >= self._shape.num_classes and self._sums.fit_again():
+            return self._prepare_rebuild(ids, rows)  # new and old features would cost more
         leaves, starts = runs(ids, self._shape.leaf_size)
-        new, old = self._transformed(rows), self._transformed(self.rows(ids))
         change = empty((leaves.shape[0], self._shape.num_features), rows.dtype)
-        launch_groups(tree_sums_cuda.sum_changes, leaves.shape[0], new, old, starts, change)
-        add = self._sums.prepare(leaves, change, new, old)
+        parts = self._parts_of(ids.shape[0], starts)
+        added, taken = (_room_for_sums(change, len(parts)) for _ in range(2))
+        for i, (some, run) in enumerate(parts):
+            new, old = (self._transformed(x) for x in (rows[some], self.rows(ids[some])))
+            changed = new, old, starts[run], some.start, change[run]
+            launch_groups(tree_sums_cuda.sum_changes, run.stop - run.start, *changed)
+            _sum_columns(new, added, i)
+            _sum_columns(old, taken, i)
+        add = self._sums.prepare(leaves, change, added, taken)
 
         def commit() -> None:
             add()
@@ -261,6 +298,21 @@ class CudaTree:
             self.num_updates += ids.shape[0]
 
         return commit
+
+    def _parts_of(self, num: int, starts: Any) -> list[tuple[slice, slice]]:
+        """Return ranges of `num` ids whose features fit in memory, and of the leaves they are in.
+
+        `starts` (U,) tells where the ids of a leaf begin.
+        """
+        at_once = _BLOCK // (2 * self._shape.num_features)
+        if num <= at_once:
+            return [(slice(0, num), slice(0, starts.shape[0]))]
+        begin = starts.copy_to_host()
+        edges = np.searchsorted(begin, np.arange(0, num, max(1, at_once)))
+        edges = np.unique([*edges, len(begin)])
+        stops = np.append(begin, num)[edges]
+        ids, leaves = (list(map(slice, x[:-1], x[1:])) for x in (stops, edges))
+        return list(zip(ids, leaves, strict=True))
 
     def _prepare_rebuild(self, ids: Any, rows: Any) -> Callable[[], None]:
         buckets = copied(self._buckets)

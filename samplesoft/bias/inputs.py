@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import to_host
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -52,7 +53,7 @@ class Inputs:
 def read_inputs(
     logits: ArrayLike, label: Any, q: ArrayLike, num_sampled: Any, scheme: str = "negatives"
 ) -> Inputs:
-    """Check the arguments that the bias functions share.
+    """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
     Parameters
     ----------
@@ -77,6 +78,7 @@ def read_inputs(
     TypeError, ValueError
         If an argument is malformed, or the proposal misses a class that the scheme needs.
     """
+    logits, label, q = (to_host(value) for value in (logits, label, q))
     scheme = as_choice("scheme", scheme, SCHEMES)
     m = as_count("num_sampled", num_sampled, 2 if scheme == "jackknife" else 1)
     o = as_real_array("logits", logits, (1, 2))

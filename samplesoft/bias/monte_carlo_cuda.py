@@ -12,7 +12,6 @@ from samplesoft._validation import FloatArray
 from samplesoft.kernels import trials_cuda as kernels
 from samplesoft.kernels.trials import Plan
 
-_SEEN = 1 << 26  # numbers in the tables of what a trial has drawn
 _VALUES = 1 << 22  # numbers in the results of trials that run side by side
 
 
@@ -43,8 +42,9 @@ def run(
     arrays = {k: to_device(x) for k, x in plan._asdict().items() if isinstance(x, np.ndarray)}
     there = plan._replace(**arrays)
     capacity = min(n, 1 + len(plan.fixed) + plan.stride) + 1
-    at_once = max(1, min(num_trials, _SEEN // n, _VALUES // capacity))
-    seen, sums = filled((at_once, n), np.int32(0)), filled((n, 3), 0.0)
+    at_once = max(1, min(num_trials, _VALUES // capacity))
+    places = 1 << (2 * capacity).bit_length()  # of a hash set that is never half full
+    seen, sums = filled((at_once, 2, places), np.int32(0)), filled((n, 3), 0.0)
     where = to_device(center)
     mean = squares = 0.0
     for part in chunks(num_trials, at_once):

@@ -143,7 +143,10 @@ class FeatureMap(ABC):
 
     def _write_on_cuda(self, X: Any, out: Any) -> None:
         """Do as `_write` does, for arrays on the device."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must have `_write_on_cuda` to work with device='cuda'; "
+            "RandomFourierFeatures shows how."
+        )
 
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

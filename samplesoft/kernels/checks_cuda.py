@@ -66,7 +66,9 @@ def find_greatest_outside(rows: Any, least: float, most: float, found: Any) -> N
         return
     largest = rows[i, 0]
     for k in range(lane(), rows.shape[1], LANES):
+        if not rows[i, k] < most:  # here, for `max` drops NaN
+            cuda.atomic.min(found, 0, i)
         largest = max(largest, rows[i, k])
     largest = group_max(largest)
-    if lane() == 0 and not least < largest < most:
+    if lane() == 0 and not least < largest:
         cuda.atomic.min(found, 0, i)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from samplesoft._cuda import LANES, group_place, group_sum, kernel, lane, thread_place
+from samplesoft._cuda import (
+    LANES,
+    group_place,
+    group_sum,
+    group_sum_before,
+    kernel,
+    lane,
+    thread_place,
+)
 
 DIGITS = 16
 EACH = 32  # ids that a thread brings into order one after another
+PART = 32 * LANES  # numbers that a group sums
 
 
 @kernel
@@ -23,28 +32,32 @@ def count_digits(ids: Any, divisor: int, counts: Any) -> None:
 
 
 @kernel
-def sum_before(values: Any, total: Any) -> None:
-    """Replace each of `values` (N,) by the sum of those before it, and write that of all.
+def sum_before(values: Any, totals: Any) -> None:
+    """Replace each of `values` (N,) by the sum of those before it in its part, of `PART` numbers.
 
-    For one group. Each lane adds up a part, and begins with the sums of the lanes before it.
+    `totals` gets the sum of each part; a group for each.
     """
-    if group_place() > 0:
+    part = group_place()
+    if part >= totals.shape[0]:
         return
-    each = -(-values.shape[0] // LANES)
-    first, stop = lane() * each, min((lane() + 1) * each, values.shape[0])
-    own = 0
-    for i in range(first, stop):
-        own += values[i]
-    before = 0
-    for other in range(LANES):
-        there = group_sum(own if lane() == other else 0)
-        before += there if other < lane() else 0
-    if lane() == LANES - 1:
-        total[0] = before + own
-    for i in range(first, stop):
-        value = values[i]
-        values[i] = before
-        before += value
+    total = 0
+    for start in range(part * PART, min((part + 1) * PART, values.shape[0]), LANES):
+        i = start + lane()
+        value = values[i] if i < values.shape[0] else 0
+        before = group_sum_before(value)
+        if i < values.shape[0]:
+            values[i] = total + before
+        total += group_sum(value)
+    if lane() == 0:
+        totals[part] = total
+
+
+@kernel
+def add_parts(before: Any, values: Any) -> None:
+    """Add to each of `values` (N,) what comes before its part, a thread for each."""
+    i = thread_place()
+    if i < values.shape[0]:
+        values[i] += before[i // PART]
 
 
 @kernel

@@ -8,7 +8,7 @@ from typing import Any
 
 from samplesoft._cuda import LANES, cuda, group_sync, kernel, lane
 
-SHARED_BYTES = 48 << 10  # what every device gives to a block
+_SHARED_BYTES = 48 << 10  # what every device gives to a block
 
 
 def project(
@@ -30,16 +30,27 @@ def project(
         What `finish` writes to.
     parameters : tuple
         What else it needs.
+
+    Raises
+    ------
+    ValueError
+        If a row is longer than the shared memory of a block.
     """
     blocks, _, size = signs.shape
     memory = size * x.dtype.itemsize
-    _kernel(finish)[(x.shape[0], blocks), LANES, 0, memory](x, signs, num, out, parameters)
+    if memory > _SHARED_BYTES:
+        most = 1 << (_SHARED_BYTES // x.dtype.itemsize).bit_length() - 1
+        raise ValueError(
+            f"`frequencies` must not be 'structured' on the device for rows of more than {most} "
+            f"numbers in {x.dtype}, got {x.shape[1]}; take 'iid' or 'orthogonal'."
+        )
+    _kernel(finish)[x.shape[0] * blocks, LANES, 0, memory](x, signs, num, out, parameters)
 
 
 @cache
 def _kernel(finish: Callable[..., None]) -> Any:
     def structured(x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
-        row, block = cuda.blockIdx.x, cuda.blockIdx.y
+        row, block = cuda.blockIdx.x // signs.shape[0], cuda.blockIdx.x % signs.shape[0]
         values = cuda.shared.array(0, x.dtype)
         size = signs.shape[2]
         for k in range(lane(), size, LANES):
@@ -51,7 +62,7 @@ def _kernel(finish: Callable[..., None]) -> Any:
             while half > 0:
                 group_sync()
                 for pair in range(lane(), size // 2, LANES):
-                    low = 2 * pair - pair % half
+                    low = 2 * pair - (pair & (half - 1))
                     a, b = values[low], values[low + half]
                     values[low], values[low + half] = a + b, a - b
                 half //= 2

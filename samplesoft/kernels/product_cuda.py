@@ -8,10 +8,13 @@ from typing import Any
 
 from samplesoft._cuda import SIMULATED, cuda, device_function, kernel
 
-_SIDE = 2 if SIMULATED else 16  # threads along a side of a tile
-_EACH = 2 if SIMULATED else 4  # numbers along it that a thread computes
-_TILE = _SIDE * _EACH
+_SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of two
+_ROWS_EACH = 2 if SIMULATED else 4  # that a thread computes
+_COLUMNS_EACH = 2 if SIMULATED else 8
+_ROWS, _COLUMNS = _SIDE * _ROWS_EACH, _SIDE * _COLUMNS_EACH  # of a tile
 _DEPTH = 2 if SIMULATED else 16  # columns of both matrices that a block holds at a time
+_PADDED = _ROWS + 1  # lanes that write a column are in banks of their own
+_THREADS = _SIDE * _SIDE
 
 Finish = Callable[[Any, int, int, Any, Any], None]
 
@@ -32,8 +35,8 @@ def multiply(finish: Finish, x: Any, y: Any, out: Any, parameters: Any) -> None:
     parameters : tuple
         What else it needs.
     """
-    grid = (-(-x.shape[0] // _TILE), -(-y.shape[0] * y.shape[2] // _TILE))
-    _kernel(finish)[grid, _SIDE * _SIDE](x, y, out, parameters)
+    tiles = -(-x.shape[0] // _ROWS) * -(-y.shape[0] * y.shape[2] // _COLUMNS)
+    _kernel(finish)[tiles, _THREADS](x, y, out, parameters)
 
 
 @device_function
@@ -45,36 +48,41 @@ def write(out: Any, i: int, j: int, product: Any, parameters: Any) -> None:
 @cache
 def _kernel(finish: Finish) -> Any:
     def product(x: Any, y: Any, out: Any, parameters: Any) -> None:
-        left = cuda.shared.array((_DEPTH, _TILE), x.dtype)
-        right = cuda.shared.array((_DEPTH, _TILE), x.dtype)
-        sums = cuda.local.array((_EACH, _EACH), x.dtype)
-        thread = cuda.threadIdx.x
-        row, column = thread // _SIDE, thread % _SIDE
-        first_row, first_column = cuda.blockIdx.x * _TILE, cuda.blockIdx.y * _TILE
+        left = cuda.shared.array((_DEPTH, _PADDED), x.dtype)
+        right = cuda.shared.array((_DEPTH, _COLUMNS), x.dtype)
+        sums = cuda.local.array((_ROWS_EACH, _COLUMNS_EACH), x.dtype)
+        num, depth = x.shape
         zero, size = x.dtype.type(0), y.shape[2]
         columns = y.shape[0] * size
-        for r in range(_EACH):
-            for c in range(_EACH):
+        thread, row_tiles = cuda.threadIdx.x, -(-num // _ROWS)
+        # that these are at least 0, as an `and` shows the compiler, spares it wrapped indices
+        row, column = (thread // _SIDE) & (_SIDE - 1), thread & (_SIDE - 1)
+        first_row = cuda.blockIdx.x % row_tiles * _ROWS
+        first_column = cuda.blockIdx.x // row_tiles * _COLUMNS
+        j = first_column + thread % _COLUMNS  # the column that this thread reads
+        bucket, place = j // size, j % size
+        for r in range(_ROWS_EACH):
+            for c in range(_COLUMNS_EACH):
                 sums[r, c] = zero
-        for start in range(0, x.shape[1], _DEPTH):
-            for place in range(thread, _TILE * _DEPTH, _SIDE * _SIDE):
-                k, i = place % _DEPTH, place // _DEPTH
-                inside = first_row + i < x.shape[0] and start + k < x.shape[1]
+        for start in range(0, depth, _DEPTH):
+            for number in range(thread, _ROWS * _DEPTH, cuda.blockDim.x):
+                k, i = number % _DEPTH, number // _DEPTH
+                inside = first_row + i < num and start + k < depth
                 left[k, i] = x[first_row + i, start + k] if inside else zero
-                k, i = place // _TILE, place % _TILE
-                j = first_column + i
-                inside = j < columns and start + k < x.shape[1]
-                right[k, i] = y[j // size, start + k, j % size] if inside else zero
+            for number in range(thread, _COLUMNS * _DEPTH, cuda.blockDim.x):
+                k = number // _COLUMNS
+                inside = j < columns and start + k < depth
+                right[k, thread % _COLUMNS] = y[bucket, start + k, place] if inside else zero
             cuda.syncthreads()
             for k in range(_DEPTH):
-                for r in range(_EACH):
-                    for c in range(_EACH):
+                for r in range(_ROWS_EACH):
+                    for c in range(_COLUMNS_EACH):
                         sums[r, c] += left[k, row + r * _SIDE] * right[k, column + c * _SIDE]
             cuda.syncthreads()
-        for r in range(_EACH):
-            for c in range(_EACH):
+        for r in range(_ROWS_EACH):
+            for c in range(_COLUMNS_EACH):
                 i, j = first_row + row + r * _SIDE, first_column + column + c * _SIDE
-                if i < x.shape[0] and j < columns:
+                if i < num and j < columns:
                     finish(out, i, j, sums[r, c], parameters)
 
     product.__name__ = f"multiply_{finish.__name__}"

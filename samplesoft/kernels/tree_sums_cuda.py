@@ -34,15 +34,16 @@ def sum_runs(features: Any, starts: Any, sums: Any) -> None:
 
 
 @kernel
-def sum_changes(new: Any, old: Any, starts: Any, change: Any) -> None:
-    """Write sums of ``new - old`` over runs of rows, as `sum_runs`."""
+def sum_changes(new: Any, old: Any, starts: Any, first: int, change: Any) -> None:
+    """Write sums of ``new - old`` over runs of rows, as `sum_runs`; `first` is that of row 0."""
     i = group_place()
     if i >= starts.shape[0]:
         return
-    stop = starts[i + 1] if i + 1 < starts.shape[0] else new.shape[0]
+    begin = starts[i] - first
+    stop = starts[i + 1] - first if i + 1 < starts.shape[0] else new.shape[0]
     for f in range(lane(), change.shape[1], LANES):
-        total = new[starts[i], f] - old[starts[i], f]
-        for j in range(starts[i] + 1, stop):
+        total = new[begin, f] - old[begin, f]
+        for j in range(begin + 1, stop):
             total += new[j, f] - old[j, f]
         change[i, f] = total
 

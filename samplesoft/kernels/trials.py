@@ -47,12 +47,28 @@ def _count_below(cdf: FloatArray, u: float) -> int:
 
 
 @njit
+def _count(seen: np.ndarray, c: int | np.int64) -> int:
+    """Count a class in `seen` (n,); return how often it had been counted."""
+    times: int = seen[c]
+    seen[c] = times + 1
+    return times
+
+
+@njit
+def _forget(seen: np.ndarray, c: int | np.int64) -> int:
+    """Return how often a class has been counted, and set that to 0."""
+    times: int = seen[c]
+    seen[c] = 0
+    return times
+
+
+@njit
 def draw_trial(
     plan: Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
 ) -> int:
     """Fill `ids` with the label and the distinct classes drawn, `counts` with how often each.
 
-    `seen` (n,) is zero before and after.
+    `seen` is where `_count` counts; all is zero before and after.
     """
     ids[0] = plan.label
     size = 1
@@ -60,7 +76,7 @@ def draw_trial(
         ids[size] = j
         size += 1
     for k in range(size):
-        seen[ids[k]] = 1
+        _count(seen, ids[k])
     place = np.uint64(trial) * np.uint64(plan.stride)
     num_draws = plan.num_draws
     if len(plan.draws_cdf) > 0:
@@ -70,12 +86,10 @@ def draw_trial(
         j = alias_draw(word, plan.thresholds, plan.alias)
         # no branch on whether j is new, which would often be predicted wrongly
         ids[size] = j
-        times = seen[j]
-        seen[j] = times + 1
-        size += times == 0
+        size += _count(seen, j) == 0
     for k in range(size):
-        counts[k] = min(seen[ids[k]], 1) if plan.once else seen[ids[k]]
-        seen[ids[k]] = 0
+        times = _forget(seen, ids[k])
+        counts[k] = min(times, 1) if plan.once else times
     counts[0] -= 1
     return size
 

@@ -4,11 +4,61 @@ from __future__ import annotations
 
 from typing import Any
 
-from samplesoft._cuda import LANES, group_place, group_sum, kernel, lane, thread_place, twin
+import numpy as np
+
+from samplesoft._cuda import (
+    LANES,
+    device_function,
+    group_place,
+    group_sum,
+    kernel,
+    lane,
+    thread_place,
+    twin,
+)
+from samplesoft._random import mix64
 from samplesoft.kernels import trials
 from samplesoft.kernels.static_cuda import alias_draw
 
-_draw_trial = twin(trials.draw_trial, alias_draw=alias_draw, _count_below=twin(trials._count_below))
+_ONE = np.uint64(1)
+
+
+@device_function
+def _place(seen: Any, c: int) -> Any:
+    """Return the place of a class in a hash set (2, places), or the empty one where it belongs.
+
+    The first row holds classes, counted from 1, and the second how often each was counted.
+    """
+    last = np.int64(seen.shape[1] - 1)
+    place = np.int64(np.uint64(mix64(np.uint64(c), _ONE)) & np.uint64(last))
+    while seen[0, place] != 0 and seen[0, place] != c + 1:
+        place = np.int64(place + 1) & last
+    return place
+
+
+@device_function
+def _count(seen: Any, c: int) -> int:
+    """Count a class, as that of `trials`; there is no room for all n of each of many trials."""
+    place = _place(seen, c)
+    times: int = seen[1, place]
+    seen[0, place], seen[1, place] = c + 1, times + 1
+    return times
+
+
+@device_function
+def _forget(seen: Any, c: int) -> int:
+    """Return how often a class has been counted; who is done with all empties the set."""
+    times: int = seen[1, _place(seen, c)]
+    return times
+
+
+_draw_trial = twin(
+    trials.draw_trial,
+    alias_draw=alias_draw,
+    _count_below=twin(trials._count_below),
+    _count=_count,
+    _forget=_forget,
+)
 _plain_trial = twin(trials.plain_trial)
 _jackknife_trial = twin(trials.jackknife_trial)
 
@@ -39,8 +89,8 @@ def run_trials(
         Number of the first trial.
     center : device array, shape (n,)
         What p' is compared with.
-    seen : device array of int32, shape (T, n)
-        Zeros, before and after.
+    seen : device array of int32, shape (T, 2, places)
+        Zeros, before and after; places are a power of two above the classes of a trial.
     ids, counts, values, rest : device arrays, shape (T, capacity)
         Room to work in; `values` holds p' minus the center afterwards.
     losses : device array, shape (T,)
@@ -52,6 +102,8 @@ def run_trials(
     if t >= losses.shape[0]:
         return
     size = _draw_trial(plan, key, first + t, seen[t], ids[t], counts[t])
+    for place in range(seen.shape[2]):
+        seen[t, 0, place] = seen[t, 1, place] = 0
     if plan.jackknife:
         log_s = _jackknife_trial(plan, size, ids[t], counts[t], values[t], rest[t])
     else:

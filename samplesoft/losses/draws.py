@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray, IntArray, require_host
 from samplesoft.kernels.candidate_logits import are_drawable
 from samplesoft.losses.targets import Targets
 from samplesoft.sampler import Draw
@@ -41,6 +41,7 @@ def read_draw(
     """
     if not isinstance(draw, Draw):
         raise no_draw(draw)
+    require_host("draw", draw.ids)
     ids, log_counts = draw.ids, draw.log_expected_count
     require_shapes(ids.shape, log_counts.shape, batch)
     if ids.dtype.kind not in "iu":

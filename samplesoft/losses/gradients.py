@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from samplesoft._device import on_host
+from samplesoft._device import to_host
 from samplesoft._validation import IntArray
 
 
@@ -27,7 +27,7 @@ class SparseRows(NamedTuple):
 
     def to_host(self) -> SparseRows:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
-        return SparseRows(on_host(self.ids), on_host(self.rows))
+        return SparseRows(to_host(self.ids), to_host(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,4 +51,4 @@ class Gradients:
     def to_host(self) -> Gradients:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
         db = None if self.db is None else self.db.to_host()
-        return Gradients(on_host(self.dh), self.dW.to_host(), db)
+        return Gradients(to_host(self.dh), self.dW.to_host(), db)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from samplesoft._device import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.full import FullSoftmaxLoss
@@ -73,4 +74,6 @@ def make_loss(name: str, **options: Any) -> Loss:
                 f"`{option}` must be left out for {name!r}, which says {option}={fixed[option]!r}, "
                 f"got {options[option]!r}; take another name."
             )
+    if getattr(make, "func", make) is not SampledSoftmaxLoss:
+        require_cpu(repr(name), options.pop("device", "cpu"))
     return make(**options)

@@ -14,8 +14,16 @@ from samplesoft._cuda import (
     launch_threads,
     to_device,
 )
-from samplesoft._device import on_device, on_host
-from samplesoft._gpu.arrays import DeviceArrays, cast, copied, filled, shaped_rows, take_rows
+from samplesoft._device import on_device, to_host
+from samplesoft._gpu.arrays import (
+    DeviceArrays,
+    cast,
+    contiguous,
+    copied,
+    filled,
+    shaped_rows,
+    take_rows,
+)
 from samplesoft._gpu.groups import group
 from samplesoft.kernels import checks_cuda
 from samplesoft.kernels import sampled_loss_cuda as kernels
@@ -68,7 +76,11 @@ class CudaSampledSoftmax:
             )
         checked = DeviceArrays.labels("labels", labels, n, (contexts.shape[0],))
         offsets = biases
-        if biases is not None and not on_device(biases):
+        if on_device(biases):
+            offsets = contiguous("biases", biases, rows.dtype)
+            if offsets.shape != (n,):
+                raise ValueError(f"`biases` must have shape ({n},), got {offsets.shape}.")
+        elif biases is not None:
             offsets = to_device(read_biases(biases, n, rows.dtype))
         norms = None
         if self._loss.normalize:
@@ -93,7 +105,7 @@ class CudaSampledSoftmax:
         if self._loss.excludes_label:
             pair = first_found(launch_threads, checks_cuda.find_outside, size, hits, 1)
             if pair is not None:
-                raise self._loss.contains_label(on_host(batch.targets.labels), pair)
+                raise self._loss.contains_label(to_host(batch.targets.labels), pair)
         value, per_example = self._reduced(batch, losses, weights)
         return value, Cache(batch, per_example, saved)
 
@@ -139,12 +151,13 @@ class CudaSampledSoftmax:
         size = batch.z.shape[0]
         if not self._loss.needs_label_count:
             return empty(0, np.float64)
-        if on_device(value) and value.shape == (size,):
+        if on_device(value) and tuple(value.shape) == (size,):
+            counts = contiguous("label_log_count", value, np.float64)
             search = launch_threads, checks_cuda.find_not_finite
-            if self._loss.scheme == "reject" or first_found(*search, size, value) is None:
-                return value
+            if self._loss.scheme == "reject" or first_found(*search, size, counts) is None:
+                return counts
         return to_device(
-            read_label_count(on_host(value), _on_host(batch).targets, self._loss.scheme)
+            read_label_count(to_host(value), _on_host(batch).targets, self._loss.scheme)
         )
 
     def _reduced(self, batch: Batch, losses: Any, weights: Any) -> tuple[Any, Any]:
@@ -153,12 +166,12 @@ class CudaSampledSoftmax:
         if weights is None:
             per_example = filled(size, 1.0)
         else:
-            per_example = to_device(read_weights(on_host(weights), size))
+            per_example = to_device(read_weights(to_host(weights), size))
         sums = empty(2, np.float64)
         launch_groups(kernels.weighted_sum, 1, losses, per_example, sums)
         value, total = map(float, sums.copy_to_host())
         if not np.isfinite(value):
-            self._loss.explain(_on_host(batch), on_host(losses))
+            self._loss.explain(_on_host(batch), to_host(losses))
         if self._loss.reduction == "mean":
             scale = 1.0 / total_weight(total)
             return value * scale, cast(per_example, np.float64, scale)
@@ -171,15 +184,19 @@ class CudaSampledSoftmax:
 
 def _on_host(batch: Batch) -> Batch:
     """Return what checks of the processor need of a batch, to say what is wrong with it."""
-    return replace(batch, class_embeddings=on_host(batch.class_embeddings))
+    return replace(batch, class_embeddings=to_host(batch.class_embeddings))
 
 
 def _read_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     """Check drawn classes (B, m) or (1, m) and their log-probabilities."""
     if not isinstance(draw, Draw):
         raise no_draw(draw)
-    ids = draw.ids if on_device(draw.ids) else to_device(draw.ids)
-    log_q = draw.log_q if on_device(draw.log_q) else to_device(draw.log_q)
+    if not on_device(draw.ids):
+        read_draw(draw, Targets(np.zeros(batch, np.int64)), batch, n)
+    ids, log_q = (
+        contiguous(f"draw.{name}", value, dtype) if on_device(value) else to_device(value)
+        for name, value, dtype in (("ids", draw.ids, np.int64), ("log_q", draw.log_q, np.float64))
+    )
     if draw.log_inclusion is not None:
         raise ValueError(
             "`draw` must be with replacement with device='cuda', got one without; compute on the "

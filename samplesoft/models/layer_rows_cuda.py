@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import to_device
+from samplesoft._device import to_host
 from samplesoft._gpu.arrays import DeviceArrays, copied, plus, take_rows
 from samplesoft._gpu.draws import mean_log_prob
 from samplesoft._gpu.groups import union
@@ -27,7 +28,7 @@ class CudaLayer:
     @staticmethod
     def own_biases(biases: Any, rows: Any) -> Any:
         """Return a copy of class biases (n,) of the type of the class vectors."""
-        return to_device(read_biases(biases, rows.shape[0], rows.dtype))
+        return to_device(read_biases(to_host(biases), rows.shape[0], rows.dtype))
 
     @staticmethod
     def own_ids(ids: Any, num_classes: int) -> Any:

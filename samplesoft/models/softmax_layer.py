@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import on_host
+from samplesoft._device import require_copyable, to_host
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.evaluation import Evaluation, evaluate
@@ -43,7 +43,8 @@ class SoftmaxLayer:
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) where there are some.
+        ``"class_embeddings"`` (n, d), and ``"biases"`` (n,) where there are some; Numba's device
+        arrays where the loss is on a GPU.
 
     Raises
     ------
@@ -68,14 +69,14 @@ class SoftmaxLayer:
     --------
     >>> import numpy as np
     >>> from samplesoft.losses import SampledSoftmaxLoss
+    >>> from samplesoft.models import make_optimizer
     >>> from samplesoft.samplers import UniformSampler
     >>> rng = np.random.default_rng(0)
     >>> layer = SoftmaxLayer(rng.normal(size=(6, 2)), SampledSoftmaxLoss(), UniformSampler(6), 3)
     >>> loss, cache = layer.forward([[1.0, 0.0]], [4], rng=0)
     >>> dh, gradients = layer.backward(cache)
-    >>> ids, rows = gradients["class_embeddings"]
-    >>> layer.parameters["class_embeddings"][ids] -= 0.1 * rows
-    >>> layer.moved(ids)
+    >>> make_optimizer("sgd", 0.1).step(layer.parameters, gradients)
+    >>> layer.moved(gradients["class_embeddings"].ids)
     """
 
     def __init__(
@@ -113,6 +114,11 @@ class SoftmaxLayer:
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
                 "nothing; leave them out, or take a sampled loss."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made from."""
+        require_copyable(self, self.loss.device)
+        return self.__dict__
 
     def forward(
         self,
@@ -242,13 +248,13 @@ class SoftmaxLayer:
         """
         biases = self.parameters.get("biases")
         return evaluate(
-            on_host(h),
-            on_host(self._rows),
-            on_host(labels),
+            to_host(h),
+            to_host(self._rows),
+            to_host(labels),
             tau=self.loss.tau,
             normalize=self.loss.normalize,
             absolute=self.loss.absolute,
-            biases=None if biases is None else on_host(biases),
+            biases=None if biases is None else to_host(biases),
             k=k,
         )
 
@@ -292,6 +298,12 @@ class SoftmaxLayer:
             raise ValueError(
                 f"`sampler` must be for {n} classes of dimension {d}, got "
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
+            )
+        dtype = self.sampler._dtype
+        if loss.device != "cpu" and dtype is not None and dtype != self._rows.dtype:
+            raise ValueError(
+                f"`sampler` must be of {self._rows.dtype}, like `class_embeddings`, on "
+                f"{loss.device!r}, got {dtype}; make it from the same array."
             )
         if loss.excludes_label and self.shared:
             raise ValueError(

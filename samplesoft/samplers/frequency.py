@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
+from samplesoft._device import to_host
 from samplesoft._validation import as_count, as_counts, as_positive, as_real_array
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
@@ -83,7 +84,7 @@ class UnigramSampler(WeightedSampler):
         replace: bool = True,
         device: str = "cpu",
     ) -> None:
-        checked = as_real_array("counts", counts, (1,))
+        checked = as_real_array("counts", to_host(counts), (1,))
         checked = as_counts("counts", checked, len(checked))
         weights = unigram_weights(checked, as_positive("power", power))
         super().__init__(weights, replace=replace, device=device)

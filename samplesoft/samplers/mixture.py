@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device import require_cpu
 from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
@@ -62,6 +63,7 @@ class MixtureSampler(Sampler):
                     f"`{name}` must be a Sampler, got {type(sampler).__name__}; "
                     "samplesoft.samplers has some."
                 )
+            require_cpu(f"`{name}` of a mixture", sampler.device)
         if first.num_classes != second.num_classes:
             raise ValueError(
                 "`first` and `second` must have the same number of classes, got "

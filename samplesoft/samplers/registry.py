@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device import arrays_on, as_device, require_cpu
+from samplesoft._device import arrays_on, as_device, require_cpu, to_host
 from samplesoft._validation import FloatArray, as_choice, as_counts
 from samplesoft.sampler import Rows, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
@@ -70,7 +70,9 @@ class SamplerInputs:
         rows = arrays.float_rows("class_embeddings", self.class_embeddings)
         object.__setattr__(self, "class_embeddings", rows)
         if self.counts is not None:
-            object.__setattr__(self, "counts", as_counts("counts", self.counts, rows.shape[0]))
+            object.__setattr__(
+                self, "counts", as_counts("counts", to_host(self.counts), rows.shape[0])
+            )
 
     @property
     def num_classes(self) -> int:

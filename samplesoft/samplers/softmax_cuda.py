@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft._cuda import empty, first_found, launch_groups, launch_threads, to_device
 from samplesoft._gpu.arrays import filled
-from samplesoft._gpu.draws import uniforms
+from samplesoft._gpu.draws import in_parts, uniforms
 from samplesoft._gpu.groups import last_of_each
 from samplesoft._jit import chunks
 from samplesoft.kernels import (
@@ -49,41 +49,59 @@ class CudaSoftmax:
 
     def sample(self, h: Any, m: int, exclude: Any, key: np.uint64) -> Draw:
         """Return draws (B, m)."""
-        queries, masses, shares, log_totals = self._first_pass(h, exclude)
         u = uniforms(key, h.shape[0], m)
-        blocks, ids = empty(u.shape, np.int64), empty(u.shape, np.int64)
-        log_q = empty(u.shape, np.float64)
+        ids, log_q = empty(u.shape, np.int64), empty(u.shape, np.float64)
+        for part in in_parts(self._room(m), h, exclude, u, ids, log_q):
+            self._draw(*part)
+        return Draw(ids, log_q)
+
+    def _draw(self, h: Any, exclude: Any, u: Any, ids: Any, log_q: Any) -> None:
+        queries, masses, shares, log_totals = self._first_pass(h, exclude)
+        blocks = empty(u.shape, np.int64)
         drawn = masses, shares, log_totals, u, blocks, log_q
         launch_threads(softmax_draw_cuda.choose_blocks, u.size, *drawn)
         products, weights, rest = self._second_pass(queries, blocks)
         visited = products, blocks, exclude, rest, u, *self._inside, weights, ids, log_q
         launch_groups(tree_leaf_cuda.pick, u.size, *visited)
-        return Draw(ids, log_q)
 
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
+        log_q = empty(ids.shape, np.float64)
+        for part in in_parts(self._room(ids.shape[1]), h, ids, exclude, log_q):
+            self._ask(*part)
+        return log_q
+
+    def _ask(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
         queries, masses, _, log_totals = self._first_pass(h, exclude)
-        blocks, log_q = empty(ids.shape, np.int64), empty(ids.shape, np.float64)
+        blocks = empty(ids.shape, np.int64)
         flat = ids.reshape(-1), self._inside[1], blocks.reshape(-1)
         launch_threads(tree_leaf_cuda.leaf_of, ids.size, *flat)
         launch_threads(softmax_draw_cuda.log_blocks, ids.size, masses, log_totals, blocks, log_q)
         products, weights, rest = self._second_pass(queries, blocks)
         visited = products, ids, exclude, rest, *self._inside, weights, log_q
         launch_groups(tree_leaf_cuda.log_inside, ids.size, *visited)
-        return log_q
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
+        probs = empty((h.shape[0], self._num_classes), np.float64)
+        for part in in_parts(self._room(self._num_blocks), h, exclude, probs):
+            self._spread(*part)
+        return probs
+
+    def _spread(self, h: Any, exclude: Any, probs: Any) -> None:
         queries, masses, _, log_totals = self._first_pass(h, exclude)
         blocks, log_q = empty(masses.shape, np.int64), empty(masses.shape, np.float64)
         every = to_device(np.arange(self._num_blocks)[None])
         launch_threads(arrays_cuda.repeat_row, blocks.size, every, blocks)
         launch_threads(softmax_draw_cuda.log_blocks, blocks.size, masses, log_totals, blocks, log_q)
         products, weights, rest = self._second_pass(queries, blocks)
-        probs = empty((h.shape[0], self._num_classes), np.float64)
         visited = products, log_q, exclude, rest, *self._inside, weights, probs
         launch_groups(tree_leaf_cuda.probs_inside, log_q.size, *visited)
-        return probs
+
+    def _room(self, num: int) -> int:
+        """Return how many numbers work on `num` classes of an example takes."""
+        room: int = 2 * self._num_blocks + 2 * num * self._inside[1]
+        return room
 
     def prepare(self, ids: Any, rows: Any) -> Callable[[], None]:
         """Return what makes an update happen."""
@@ -98,8 +116,11 @@ class CudaSoftmax:
         queries = empty(h.shape, h.dtype)
         launch_threads(softmax_draw_cuda.scale_rows, h.size, h, self._tau, queries)
         masses, shares = (empty((batch, self._num_blocks), np.float64) for _ in range(2))
-        for part in chunks(self._num_blocks, max(1, _LOGITS // (batch * size))):
-            logits = empty((batch, (part.stop - part.start) * size), h.dtype)
+        at_once = min(self._num_blocks, max(1, _LOGITS // (batch * size)))
+        room = empty(batch * at_once * size, h.dtype)
+        for part in chunks(self._num_blocks, at_once):
+            width = (part.stop - part.start) * size
+            logits = room[: batch * width].reshape(batch, width)
             buckets = self._buckets[part]
             product_cuda.multiply(product_cuda.write, queries, buckets, logits, ())
             num = batch * (part.stop - part.start)

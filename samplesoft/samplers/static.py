@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import to_host
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import (
     FloatArray,
@@ -221,7 +222,7 @@ class WeightedSampler(StaticSampler):
     """
 
     def __init__(self, weights: ArrayLike, *, replace: bool = True, device: str = "cpu") -> None:
-        values = as_real_array("weights", weights, (1,))
+        values = as_real_array("weights", to_host(weights), (1,))
         if values.min() < 0.0 or not values.any():
             raise ValueError(
                 f"`weights` must be at least 0 and not all 0, got a least of {values.min()} and a "

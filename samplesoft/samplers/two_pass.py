@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device import require_cpu
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import (
     FloatArray,
@@ -90,6 +91,7 @@ class TwoPassSampler(Sampler):
                 f"`candidates` must be a Sampler, got {type(candidates).__name__}; "
                 "samplesoft.samplers has some."
             )
+        require_cpu("`candidates` of a two-pass sampler", candidates.device)
         if candidates.dim is not None:
             raise ValueError(
                 "`candidates` must not look at context vectors, for its draws serve all contexts, "

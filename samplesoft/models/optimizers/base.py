@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device import on_device, on_host
+from samplesoft._device import on_device, to_host
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import as_nonnegative
 from samplesoft.losses.gradients import SparseRows
@@ -176,7 +176,7 @@ class Optimizer(ABC):
         state = {"steps": np.array(self.steps)}
         for parameter, arrays in self._state.items():
             for name, array in zip(self._state_names, arrays, strict=True):
-                state[f"{name}/{parameter}"] = on_host(array).copy()
+                state[f"{name}/{parameter}"] = to_host(array).copy()
         return state
 
     def load_state(self, state: Mapping[str, Array]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft._cuda import as_device_array, first_found, launch_threads, to_device
 from samplesoft._device import on_device
-from samplesoft._gpu.arrays import filled
+from samplesoft._gpu.arrays import contiguous, filled
 from samplesoft.kernels.optimizer_rows_cuda import find_beyond, find_not_rising, step_kernel
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.optimizers.updates import (
@@ -71,9 +71,6 @@ def apply(
 
 
 def _there(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
-    array = as_device_array(value) if on_device(value) else to_device(np.asarray(value, dtype))
-    if array.dtype != dtype:
-        raise TypeError(
-            f"`gradients` must be of {dtype} for {name!r}, like the parameter, got {array.dtype}."
-        )
-    return array
+    if not on_device(value):
+        return to_device(np.asarray(value, dtype))
+    return contiguous(f"gradients[{name!r}]", value, dtype)
