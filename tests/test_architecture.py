@@ -21,7 +21,7 @@ LAYERS = [
     {"losses"},
     {"models"},
     {"training"},
-    {"proposals"},
+    {"proposals", "sklearn"},
     {"bias"},
     {"verification"},
     {"commands"},

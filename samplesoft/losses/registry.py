@@ -32,6 +32,7 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "jackknife-masked": partial(JackknifeLoss, scheme="masked"),
     "nce": NCELoss,
     "negative-sampling": NegativeSamplingLoss,
+    "negative-sampling-masked": partial(NegativeSamplingLoss, scheme="masked"),
     "importance": ImportanceSamplingLoss,
 }
 
@@ -43,8 +44,8 @@ def make_loss(name: str, **options: Any) -> Loss:
     ----------
     name : str
         A key of `LOSSES`. ``"sampled"``, ``"jackknife"`` and ``"negative-sampling"`` take draws
-        that exclude the label; ``"sampled-masked"`` and ``"sampled-reject"`` leave accidental
-        hits of the label out, and so can share one set of draws among a batch;
+        that exclude the label; ``"sampled-reject"`` and names that end in ``-masked``
+        leave accidental hits of the label out, and so can share one set of draws among a batch;
         ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
         ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
     **options

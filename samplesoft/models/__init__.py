@@ -3,6 +3,8 @@
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding, SparseLinear
+from samplesoft.models.linear import Linear
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.lstm import LSTM
 from samplesoft.models.module import Layer
 from samplesoft.models.optimizers import (
@@ -16,6 +18,7 @@ from samplesoft.models.optimizers import (
 )
 from samplesoft.models.schedules import SCHEDULES, make_schedule
 from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.models.softmax_settings import SoftmaxSettings
 
 __all__ = [
     "LSTM",
@@ -27,9 +30,13 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Layer",
+    "Linear",
+    "LinearSoftmax",
+    "LinearSoftmaxSettings",
     "Momentum",
     "Optimizer",
     "SoftmaxLayer",
+    "SoftmaxSettings",
     "SparseLinear",
     "clip_by_global_norm",
     "make_optimizer",

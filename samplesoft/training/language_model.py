@@ -14,15 +14,11 @@ from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count
 from samplesoft.data.batches import Windows
 from samplesoft.data.corpus import Corpus
-from samplesoft.losses.registry import make_loss
-from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding
 from samplesoft.models.lstm import LSTM
 from samplesoft.models.module import uniform_weights
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.sampler import Sampler
-from samplesoft.samplers.registry import SamplerInputs, make_sampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
 from samplesoft.training.language_settings import LanguageModelSettings
@@ -213,36 +209,10 @@ class LanguageModelTask(Task):
             self.softmax.sampler.load_state(learned)
 
     def _make_softmax(self, n: int, size: int) -> SoftmaxLayer:
-        settings = self.settings
-        rows = uniform_weights(
-            (n, size),
-            settings.init_scale,
-            np.dtype(np.float32),
-            np.uint64(sub_seed(self._key, _SOFTMAX)),
-        )
-        loss = make_loss(
-            settings.loss,
-            tau=settings.tau,
-            normalize=settings.normalize,
+        seed, dtype = np.uint64(sub_seed(self._key, _SOFTMAX)), np.dtype(np.float32)
+        return self.settings.make_layer(
+            uniform_weights((n, size), self.settings.init_scale, dtype, seed),
+            self.corpus.vocabulary.counts,
+            sub_seed(self._key, _SAMPLER),
             reduction="sum",
-        )
-        sampler: Sampler | None = None
-        if settings.sampler is not None:
-            seen = unit_rows("class_embeddings", rows.copy())[0] if settings.normalize else rows
-            inputs = SamplerInputs(
-                seen,
-                self.corpus.vocabulary.counts,
-                tau=settings.tau,
-                nu=settings.nu,
-                num_features=settings.num_features,
-                rng=sub_seed(self._key, _SAMPLER),
-            )
-            sampler = make_sampler(settings.sampler, inputs)
-        return SoftmaxLayer(
-            rows,
-            loss,
-            sampler,
-            settings.num_sampled,
-            shared=settings.shared,
-            update_every=settings.update_every,
         )

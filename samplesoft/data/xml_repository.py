@@ -1,0 +1,171 @@
+"""Examples in the text format of the extreme classification repository."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from samplesoft.data.files import open_text
+
+_ENTRIES = re.compile(r"(?:[ \t]+[0-9]+:[^\s:]+)*[ \t]*")
+_LABELS = re.compile(r"[0-9]+(?:,[0-9]+)*")
+
+
+class SparseExamples(NamedTuple):
+    """Inputs and their labels.
+
+    Parameters
+    ----------
+    inputs : scipy.sparse.csr_array of float32, shape (N, v)
+        Features.
+    labels : scipy.sparse.csr_array of float64, shape (N, n)
+        Ones; rows may be empty.
+    """
+
+    inputs: sparse.csr_array
+    labels: sparse.csr_array
+
+
+def load_xml_repository(path: str | Path) -> SparseExamples:
+    r"""Read a file of the extreme classification repository.
+
+    The first line is ``points features labels``, each other one ``l,l,l f:v f:v f:v`` with numbers
+    from 0; where a point has no label, the line starts with a space. Data sets are published at
+    http://manikvarma.org/downloads/XC/XMLRepository.html.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
+
+    Returns
+    -------
+    SparseExamples
+        Inputs and labels.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a line is malformed, with its number.
+
+    References
+    ----------
+    K. Bhatia et al., "The extreme classification repository: multi-label datasets and code", 2016.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "train.txt")
+    ...     _ = path.write_text("2 3 4\n0,3 0:1.5 2:1\n 1:2\n")
+    ...     inputs, labels = load_xml_repository(path)
+    >>> inputs.toarray().tolist(), labels.toarray().tolist()
+    ([[1.5, 0.0, 1.0], [0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    """
+    features, values, labels = array("q"), array("f"), array("q")
+    feature_starts, label_starts = array("q", [0]), array("q", [0])
+    with open_text(path) as stream:
+        num, width, num_labels = _read_header(path, stream.readline())
+        for line_number, line in enumerate(stream, 2):
+            if len(feature_starts) > num:
+                if line.strip():
+                    raise _malformed(path, line_number, f"more points than the {num} of line 1")
+                continue
+            names, entries = _split(path, line_number, line.rstrip("\r\n"))
+            own = [int(name) for name in names]
+            numbers = [int(entry.partition(":")[0]) for entry in entries]
+            _check(path, line_number, "label", own, num_labels)
+            _check(path, line_number, "feature", numbers, width)
+            labels.extend(own)
+            features.extend(numbers)
+            values.extend(_values(path, line_number, entries))
+            feature_starts.append(len(features))
+            label_starts.append(len(labels))
+    if len(feature_starts) <= num:
+        raise ValueError(
+            f"{str(path)!r} must hold the {num} points of line 1, got {len(feature_starts) - 1}; "
+            "it may be cut short."
+        )
+    inputs = (_as_array(values), _as_array(features), _as_array(feature_starts))
+    ones = np.ones(len(labels))
+    return SparseExamples(
+        sparse.csr_array(inputs, shape=(num, width)),
+        sparse.csr_array((ones, _as_array(labels), _as_array(label_starts)), (num, num_labels)),
+    )
+
+
+def _read_header(path: str | Path, line: str) -> tuple[int, int, int]:
+    words = line.split()
+    if len(words) != 3 or not all(re.fullmatch("[0-9]+", word) for word in words):
+        raise _malformed(path, 1, "no 'points features labels', three whole numbers")
+    num, width, num_labels = map(int, words)
+    if min(num, width, num_labels) < 1:
+        raise _malformed(path, 1, f"a number below 1 in {line.strip()!r}")
+    return num, width, num_labels
+
+
+def _split(path: str | Path, line_number: int, line: str) -> tuple[list[str], list[str]]:
+    """Return the labels and the entries of a line."""
+    head = line.partition(" ")[0].partition("\t")[0]
+    if ":" in head:
+        raise _malformed(
+            path, line_number, f"{head!r} for labels; a line without any starts with a space"
+        )
+    if head and not _LABELS.fullmatch(head):
+        raise _malformed(path, line_number, f"{head!r} for labels, as in '1,2'")
+    rest = line[len(head) :]
+    if not _ENTRIES.fullmatch(rest):
+        bad = next(word for word in rest.split() if not re.fullmatch("[0-9]+:[^:]+", word))
+        raise _malformed(path, line_number, f"{bad!r} for a feature, as in '7:0.5'")
+    return head.split(",") if head else [], rest.split()
+
+
+def _check(path: str | Path, line_number: int, what: str, numbers: list[int], stop: int) -> None:
+    if not numbers:
+        return
+    if max(numbers) >= stop:
+        raise _malformed(
+            path, line_number, f"{what} {max(numbers)}, and line 1 allows 0 to {stop - 1}"
+        )
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise _malformed(path, line_number, f"{what} {twice} twice")
+
+
+def _values(path: str | Path, line_number: int, entries: list[str]) -> list[float]:
+    try:
+        values = [float(entry.partition(":")[2]) for entry in entries]
+    except ValueError:
+        bad = next(entry for entry in entries if not _is_number(entry.partition(":")[2]))
+        raise _malformed(path, line_number, f"{bad!r} with a value that is no number") from None
+    if not all(abs(value) <= 3.4028235e38 for value in values):
+        raise _malformed(path, line_number, "a value that is not finite in float32")
+    return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_array(numbers: array[int] | array[float]) -> NDArray[np.generic]:
+    kind = np.float32 if numbers.typecode == "f" else np.int64
+    return np.frombuffer(numbers, kind) if len(numbers) else np.empty(0, kind)
+
+
+def _malformed(path: str | Path, line_number: int, got: str) -> ValueError:
+    return ValueError(
+        f"{str(path)!r}, line {line_number}: got {got}; the format is that of the extreme "
+        "classification repository."
+    )

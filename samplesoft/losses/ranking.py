@@ -1,0 +1,71 @@
+"""How good lists of best classes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from samplesoft._validation import IntArray
+
+
+def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, float]:
+    """Compute precision, recall and nDCG of lists of classes.
+
+    Parameters
+    ----------
+    ids : ndarray of int64, shape (B, K)
+        Distinct classes of each example, the best first.
+    labels : scipy.sparse CSR matrix, shape (B, n)
+        Labels where it is not 0. Examples without any are left out.
+    k : sequence of int
+        Lengths of the lists to score, at most K.
+
+    Returns
+    -------
+    dict
+        For each k ``precision_at_k``, the mean share of labels in a list; ``recall_at_k``, that
+        of the labels that are in it; and ``ndcg_at_k``, the sum of ``1 / log2(1 + place)`` over
+        the labels in it, divided by the greatest possible.
+
+    Raises
+    ------
+    ValueError
+        If a list is too long, or no example has a label.
+
+    References
+    ----------
+    .. [1] H. Jain, Y. Prabhu and M. Varma, "Extreme multi-label loss functions for
+       recommendation, tagging, ranking and other missing label applications", KDD 2016,
+       section 3.
+
+    Examples
+    --------
+    >>> from scipy.sparse import csr_array
+    >>> labels = csr_array(np.array([[1, 0, 1, 0], [0, 0, 0, 1]]))
+    >>> ranking_scores(np.array([[2, 1], [3, 0]]), labels, [1, 2])["precision_at_2"]
+    0.5
+    """
+    if max(k) > ids.shape[1]:
+        raise ValueError(f"`k` must be at most {ids.shape[1]}, the length of lists, got {max(k)}.")
+    counts = np.diff(labels.indptr)
+    rows = np.flatnonzero(counts)
+    if not len(rows):
+        raise ValueError("`labels` must hold a label for some example, got none.")
+    hits = np.zeros(ids.shape, bool)
+    for b in rows:
+        own = labels.indices[labels.indptr[b] : labels.indptr[b + 1]]
+        hits[b] = np.isin(ids[b], own)
+    hits, counts = hits[rows], counts[rows]
+    gains = 1.0 / np.log2(np.arange(2, ids.shape[1] + 2))
+    best = np.cumsum(gains)
+    found = {}
+    for size in k:
+        in_list = hits[:, :size]
+        number = in_list.sum(axis=1)
+        found[f"precision_at_{size}"] = float(np.mean(number / size))
+        found[f"recall_at_{size}"] = float(np.mean(number / counts))
+        ideal = best[np.minimum(counts, size) - 1]
+        found[f"ndcg_at_{size}"] = float(np.mean(in_list @ gains[:size] / ideal))
+    return found

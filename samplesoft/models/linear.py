@@ -1,0 +1,135 @@
+"""A linear layer whose input may be sparse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from scipy import sparse
+
+from samplesoft._random import as_key, mix64
+from samplesoft._validation import as_count, as_float_rows
+from samplesoft.models.encoders import SparseLinear
+from samplesoft.models.module import (
+    ParameterGradients,
+    as_float_dtype,
+    check_array,
+    uniform_weights,
+)
+
+
+class Linear:
+    """Rows times weights, plus an intercept.
+
+    Parameters
+    ----------
+    num_inputs : int
+        Number of inputs v.
+    dim : int
+        Length d of an output.
+    dtype : dtype
+        float32 or float64.
+    rng : int or numpy.random.Generator or None
+        Source of the parameters, which start uniform in +-1 / sqrt(d).
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        ``weights`` (v, d) and ``intercept`` (d,), the output for a row without entries.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    Joulin et al. (2017), Bag of Tricks for Efficient Text Classification, section 2: the matrix A.
+
+    Examples
+    --------
+    >>> layer = Linear(3, 2, dtype=np.float64, rng=0)
+    >>> layer.parameters["intercept"][:] = 0.5
+    >>> y, cache = layer.forward(sparse.csr_array(np.array([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])))
+    >>> y[1]
+    array([0.5, 0.5])
+    >>> dx, gradients = layer.backward(cache, np.ones_like(y))
+    >>> gradients["weights"].ids, gradients["weights"].rows, gradients["intercept"]
+    (array([1]), array([[2., 2.]]), array([2., 2.]))
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        dim: int,
+        *,
+        dtype: DTypeLike = np.float32,
+        rng: int | np.random.Generator | None = None,
+    ) -> None:
+        key, kind = as_key(rng), as_float_dtype(dtype)
+        self._sparse = SparseLinear(num_inputs, dim, dtype=kind, rng=int(key))
+        scale, stream = as_count("dim", dim) ** -0.5, np.uint64(mix64(key, np.uint64(1)))
+        intercept = uniform_weights((dim,), scale, kind, stream)
+        self.parameters = {**self._sparse.parameters, "intercept": intercept}
+
+    def forward(self, x: Any) -> tuple[NDArray[Any], Any]:
+        """Multiply by the weights and add the intercept.
+
+        Parameters
+        ----------
+        x : ndarray or scipy.sparse CSR matrix, shape (B, v)
+            Inputs, finite, of the type of the weights.
+
+        Returns
+        -------
+        y : ndarray, shape (B, d)
+            ``x @ weights + intercept``.
+        cache : Any
+            For `backward`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `x` is malformed.
+        """
+        weights = self.parameters["weights"]
+        y: NDArray[Any]
+        cache: Any
+        if sparse.issparse(x):
+            y, cache = self._sparse.forward(x)
+        else:
+            cache = as_float_rows("x", x, len(weights), weights.dtype)
+            y = cache @ weights
+        y += self.parameters["intercept"]
+        return y, cache
+
+    def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
+        """Add up derivatives.
+
+        Parameters
+        ----------
+        cache : Any
+            From `forward`.
+        dy : ndarray, shape (B, d)
+            Derivatives in the output.
+
+        Returns
+        -------
+        dx : None
+            Inputs are data.
+        gradients : dict of str to SparseRows or ndarray
+            ``weights``, of sparse inputs the rows of those that occur; and ``intercept``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `dy` has not the shape or the type of the output.
+        """
+        weights = self.parameters["weights"]
+        if isinstance(cache, np.ndarray):
+            check_array("dy", dy, (len(cache), weights.shape[1]), weights.dtype)
+            gradients: ParameterGradients = {"weights": cache.T @ dy}
+        else:
+            _, gradients = self._sparse.backward(cache, dy)
+        return None, {**gradients, "intercept": dy.sum(axis=0)}

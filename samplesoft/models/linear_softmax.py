@@ -1,0 +1,282 @@
+"""A linear embedding under a softmax layer: inputs and classes may be very many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from scipy import sparse
+
+from samplesoft._jit import chunks
+from samplesoft._names import part as part_of
+from samplesoft._names import prefixed
+from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._validation import IntArray, as_count
+from samplesoft.losses.evaluation import top_k_classes
+from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.dropout import Dropout
+from samplesoft.models.linear import Linear
+from samplesoft.models.module import as_float_dtype, uniform_weights
+from samplesoft.models.softmax_settings import SoftmaxSettings
+from samplesoft.sampler import Rows
+
+_ROWS = 1024  # inputs at a time where no gradient is wanted
+_SCORES = 1 << 24  # scores at a time, where all classes are scored
+_EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
+
+Gradient = NDArray[Any] | SparseRows
+
+
+@dataclass(frozen=True)
+class LinearSoftmaxSettings(SoftmaxSettings):
+    """A linear embedding under a softmax layer.
+
+    Parameters
+    ----------
+    embedding_dim : int
+        Length d of embedded inputs and of class vectors.
+    dropout : float
+        Share of the entries of an input that a step of training leaves out.
+    loss, tau, normalize, sampler, num_sampled, nu, num_features, shared, update_every
+        Of the softmax layer, as in `SoftmaxSettings`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is malformed, or the loss and the sampler do not go together.
+    """
+
+    tau: float = 10.0
+    sampler: str | None = "rff+softmax-leaf"
+    embedding_dim: int = 64
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_count("embedding_dim", self.embedding_dim)
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}.")
+
+
+class LinearSoftmax:
+    """Class scores ``tau * (x @ U + u) . c``, of vectors of norm 1 if the settings say so.
+
+    Parameters
+    ----------
+    num_inputs, num_classes : int
+        Columns v of an input, and classes n.
+    settings : LinearSoftmaxSettings
+        The rest.
+    counts : array_like, shape (n,), optional
+        How often each class occurs, for samplers that draw by that.
+    dtype : dtype
+        float32 or float64.
+    rng : int or numpy.random.Generator or None
+        Source of the parameters and of random features.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        ``embedding.weights`` (v, d), ``embedding.intercept`` (d,) and
+        ``softmax.class_embeddings`` (n, d).
+    softmax : SoftmaxLayer
+        Loss, sampler and class vectors.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> from samplesoft.models import make_optimizer
+    >>> settings = LinearSoftmaxSettings(loss="full", sampler=None, num_sampled=None)
+    >>> model, optimizer = LinearSoftmax(4, 4, settings, rng=0), make_optimizer("adagrad", 0.1)
+    >>> x, labels = sparse.csr_array(np.eye(4, dtype=np.float32)), np.array([1, 2, 3, 0])
+    >>> for step in range(50):
+    ...     loss, gradients = model.step(x, labels, rng=step)
+    ...     optimizer.step(model.parameters, gradients)
+    ...     model.after_step(gradients)
+    >>> ids, scores = model.top_k(x, 1)
+    >>> ids.ravel()
+    array([1, 2, 3, 0])
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_classes: int,
+        settings: LinearSoftmaxSettings,
+        *,
+        counts: ArrayLike | None = None,
+        dtype: DTypeLike = np.float32,
+        rng: int | np.random.Generator | None = None,
+    ) -> None:
+        self.settings, self.dtype = settings, as_float_dtype(dtype)
+        key, dim = as_key(rng), settings.embedding_dim
+        streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
+        self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
+        shape = as_count("num_classes", num_classes), dim
+        rows = uniform_weights(shape, dim**-0.5, self.dtype, streams[1])
+        self.softmax = settings.make_layer(rows, counts, int(streams[2]), reduction="sum")
+        self.parameters: dict[str, Any] = prefixed(
+            {"embedding": self.embedding.parameters, "softmax": self.softmax.parameters}
+        )
+        self._dropout = Dropout(settings.dropout)
+
+    def step(
+        self,
+        x: Any,
+        labels: Any,
+        *,
+        weights: ArrayLike | None = None,
+        rng: int | np.random.Generator | None = None,
+    ) -> tuple[float, dict[str, Gradient]]:
+        """Go forward and back over a batch.
+
+        Parameters
+        ----------
+        x : ndarray or scipy.sparse CSR matrix, shape (B, v)
+            Inputs.
+        labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
+            Labels, as in `samplesoft.losses.base.Loss.forward`.
+        weights : array_like, shape (B,), optional
+            Weights of the examples, by which their losses are multiplied.
+        rng : int or numpy.random.Generator or None
+            Seed of dropout and draws.
+
+        Returns
+        -------
+        loss : float
+            Mean over the examples, in nats.
+        gradients : dict of str to ndarray or SparseRows
+            By the names of `parameters`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        key = as_key(rng)
+        h, cache = self.embedding.forward(self._thinned(x, np.uint64(mix64(key, _DROPOUT))))
+        draws = int(np.uint64(mix64(key, _DRAWS)))
+        shares = np.full(len(h), 1.0 / len(h)) if weights is None else np.divide(weights, len(h))
+        loss, saved = self.softmax.forward(h, labels, weights=shares, rng=draws)
+        dh, of_softmax = self.softmax.backward(saved)
+        _, of_embedding = self.embedding.backward(cache, dh)
+        parts: dict[str, Mapping[str, Gradient]] = {
+            "embedding": of_embedding,
+            "softmax": of_softmax,
+        }
+        return float(loss), prefixed(parts)
+
+    def after_step(self, gradients: Mapping[str, Gradient]) -> None:
+        """Tell the sampler which class vectors an optimizer has moved."""
+        self.softmax.moved(getattr(gradients["softmax.class_embeddings"], "ids", None))
+
+    def embed(self, x: Any) -> Rows:
+        """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises."""
+        h, _ = self.embedding.forward(x)
+        return unit_rows("x", h)[0] if self.settings.normalize else h
+
+    def class_vectors(self) -> Rows:
+        """Return class vectors (n, d), of norm 1 if the model normalises."""
+        rows = self.softmax.parameters["class_embeddings"]
+        if not self.settings.normalize:
+            return rows
+        return unit_rows("class_embeddings", rows.copy())[0]
+
+    def top_k(self, x: Any, k: int, *, leave_out: Any = None) -> tuple[IntArray, Rows]:
+        """Find the classes of the greatest scores, some inputs at a time.
+
+        Parameters
+        ----------
+        x : ndarray or scipy.sparse CSR matrix, shape (B, v)
+            Inputs.
+        k : int
+            How many classes, at most n.
+        leave_out : scipy.sparse CSR matrix, shape (B, n), optional
+            Classes that are not wanted for an input, such as those it was made from.
+
+        Returns
+        -------
+        ids : ndarray of int64, shape (B, k)
+            Classes of each input, the best first.
+        scores : ndarray, shape (B, k)
+            Their scores; -inf for classes left out, where fewer than k are left.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        if leave_out is not None:
+            return self._top_of_the_rest(x, k, leave_out)
+        settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
+        found = [
+            top_k_classes(
+                self.embed(x[part]), rows, k, tau=settings.tau, normalize=settings.normalize
+            )
+            for part in chunks(x.shape[0], _ROWS)
+        ]
+        ids, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return ids, scores
+
+    def _top_of_the_rest(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
+        ids = np.empty((x.shape[0], k), np.int64)
+        best = np.empty((x.shape[0], k), self.dtype)
+        for part, scores in self.scores(x):
+            rows, classes = leave_out[part].nonzero()
+            scores[rows, classes] = -np.inf
+            found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
+            values = np.take_along_axis(scores, found, axis=1)
+            order = np.argsort(-values, axis=1, kind="stable")
+            ids[part] = np.take_along_axis(found, order, axis=1)
+            best[part] = np.take_along_axis(values, order, axis=1)
+        return ids, best
+
+    def scores(self, x: Any) -> Iterator[tuple[slice, Rows]]:
+        """Yield scores (b, n) of all classes, for some inputs at a time.
+
+        Parameters
+        ----------
+        x : ndarray or scipy.sparse CSR matrix, shape (B, v)
+            Inputs.
+
+        Yields
+        ------
+        part : slice
+            Which inputs.
+        scores : ndarray, shape (b, n)
+            Their scores.
+        """
+        rows = self.class_vectors()
+        for part in chunks(x.shape[0], max(1, min(_ROWS, _SCORES // len(rows)))):
+            yield part, (self.embed(x[part]) * self.dtype.type(self.settings.tau)) @ rows.T
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the sampler has learned besides the class vectors."""
+        sampler = self.softmax.sampler
+        return prefixed({"sampler": {} if sampler is None else sampler.state()})
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`."""
+        learned = part_of("sampler", dict(state))
+        if learned and self.softmax.sampler is not None:
+            self.softmax.sampler.load_state(learned)
+
+    def _thinned(self, x: Any, key: np.uint64) -> Any:
+        """Leave out some entries, and scale the others up so that their mean stays."""
+        rate = self.settings.dropout
+        if rate == 0.0:
+            return x
+        if isinstance(x, np.ndarray):
+            return self._dropout.forward(x, rng=int(key), training=True)[0]
+        kept = uniform_block(key, 1, x.nnz)[0] >= rate
+        starts = np.concatenate([[0], np.cumsum(kept)])[x.indptr]
+        values = x.data[kept] / x.dtype.type(1.0 - rate)
+        return sparse.csr_array((values, x.indices[kept], starts), x.shape)

@@ -1,0 +1,138 @@
+"""What a softmax layer is made of, as names and numbers that go into JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import as_choice, as_count, as_positive
+from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.sampler import Rows, Sampler
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
+
+
+@dataclass(frozen=True)
+class SoftmaxSettings:
+    """A softmax layer; the defaults are those of [1]_, for vectors of norm 1.
+
+    Parameters
+    ----------
+    loss : str
+        A key of `samplesoft.losses.LOSSES`.
+    tau : float
+        Inverse temperature.
+    normalize : bool
+        Divide contexts and class vectors by their norms.
+    sampler : str or None
+        A key of `samplesoft.samplers.SAMPLERS`; None for a loss that draws nothing.
+    num_sampled : int or None
+        Draws for each example, or for the batch if `shared`; None where there is no sampler.
+    nu, num_features : float, int
+        Of the sampler; see `SamplerInputs`.
+    shared : bool
+        Draw once for all examples of a batch.
+    update_every : int
+        Steps from one update of the sampler to the next.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is malformed, or the loss and the sampler do not go together.
+
+    References
+    ----------
+    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
+       section 4.
+    """
+
+    loss: str = "sampled"
+    tau: float = 1.0 / 0.3**2
+    normalize: bool = True
+    sampler: str | None = "rff"
+    num_sampled: int | None = 100
+    nu: float = 4.0
+    num_features: int = 1024
+    shared: bool = False
+    update_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_features", "update_every"):
+            as_count(name, getattr(self, name))
+        for name in ("tau", "nu"):
+            as_positive(name, getattr(self, name))
+        loss = make_loss(as_choice("loss", self.loss, LOSSES))
+        if not isinstance(loss, SampledLoss):
+            if self.sampler is not None or self.num_sampled is not None:
+                raise ValueError(
+                    f"`sampler` and `num_sampled` must be None for loss={self.loss!r}, which draws "
+                    f"nothing, got {self.sampler!r} and {self.num_sampled}."
+                )
+            return
+        as_choice("sampler", self.sampler, SAMPLERS)
+        as_count("num_sampled", self.num_sampled)
+        if self.shared and loss.excludes_label:
+            raise ValueError(
+                f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
+                "leave out the label of each example; take loss='sampled-masked'."
+            )
+
+    def make_layer(
+        self, rows: Rows, counts: ArrayLike | None, seed: int, *, reduction: str = "mean"
+    ) -> SoftmaxLayer:
+        """Make the layer.
+
+        Parameters
+        ----------
+        rows : ndarray, shape (n, d)
+            Class vectors at the start.
+        counts : array_like, shape (n,), or None
+            How often each class occurs, for samplers that draw by that.
+        seed : int
+            Of the sampler.
+        reduction : {"mean", "sum", "none"}
+            Of the loss.
+
+        Returns
+        -------
+        SoftmaxLayer
+            The layer, with its sampler.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the sampler refuses the vectors or the counts.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> layer = SoftmaxSettings(num_features=8).make_layer(np.eye(3), None, 0)
+        >>> layer.num_sampled, layer.loss.scheme
+        (100, 'negatives')
+        """
+        options: dict[str, Any] = {"tau": self.tau, "normalize": self.normalize}
+        loss = make_loss(self.loss, reduction=reduction, **options)
+        sampler: Sampler | None = None
+        if self.sampler is not None:
+            seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows
+            inputs = SamplerInputs(
+                seen,
+                counts,
+                tau=self.tau,
+                nu=self.nu,
+                num_features=self.num_features,
+                rng=seed,
+            )
+            sampler = make_sampler(self.sampler, inputs)
+        return SoftmaxLayer(
+            rows,
+            loss,
+            sampler,
+            self.num_sampled,
+            shared=self.shared,
+            update_every=self.update_every,
+        )

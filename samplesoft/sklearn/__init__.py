@@ -1,0 +1,12 @@
+"""A scikit-learn classifier for very many classes; needs ``samplesoft[sklearn]``."""
+
+try:
+    import sklearn  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "samplesoft.sklearn needs scikit-learn; pip install 'samplesoft[sklearn]'."
+    ) from error
+
+from samplesoft.sklearn.classifier import SampledSoftmaxClassifier
+
+__all__ = ["SampledSoftmaxClassifier"]

@@ -1,0 +1,620 @@
+"""The estimator."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from samplesoft._jit import chunks
+from samplesoft._memory import available_bytes, human_bytes
+from samplesoft._progress import progress_bar
+from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.sklearn import files
+from samplesoft.sklearn.targets import SINGLE, Targets, read_targets
+from samplesoft.training.task import sub_seed
+
+LOSSES = {  # with one label an example, and with several
+    "sampled": ("sampled", "sampled-masked"),
+    "jackknife": ("jackknife", "jackknife-masked"),
+    "full": ("full", "full"),
+    "nce": ("nce", "nce"),
+    "negative": ("negative-sampling", "negative-sampling-masked"),
+}
+_MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
+
+
+class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
+    """A linear embedding under a softmax over very many classes, trained on a few of them a step.
+
+    Scores are ``tau * (x @ U + u) . c_j``, by default of vectors divided by their norms. A step
+    of training costs what a batch touches: the entries of its inputs, its labels, and draws from
+    a sampler that follows the class vectors; not n.
+
+    Parameters
+    ----------
+    embedding_dim : int
+        Length d of the embedding of an input and of a class vector.
+    loss : {"sampled", "jackknife", "full", "nce", "negative"}
+        Sampled softmax, the same with its bias of order 1/m removed, the full softmax,
+        noise-contrastive estimation, or negative sampling.
+    sampler : str
+        A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``.
+    num_sampled : int
+        Draws m for each example.
+    tau : float
+        Inverse temperature of the scores.
+    normalize : bool
+        Divide embeddings and class vectors by their norms.
+    nu, num_features : float, int
+        Of the sampler; see `samplesoft.samplers.SamplerInputs`.
+    dropout : float
+        Share of the entries of an input that a step leaves out.
+    max_iter : int
+        Times to go over the training data.
+    batch_size : int
+        Examples in a step.
+    learning_rate : float
+        Of Adagrad.
+    early_stopping : bool
+        Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
+    validation_fraction : float
+        How many to hold out.
+    n_iter_no_change : int
+        Stop after so many times over the data without a rise.
+    tol : float
+        Least rise that counts.
+    class_weight : dict, "balanced" or None
+        Weights of classes; an example with several labels has the mean of theirs.
+    warm_start : bool
+        Go on from the parameters of the last `fit`, which must have had the same classes.
+    random_state : int, numpy.random.RandomState or None
+        Seed of parameters, order, dropout and draws. The same seed gives the same model at any
+        number of threads, for sparse inputs and sampled losses; products of dense matrices are
+        as reproducible as the BLAS library is.
+    verbose : bool
+        Show a progress bar on stderr.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (n,)
+        Labels in ascending order, or columns of an indicator matrix.
+    model_ : LinearSoftmax
+        Embedding and softmax layer.
+    n_features_in_ : int
+        Columns v of the input.
+    n_iter_ : int
+        Times gone over the data in the last `fit`.
+    num_unlabeled_ : int
+        Examples without a label in the last `fit`, which were left out.
+    loss_curve_ : list of float
+        Mean loss in nats that was minimised, each time.
+
+    References
+    ----------
+    A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019, section 4.2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.sklearn import SampledSoftmaxClassifier
+    >>> X, y = np.eye(4), np.array(["ape", "bee", "cat", "dog"])
+    >>> clf = SampledSoftmaxClassifier(num_sampled=2, max_iter=50, random_state=0).fit(X, y)
+    >>> clf.predict(X[2:])
+    array(['cat', 'dog'], dtype='<U3')
+    >>> labels, scores = clf.predict_topk(X[:1], 2)
+    >>> labels[0, 0], scores.shape
+    (np.str_('ape'), (1, 2))
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int = 64,
+        *,
+        loss: str = "sampled",
+        sampler: str = "rff+softmax-leaf",
+        num_sampled: int = 100,
+        tau: float = 10.0,
+        normalize: bool = True,
+        nu: float = 4.0,
+        num_features: int = 1024,
+        dropout: float = 0.0,
+        max_iter: int = 20,
+        batch_size: int = 64,
+        learning_rate: float = 0.1,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        tol: float = 1e-4,
+        class_weight: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.embedding_dim = embedding_dim
+        self.loss = loss
+        self.sampler = sampler
+        self.num_sampled = num_sampled
+        self.tau = tau
+        self.normalize = normalize
+        self.nu = nu
+        self.num_features = num_features
+        self.dropout = dropout
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> SampledSoftmaxClassifier:
+        """Train anew, or with `warm_start` go on.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs; sparse ones stay sparse.
+        y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
+            One label an example, or several. Examples without any are left out and counted.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a parameter is malformed.
+        FloatingPointError
+            If training diverges.
+        """
+        self._check_parameters()
+        go_on = self.warm_start and hasattr(self, "model_")
+        X = self._read(X, reset=not go_on, y=y)
+        if go_on:
+            codes = self._targets.encode(y)
+        else:
+            targets = read_targets(y)
+            codes = targets.encode(y)
+            if not len(targets.classes):
+                raise ValueError("`y` must hold a label of at least one class, got none.")
+            self._begin(X, targets, _counts(codes, len(targets.classes)))
+        labelled = _labelled(codes)
+        self.num_unlabeled_ = X.shape[0] - len(labelled)
+        if self.num_unlabeled_:
+            warnings.warn(
+                f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and were "
+                "left out.",
+                stacklevel=2,
+            )
+        weights = self._weights(codes)
+        train, held_out = self._split(labelled)
+        self.loss_curve_: list[float] = []
+        best, best_score, since = None, -np.inf, 0
+        rounds = range(self.max_iter if len(self.classes_) > 1 else 1)
+        with progress_bar(bool(self.verbose), total=len(rounds), desc="fit") as bar:
+            for self.n_iter_ in (k + 1 for k in rounds):
+                self.loss_curve_.append(self._epoch(X, codes, weights, train))
+                bar.update()
+                bar.set_postfix(loss=f"{self.loss_curve_[-1]:.4f}")
+                if not len(held_out):
+                    continue
+                score = self._precision_at_1(X[held_out], codes[held_out])
+                since = 0 if score > best_score + self.tol else since + 1
+                if score > best_score:
+                    best_score, best = score, _copy(self.model_.parameters)
+                if since >= self.n_iter_no_change:
+                    break
+        if best is not None:
+            for name, array in self.model_.parameters.items():
+                array[...] = best[name]
+            self.model_.softmax.refresh()
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> SampledSoftmaxClassifier:
+        """Take one step on a batch.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (B, v)
+            Inputs.
+        y : array_like or matrix
+            Labels, as in `fit`.
+        classes : array_like, shape (n,)
+            All labels, or what the columns of `y` are called; needed in the first call, unless `y`
+            is an indicator matrix.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a parameter is malformed, or classes differ from those of before.
+        """
+        self._check_parameters()
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
+                "time; pass the weights as a dict."
+            )
+        first = not hasattr(self, "model_")
+        X = self._read(X, reset=first, y=y)
+        if first:
+            targets = read_targets(y, classes)
+            if classes is None and targets.form in (SINGLE, "lists of labels"):
+                raise ValueError(
+                    "`classes` must hold all labels in the first call of partial_fit, got None."
+                )
+            codes = targets.encode(y)
+            self._begin(X, targets, _counts(codes, len(targets.classes)) + 1.0)
+            self.n_iter_ = 0
+        else:
+            if classes is not None and not np.array_equal(
+                np.unique(classes), np.unique(self.classes_)
+            ):
+                raise ValueError(
+                    "`classes` must be those of the first call of partial_fit; leave it out."
+                )
+            codes = self._targets.encode(y)
+        labelled = _labelled(codes)
+        if len(labelled):
+            self._step(X[labelled], codes[labelled], self._weights(codes)[labelled])
+        self.n_iter_ += 1
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable label of each input, or all of at least even odds.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N,), or labels in the form in which `fit` got several for an example
+            Labels. Of several, those with a probability of `predict_proba` of at least 1/2.
+        """
+        X = self._read(X)
+        if not self._targets.multilabel:
+            return self._targets.decode(self.model_.top_k(X, 1)[0][:, 0])
+        chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._probabilities(X)]
+        return self._targets.decode_matrix(sparse.csr_array(sparse.vstack(chosen, format="csr")))
+
+    def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the labels of the greatest scores, without a matrix of all scores.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+        k : int
+            How many labels, at most n.
+
+        Returns
+        -------
+        labels : ndarray, shape (N, k)
+            The best first.
+        scores : ndarray, shape (N, k)
+            Their scores: logits of the softmax.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        X = self._read(X)
+        if as_count("k", k) > len(self.classes_):
+            raise ValueError(
+                f"`k` must be at most the number of classes {len(self.classes_)}, got {k}."
+            )
+        ids, scores = self.model_.top_k(X, k)
+        return self._targets.decode(ids), scores
+
+    def decision_function(self, X: Any) -> NDArray[Any]:
+        """Return scores: logits of the softmax, or of two classes their difference.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, n), or (N,) with two classes
+            Scores.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        """
+        X = self._read(X)
+        out = self._room(X.shape[0])
+        for part, scores in self.model_.scores(X):
+            out[part] = scores
+        if len(self.classes_) == 2 and not self._targets.multilabel:
+            difference: NDArray[Any] = out[:, 1] - out[:, 0]
+            return difference
+        return out
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return probabilities.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, n)
+            The softmax p of the scores. Where examples may have several labels,
+            ``1 - (1 - p)**L``: that of a label to be among L draws, the mean number of labels of
+            an example in training.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        """
+        X = self._read(X)
+        out = self._room(X.shape[0])
+        for part, probabilities in self._probabilities(X):
+            out[part] = probabilities
+        return out
+
+    def score(self, X: Any, y: Any) -> float:
+        """Return the share of inputs whose label, or set of labels, is predicted.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+        y : array_like or matrix
+            Labels, as in `fit`; with one an example also ones not seen there.
+
+        Returns
+        -------
+        float
+            Accuracy.
+        """
+        predicted = self.predict(X)
+        if self._targets.form == "lists of labels":
+            predicted, y = self._targets.encode(predicted), self._targets.encode(y)
+        return float(accuracy_score(y, predicted))
+
+    def save(self, path: str | Path) -> None:
+        """Write the model, as arrays and JSON without any pickled object.
+
+        Parameters
+        ----------
+        path : str or Path
+            An ``.npz`` file; it is written whole or not at all.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        TypeError
+            If classes are neither numbers nor strings.
+        """
+        check_is_fitted(self)
+        files.write_classifier(path, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SampledSoftmaxClassifier:
+        """Read a model that `save` has written; `partial_fit` can go on with it.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        ValueError
+            If it is damaged, of another format, or no classifier.
+        """
+        classifier: SampledSoftmaxClassifier = files.read_classifier(path, cls)
+        return classifier
+
+    def __sklearn_tags__(self) -> Any:
+        """Say what the estimator can do."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _check_parameters(self) -> None:
+        for name in ("max_iter", "batch_size", "n_iter_no_change"):
+            as_count(name, getattr(self, name))
+        as_positive("learning_rate", self.learning_rate)
+        as_nonnegative("tol", self.tol)
+        if not 0.0 < self.validation_fraction < 1.0:
+            raise ValueError(
+                f"`validation_fraction` must lie between 0 and 1, got {self.validation_fraction}."
+            )
+        if self.class_weight not in (None, "balanced") and not isinstance(self.class_weight, dict):
+            raise ValueError(
+                "`class_weight` must be a dict, 'balanced' or None, got "
+                f"{type(self.class_weight).__name__}."
+            )
+        self._settings(multilabel=False, num_classes=2)
+
+    def _settings(self, multilabel: bool, num_classes: int) -> LinearSoftmaxSettings:
+        name = LOSSES[as_choice("loss", self.loss, LOSSES)][multilabel]
+        draws = name != "full" and num_classes > 1
+        return LinearSoftmaxSettings(
+            loss=name if draws else "full",
+            sampler=self.sampler if draws else None,
+            num_sampled=self.num_sampled if draws else None,
+            tau=self.tau,
+            normalize=self.normalize,
+            nu=self.nu,
+            num_features=self.num_features,
+            embedding_dim=self.embedding_dim,
+            dropout=self.dropout,
+        )
+
+    def _read(self, X: Any, *, reset: bool = False, y: Any = "unused") -> Any:
+        if y is None:
+            read_targets(y)
+        if isinstance(y, str):
+            check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=reset)
+        if not isinstance(y, str):
+            check_consistent_length(X, y)
+        if hasattr(self, "model_") and not reset:
+            X = X.astype(self.model_.dtype, copy=False)
+        return X
+
+    def _begin(self, X: Any, targets: Targets, counts: NDArray[np.float64]) -> None:
+        """Make a model with random parameters."""
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._make(targets, X.shape[1], X.dtype, counts, seed)
+
+    def _make(self, targets: Targets, num_inputs: int, dtype: Any, counts: Any, seed: int) -> None:
+        self._seed, self._num_steps, self._num_epochs = seed, 0, 0
+        self._targets, self.classes_, self._counts = targets, targets.classes, counts
+        n = len(targets.classes)
+        settings = self._settings(targets.multilabel, n)
+        self.model_ = LinearSoftmax(
+            num_inputs, n, settings, counts=counts, dtype=dtype, rng=sub_seed(seed, _MODEL)
+        )
+        self._optimizer: Optimizer = make_optimizer("adagrad", self.learning_rate)
+        self._num_examples = self._num_labels = 0
+
+    def _epoch(self, X: Any, codes: Any, weights: Any, rows: NDArray[np.int64]) -> float:
+        """Go over some rows once; return the mean loss."""
+        generator = np.random.default_rng(sub_seed(self._seed, _ORDER, self._num_epochs))
+        self._num_epochs += 1
+        total, order = 0.0, generator.permutation(rows)
+        for part in chunks(len(order), self.batch_size):
+            batch = order[part]
+            total += self._step(X[batch], codes[batch], weights[batch]) * len(batch)
+        return total / max(1, len(order))
+
+    def _step(self, x: Any, codes: Any, weights: Any) -> float:
+        loss, gradients = self.model_.step(
+            x, codes, weights=weights, rng=sub_seed(self._seed, _STEP, self._num_steps)
+        )
+        if not np.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss must be finite, got {loss} in step {self._num_steps + 1}; lower "
+                "`learning_rate`, or scale the inputs."
+            )
+        self._optimizer.learning_rate = self.learning_rate
+        self._optimizer.step(self.model_.parameters, gradients)
+        self.model_.after_step(gradients)
+        self._num_steps += 1
+        self._num_examples += x.shape[0]
+        self._num_labels += codes.nnz if self._targets.multilabel else x.shape[0]
+        return loss
+
+    def _split(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if not self.early_stopping:
+            return rows, rows[:0]
+        held = int(np.ceil(self.validation_fraction * len(rows)))
+        if held >= len(rows):
+            raise ValueError(
+                f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
+                "off, or give more."
+            )
+        order = np.random.default_rng(sub_seed(self._seed, _SPLIT)).permutation(rows)
+        return np.sort(order[held:]), np.sort(order[:held])
+
+    def _weights(self, codes: Any) -> NDArray[np.float64]:
+        """Return the weight of each example."""
+        n = len(self.classes_)
+        if self.class_weight is None:
+            return np.ones(codes.shape[0])
+        of_class = np.ones(n)
+        if isinstance(self.class_weight, dict):
+            for place, label in enumerate(self.classes_.tolist()):
+                of_class[place] = self.class_weight.get(label, 1.0)
+        else:
+            counts = _counts(codes, n)
+            seen = counts > 0
+            of_class[seen] = counts.sum() / (seen.sum() * counts[seen])
+        weights: NDArray[np.float64]
+        if self._targets.multilabel:
+            weights = (codes @ of_class) / np.maximum(np.diff(codes.indptr), 1)
+        else:
+            weights = of_class[codes]
+        return weights
+
+    def _precision_at_1(self, X: Any, codes: Any) -> float:
+        best = self.model_.top_k(X, 1)[0][:, 0]
+        if not self._targets.multilabel:
+            return float(np.mean(best == codes))
+        return float(np.mean(codes[np.arange(len(best)), best]))
+
+    def _probabilities(self, X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
+        for part, scores in self.model_.scores(X):
+            scores = scores.astype(np.float64)
+            scores -= scores.max(axis=1, keepdims=True)
+            p = np.exp(scores)
+            p /= p.sum(axis=1, keepdims=True)
+            if self._targets.multilabel:
+                labels_each = self._num_labels / self._num_examples
+                with np.errstate(divide="ignore"):
+                    p = -np.expm1(labels_each * np.log1p(-p))
+            yield part, p
+
+    def _room(self, num: int) -> NDArray[Any]:
+        """Return room for a number for each input and class, if there is."""
+        n = len(self.classes_)
+        needed, available = 8 * num * n, available_bytes()
+        if available is not None and needed > available:
+            raise MemoryError(
+                f"{num:,} inputs times {n:,} classes need {human_bytes(needed)}, and "
+                f"{human_bytes(available)} are available; pass fewer inputs at a time, or take "
+                "predict_topk."
+            )
+        return np.empty((num, n))
+
+
+def _labelled(codes: Any) -> NDArray[np.int64]:
+    """Return the rows that have a label."""
+    if isinstance(codes, np.ndarray):
+        return np.arange(len(codes))
+    rows: NDArray[np.int64] = np.flatnonzero(np.diff(codes.indptr))
+    return rows
+
+
+def _counts(codes: Any, num_classes: int) -> NDArray[np.float64]:
+    """Return how often each class occurs."""
+    ids = codes if isinstance(codes, np.ndarray) else codes.indices
+    return np.bincount(ids, minlength=num_classes).astype(np.float64)
+
+
+def _copy(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name: array.copy() for name, array in arrays.items()}

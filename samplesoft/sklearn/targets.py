@@ -1,0 +1,186 @@
+"""What users call classes, and the numbers that models call them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils import check_array, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+
+SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Classes, and the form in which labels come and go.
+
+    Parameters
+    ----------
+    classes : ndarray, shape (n,)
+        Labels in ascending order, or columns of an indicator matrix.
+    form : str
+        One label an example, a dense or sparse matrix (N, n) of zeros and ones, or a list of
+        labels for each example.
+    dtype : dtype
+        Of the labels, or of the entries of the matrix.
+    """
+
+    classes: NDArray[Any]
+    form: str
+    dtype: np.dtype[Any]
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an example may have several labels."""
+        return self.form != SINGLE
+
+    def encode(self, y: Any) -> Any:
+        """Turn targets into class numbers (N,), or a CSR matrix (N, n) of ones.
+
+        Raises
+        ------
+        ValueError
+            If they come in another form, or hold a label that is not among the classes.
+        """
+        found = _form(y)
+        if found != self.form:
+            raise ValueError(
+                f"`y` must come as {self.form}, as in the first call, got {found}; convert it."
+            )
+        if self.form == SINGLE:
+            return self._numbers(_read_labels(y))
+        if self.form == LISTS:
+            return _matrix([self._numbers(np.asarray(row)) for row in y], len(self.classes))
+        matrix = _read_indicator(y)
+        if matrix.shape[1] != len(self.classes):
+            raise ValueError(
+                f"`y` must have {len(self.classes)} columns, one for each class, got "
+                f"{matrix.shape[1]}."
+            )
+        return matrix
+
+    def decode(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+        """Turn class numbers into labels."""
+        return self.classes[ids]
+
+    def decode_matrix(self, chosen: sparse.csr_array) -> Any:
+        """Turn a CSR matrix (N, n) into the form in which labels came."""
+        if self.form == SPARSE:
+            return chosen.astype(self.dtype)
+        if self.form == DENSE:
+            return chosen.toarray().astype(self.dtype)
+        starts = chosen.indptr
+        return [
+            self.classes[chosen.indices[a:b]] for a, b in zip(starts[:-1], starts[1:], strict=True)
+        ]
+
+    def _numbers(self, labels: NDArray[Any]) -> NDArray[np.int64]:
+        if not len(labels):
+            return np.empty(0, np.int64)
+        found = np.searchsorted(self.classes, labels)
+        found[found == len(self.classes)] = 0
+        strange = self.classes[found] != labels
+        if strange.any():
+            raise ValueError(
+                f"`y` must hold labels among the {len(self.classes)} classes, got "
+                f"{labels[strange][0]!r}, which is none of them; give all classes to the first "
+                "call of partial_fit."
+            )
+        return found.astype(np.int64)
+
+
+def read_targets(y: Any, classes: Any = None) -> Targets:
+    """Find out in which form targets come, and which classes there are.
+
+    Parameters
+    ----------
+    y : array_like, sparse matrix or list of lists
+        Targets.
+    classes : array_like, shape (n,), optional
+        All labels; those of `y` by default. Of an indicator matrix, what its columns are called.
+
+    Returns
+    -------
+    Targets
+        How to read and write labels.
+
+    Raises
+    ------
+    ValueError
+        If targets are no labels.
+    """
+    if y is None:
+        raise ValueError(
+            "SampledSoftmaxClassifier requires y to be passed, but the target y is None."
+        )
+    form, given = _form(y), None
+    if classes is not None:
+        given = np.unique(column_or_1d(np.asarray(classes)))
+    if form == SINGLE:
+        labels = _read_labels(y)
+        return Targets(np.unique(labels) if given is None else given, form, labels.dtype)
+    if form == LISTS:
+        if given is None:
+            given = np.unique(np.concatenate([np.asarray(row).ravel() for row in y if len(row)]))
+        return Targets(given, form, given.dtype)
+    matrix = _read_indicator(y)
+    columns = np.arange(matrix.shape[1])
+    if given is not None and len(given) != len(columns):
+        raise ValueError(
+            f"`classes` must name the {len(columns)} columns of `y`, got {len(given)} of them."
+        )
+    dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
+    return Targets(columns if classes is None else np.asarray(classes), form, dtype)
+
+
+def _form(y: Any) -> str:
+    if sparse.issparse(y):
+        return SPARSE
+    if _is_ragged(y):
+        return LISTS
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] > 1:
+        if array.dtype.kind in "buif" and np.isin(array, (0, 1)).all():
+            return DENSE
+        if not isinstance(y, np.ndarray):
+            return LISTS
+    return SINGLE
+
+
+def _is_ragged(y: Any) -> bool:
+    if not isinstance(y, (list, tuple)) or not len(y):
+        return False
+    rows = [isinstance(row, (list, tuple, set, frozenset, np.ndarray)) for row in y]
+    return all(rows) and len({len(row) for row in y}) > 1
+
+
+def _read_labels(y: Any) -> NDArray[Any]:
+    labels: NDArray[Any] = column_or_1d(
+        check_array(y, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name="y"),
+        warn=True,
+    )
+    check_classification_targets(labels)
+    return labels
+
+
+def _read_indicator(y: Any) -> sparse.csr_array:
+    matrix = sparse.csr_array(check_array(y, accept_sparse="csr", dtype=None, input_name="y"))
+    matrix.eliminate_zeros()
+    if not (matrix.data == 1).all():
+        raise ValueError(
+            "`y` as a matrix must hold zeros and ones, one for each label, got "
+            f"{matrix.data[matrix.data != 1][0]}."
+        )
+    ones = np.ones(matrix.nnz)
+    return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
+
+
+def _matrix(rows: list[NDArray[np.int64]], num_classes: int) -> sparse.csr_array:
+    rows = [np.unique(row) for row in rows]
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
+    ids = np.concatenate(rows) if rows else np.empty(0, np.int64)
+    return sparse.csr_array((np.ones(len(ids)), ids, starts), (len(rows), num_classes))

@@ -1,0 +1,264 @@
+"""Sparse inputs and very many classes: extreme classification, and items for users."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from samplesoft._random import as_key
+from samplesoft._validation import IntArray, as_count
+from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.ranking import ranking_scores
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.training.checkpoint import Arrays, plain
+from samplesoft.training.task import Gradient, Task, sub_seed
+
+CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
+_VALIDATED = 2000  # examples of a validation
+_EACH = 256  # of them at a time
+_MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
+
+Matrix = sparse.csr_array
+
+
+@dataclass(frozen=True)
+class RetrievalSettings(LinearSoftmaxSettings):
+    """A linear embedding under a softmax layer, for examples with several labels.
+
+    Parameters
+    ----------
+    batch_size : int
+        Examples in a step.
+    validation : float
+        Share of the examples that are held out.
+    seed : int
+        Of all randomness.
+    loss, tau, normalize, sampler, num_sampled, nu, num_features, embedding_dim, dropout
+        As in `LinearSoftmaxSettings`.
+    shared, update_every
+        Of the softmax layer, as in `SoftmaxSettings`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is malformed, or the loss excludes the label of an example, which has several.
+    """
+
+    loss: str = "sampled-masked"
+    dropout: float = 0.3
+    batch_size: int = 64
+    validation: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_count("batch_size", self.batch_size)
+        as_count("seed", self.seed, 0)
+        if not 0.0 <= self.validation < 1.0:
+            raise ValueError(f"`validation` must lie in [0, 1), got {self.validation}.")
+
+
+class RetrievalTask(Task):
+    """Rank classes for sparse inputs.
+
+    Parameters
+    ----------
+    inputs : scipy.sparse CSR matrix, shape (N, v)
+        Divided by the norms of its rows.
+    labels : scipy.sparse CSR matrix, shape (N, n)
+        Ones; examples without any are left out of training.
+    settings : RetrievalSettings
+        The model.
+    leave_out : bool
+        Whether inputs are items that a user has taken and labels the same items: in validation a
+        fifth of them is to be found from the rest, and the rest left out of the lists.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or nothing is left to train on.
+
+    Examples
+    --------
+    >>> from scipy.sparse import csr_array
+    >>> X = csr_array(np.eye(4, dtype=np.float32))
+    >>> settings = RetrievalSettings(num_sampled=2, num_features=8, validation=0.0, batch_size=2)
+    >>> task = RetrievalTask(X, X, settings)
+    >>> loss, gradients = task.step(0, 0)
+    >>> task.num_steps, sorted(task.validate())[:2]
+    (2, ['loss', 'ndcg_at_1'])
+    """
+
+    def __init__(
+        self, inputs: Any, labels: Any, settings: RetrievalSettings, *, leave_out: bool = False
+    ) -> None:
+        if inputs.shape[0] != labels.shape[0]:
+            raise ValueError(
+                f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "
+                f"{labels.shape[0]}."
+            )
+        self.settings, self.leave_out = settings, leave_out
+        self._key = as_key(settings.seed)
+        self._given, self._labels = inputs, labels
+        self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
+        self._rows, held_out = self._split()
+        if not len(self._rows):
+            raise ValueError(
+                "`labels` must hold labels of some examples besides those held out, got "
+                f"{labels.shape[0]} examples, {self.num_unlabeled} of them without a label."
+            )
+        self._inputs = unit_norm(inputs)
+        self._validation = self._held_out(held_out[:_VALIDATED])
+        counts = np.bincount(labels.indices, minlength=labels.shape[1])
+        self.model = LinearSoftmax(
+            inputs.shape[1],
+            labels.shape[1],
+            settings,
+            counts=counts,
+            rng=sub_seed(self._key, _MODEL),
+        )
+        self.parameters = self.model.parameters
+        self.num_examples = settings.batch_size
+        self.num_steps = -(-len(self._rows) // settings.batch_size)
+        self._order: tuple[int, IntArray] = -1, self._rows
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings, the sizes, and a fingerprint of the data."""
+        data = hashlib.sha256()
+        for matrix in (self._given, self._labels):
+            for part in (matrix.indptr, matrix.indices, matrix.data):
+                data.update(np.ascontiguousarray(part).tobytes())
+        return {
+            "model": "retrieval",
+            "num_inputs": self._labels.shape[1] if self.leave_out else self._given.shape[1],
+            "num_classes": self._labels.shape[1],
+            "leave_out": self.leave_out,
+            "data": data.hexdigest()[:16],
+            **plain(asdict(self.settings)),
+        }
+
+    def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
+        """Go forward and back over a batch."""
+        if self._order[0] != epoch:
+            generator = np.random.default_rng(sub_seed(self._key, _ORDER, epoch))
+            self._order = epoch, generator.permutation(self._rows)
+        size = self.settings.batch_size
+        rows = self._order[1][index * size : (index + 1) * size]
+        seed = sub_seed(self._key, _STEP, epoch * self.num_steps + index)
+        return self.model.step(self._inputs[rows], self._labels[rows], rng=seed)
+
+    def after_step(self, gradients: dict[str, Gradient]) -> None:
+        """Tell the sampler which class vectors have moved."""
+        self.model.after_step(gradients)
+
+    def refresh(self) -> None:
+        """Let the sampler be as if made from the class vectors."""
+        self.model.softmax.refresh()
+
+    def state(self) -> Arrays:
+        """Return what the sampler has learned."""
+        return self.model.state()
+
+    def load_state(self, state: Arrays) -> None:
+        """Take over what a sampler has learned."""
+        self.model.load_state(state)
+
+    def validate(self) -> dict[str, float]:
+        """Return loss of the full softmax in nats, and scores of lists, on what is held out."""
+        return self.evaluate(*self._validation)
+
+    def evaluate(self, inputs: Any, labels: Any, *, loss: bool = True) -> dict[str, float]:
+        """Return loss of the full softmax, and scores of lists of the best classes.
+
+        Parameters
+        ----------
+        inputs : scipy.sparse CSR matrix, shape (N, v)
+            Not yet divided by norms; with `leave_out` what is left out of the lists.
+        labels : scipy.sparse CSR matrix, shape (N, n)
+            Examples without any are left out.
+        loss : bool
+            Whether the loss is wanted too.
+
+        Returns
+        -------
+        dict
+            ``loss``, the mean in nats, and what `ranking_scores` returns.
+        """
+        rows = np.flatnonzero(np.diff(labels.indptr))
+        given, wanted = inputs[rows], labels[rows]
+        x, k = unit_norm(given), [k for k in CUTS if k <= labels.shape[1]]
+        ids, _ = self.model.top_k(x, k[-1], leave_out=given if self.leave_out else None)
+        found = ranking_scores(ids, wanted, k)
+        return {"loss": self._loss(x, wanted), **found} if loss else found
+
+    def _loss(self, x: Any, labels: Any) -> float:
+        settings, total = self.settings, 0.0
+        full = FullSoftmaxLoss(tau=settings.tau, reduction="sum")
+        rows = self.model.class_vectors()
+        for first in range(0, x.shape[0], _EACH):
+            part = slice(first, first + _EACH)
+            value, _ = full.forward(self.model.embed(x[part]), rows, labels[part])
+            total += value
+        return total / x.shape[0]
+
+    def _split(self) -> tuple[IntArray, IntArray]:
+        """Return the rows to train on, and those held out."""
+        rows = np.flatnonzero(np.diff(self._labels.indptr))
+        order = np.random.default_rng(sub_seed(self._key, _SPLIT)).permutation(rows)
+        held = int(self.settings.validation * len(rows))
+        if held == 0:
+            return rows, order
+        return np.sort(order[held:]), order[:held]
+
+    def _held_out(self, rows: IntArray) -> tuple[Matrix, Matrix]:
+        """Return inputs and labels of a validation."""
+        given, labels = self._given[rows], self._labels[rows]
+        if not self.leave_out:
+            return given, labels
+        generator = np.random.default_rng(sub_seed(self._key, _SPLIT, 1))
+        hidden = generator.random(labels.nnz) < 0.2
+        first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
+        hidden[first] = True  # something is to be found, and something known
+        hidden[first + 1] = False
+        return _some_entries(given, ~hidden), _some_entries(labels, hidden)
+
+
+def unit_norm(matrix: Any) -> Matrix:
+    """Divide the rows of a matrix by their norms, as float32.
+
+    Parameters
+    ----------
+    matrix : scipy.sparse CSR matrix, shape (N, v)
+        Rows, of which some may be empty.
+
+    Returns
+    -------
+    scipy.sparse.csr_array of float32, shape (N, v)
+        Rows of norm 1, or empty.
+
+    Examples
+    --------
+    >>> from scipy.sparse import csr_array
+    >>> unit_norm(csr_array([[3.0, 4.0], [0.0, 0.0]])).toarray().tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    owners = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    values = matrix.data.astype(np.float64)
+    largest = np.zeros(matrix.shape[0])
+    np.maximum.at(largest, owners, np.abs(values))
+    values /= np.where(largest > 0.0, largest, 1.0)[owners]
+    norms = np.sqrt(np.bincount(owners, values**2, minlength=matrix.shape[0]))
+    values /= np.where(norms > 0.0, norms, 1.0)[owners]
+    return sparse.csr_array(
+        (values.astype(np.float32), matrix.indices, matrix.indptr), matrix.shape
+    )
+
+
+def _some_entries(matrix: Matrix, kept: NDArray[np.bool_]) -> Matrix:
+    starts = np.concatenate([[0], np.cumsum(kept)])[matrix.indptr]
+    return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)
