@@ -11,7 +11,13 @@ from samplesoft.commands.options import write_json
 
 FILE = "options.json"
 _OF_ONE_CALL = ("command", "run", "out", "resume", "json")
-_FREE = ("epochs", "patience", "corpus")  # may be others on resuming; training refuses the rest
+_FREE = (
+    "epochs",
+    "patience",
+    "corpus",
+    "train",
+    "test",
+)  # may be others on resuming; training refuses the rest
 
 
 def recall(options: argparse.Namespace) -> None:

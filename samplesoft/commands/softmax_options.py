@@ -1,17 +1,19 @@
-"""Options of a softmax that do not go together, found before any work."""
+"""Options of a softmax, and those that do not go together, found before any work."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from samplesoft._memory import available_bytes, human_bytes
-from samplesoft.commands.options import flag
+from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
-from samplesoft.samplers.registry import SamplerInputs, make_sampler
+from samplesoft.models.softmax_settings import SoftmaxSettings
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.training.language_settings import LanguageModelSettings
 
 SAMPLED = ("sampler", "num_sampled", "shared", "nu", "num_features", "update_every")
@@ -20,14 +22,93 @@ SHARED_BYTES = 20  # of a word and a draw in common: measured 7 to 19
 _UNIT = np.eye(2, dtype=np.float32)
 
 
-def check_softmax(values: dict[str, Any], defaults: LanguageModelSettings) -> dict[str, Any]:
+def add_softmax(
+    group: Any,
+    defaults: SoftmaxSettings,
+    *,
+    tau: str,
+    example: str,
+    batch: str,
+    losses: Iterable[str] = LOSSES,
+) -> None:
+    """Add the options of a softmax layer; None stands for what is not given.
+
+    Parameters
+    ----------
+    group : argparse group
+        To add to.
+    defaults : SoftmaxSettings
+        What the help texts name.
+    tau, example, batch : str
+        The default of tau, and what an example and those of a step are, for the help texts.
+    losses : iterable of str
+        Names that may be chosen.
+    """
+    group.add_argument(
+        "--loss",
+        choices=tuple(losses),
+        metavar="NAME",
+        help=f"of {', '.join(losses)} (default {defaults.loss})",
+    )
+    group.add_argument(
+        "--tau",
+        type=positive_float,
+        help=f"inverse temperature (default {tau})",
+    )
+    group.add_argument(
+        "--no-normalize",
+        dest="normalize",
+        action="store_const",
+        const=False,
+        help="leave contexts and class vectors at their norms",
+    )
+    group.add_argument(
+        "--sampler",
+        choices=SAMPLERS,
+        metavar="NAME",
+        help=f"of {', '.join(SAMPLERS)} (default {defaults.sampler})",
+    )
+    group.add_argument(
+        "--num-sampled",
+        type=draw_count,
+        metavar="M",
+        help=f"draws for each {example} (default {defaults.num_sampled})",
+    )
+    group.add_argument(
+        "--shared",
+        action="store_const",
+        const=True,
+        help=f"draw once for all {batch}; with a loss such as sampled-masked",
+    )
+    group.add_argument(
+        "--nu",
+        type=positive_float,
+        help=f"sharpness of the kernel of rff samplers (default {defaults.nu:g})",
+    )
+    group.add_argument(
+        "--num-features",
+        type=positive_int,
+        metavar="D",
+        help="random frequencies of rff samplers, features of positive "
+        f"(default {defaults.num_features})",
+    )
+    group.add_argument(
+        "--update-every",
+        type=positive_int,
+        metavar="N",
+        help="steps from one update of a sampler that looks at class vectors to the next "
+        f"(default {defaults.update_every})",
+    )
+
+
+def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str, Any]:
     """Raise ValueError for options that do nothing, or nothing can be done with.
 
     Parameters
     ----------
     values : dict
         Fields of `defaults` that are given.
-    defaults : LanguageModelSettings
+    defaults : SoftmaxSettings
         Holds the others.
 
     Returns

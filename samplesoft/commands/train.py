@@ -6,11 +6,11 @@ A new model is a file like `train_lm`, and a line in `MODELS`.
 from __future__ import annotations
 
 import argparse
-import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samplesoft.commands import remembered, train_lm, train_toy
+from samplesoft.commands import remembered, train_items, train_lm, train_toy, train_xc
 from samplesoft.commands.options import (
     check_folder,
     check_writable,
@@ -27,7 +27,7 @@ from samplesoft.verification.tables import table
 if TYPE_CHECKING:
     from samplesoft.training.settings import Progress
 
-MODELS = {"lm": train_lm, "toy": train_toy}
+MODELS = {"lm": train_lm, "toy": train_toy, "xc": train_xc, "items": train_items}
 
 
 def add(commands: Any) -> None:
@@ -64,7 +64,7 @@ def _add_run(group: Any, model: Any) -> None:
         "--resume",
         action="store_true",
         help="go on with the run in --out: options that are not given are as they were, and of "
-        "those that are, only --epochs, --patience and --corpus may differ",
+        "those that are, only --epochs, --patience and files may differ",
     )
     group.add_argument(
         "--epochs",
@@ -143,10 +143,10 @@ def run(options: argparse.Namespace) -> int:
         "config": task.config(),
         "epochs": records,
         "best_epoch": at.best_epoch,
-        "validation": {"loss": at.best_loss, "perplexity": math.exp(at.best_loss or 0.0)},
+        "validation": _of_best_epoch(records, at),
         **model.final(task),
     }
-    show(_report(results, at))
+    show(_report(results, at, model.HEADLINE))
     if options.json:
         write_json(options.json, results)
     return 0
@@ -189,24 +189,51 @@ def _best(out: Path) -> Path:
     return path
 
 
-_COLUMNS = [
-    ("epoch", lambda line: f"{line['epoch']}"),
-    ("train loss", lambda line: f"{line['train_loss']:.4f}"),
-    ("validation loss", lambda line: f"{line['validation_loss']:.4f}"),
-    ("perplexity", lambda line: f"{line['validation_perplexity']:.2f}"),
-    ("examples/s", lambda line: f"{line['examples_per_second']:,.0f}"),
-]
+def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any]:
+    """Return the validation figures of the best epoch; its loss alone where the log is gone."""
+    start, found = "validation_", {"loss": at.best_loss}
+    for line in records:
+        if line["epoch"] == at.best_epoch:
+            found |= {k.removeprefix(start): v for k, v in line.items() if k.startswith(start)}
+    return found
 
 
-def _report(results: dict[str, Any], at: Progress) -> str:
+def _columns(headline: str) -> list[tuple[str, Callable[[Any], str]]]:
+    return [
+        ("epoch", lambda line: f"{line['epoch']}"),
+        ("train loss", lambda line: f"{line['train_loss']:.4f}"),
+        ("validation loss", lambda line: f"{line['validation_loss']:.4f}"),
+        (_words(headline), lambda line: _figure(line, f"validation_{headline}")),
+        ("examples/s", lambda line: f"{line['examples_per_second']:,.0f}"),
+    ]
+
+
+def _words(name: str) -> str:
+    """Return the name of a figure for people."""
+    what, _, k = name.partition("_at_")
+    return f"{what}@{k}" if k else what
+
+
+def _figure(figures: dict[str, Any], name: str) -> str:
+    value = figures.get(name)
+    if value is None:
+        return "?"
+    return f"{value:.2f}" if name.endswith("perplexity") else f"{value:.4f}"
+
+
+def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     rows: list[Any] = results["epochs"]
-    best = f"{results['validation']['perplexity']:.2f}"
-    test = f", test {results['test']['perplexity']:.2f}" if "test" in results else ""
+    test = results.get("test", {})
+    others = [name for name in test if name not in ("loss", "perplexity")]
+    reached = f", test {_figure(test, headline)}" if test else ""
+    best = _figure(results["validation"], headline)
+    lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
     return "\n".join(
         [
-            table(rows, _COLUMNS) if rows else "No table: the log of the epochs is gone.",
+            table(rows, _columns(headline)) if rows else "No table: the log of the epochs is gone.",
             "",
-            f"Best epoch {at.best_epoch}: validation perplexity {best}{test}.",
+            f"Best epoch {at.best_epoch}: validation {_words(headline)} {best}{reached}.",
+            *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
             "Losses are in nats. That of training is the one that was minimised, and validation",
             "is by the full softmax.",

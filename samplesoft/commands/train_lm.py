@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft.commands.options import (
     class_count,
-    draw_count,
     given,
     positive_float,
     positive_int,
     rate,
 )
-from samplesoft.commands.softmax_options import check_memory, check_softmax
+from samplesoft.commands.softmax_options import add_softmax, check_memory, check_softmax
 from samplesoft.data.corpus import VOCABULARY_SIZE
-from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
-from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
 
 if TYPE_CHECKING:
@@ -35,6 +32,7 @@ LEARNING_RATE = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
 EPOCHS, CHECKPOINT_EVERY = 13, 500
 CLIP, HOLD, DECAY = 5.0, 4, 2.0
 DEFAULTS = LanguageModelSettings()
+HEADLINE = "perplexity"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,66 +50,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the N most frequent words are told apart, <unk> for the rest among them "
         f"(default {VOCABULARY_SIZE:,})",
     )
-    _add_softmax(parser.add_argument_group("softmax"))
+    add_softmax(
+        parser.add_argument_group("softmax"),
+        DEFAULTS,
+        tau="1 / 0.3**2, with --no-normalize 1",
+        example="word",
+        batch="words of a window",
+    )
     _add_model(parser.add_argument_group("model"))
-
-
-def _add_softmax(group: Any) -> None:
-    group.add_argument(
-        "--loss",
-        choices=LOSSES,
-        metavar="NAME",
-        help=f"of {', '.join(LOSSES)} (default {DEFAULTS.loss})",
-    )
-    group.add_argument(
-        "--tau",
-        type=positive_float,
-        help="inverse temperature (default 1 / 0.3**2, with --no-normalize 1)",
-    )
-    group.add_argument(
-        "--no-normalize",
-        dest="normalize",
-        action="store_const",
-        const=False,
-        help="leave contexts and class vectors at their norms",
-    )
-    group.add_argument(
-        "--sampler",
-        choices=SAMPLERS,
-        metavar="NAME",
-        help=f"of {', '.join(SAMPLERS)} (default {DEFAULTS.sampler})",
-    )
-    group.add_argument(
-        "--num-sampled",
-        type=draw_count,
-        metavar="M",
-        help=f"draws for each word (default {DEFAULTS.num_sampled})",
-    )
-    group.add_argument(
-        "--shared",
-        action="store_const",
-        const=True,
-        help="draw once for all words of a window; with a loss such as sampled-masked",
-    )
-    group.add_argument(
-        "--nu",
-        type=positive_float,
-        help=f"sharpness of the kernel of rff samplers (default {DEFAULTS.nu:g})",
-    )
-    group.add_argument(
-        "--num-features",
-        type=positive_int,
-        metavar="D",
-        help="random frequencies of rff samplers, features of positive "
-        f"(default {DEFAULTS.num_features})",
-    )
-    group.add_argument(
-        "--update-every",
-        type=positive_int,
-        metavar="N",
-        help="steps from one update of a sampler that looks at class vectors to the next "
-        f"(default {DEFAULTS.update_every})",
-    )
 
 
 def _add_model(group: Any) -> None:

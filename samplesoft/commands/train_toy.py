@@ -24,6 +24,7 @@ LEARNING_RATE = (
     "momentum whose sums have no such factor"
 )
 DEFAULTS = ToySettings()
+HEADLINE = "perplexity"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -13,21 +13,17 @@ from samplesoft.data.files import open_text
 _LARGEST = 10**9
 
 
-def load_interactions(
-    path: str | Path, *, num_users: int = 0, num_items: int = 0
-) -> sparse.csr_array:
+def load_interactions(path: str | Path) -> sparse.csr_array:
     r"""Read lines ``user item item ...`` of numbers from 0, such as Gowalla's in [1]_.
 
     Parameters
     ----------
     path : str or Path
         The file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
-    num_users, num_items : int
-        Least numbers of rows and columns; more if the file has more.
 
     Returns
     -------
-    scipy.sparse.csr_array of float32, shape (num_users, num_items)
+    scipy.sparse.csr_array of float32, shape (users, items)
         1 where a user has taken an item, however often it is listed.
 
     Raises
@@ -51,7 +47,7 @@ def load_interactions(
     ...     load_interactions(path).toarray().tolist()
     [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    users, items = array("q"), array("q")
+    users, items, num_users = array("q"), array("q"), 0
     seen: set[int] = set()
     with open_text(path) as stream:
         for line_number, line in enumerate(stream, 1):
@@ -73,11 +69,36 @@ def load_interactions(
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
     rows, columns = (np.frombuffer(numbers, np.int64) for numbers in (users, items))
-    shape = num_users, max(num_items, int(columns.max()) + 1)
+    shape = num_users, int(columns.max()) + 1
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)
     matrix.sum_duplicates()
     matrix.data[:] = 1.0
     return matrix
+
+
+def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array:
+    """Add empty rows and columns.
+
+    Parameters
+    ----------
+    matrix : scipy.sparse.csr_array
+        Smaller than `shape`.
+    shape : tuple of int
+        The shape wanted.
+
+    Returns
+    -------
+    scipy.sparse.csr_array
+        The same entries.
+
+    Examples
+    --------
+    >>> padded(sparse.csr_array([[1.0]]), (2, 3)).toarray().tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    found = matrix.copy()
+    found.resize(*shape)  # type: ignore[arg-type]
+    return found
 
 
 def _malformed(path: str | Path, line_number: int, got: str) -> ValueError:

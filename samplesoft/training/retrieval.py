@@ -78,6 +78,13 @@ class RetrievalTask(Task):
         Whether inputs are items that a user has taken and labels the same items: in validation a
         fifth of them is to be found from the rest, and the rest left out of the lists.
 
+    Attributes
+    ----------
+    num_unlabeled : int
+        Examples without a label.
+    test : tuple of matrix, or None
+        Arguments of `evaluate` for the end, if somebody sets them.
+
     Raises
     ------
     TypeError, ValueError
@@ -103,6 +110,7 @@ class RetrievalTask(Task):
                 f"{labels.shape[0]}."
             )
         self.settings, self.leave_out = settings, leave_out
+        self.test: Any = None
         self._key = as_key(settings.seed)
         self._given, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
@@ -135,7 +143,7 @@ class RetrievalTask(Task):
                 data.update(np.ascontiguousarray(part).tobytes())
         return {
             "model": "retrieval",
-            "num_inputs": self._labels.shape[1] if self.leave_out else self._given.shape[1],
+            "num_inputs": self._given.shape[1],
             "num_classes": self._labels.shape[1],
             "leave_out": self.leave_out,
             "data": data.hexdigest()[:16],
@@ -172,7 +180,7 @@ class RetrievalTask(Task):
         """Return loss of the full softmax in nats, and scores of lists, on what is held out."""
         return self.evaluate(*self._validation)
 
-    def evaluate(self, inputs: Any, labels: Any, *, loss: bool = True) -> dict[str, float]:
+    def evaluate(self, inputs: Any, labels: Any) -> dict[str, float]:
         """Return loss of the full softmax, and scores of lists of the best classes.
 
         Parameters
@@ -181,8 +189,6 @@ class RetrievalTask(Task):
             Not yet divided by norms; with `leave_out` what is left out of the lists.
         labels : scipy.sparse CSR matrix, shape (N, n)
             Examples without any are left out.
-        loss : bool
-            Whether the loss is wanted too.
 
         Returns
         -------
@@ -194,17 +200,18 @@ class RetrievalTask(Task):
         x, k = unit_norm(given), [k for k in CUTS if k <= labels.shape[1]]
         ids, _ = self.model.top_k(x, k[-1], leave_out=given if self.leave_out else None)
         found = ranking_scores(ids, wanted, k)
-        return {"loss": self._loss(x, wanted), **found} if loss else found
+        return {"loss": self._loss(x, wanted), **found}
 
     def _loss(self, x: Any, labels: Any) -> float:
-        settings, total = self.settings, 0.0
+        settings = self.settings
+        total = 0.0
         full = FullSoftmaxLoss(tau=settings.tau, reduction="sum")
         rows = self.model.class_vectors()
         for first in range(0, x.shape[0], _EACH):
             part = slice(first, first + _EACH)
             value, _ = full.forward(self.model.embed(x[part]), rows, labels[part])
-            total += value
-        return total / x.shape[0]
+            total += float(value)
+        return total / float(x.shape[0])
 
     def _split(self) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and those held out."""
