@@ -3,6 +3,6 @@
 A new one is a file with a function that adds a parser, and a line in `COMMANDS`.
 """
 
-from samplesoft.commands import train, verify
+from samplesoft.commands import predict, train, verify
 
-COMMANDS = (verify.add, train.add)
+COMMANDS = (verify.add, train.add, predict.add)

@@ -73,5 +73,6 @@ def make_settings(options: argparse.Namespace) -> Settings:
 
 
 def final(task: RetrievalTask) -> dict[str, Any]:
-    """Return figures of the best epoch's parameters on the test examples."""
-    return {} if task.test is None else {"test": task.evaluate(*task.test)}
+    """Return figures of the best parameters on the test examples, and how many were left out."""
+    found: dict[str, Any] = {"num_unlabeled": task.num_unlabeled}
+    return found if task.test is None else {**found, "test": task.evaluate(*task.test)}

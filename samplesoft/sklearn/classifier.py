@@ -181,9 +181,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         TypeError, ValueError
-            If an argument or a parameter is malformed.
-        FloatingPointError
-            If training diverges.
+            If an argument or a parameter is malformed, or training diverges.
         """
         self._check_parameters()
         go_on = self.warm_start and hasattr(self, "model_")
@@ -193,8 +191,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         else:
             targets = read_targets(y)
             codes = targets.encode(y)
-            if not len(targets.classes):
-                raise ValueError("`y` must hold a label of at least one class, got none.")
+            if not len(_labelled(codes)):
+                raise ValueError("`y` must hold a label for at least one example, got none.")
             self._begin(X, targets, _counts(codes, len(targets.classes)))
         labelled = _labelled(codes)
         self.num_unlabeled_ = X.shape[0] - len(labelled)
@@ -416,8 +414,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ------
         OSError
             If it cannot be written.
-        TypeError
-            If classes are neither numbers nor strings.
         """
         check_is_fitted(self)
         files.write_classifier(path, self)
@@ -526,11 +522,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         loss, gradients = self.model_.step(
             x, codes, weights=weights, rng=sub_seed(self._seed, _STEP, self._num_steps)
         )
-        if not np.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss must be finite, got {loss} in step {self._num_steps + 1}; lower "
-                "`learning_rate`, or scale the inputs."
-            )
         self._optimizer.learning_rate = self.learning_rate
         self._optimizer.step(self.model_.parameters, gradients)
         self.model_.after_step(gradients)

@@ -16,6 +16,7 @@ from samplesoft.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from samplesoft.training.linear_model import linear_softmax_config
 
 MODEL = "SampledSoftmaxClassifier"
 _PROGRESS = ("_seed", "_num_steps", "_num_epochs", "_num_examples", "_num_labels", "n_iter_")
@@ -40,13 +41,12 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "form": targets.form,
         "labels": str(targets.dtype),
         "classes": str(classes.dtype),
-        "num_inputs": classifier.n_features_in_,
-        "dtype": str(model.dtype),
+        "linear_softmax": linear_softmax_config(model, unit_inputs=False, leave_out=False),
         "feature_names": None if names is None else list(names),
     }
     progress = {name: getattr(classifier, name) for name in _PROGRESS}
     arrays = {
-        "classes": _without_objects(classes),
+        "classes": classes.astype(str) if classes.dtype.hasobject else classes,
         "counts": classifier._counts,
         **prefixed({"parameters": model.parameters}, "/"),
         **prefixed({"optimizer": classifier._optimizer.state()}, "/"),
@@ -71,8 +71,9 @@ def read_classifier(path: str | Path, make: Any) -> Any:
     classes = arrays["classes"].astype(about["classes"])
     targets = Targets(classes, about["form"], np.dtype(about["labels"]))
     seed = checkpoint.values["_seed"]
-    classifier._make(targets, about["num_inputs"], about["dtype"], arrays["counts"], seed)
-    classifier.n_features_in_ = about["num_inputs"]
+    model = about["linear_softmax"]
+    classifier._make(targets, model["num_inputs"], model["dtype"], arrays["counts"], seed)
+    classifier.n_features_in_ = model["num_inputs"]
     if about["feature_names"] is not None:
         classifier.feature_names_in_ = np.array(about["feature_names"], dtype=object)
     copy_arrays(path, part("parameters", arrays, "/"), classifier.model_.parameters)
@@ -82,14 +83,3 @@ def read_classifier(path: str | Path, make: Any) -> Any:
     for name in _PROGRESS:
         setattr(classifier, name, checkpoint.values[name])
     return classifier
-
-
-def _without_objects(classes: Any) -> Any:
-    if not classes.dtype.hasobject:
-        return classes
-    if not all(isinstance(label, str) for label in classes):
-        raise TypeError(
-            "`classes_` must hold numbers or strings to be written, got "
-            f"{type(classes[0]).__name__}; fit on labels of one of these types."
-        )
-    return classes.astype(str)

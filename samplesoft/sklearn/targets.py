@@ -47,6 +47,8 @@ class Targets:
             If they come in another form, or hold a label that is not among the classes.
         """
         found = _form(y)
+        if self.form == LISTS and _is_nested(y):  # even if all are of one length
+            found = LISTS
         if found != self.form:
             raise ValueError(
                 f"`y` must come as {self.form}, as in the first call, got {found}; convert it."
@@ -54,7 +56,7 @@ class Targets:
         if self.form == SINGLE:
             return self._numbers(_read_labels(y))
         if self.form == LISTS:
-            return _matrix([self._numbers(np.asarray(row)) for row in y], len(self.classes))
+            return _matrix([self._numbers(np.asarray(list(row))) for row in y], len(self.classes))
         matrix = _read_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
@@ -125,7 +127,7 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
         return Targets(np.unique(labels) if given is None else given, form, labels.dtype)
     if form == LISTS:
         if given is None:
-            given = np.unique(np.concatenate([np.asarray(row).ravel() for row in y if len(row)]))
+            given = np.unique(np.concatenate([np.asarray(list(row)) for row in y if len(row)]))
         return Targets(given, form, given.dtype)
     matrix = _read_indicator(y)
     columns = np.arange(matrix.shape[1])
@@ -140,7 +142,7 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
 def _form(y: Any) -> str:
     if sparse.issparse(y):
         return SPARSE
-    if _is_ragged(y):
+    if _is_nested(y) and len({len(row) for row in y}) > 1:
         return LISTS
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:
@@ -151,11 +153,9 @@ def _form(y: Any) -> str:
     return SINGLE
 
 
-def _is_ragged(y: Any) -> bool:
-    if not isinstance(y, (list, tuple)) or not len(y):
-        return False
-    rows = [isinstance(row, (list, tuple, set, frozenset, np.ndarray)) for row in y]
-    return all(rows) and len({len(row) for row in y}) > 1
+def _is_nested(y: Any) -> bool:
+    rows = (list, tuple, set, frozenset, np.ndarray)
+    return isinstance(y, (list, tuple)) and all(isinstance(row, rows) for row in y)
 
 
 def _read_labels(y: Any) -> NDArray[Any]:

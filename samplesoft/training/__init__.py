@@ -4,7 +4,9 @@ from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_ch
 from samplesoft.training.examples import TrainedSoftmax, read_examples
 from samplesoft.training.language_model import LanguageModelTask
 from samplesoft.training.language_settings import LanguageModelSettings
+from samplesoft.training.linear_model import TrainedLinearSoftmax, read_linear_softmax
 from samplesoft.training.log import read_log
+from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
 from samplesoft.training.run import BEST, CHECKPOINT, LOG
 from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
@@ -19,14 +21,18 @@ __all__ = [
     "LanguageModelSettings",
     "LanguageModelTask",
     "Progress",
+    "RetrievalSettings",
+    "RetrievalTask",
     "Settings",
     "Task",
     "ToySettings",
     "ToyTask",
+    "TrainedLinearSoftmax",
     "TrainedSoftmax",
     "load_parameters",
     "read_checkpoint",
     "read_examples",
+    "read_linear_softmax",
     "read_log",
     "require_free",
     "require_run",

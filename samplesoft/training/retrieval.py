@@ -16,7 +16,9 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.ranking import ranking_scores
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.training.checkpoint import Arrays, plain
+from samplesoft.training.linear_model import linear_softmax_config
 from samplesoft.training.task import Gradient, Task, sub_seed
+from samplesoft.training.unit_norm import unit_norm
 
 CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
 _VALIDATED = 2000  # examples of a validation
@@ -143,11 +145,11 @@ class RetrievalTask(Task):
                 data.update(np.ascontiguousarray(part).tobytes())
         return {
             "model": "retrieval",
-            "num_inputs": self._given.shape[1],
-            "num_classes": self._labels.shape[1],
-            "leave_out": self.leave_out,
             "data": data.hexdigest()[:16],
             **plain(asdict(self.settings)),
+            "linear_softmax": linear_softmax_config(
+                self.model, unit_inputs=True, leave_out=self.leave_out
+            ),
         }
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
@@ -233,37 +235,6 @@ class RetrievalTask(Task):
         hidden[first] = True  # something is to be found, and something known
         hidden[first + 1] = False
         return _some_entries(given, ~hidden), _some_entries(labels, hidden)
-
-
-def unit_norm(matrix: Any) -> Matrix:
-    """Divide the rows of a matrix by their norms, as float32.
-
-    Parameters
-    ----------
-    matrix : scipy.sparse CSR matrix, shape (N, v)
-        Rows, of which some may be empty.
-
-    Returns
-    -------
-    scipy.sparse.csr_array of float32, shape (N, v)
-        Rows of norm 1, or empty.
-
-    Examples
-    --------
-    >>> from scipy.sparse import csr_array
-    >>> unit_norm(csr_array([[3.0, 4.0], [0.0, 0.0]])).toarray().tolist()
-    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
-    """
-    owners = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    values = matrix.data.astype(np.float64)
-    largest = np.zeros(matrix.shape[0])
-    np.maximum.at(largest, owners, np.abs(values))
-    values /= np.where(largest > 0.0, largest, 1.0)[owners]
-    norms = np.sqrt(np.bincount(owners, values**2, minlength=matrix.shape[0]))
-    values /= np.where(norms > 0.0, norms, 1.0)[owners]
-    return sparse.csr_array(
-        (values.astype(np.float32), matrix.indices, matrix.indptr), matrix.shape
-    )
 
 
 def _some_entries(matrix: Matrix, kept: NDArray[np.bool_]) -> Matrix:

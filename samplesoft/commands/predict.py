@@ -1,0 +1,109 @@
+"""``samplesoft predict``: the best classes for inputs of a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from samplesoft._files import replaced
+from samplesoft._jit import chunks
+from samplesoft._progress import progress_bar
+from samplesoft.commands.options import check_writable, positive_int
+
+_ROWS = 1024  # at a time
+
+
+def add(commands: Any) -> None:
+    """Add the parser of the command."""
+    parser = commands.add_parser(
+        "predict",
+        help="rank classes for the inputs of a file",
+        description="Rank classes by a model of samplesoft train xc or items, or one that "
+        "SampledSoftmaxClassifier.save wrote. Each input gives a line of JSON with its row (or "
+        "user), the best classes, and their scores, which are logits.",
+        epilog="Exit status: 0 if all went well, 2 for bad usage or bad input.",
+    )
+    parser.add_argument("--model", required=True, metavar="FILE", help="such as run/best.npz")
+    parser.add_argument(
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="in the format that the model was trained on, also .gz, .xz, .bz2; labels are not "
+        "read",
+    )
+    parser.add_argument(
+        "--k", type=positive_int, default=5, metavar="K", help="classes for each (default 5)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="where the lines go (default: stdout)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run ``samplesoft predict``.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        As parsed.
+
+    Returns
+    -------
+    int
+        0.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the model, the input or an option is bad, or the output cannot be written.
+    """
+    from samplesoft.training.linear_model import read_linear_softmax
+
+    if options.output:
+        check_writable("--output", options.output)
+    trained = read_linear_softmax(options.model)
+    num_classes = len(trained.model.parameters["softmax.class_embeddings"])
+    if options.k > num_classes:
+        raise ValueError(
+            f"--k must be at most {num_classes:,}, the classes of the model, got {options.k}."
+        )
+    inputs = _read(options.input, trained)
+    if not options.output:
+        _write(sys.stdout, inputs, trained, options.k)
+        return 0
+    with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
+        _write(stream, inputs, trained, options.k)
+    return 0
+
+
+def _read(path: str, trained: Any) -> Any:
+    from samplesoft.data.interactions import load_interactions, padded
+    from samplesoft.data.xml_repository import load_xml_repository
+
+    inputs = load_interactions(path) if trained.leave_out else load_xml_repository(path).inputs
+    width = trained.num_inputs
+    if inputs.shape[1] > width or (inputs.shape[1] < width and not trained.leave_out):
+        raise ValueError(
+            f"--input must have the {width:,} columns that the model was trained on, got "
+            f"{inputs.shape[1]:,}."
+        )
+    return padded(inputs, (inputs.shape[0], width))
+
+
+def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
+    name = "user" if trained.leave_out else "row"
+    with progress_bar(True, total=inputs.shape[0], unit="inputs", desc="predict") as bar:
+        for part in chunks(inputs.shape[0], _ROWS):
+            ids, scores = trained.top_k(inputs[part], k)
+            labels = ids if trained.classes is None else trained.classes[ids]
+            for row in range(len(ids)):
+                kept = scores[row] > -float("inf")  # the rest is left out
+                line = {
+                    name: part.start + row,
+                    "classes": labels[row][kept].tolist(),
+                    "scores": [round(float(score), 6) for score in scores[row][kept]],
+                }
+                stream.write(json.dumps(line) + "\n")
+            bar.update(len(ids))

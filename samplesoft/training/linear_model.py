@@ -1,0 +1,124 @@
+"""What a checkpoint tells of a linear softmax model, and the model made from it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplesoft._validation import IntArray
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.sampler import Rows
+from samplesoft.training.checkpoint import copy_arrays, part_of, read_checkpoint
+from samplesoft.training.unit_norm import unit_norm
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedLinearSoftmax:
+    """A model that ranks classes for sparse inputs.
+
+    Attributes
+    ----------
+    model : LinearSoftmax
+        Without a sampler.
+    unit_inputs : bool
+        Whether the model wants inputs divided by their norms.
+    leave_out : bool
+        Whether inputs are items, which are left out of the lists.
+    classes : ndarray, shape (n,), or None
+        What classes are called, if not by their numbers.
+    """
+
+    model: LinearSoftmax
+    unit_inputs: bool
+    leave_out: bool
+    classes: Any
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns v of an input."""
+        return len(self.model.parameters["embedding.weights"])
+
+    def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
+        """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
+        x = unit_norm(inputs) if self.unit_inputs else inputs.astype(self.model.dtype)
+        return self.model.top_k(x, k, leave_out=inputs if self.leave_out else None)
+
+
+def linear_softmax_config(
+    model: LinearSoftmax, *, unit_inputs: bool, leave_out: bool
+) -> dict[str, Any]:
+    """Return what `read_linear_softmax` must know, for the config of a checkpoint.
+
+    Parameters
+    ----------
+    model : LinearSoftmax
+        The model, whose parameters the checkpoint holds as its part ``parameters``.
+    unit_inputs, leave_out : bool
+        As in `TrainedLinearSoftmax`.
+
+    Returns
+    -------
+    dict
+        To be the value of ``linear_softmax``.
+    """
+    settings, parameters = model.settings, model.parameters
+    return {
+        "num_inputs": len(parameters["embedding.weights"]),
+        "num_classes": len(parameters["softmax.class_embeddings"]),
+        "embedding_dim": settings.embedding_dim,
+        "tau": settings.tau,
+        "normalize": settings.normalize,
+        "dtype": str(model.dtype),
+        "unit_inputs": unit_inputs,
+        "leave_out": leave_out,
+    }
+
+
+def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
+    """Read a model for prediction.
+
+    Parameters
+    ----------
+    path : str or Path
+        A checkpoint of ``samplesoft train xc`` or ``items``, or a file of
+        `samplesoft.sklearn.SampledSoftmaxClassifier.save`.
+
+    Returns
+    -------
+    TrainedLinearSoftmax
+        The model.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is damaged, of another format, or holds another model.
+    """
+    checkpoint = read_checkpoint(path)
+    config = checkpoint.config.get("task", checkpoint.config)
+    about = config.get("linear_softmax")
+    if about is None:
+        raise ValueError(
+            f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
+            f"{config.get('model', 'something else')!r}; take best.npz of samplesoft train xc or "
+            "items, or what SampledSoftmaxClassifier.save wrote."
+        )
+    settings = LinearSoftmaxSettings(
+        loss="full",
+        sampler=None,
+        num_sampled=None,
+        tau=about["tau"],
+        normalize=about["normalize"],
+        embedding_dim=about["embedding_dim"],
+    )
+    model = LinearSoftmax(
+        about["num_inputs"], about["num_classes"], settings, dtype=np.dtype(about["dtype"]), rng=0
+    )
+    copy_arrays(path, part_of(checkpoint, "parameters"), model.parameters)
+    return TrainedLinearSoftmax(
+        model, about["unit_inputs"], about["leave_out"], checkpoint.arrays.get("classes")
+    )

@@ -1,0 +1,218 @@
+"""``samplesoft train xc``, ``train items`` and ``predict``: files, figures, resuming, refusals."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from samplesoft.cli import main
+from samplesoft.data import load_interactions, load_xml_repository
+from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.training import (
+    RetrievalSettings,
+    RetrievalTask,
+    Settings,
+    read_checkpoint,
+    read_linear_softmax,
+    read_log,
+    train,
+)
+from samplesoft.training.unit_norm import unit_norm
+
+SMALL = ["--dim", "8", "--batch", "16", "--epochs", "3"]
+DRAWS = ["--num-sampled", "6", "--num-features", "16"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return files of examples whose labels follow from their features, and of interactions."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for part, num in (("train", 300), ("test", 80)):
+        lines = [f"{num} 20 10"]
+        for row in range(num):
+            labels = rng.choice(10, rng.integers(1, 3), replace=False)
+            entries = {2 * c + bit for c in labels for bit in range(2)}
+            names = "" if row == 7 else ",".join(map(str, labels))
+            lines.append(names + " " + " ".join(f"{f}:1" for f in sorted(entries)))
+        (folder / f"xc-{part}.txt").write_text("\n".join(lines) + "\n")
+    lists = {"train": [], "test": []}
+    for user in range(200):
+        own = 6 * (user % 5) + rng.permutation(6)
+        lists["train"].append(f"{user} " + " ".join(map(str, own[:4])))
+        lists["test"].append(f"{user} " + " ".join(map(str, own[4:])))
+    for part, lines in lists.items():
+        (folder / f"items-{part}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def run(kind, files, out, *options, test=True):
+    names = ["--train", str(files / f"{kind}-train.txt")]
+    names += ["--test", str(files / f"{kind}-test.txt")] * test
+    return main(["train", kind, *names, "--out", str(out), *SMALL, *options])
+
+
+@pytest.mark.parametrize("kind", ["xc", "items"])
+@pytest.mark.parametrize("options", [["--loss", "full"], DRAWS], ids=["full", "sampled"])
+def test_what_is_learned_written_and_printed(kind, options, files, tmp_path, capsys):
+    out, results = tmp_path / "run", tmp_path / "results.json"
+    assert run(kind, files, out, "--json", str(results), "--epochs", "12", *options) == 0
+    printed = capsys.readouterr()
+    found = json.loads(results.read_text())
+    headline = "recall_at_20" if kind == "items" else "precision_at_1"
+    assert found["test"][headline] > 0.85, found["test"]
+    assert found["validation"][headline] == pytest.approx(
+        found["epochs"][found["best_epoch"] - 1][f"validation_{headline}"]
+    )
+    assert f"test {found['test'][headline]:.4f}" in printed.out
+    if kind == "xc":
+        assert found["num_unlabeled"] == 1
+    log = read_log(out / "log.jsonl")
+    assert sum("validation_loss" in line for line in log) == 12
+
+
+@pytest.mark.parametrize("kind", ["xc", "items"])
+def test_a_run_that_was_resumed_ends_with_the_same_bits(kind, files, tmp_path):
+    assert run(kind, files, tmp_path / "whole", *DRAWS) == 0
+    assert run(kind, files, tmp_path / "parts", *DRAWS, "--epochs", "1") == 0
+    assert main(["train", kind, "--out", str(tmp_path / "parts"), "--resume", "--epochs", "3"]) == 0
+    one, two = (
+        read_checkpoint(tmp_path / name / "checkpoint.npz").arrays for name in ("whole", "parts")
+    )
+    assert {k: a.tobytes() for k, a in one.items()} == {k: a.tobytes() for k, a in two.items()}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_trains(name, files, tmp_path):
+    data = load_xml_repository(files / "xc-train.txt")
+    settings = RetrievalSettings(
+        sampler=name, num_sampled=5, num_features=16, embedding_dim=4, dropout=0.0
+    )
+    at = train(
+        RetrievalTask(*data, settings),
+        Settings(epochs=3, optimizer="adagrad", learning_rate=0.1),
+        tmp_path / "run",
+    )
+    losses = [
+        x["validation_loss"]
+        for x in read_log(tmp_path / "run" / "log.jsonl")
+        if "validation_loss" in x
+    ]
+    assert at.epoch == 3
+    assert losses[-1] < 2.3 < np.log(10) + 0.1  # a model that knows nothing has log 10
+
+
+@pytest.mark.parametrize("kind", ["xc", "items"])
+def test_predictions(kind, files, tmp_path, capsys):
+    assert run(kind, files, tmp_path / "run", "--loss", "full", "--epochs", "10") == 0
+    capsys.readouterr()
+    model, given = str(tmp_path / "run" / "best.npz"), str(files / f"{kind}-train.txt")
+    output = tmp_path / "out.jsonl"
+    asked = ["predict", "--model", model, "--input", given, "--k", "2"]
+    assert main([*asked, "--output", str(output)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert text == output.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["user" if kind == "items" else "row"] for line in lines] == list(range(len(lines)))
+    trained = read_linear_softmax(model)
+    if kind == "xc":
+        data = load_xml_repository(given)
+        labels = [set(data.labels[[i]].indices) for i in range(len(lines))]
+        hits = [line["classes"][0] in own for line, own in zip(lines, labels, strict=True) if own]
+        inputs = data.inputs
+    else:
+        inputs = load_interactions(given)
+        hits = [line["classes"][0] // 6 == line["user"] % 5 for line in lines]
+        for line in lines:
+            assert not set(line["classes"]) & set(inputs[[line["user"]]].indices.tolist())
+    assert np.mean(hits) > 0.9
+    _, scores = trained.top_k(inputs, 2)
+    np.testing.assert_allclose([line["scores"] for line in lines], scores, atol=1e-6)
+    assert all(line["scores"] == sorted(line["scores"], reverse=True) for line in lines)
+
+
+def test_what_predict_refuses(files, tmp_path, capsys):
+    assert run("xc", files, tmp_path / "run", "--loss", "full", test=False) == 0
+    model, other = str(tmp_path / "run" / "best.npz"), tmp_path / "other.txt"
+    other.write_text("1 21 10\n0 1:1\n")
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes((tmp_path / "run" / "best.npz").read_bytes()[:-5])
+    given = str(files / "xc-test.txt")
+    for options, message in [
+        (["--model", model, "--input", str(other)], "--input must have the 20 columns"),
+        (["--model", model, "--input", given, "--k", "11"], "--k must be at most 10"),
+        (["--model", str(cut), "--input", given], "not a whole checkpoint"),
+        (["--model", model, "--input", str(tmp_path / "none.txt")], "no such file"),
+        (["--model", model, "--input", given, "--output", str(tmp_path)], "--output"),
+    ]:
+        assert main(["predict", *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--loss", "full", "--sampler", "rff"], "--sampler would do nothing"),
+        (["--no-normalize", "--sampler", "rff"], "--no-normalize does not go with"),
+        (["--optimizer", "momentum"], "--learning-rate must be given"),
+        (["--loss", "jackknife"], "invalid choice"),
+        (["--validation", "1.0"], "expected a number from 0 to below 1"),
+    ],
+)
+def test_options_that_are_refused(options, message, files, tmp_path, capsys):
+    assert run("xc", files, tmp_path / "run", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_do_not_fit_each_other(files, tmp_path, capsys):
+    other = tmp_path / "test.txt"
+    other.write_text("1 20 11\n0 1:1\n")
+    given = ["train", "xc", "--train", str(files / "xc-train.txt"), "--out", str(tmp_path / "run")]
+    assert main([*given, "--test", str(other)]) == 2
+    assert "--test must have the 10 labels of --train, got 11" in capsys.readouterr().err
+    assert main(["train", "xc", "--out", str(tmp_path / "run")]) == 2
+    assert "--train must name a file" in capsys.readouterr().err
+
+
+def test_validation_is_not_trained_on():
+    labels = sparse.csr_array(np.ones((100, 3)))
+    x = sparse.csr_array(np.eye(100, dtype=np.float32))
+    task = RetrievalTask(x, labels, RetrievalSettings(validation=0.2, num_features=8))
+    held = set(task._validation[0].indices.tolist())
+    assert len(held) == 20
+    assert not held & set(task._rows.tolist())
+
+
+def test_validation_of_items_hides_some_and_knows_some():
+    rng = np.random.default_rng(0)
+    taken = sparse.csr_array((rng.random((60, 30)) < 0.2).astype(np.float32))
+    settings = RetrievalSettings(validation=0.5, num_features=8)
+    task = RetrievalTask(taken, taken, settings, leave_out=True)
+    known, hidden = (matrix.toarray() for matrix in task._validation)
+    assert not (known * hidden).any()
+    rows = (known + hidden)[hidden.any(axis=1)]
+    assert (known[hidden.any(axis=1)].sum(axis=1) > 0).all()
+    assert {tuple(row) for row in rows} <= {tuple(row) for row in taken.toarray()}
+
+
+def test_rows_of_norm_one_at_the_limits_of_float32():
+    big, tiny = np.float32(3e38), np.float32(1e-40)
+    x = sparse.csr_array(np.array([[big, big], [tiny, 0.0], [0.0, 0.0]], np.float32))
+    wanted = [[0.5**0.5, 0.5**0.5], [1.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(unit_norm(x).toarray(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "labels", "message"),
+    [
+        (np.eye(3), np.eye(4), "a row for each of the 3 inputs"),
+        (np.eye(3), np.zeros((3, 2)), "labels of some examples"),
+    ],
+)
+def test_data_that_is_refused(x, labels, message):
+    with pytest.raises(ValueError, match=message):
+        RetrievalTask(sparse.csr_array(x), sparse.csr_array(labels), RetrievalSettings())

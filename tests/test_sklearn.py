@@ -1,0 +1,366 @@
+"""The classifier, as scikit-learn checks it and as its users use it."""
+
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
+from joblib import Parallel, delayed
+from numba import get_num_threads, set_num_threads
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import make_blobs, make_multilabel_classification
+from sklearn.exceptions import DataConversionWarning, NotFittedError
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from samplesoft.sklearn import SampledSoftmaxClassifier, classifier
+from samplesoft.training import read_linear_softmax
+from samplesoft.training.checkpoint import read_checkpoint, write_checkpoint
+
+SMALL = {"num_sampled": 5, "num_features": 16, "embedding_dim": 8, "random_state": 0}
+
+
+@pytest.mark.filterwarnings("ignore:.*are without a label")
+@pytest.mark.filterwarnings("ignore:.*array_api", "ignore:.*pandas")
+@parametrize_with_checks(
+    [SampledSoftmaxClassifier(loss=name, num_features=64) for name in classifier.LOSSES]
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def blobs(n=200, centers=4, dtype=np.float64):
+    X, y = make_blobs(n, centers=centers, n_features=6, random_state=0)
+    return X.astype(dtype), y
+
+
+def make(**options):
+    return SampledSoftmaxClassifier(**{**SMALL, **options})
+
+
+@pytest.mark.parametrize("loss", classifier.LOSSES)
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_blobs_are_told_apart(loss, kind):
+    X, y = blobs()
+    X = X if kind == "dense" else sparse.csr_matrix(X)
+    names = np.array(["kiwi", "fig", "plum", "date"], object)[y]
+    clf = make(loss=loss, max_iter=30).fit(X, names)
+    assert clf.score(X, names) > 0.95
+    assert clf.classes_.tolist() == ["date", "fig", "kiwi", "plum"]
+
+
+def test_labels_with_gaps_and_unseen_ones():
+    X, y = blobs(centers=3)
+    odd = np.array([-7, 3, 10**12])[y]
+    clf = make(max_iter=30).fit(X, odd)
+    assert set(clf.predict(X)) == {-7, 3, 10**12}
+    strange = np.where(odd == 3, 99, odd)
+    assert clf.score(X, strange) == pytest.approx(np.mean(clf.predict(X) == strange))
+    with pytest.raises(ValueError, match="labels among the 3 classes, got np.int64\\(99\\)"):
+        clf.partial_fit(X, strange)
+
+
+def test_one_class():
+    X, _ = blobs(20)
+    clf = make().fit(X, ["only"] * 20)
+    assert set(clf.predict(X)) == {"only"}
+    np.testing.assert_array_equal(clf.predict_proba(X), np.ones((20, 1)))
+
+
+def test_top_k_agrees_with_all_scores():
+    X, y = blobs(centers=7)
+    clf = make(max_iter=5).fit(X, y)
+    scores = clf.decision_function(X)
+    labels, best = clf.predict_topk(X, 3)
+    np.testing.assert_array_equal(labels, np.argsort(-scores, axis=1)[:, :3])
+    np.testing.assert_allclose(best, -np.sort(-scores, axis=1)[:, :3])
+    np.testing.assert_array_equal(labels[:, 0], clf.predict(X))
+    p = clf.predict_proba(X)
+    np.testing.assert_allclose(p, np.exp(scores) / np.exp(scores).sum(1, keepdims=True))
+    with pytest.raises(ValueError, match="`k` must be at most the number of classes 7, got 8"):
+        clf.predict_topk(X, 8)
+
+
+def several(n=120):
+    return make_multilabel_classification(n, n_classes=6, random_state=1, allow_unlabeled=False)
+
+
+@pytest.mark.parametrize("loss", classifier.LOSSES)
+def test_forms_of_several_labels_give_one_model(loss):
+    X, Y = several()
+    lists = [np.flatnonzero(row).tolist() for row in Y]
+    dense, matrix, listed = (
+        make(loss=loss, max_iter=15).fit(X, y) for y in (Y, sparse.csr_matrix(Y), lists)
+    )
+    for other in (matrix, listed):
+        for name, array in dense.model_.parameters.items():
+            np.testing.assert_array_equal(array, other.model_.parameters[name])
+    predicted = dense.predict(X)
+    assert sparse.issparse(matrix.predict(X))
+    np.testing.assert_array_equal(matrix.predict(X).toarray(), predicted)
+    assert [row.tolist() for row in listed.predict(X)] == [
+        np.flatnonzero(row).tolist() for row in predicted
+    ]
+    scores = {clf.score(X, y) for clf, y in ((dense, Y), (matrix, sparse.csr_matrix(Y)))}
+    assert scores == {listed.score(X, lists)}
+    best = dense.predict_topk(X, 1)[0][:, 0]
+    assert np.mean(Y[np.arange(len(Y)), best]) > 0.75
+
+
+@pytest.mark.filterwarnings("ignore:.*without a label")
+def test_lists_of_one_length_and_sets_of_strings():
+    X, _ = blobs(4)
+    clf = make().fit(X, [{"a", "b"}, ["a"], ("c",), []])
+    assert (clf.classes_.tolist(), clf.num_unlabeled_) == (["a", "b", "c"], 1)
+    clf.partial_fit(X[:2], [["a"], ["c"]])
+    assert len(clf.predict(X)) == 4
+
+
+def test_probability_of_one_label_among_several():
+    X, Y = several()
+    clf = make(max_iter=3).fit(X, Y)
+    scores = clf.decision_function(X)
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    wanted = 1.0 - (1.0 - p) ** Y.sum(1).mean()
+    np.testing.assert_allclose(clf.predict_proba(X), wanted, rtol=1e-9)
+    np.testing.assert_array_equal(clf.predict(X), wanted >= 0.5)
+
+
+def test_examples_without_a_label_are_left_out_and_counted():
+    X, Y = several()
+    Y[:7] = 0
+    with pytest.warns(UserWarning, match="7 of 120 examples are without a label") as warned:
+        clf = make(max_iter=2).fit(X, Y)
+    assert len(warned) == 1
+    assert clf.num_unlabeled_ == 7
+    other = make(max_iter=2).fit(X, np.where(np.arange(120)[:, None] < 7, 1, Y))
+    assert other.num_unlabeled_ == 0
+
+
+def test_in_a_pipeline_text_stays_sparse():
+    texts = ["red fruit", "green leaf", "red berry", "green grass"] * 5
+    names = ["fruit", "plant", "fruit", "plant"] * 5
+    pipe = make_pipeline(TfidfVectorizer(), make(max_iter=20)).fit(texts, names)
+    assert pipe.predict(["a red thing", "green"]).tolist() == ["fruit", "plant"]
+    assert pipe.predict(["nothing known"]).shape == (1,)
+
+
+def test_searches_calibration_and_clones():
+    X, y = blobs()
+    search = GridSearchCV(make(max_iter=3), {"tau": [5.0, 10.0], "loss": ["full", "nce"]}, cv=2)
+    assert search.fit(X, y).best_score_ > 0.8
+    calibrated = CalibratedClassifierCV(make(max_iter=5), cv=2).fit(X, y)
+    np.testing.assert_allclose(calibrated.predict_proba(X).sum(1), 1.0)
+    first = make(max_iter=2).fit(X, y)
+    assert same(first, clone(first).fit(X, y))
+    jobs = Parallel(n_jobs=2)(delayed(make(max_iter=2).fit)(X, y) for _ in range(2))
+    assert all(same(first, job) for job in jobs)
+
+
+def same(first, second):
+    return all(
+        np.array_equal(array, second.model_.parameters[name])
+        for name, array in first.model_.parameters.items()
+    )
+
+
+@pytest.mark.parametrize("sampler", ["rff+softmax-leaf", "unigram", "quadratic", "softmax"])
+def test_the_same_seed_gives_the_same_model_at_any_number_of_threads(sampler):
+    X, y = blobs(centers=30)
+    X, models, before = sparse.csr_array(X), [], get_num_threads()
+    for threads in {1, before}:
+        set_num_threads(threads)
+        models.append(make(sampler=sampler, max_iter=3).fit(X, y))
+    set_num_threads(before)
+    assert same(models[0], models[-1])
+    assert not same(models[0], make(sampler=sampler, max_iter=3, random_state=1).fit(X, y))
+
+
+def test_a_copy_by_pickle_goes_on_as_the_first():
+    X, y = blobs()
+    clf = make(max_iter=2).fit(X, y)
+    copy = pickle.loads(pickle.dumps(clf))
+    assert same(clf.partial_fit(X[:9], y[:9]), copy.partial_fit(X[:9], y[:9]))
+
+
+@pytest.mark.parametrize("sampler", ["rff+softmax-leaf", "learned-unigram", "unigram"])
+@pytest.mark.parametrize("form", ["strings", "objects", "indicator"])
+def test_a_file_goes_on_as_the_first(tmp_path, form, sampler):
+    X, y = several() if form == "indicator" else blobs(dtype=np.float32)
+    if form != "indicator":
+        y = np.array(["a", "bb", "ccc", "d"], dtype=object if form == "objects" else None)[y]
+    weight = None if form == "indicator" else {"a": 2.0}
+    clf = make(max_iter=2, sampler=sampler, class_weight=weight).fit(X, y)
+    clf.save(tmp_path / "model.npz")
+    copy = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    assert copy.get_params() == clf.get_params()
+    assert copy.classes_.dtype == clf.classes_.dtype
+    np.testing.assert_array_equal(clf.predict(X), copy.predict(X))
+    np.testing.assert_array_equal(clf.predict_proba(X), copy.predict_proba(X))
+    clf.model_.softmax.refresh()  # sums that were updated differ in their last bits
+    assert same(clf.partial_fit(X[:9], y[:9]), copy.partial_fit(X[:9], y[:9]))
+    SampledSoftmaxClassifier.load(tmp_path / "model.npz").save(tmp_path / "again.npz")
+    trained = read_linear_softmax(tmp_path / "again.npz")
+    _, scores = trained.top_k(sparse.csr_array(X), 2)
+    before = SampledSoftmaxClassifier.load(tmp_path / "model.npz").predict_topk(X, 2)[1]
+    np.testing.assert_allclose(scores, before, rtol=1e-4, atol=1e-5)
+    assert trained.classes.tolist() == clf.classes_.tolist()
+
+
+def test_files_that_are_refused(tmp_path):
+    X, y = blobs(20)
+    path = tmp_path / "model.npz"
+    make(max_iter=1).fit(X, y).save(path)
+    whole = path.read_bytes()
+    for size in (0, 100, len(whole) - 1):
+        (tmp_path / "cut.npz").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="not a whole checkpoint"):
+            SampledSoftmaxClassifier.load(tmp_path / "cut.npz")
+    checkpoint = read_checkpoint(path)
+    checkpoint.config["model"] = "lm"
+    write_checkpoint(path, checkpoint)
+    with pytest.raises(ValueError, match="must hold a SampledSoftmaxClassifier, got 'lm'"):
+        SampledSoftmaxClassifier.load(path)
+    with pytest.raises(FileNotFoundError):
+        SampledSoftmaxClassifier.load(tmp_path / "none.npz")
+    with pytest.raises(NotFittedError):
+        make().save(path)
+
+
+def test_partial_fit_learns_and_knows_its_classes():
+    X, y = blobs()
+    clf = make()
+    with pytest.raises(ValueError, match="`classes` must hold all labels in the first call"):
+        clf.partial_fit(X, y)
+    for epoch in range(30):
+        for part in np.array_split(np.random.default_rng(epoch).permutation(len(X)), 5):
+            clf.partial_fit(X[part], y[part], classes=[3, 1, 0, 2, 9])
+    assert clf.score(X, y) > 0.97
+    assert clf.classes_.tolist() == [0, 1, 2, 3, 9]
+    with pytest.raises(ValueError, match="`classes` must be those of the first call"):
+        clf.partial_fit(X, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="`y` must come as single, as in the first call"):
+        clf.partial_fit(X, np.eye(5)[y])
+
+
+def test_indicator_columns_may_have_names():
+    X, Y = several()
+    clf = make().partial_fit(X, Y, classes=list("fedcba"))
+    assert set(clf.predict_topk(X, 6)[0][0]) == set("abcdef")
+    with pytest.raises(ValueError, match="must name the 6 columns"):
+        make().partial_fit(X, Y, classes=[1, 2])
+
+
+def test_weights_of_classes():
+    X, y = make_blobs(300, centers=2, cluster_std=8.0, random_state=0)
+    rare = np.concatenate([np.flatnonzero(y == 0), np.flatnonzero(y == 1)[:15]])
+    plain = make(max_iter=40).fit(X[rare], y[rare])
+    balanced = make(max_iter=40, class_weight="balanced").fit(X[rare], y[rare])
+    by_hand = make(max_iter=40, class_weight={0: 165 / 300, 1: 165 / 30}).fit(X[rare], y[rare])
+    assert same(balanced, by_hand)
+    assert (balanced.predict(X) == 1).mean() > (plain.predict(X) == 1).mean() + 0.1
+    with pytest.raises(ValueError, match="'balanced' for partial_fit"):
+        make(class_weight="balanced").partial_fit(X, y, classes=[0, 1])
+
+
+def test_early_stopping_keeps_the_best():
+    X, y = blobs()
+    clf = make(max_iter=200, early_stopping=True, n_iter_no_change=3).fit(X, y)
+    assert 3 <= clf.n_iter_ < 50
+    assert len(clf.loss_curve_) == clf.n_iter_
+    assert clf.score(X, y) > 0.95
+    with pytest.raises(ValueError, match="`early_stopping` needs examples to hold out, got 1"):
+        make(early_stopping=True).fit(X[:1], y[:1])
+
+
+def test_warm_start_goes_on():
+    X, y = blobs()
+    twice = make(max_iter=2, warm_start=True).fit(X, y).fit(X, y)
+    assert same(twice, make(max_iter=4).fit(X, y))
+    assert not same(twice, make(max_iter=2).fit(X, y))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "hinge"}, "`loss` must be"),
+        ({"sampler": "magic"}, "`sampler` must be"),
+        ({"num_sampled": 0}, "`num_sampled` must be at least 1"),
+        ({"tau": 0.0}, "`tau` must be"),
+        ({"max_iter": 0}, "`max_iter` must be at least 1"),
+        ({"batch_size": 0.5}, "`batch_size` must be an int"),
+        ({"learning_rate": -1.0}, "`learning_rate` must be"),
+        ({"validation_fraction": 1.0}, "`validation_fraction` must lie between"),
+        ({"class_weight": 3.0}, "`class_weight` must be a dict"),
+        ({"dropout": 1.0}, "`dropout` must lie in"),
+        ({"sampler": "rff", "normalize": False}, "norm"),
+    ],
+)
+def test_parameters_that_are_refused(options, message):
+    X, y = blobs(20)
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(**options).fit(X, y)
+
+
+def test_inputs_that_are_refused():
+    X, y = blobs(20)
+    clf = make(max_iter=1).fit(X, y)
+    bad = X.copy()
+    bad[3, 1] = np.nan
+    for call, message in [
+        (lambda: make().fit(bad, y), "contains NaN"),
+        (lambda: clf.predict(sparse.csr_array(bad)), "contains NaN"),
+        (lambda: clf.predict(X[:, :3]), "3 features"),
+        (lambda: clf.predict(X[:0]), "0 sample"),
+        (lambda: clf.partial_fit(X[:0], y[:0]), "0 sample"),
+        (lambda: make().fit(X, y[:-1]), "inconsistent"),
+        (lambda: make().fit(X, y + 0.5), "continuous"),
+        (lambda: make().fit(X, sparse.csr_array(2.0 * np.eye(20))), "zeros and ones"),
+        (lambda: make().fit(X, sparse.csr_array((20, 3))), "a label"),
+        (lambda: make().predict(X), "not fitted"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.warns(DataConversionWarning):
+        make(max_iter=1).fit(X, y[:, None])
+
+
+def test_results_that_would_not_fit_are_refused(monkeypatch):
+    X, y = blobs(20)
+    clf = make(max_iter=1).fit(X, y)
+    monkeypatch.setattr(classifier, "available_bytes", lambda: 100)
+    for method in (clf.predict_proba, clf.decision_function):
+        with pytest.raises(
+            MemoryError, match=r"20 inputs times 4 classes need 640 B.*predict_topk"
+        ):
+            method(X)
+    clf.predict(X)
+    clf.predict_topk(X, 2)
+
+
+def test_divergence_is_said():
+    X, y = blobs()
+    with pytest.raises((FloatingPointError, ValueError), match="must be finite"):
+        make(loss="full", normalize=False, learning_rate=1e30).fit(X.astype(np.float32), y)
+
+
+def test_importing_samplesoft_does_not_import_scikit_learn():
+    code = "import samplesoft, sys; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_fitting_on_a_thread_of_its_own():
+    X, y = blobs()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(make(max_iter=2).fit(X, y)))
+    thread.start()
+    thread.join()
+    assert same(found[0], make(max_iter=2).fit(X, y))
