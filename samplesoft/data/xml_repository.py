@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,11 +94,9 @@ def load_xml_repository(path: str | Path) -> SparseExamples:
             f"{str(path)!r} must hold the {num} points of line 1, got {len(feature_starts) - 1}; "
             "it may be cut short."
         )
-    inputs = (_as_array(values), _as_array(features), _as_array(feature_starts))
-    ones = np.ones(len(labels))
     return SparseExamples(
-        sparse.csr_array(inputs, shape=(num, width)),
-        sparse.csr_array((ones, _as_array(labels), _as_array(label_starts)), (num, num_labels)),
+        _matrix(_as_array(values), features, feature_starts, width),
+        _matrix(np.ones(len(labels)), labels, label_starts, num_labels),
     )
 
 
@@ -159,7 +157,18 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _as_array(numbers: array[int] | array[float]) -> NDArray[np.generic]:
+def _matrix(
+    values: NDArray[Any], columns: array[int], starts: array[int], width: int
+) -> sparse.csr_array:
+    """Return a matrix whose indices have 32 bits if they can, which some libraries insist on."""
+    small = max(len(columns), width) <= np.iinfo(np.int32).max
+    indices, indptr = (
+        _as_array(part).astype(np.int32 if small else np.int64) for part in (columns, starts)
+    )
+    return sparse.csr_array((values, indices, indptr), shape=(len(starts) - 1, width))
+
+
+def _as_array(numbers: array[int] | array[float]) -> NDArray[Any]:
     kind = np.float32 if numbers.typecode == "f" else np.int64
     return np.frombuffer(numbers, kind) if len(numbers) else np.empty(0, kind)
 

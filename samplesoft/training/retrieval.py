@@ -142,7 +142,7 @@ class RetrievalTask(Task):
         data = hashlib.sha256()
         for matrix in (self._given, self._labels):
             for part in (matrix.indptr, matrix.indices, matrix.data):
-                data.update(np.ascontiguousarray(part).tobytes())
+                data.update(part.astype(np.float64).tobytes())
         return {
             "model": "retrieval",
             "data": data.hexdigest()[:16],
