@@ -74,7 +74,8 @@ STYLES = {  # Okabe and Ito's colours, safe for the colour-blind
     "RFF, softmax in buckets": ("#56B4E9", "X"),
     "jackknife of that": ("#D55E00", "v"),
 }
-PEER = ("#777777", "*")
+PEERS = {"scikit-learn, one-vs-rest": ("#777777", "h")}
+REPORTED_STYLE = ("#777777", "*")
 REPORTED = (  # with vectors of 128 and 50 epochs, and with vectors of 64 and 200 epochs
     {
         "method": "fastText, one-vs-all, reported",
@@ -210,7 +211,7 @@ def draw(rows: list[Row]) -> Figure:
     for axes, data in zip(panels, names, strict=True):
         what = "precision_at_1" if data == "Bibtex" else "recall_at_20"
         for own in (r for r in rows if r["data"] == data):
-            colour, marker = STYLES.get(own["method"], PEER)
+            colour, marker = (STYLES | PEERS).get(own["method"], REPORTED_STYLE)
             axes.plot(
                 own["seconds"],
                 own[what],
@@ -220,7 +221,8 @@ def draw(rows: list[Row]) -> Figure:
                 label=own["method"],
                 linestyle="none",
             )
-        axes.set(xscale="log", xlabel="seconds of training", title=data)
+        axes.set(xlabel="seconds of training", title=data)
+        axes.set_xlim(left=0.0)
         axes.set_ylabel(what.replace("_at_", " at ") + " on the test data")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)

@@ -68,6 +68,12 @@ def test_labels_with_gaps_and_unseen_ones():
         clf.partial_fit(X, strange)
 
 
+def test_many_classes_of_few_examples_are_no_regression():
+    X, _ = blobs(30)
+    for labels in (np.arange(30), np.arange(30.0), np.arange(30).astype(str)):
+        assert len(make(max_iter=1).fit(X, labels).classes_) == 30
+
+
 def test_one_class():
     X, _ = blobs(20)
     clf = make().fit(X, ["only"] * 20)

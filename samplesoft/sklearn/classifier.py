@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from samplesoft._jit import chunks
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft._progress import progress_bar
 from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
-from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
-from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn import files
+from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.targets import SINGLE, Targets, read_targets
-from samplesoft.training.task import sub_seed
 
 LOSSES = {  # with one label an example, and with several
     "sampled": ("sampled", "sampled-masked"),
@@ -32,7 +29,6 @@ LOSSES = {  # with one label an example, and with several
     "nce": ("nce", "nce"),
     "negative": ("negative-sampling", "negative-sampling-masked"),
 }
-_MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
 
 
 class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
@@ -203,18 +199,21 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 stacklevel=2,
             )
         weights = self._weights(codes)
-        train, held_out = self._split(labelled)
+        learner, train, held_out = self._learner, labelled, labelled[:0]
+        if self.early_stopping:
+            train, held_out = learner.split(labelled, self.validation_fraction)
         self.loss_curve_: list[float] = []
         best, best_score, since = None, -np.inf, 0
         rounds = range(self.max_iter if len(self.classes_) > 1 else 1)
         with progress_bar(bool(self.verbose), total=len(rounds), desc="fit") as bar:
             for self.n_iter_ in (k + 1 for k in rounds):
-                self.loss_curve_.append(self._epoch(X, codes, weights, train))
+                loss = learner.epoch(X, codes, weights, train, self.batch_size, self.learning_rate)
+                self.loss_curve_.append(loss)
                 bar.update()
-                bar.set_postfix(loss=f"{self.loss_curve_[-1]:.4f}")
+                bar.set_postfix(loss=f"{loss:.4f}")
                 if not len(held_out):
                     continue
-                score = self._precision_at_1(X[held_out], codes[held_out])
+                score = learner.precision_at_1(X[held_out], codes[held_out])
                 since = 0 if score > best_score + self.tol else since + 1
                 if score > best_score:
                     best_score, best = score, _copy(self.model_.parameters)
@@ -237,7 +236,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             Labels, as in `fit`.
         classes : array_like, shape (n,)
             All labels, or what the columns of `y` are called; needed in the first call, unless `y`
-            is an indicator matrix.
+            is an indicator matrix. Samplers that draw by counts go by those of the first batch,
+            one more for each class.
 
         Returns
         -------
@@ -276,7 +276,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             codes = self._targets.encode(y)
         labelled = _labelled(codes)
         if len(labelled):
-            self._step(X[labelled], codes[labelled], self._weights(codes)[labelled])
+            weights = self._weights(codes)[labelled]
+            self._learner.step(X[labelled], codes[labelled], weights, self.learning_rate)
         self.n_iter_ += 1
         return self
 
@@ -296,7 +297,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X = self._read(X)
         if not self._targets.multilabel:
             return self._targets.decode(self.model_.top_k(X, 1)[0][:, 0])
-        chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._probabilities(X)]
+        chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         return self._targets.decode_matrix(sparse.csr_array(sparse.vstack(chosen, format="csr")))
 
     def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -378,7 +379,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         X = self._read(X)
         out = self._room(X.shape[0])
-        for part, probabilities in self._probabilities(X):
+        for part, probabilities in self._learner.probabilities(X):
             out[part] = probabilities
         return out
 
@@ -495,90 +496,35 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def _begin(self, X: Any, targets: Targets, counts: NDArray[np.float64]) -> None:
         """Make a model with random parameters."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self._make(targets, X.shape[1], X.dtype, counts, seed)
+        self._take(self._new_learner(targets, X.shape[1], counts, X.dtype, seed))
 
-    def _make(self, targets: Targets, num_inputs: int, dtype: Any, counts: Any, seed: int) -> None:
-        self._seed, self._num_steps, self._num_epochs = seed, 0, 0
-        self._targets, self.classes_, self._counts = targets, targets.classes, counts
-        n = len(targets.classes)
-        settings = self._settings(targets.multilabel, n)
-        self.model_ = LinearSoftmax(
-            num_inputs, n, settings, counts=counts, dtype=dtype, rng=sub_seed(seed, _MODEL)
-        )
-        self._optimizer: Optimizer = make_optimizer("adagrad", self.learning_rate)
-        self._num_examples = self._num_labels = 0
+    def _new_learner(
+        self, targets: Targets, num_inputs: int, counts: Any, dtype: Any, seed: int
+    ) -> Learner:
+        settings = self._settings(targets.multilabel, len(targets.classes))
+        return Learner(targets, num_inputs, settings, counts, dtype, seed)
 
-    def _epoch(self, X: Any, codes: Any, weights: Any, rows: NDArray[np.int64]) -> float:
-        """Go over some rows once; return the mean loss."""
-        generator = np.random.default_rng(sub_seed(self._seed, _ORDER, self._num_epochs))
-        self._num_epochs += 1
-        total, order = 0.0, generator.permutation(rows)
-        for part in chunks(len(order), self.batch_size):
-            batch = order[part]
-            total += self._step(X[batch], codes[batch], weights[batch]) * len(batch)
-        return total / max(1, len(order))
-
-    def _step(self, x: Any, codes: Any, weights: Any) -> float:
-        loss, gradients = self.model_.step(
-            x, codes, weights=weights, rng=sub_seed(self._seed, _STEP, self._num_steps)
-        )
-        self._optimizer.learning_rate = self.learning_rate
-        self._optimizer.step(self.model_.parameters, gradients)
-        self.model_.after_step(gradients)
-        self._num_steps += 1
-        self._num_examples += x.shape[0]
-        self._num_labels += codes.nnz if self._targets.multilabel else x.shape[0]
-        return loss
-
-    def _split(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if not self.early_stopping:
-            return rows, rows[:0]
-        held = int(np.ceil(self.validation_fraction * len(rows)))
-        if held >= len(rows):
-            raise ValueError(
-                f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
-                "off, or give more."
-            )
-        order = np.random.default_rng(sub_seed(self._seed, _SPLIT)).permutation(rows)
-        return np.sort(order[held:]), np.sort(order[:held])
+    def _take(self, learner: Learner) -> None:
+        self._learner, self._targets = learner, learner.targets
+        self.classes_, self.model_ = learner.targets.classes, learner.model
 
     def _weights(self, codes: Any) -> NDArray[np.float64]:
         """Return the weight of each example."""
-        n = len(self.classes_)
         if self.class_weight is None:
             return np.ones(codes.shape[0])
-        of_class = np.ones(n)
+        ids, places = np.unique(_class_numbers(codes), return_inverse=True)
         if isinstance(self.class_weight, dict):
-            for place, label in enumerate(self.classes_.tolist()):
-                of_class[place] = self.class_weight.get(label, 1.0)
+            labels = self.classes_[ids].tolist()
+            of_class = np.array([self.class_weight.get(label, 1.0) for label in labels])
         else:
-            counts = _counts(codes, n)
-            seen = counts > 0
-            of_class[seen] = counts.sum() / (seen.sum() * counts[seen])
-        weights: NDArray[np.float64]
-        if self._targets.multilabel:
-            weights = (codes @ of_class) / np.maximum(np.diff(codes.indptr), 1)
-        else:
-            weights = of_class[codes]
-        return weights
-
-    def _precision_at_1(self, X: Any, codes: Any) -> float:
-        best = self.model_.top_k(X, 1)[0][:, 0]
+            counts = np.bincount(places)
+            of_class = counts.sum() / (len(counts) * counts)
+        weights: NDArray[np.float64] = of_class[places]
         if not self._targets.multilabel:
-            return float(np.mean(best == codes))
-        return float(np.mean(codes[np.arange(len(best)), best]))
-
-    def _probabilities(self, X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
-        for part, scores in self.model_.scores(X):
-            scores = scores.astype(np.float64)
-            scores -= scores.max(axis=1, keepdims=True)
-            p = np.exp(scores)
-            p /= p.sum(axis=1, keepdims=True)
-            if self._targets.multilabel:
-                labels_each = self._num_labels / self._num_examples
-                with np.errstate(divide="ignore"):
-                    p = -np.expm1(labels_each * np.log1p(-p))
-            yield part, p
+            return weights
+        matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
+        mean: NDArray[np.float64] = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
+        return mean
 
     def _room(self, num: int) -> NDArray[Any]:
         """Return room for a number for each input and class, if there is."""
@@ -601,10 +547,15 @@ def _labelled(codes: Any) -> NDArray[np.int64]:
     return rows
 
 
+def _class_numbers(codes: Any) -> NDArray[np.int64]:
+    """Return the labels of all examples, one after another."""
+    ids: NDArray[np.int64] = codes if isinstance(codes, np.ndarray) else codes.indices
+    return ids
+
+
 def _counts(codes: Any, num_classes: int) -> NDArray[np.float64]:
     """Return how often each class occurs."""
-    ids = codes if isinstance(codes, np.ndarray) else codes.indices
-    return np.bincount(ids, minlength=num_classes).astype(np.float64)
+    return np.bincount(_class_numbers(codes), minlength=num_classes).astype(np.float64)
 
 
 def _copy(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -19,7 +19,7 @@ from samplesoft.training.checkpoint import (
 from samplesoft.training.linear_model import linear_softmax_config
 
 MODEL = "SampledSoftmaxClassifier"
-_PROGRESS = ("_seed", "_num_steps", "_num_epochs", "_num_examples", "_num_labels", "n_iter_")
+_PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
 
 
 def write_classifier(path: str | Path, classifier: Any) -> None:
@@ -32,7 +32,8 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         parameters["class_weight"] = weight
     if isinstance(seed, (int, np.integer)):
         parameters["random_state"] = int(seed)
-    targets, model = classifier._targets, classifier.model_
+    learner = classifier._learner
+    targets, model = learner.targets, learner.model
     classes = targets.classes
     names = getattr(classifier, "feature_names_in_", None)
     about = {
@@ -44,12 +45,13 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "linear_softmax": linear_softmax_config(model, unit_inputs=False, leave_out=False),
         "feature_names": None if names is None else list(names),
     }
-    progress = {name: getattr(classifier, name) for name in _PROGRESS}
+    progress = {name: getattr(learner, name) for name in _PROGRESS}
+    progress["n_iter"] = classifier.n_iter_
     arrays = {
         "classes": classes.astype(str) if classes.dtype.hasobject else classes,
-        "counts": classifier._counts,
+        "counts": learner.counts,
         **prefixed({"parameters": model.parameters}, "/"),
-        **prefixed({"optimizer": classifier._optimizer.state()}, "/"),
+        **prefixed({"optimizer": learner.optimizer.state()}, "/"),
         **prefixed({"state": model.state()}, "/"),
     }
     write_checkpoint(path, Checkpoint(plain(about), plain(progress), arrays))
@@ -70,16 +72,17 @@ def read_classifier(path: str | Path, make: Any) -> Any:
     classifier = make(**parameters)
     classes = arrays["classes"].astype(about["classes"])
     targets = Targets(classes, about["form"], np.dtype(about["labels"]))
-    seed = checkpoint.values["_seed"]
-    model = about["linear_softmax"]
-    classifier._make(targets, model["num_inputs"], model["dtype"], arrays["counts"], seed)
-    classifier.n_features_in_ = model["num_inputs"]
+    model, values = about["linear_softmax"], checkpoint.values
+    sizes = model["num_inputs"], arrays["counts"], model["dtype"], values["seed"]
+    learner = classifier._new_learner(targets, *sizes)
+    copy_arrays(path, part("parameters", arrays, "/"), learner.model.parameters)
+    learner.model.softmax.refresh()
+    learner.model.load_state(part("state", arrays, "/"))
+    learner.optimizer.load_state(part("optimizer", arrays, "/"))
+    for name in _PROGRESS:
+        setattr(learner, name, values[name])
+    classifier._take(learner)
+    classifier.n_features_in_, classifier.n_iter_ = model["num_inputs"], values["n_iter"]
     if about["feature_names"] is not None:
         classifier.feature_names_in_ = np.array(about["feature_names"], dtype=object)
-    copy_arrays(path, part("parameters", arrays, "/"), classifier.model_.parameters)
-    classifier.model_.softmax.refresh()
-    classifier.model_.load_state(part("state", arrays, "/"))
-    classifier._optimizer.load_state(part("optimizer", arrays, "/"))
-    for name in _PROGRESS:
-        setattr(classifier, name, checkpoint.values[name])
     return classifier
