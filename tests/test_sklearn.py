@@ -31,7 +31,11 @@ SMALL = {"num_sampled": 5, "num_features": 16, "embedding_dim": 8, "random_state
 @pytest.mark.filterwarnings("ignore:.*are without a label")
 @pytest.mark.filterwarnings("ignore:.*array_api", "ignore:.*pandas")
 @parametrize_with_checks(
-    [SampledSoftmaxClassifier(loss=name, num_features=64) for name in classifier.LOSSES]
+    [
+        SampledSoftmaxClassifier(loss=name, num_features=64, shared=name != "sampled")
+        for name in classifier.LOSSES
+    ]
+    + [SampledSoftmaxClassifier()]
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -48,11 +52,12 @@ def make(**options):
 
 @pytest.mark.parametrize("loss", classifier.LOSSES)
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_blobs_are_told_apart(loss, kind):
+@pytest.mark.parametrize("shared", [True, False])
+def test_blobs_are_told_apart(loss, kind, shared):
     X, y = blobs()
     X = X if kind == "dense" else sparse.csr_matrix(X)
     names = np.array(["kiwi", "fig", "plum", "date"], object)[y]
-    clf = make(loss=loss, max_iter=30).fit(X, names)
+    clf = make(loss=loss, max_iter=30, shared=shared).fit(X, names)
     assert clf.score(X, names) > 0.95
     assert clf.classes_.tolist() == ["date", "fig", "kiwi", "plum"]
 
