@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         "read",
     )
     parser.add_argument(
-        "--k", type=positive_int, default=5, metavar="K", help="classes for each (default 5)"
+        "--k", type=positive_int, metavar="K", help="classes for each (default 5, or all if fewer)"
     )
     parser.add_argument("--output", metavar="FILE", help="where the lines go (default: stdout)")
     parser.set_defaults(run=run)
@@ -65,16 +65,17 @@ def run(options: argparse.Namespace) -> int:
         check_writable("--output", options.output)
     trained = read_linear_softmax(options.model)
     num_classes = len(trained.model.parameters["softmax.class_embeddings"])
-    if options.k > num_classes:
+    k = options.k or min(5, num_classes)
+    if k > num_classes:
         raise ValueError(
             f"--k must be at most {num_classes:,}, the classes of the model, got {options.k}."
         )
     inputs = _read(options.input, trained)
     if not options.output:
-        _write(sys.stdout, inputs, trained, options.k)
+        _write(sys.stdout, inputs, trained, k)
         return 0
     with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
-        _write(stream, inputs, trained, options.k)
+        _write(stream, inputs, trained, k)
     return 0
 
 
@@ -99,11 +100,13 @@ def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
             ids, scores = trained.top_k(inputs[part], k)
             labels = ids if trained.classes is None else trained.classes[ids]
             for row in range(len(ids)):
+                if trained.leave_out and not inputs[[part.start + row]].nnz:
+                    continue  # no user of the file
                 kept = scores[row] > -float("inf")  # the rest is left out
                 line = {
                     name: part.start + row,
                     "classes": labels[row][kept].tolist(),
                     "scores": [round(float(score), 6) for score in scores[row][kept]],
                 }
-                stream.write(json.dumps(line) + "\n")
+                stream.write(json.dumps(line, default=str) + "\n")
             bar.update(len(ids))

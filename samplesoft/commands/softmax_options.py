@@ -13,7 +13,12 @@ from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.models.softmax_settings import SoftmaxSettings
-from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
+from samplesoft.samplers.registry import (
+    SAMPLERS,
+    SamplerInputs,
+    make_sampler,
+    needs_unit_vectors,
+)
 from samplesoft.training.language_settings import LanguageModelSettings
 
 SAMPLED = ("sampler", "num_sampled", "shared", "nu", "num_features", "update_every")
@@ -147,7 +152,7 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
     _refuse(values, unread, f"--sampler {sampler}")
     if not looks:
         _refuse(values, ["update_every"], f"--sampler {sampler}, which sees no class vectors")
-    if not values.get("normalize", defaults.normalize) and _needs_norm_1(sampler):
+    if not values.get("normalize", defaults.normalize) and needs_unit_vectors(sampler):
         raise ValueError(
             f"--no-normalize does not go with --sampler {sampler}, whose kernel needs vectors of "
             "norm 1; leave it out, or take a sampler such as quadratic, softmax or unigram."
@@ -197,11 +202,3 @@ def _needs(sampler: str) -> tuple[set[str], bool]:
 
     made = make_sampler(sampler, Recording(_UNIT, np.ones(2), num_features=2, rng=0))
     return read, made.dim is not None
-
-
-def _needs_norm_1(sampler: str) -> bool:
-    try:
-        make_sampler(sampler, SamplerInputs(2.0 * _UNIT, np.ones(2), num_features=2, rng=0))
-    except ValueError:
-        return True
-    return False

@@ -232,7 +232,8 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
         [
             table(rows, _columns(headline)) if rows else "No table: the log of the epochs is gone.",
             "",
-            f"Best epoch {at.best_epoch}: validation {_words(headline)} {best}{reached}.",
+            f"Lowest validation loss in epoch {at.best_epoch}: "
+            f"validation {_words(headline)} {best}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
             "Losses are in nats. That of training is the one that was minimised, and validation",

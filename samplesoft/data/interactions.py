@@ -54,11 +54,11 @@ def load_interactions(path: str | Path) -> sparse.csr_array:
             words = line.split()
             if not words:
                 continue
-            try:
-                user, *taken = map(int, words)
-            except ValueError as error:
-                raise _malformed(path, line_number, f"a word that is no number: {error}") from None
-            if min(user, *taken, user) < 0 or max(user, *taken, user) > _LARGEST:
+            for word in words:
+                if not (word.isascii() and word.isdecimal()):
+                    raise _malformed(path, line_number, f"{word!r}, which is no number")
+            user, *taken = map(int, words)
+            if max(user, *taken, user) > _LARGEST:
                 raise _malformed(path, line_number, f"a number outside 0 to {_LARGEST:,}")
             if user in seen:
                 raise _malformed(path, line_number, f"user {user} a second time")

@@ -13,7 +13,8 @@ from scipy import sparse
 
 from samplesoft.data.files import open_text
 
-_ENTRIES = re.compile(r"(?:[ \t]+[0-9]+:[^\s:]+)*[ \t]*")
+_ENTRIES = re.compile(r"(?:[ \t]+[0-9]+:[!-9;-~]+)*[ \t]*")  # printed ASCII but for colons
+_LARGEST = 10**12
 _LABELS = re.compile(r"[0-9]+(?:,[0-9]+)*")
 
 
@@ -105,8 +106,8 @@ def _read_header(path: str | Path, line: str) -> tuple[int, int, int]:
     if len(words) != 3 or not all(re.fullmatch("[0-9]+", word) for word in words):
         raise _malformed(path, 1, "no 'points features labels', three whole numbers")
     num, width, num_labels = map(int, words)
-    if min(num, width, num_labels) < 1:
-        raise _malformed(path, 1, f"a number below 1 in {line.strip()!r}")
+    if not 1 <= min(num, width, num_labels) <= max(num, width, num_labels) <= _LARGEST:
+        raise _malformed(path, 1, f"a number outside 1 to {_LARGEST:,} in {line.strip()!r}")
     return num, width, num_labels
 
 
@@ -121,7 +122,8 @@ def _split(path: str | Path, line_number: int, line: str) -> tuple[list[str], li
         raise _malformed(path, line_number, f"{head!r} for labels, as in '1,2'")
     rest = line[len(head) :]
     if not _ENTRIES.fullmatch(rest):
-        bad = next(word for word in rest.split() if not re.fullmatch("[0-9]+:[^:]+", word))
+        words = rest.split(" ")
+        bad = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
         raise _malformed(path, line_number, f"{bad!r} for a feature, as in '7:0.5'")
     return head.split(",") if head else [], rest.split()
 
@@ -140,18 +142,25 @@ def _check(path: str | Path, line_number: int, what: str, numbers: list[int], st
 
 def _values(path: str | Path, line_number: int, entries: list[str]) -> list[float]:
     try:
-        values = [float(entry.partition(":")[2]) for entry in entries]
+        values = [_number(entry) for entry in entries]
     except ValueError:
-        bad = next(entry for entry in entries if not _is_number(entry.partition(":")[2]))
+        bad = next(entry for entry in entries if not _is_number(entry))
         raise _malformed(path, line_number, f"{bad!r} with a value that is no number") from None
     if not all(abs(value) <= 3.4028235e38 for value in values):
         raise _malformed(path, line_number, "a value that is not finite in float32")
     return values
 
 
-def _is_number(text: str) -> bool:
+def _number(entry: str) -> float:
+    value = entry.partition(":")[2]
+    if "_" in value:  # which Python allows
+        raise ValueError(value)
+    return float(value)
+
+
+def _is_number(entry: str) -> bool:
     try:
-        float(text)
+        _number(entry)
     except ValueError:
         return False
     return True

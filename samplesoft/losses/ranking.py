@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from samplesoft._validation import IntArray
 
@@ -17,7 +18,7 @@ def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, fl
     ----------
     ids : ndarray of int64, shape (B, K)
         Distinct classes of each example, the best first.
-    labels : scipy.sparse CSR matrix, shape (B, n)
+    labels : scipy.sparse matrix, shape (B, n)
         Labels where it is not 0. Examples without any are left out.
     k : sequence of int
         Lengths of the lists to score, at most K.
@@ -32,7 +33,7 @@ def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, fl
     Raises
     ------
     ValueError
-        If a list is too long, or no example has a label.
+        If a length is out of range, or no example has a label.
 
     References
     ----------
@@ -47,8 +48,17 @@ def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, fl
     >>> ranking_scores(np.array([[2, 1], [3, 0]]), labels, [1, 2])["precision_at_2"]
     0.5
     """
-    if max(k) > ids.shape[1]:
-        raise ValueError(f"`k` must be at most {ids.shape[1]}, the length of lists, got {max(k)}.")
+    if min(k) < 1 or max(k) > ids.shape[1]:
+        raise ValueError(
+            f"`k` must hold lengths from 1 to {ids.shape[1]}, that of the lists, got {list(k)}."
+        )
+    labels = sparse.csr_array(labels, copy=True)
+    if labels.shape[0] != len(ids):
+        raise ValueError(
+            f"`labels` must have a row for each of the {len(ids)} lists, got {labels.shape[0]}."
+        )
+    labels.sum_duplicates()
+    labels.eliminate_zeros()
     counts = np.diff(labels.indptr)
     rows = np.flatnonzero(counts)
     if not len(rows):

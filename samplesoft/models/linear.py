@@ -73,6 +73,11 @@ class Linear:
         intercept = uniform_weights((dim,), scale, kind, stream)
         self.parameters = {**self._sparse.parameters, "intercept": intercept}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Share the weights again, which some kinds of copies part."""
+        self.__dict__.update(state)
+        self._sparse.parameters["weights"] = self.parameters["weights"]
+
     def forward(self, x: Any) -> tuple[NDArray[Any], Any]:
         """Multiply by the weights and add the intercept.
 

@@ -123,10 +123,18 @@ class LinearSoftmax:
         shape = as_count("num_classes", num_classes), dim
         rows = uniform_weights(shape, dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, int(streams[2]), reduction="sum")
+        self._dropout = Dropout(settings.dropout)
+        self._name_parameters()
+
+    def _name_parameters(self) -> None:
         self.parameters: dict[str, Any] = prefixed(
             {"embedding": self.embedding.parameters, "softmax": self.softmax.parameters}
         )
-        self._dropout = Dropout(settings.dropout)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Share the parameters again, which some kinds of copies part."""
+        self.__dict__.update(state)
+        self._name_parameters()
 
     def step(
         self,

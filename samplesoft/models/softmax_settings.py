@@ -13,7 +13,12 @@ from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.sampler import Rows, Sampler
-from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
+from samplesoft.samplers.registry import (
+    SAMPLERS,
+    SamplerInputs,
+    make_sampler,
+    needs_unit_vectors,
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,12 @@ class SoftmaxSettings:
             return
         as_choice("sampler", self.sampler, SAMPLERS)
         as_count("num_sampled", self.num_sampled)
+        if not self.normalize and needs_unit_vectors(str(self.sampler)):
+            raise ValueError(
+                f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
+                "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "
+                "'unigram'."
+            )
         if self.shared and loss.excludes_label:
             raise ValueError(
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "

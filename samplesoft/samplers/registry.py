@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,33 @@ SAMPLERS: dict[str, Callable[[SamplerInputs], Sampler]] = {
     "two-pass": _two_pass,
     "mixture": _mixture,
 }
+
+
+@cache
+def needs_unit_vectors(name: str) -> bool:
+    """Return whether a sampler takes class vectors of norm 1 only.
+
+    Parameters
+    ----------
+    name : str
+        A key of `SAMPLERS`.
+
+    Returns
+    -------
+    bool
+        Whether it refuses others.
+
+    Examples
+    --------
+    >>> needs_unit_vectors("rff"), needs_unit_vectors("softmax")
+    (True, False)
+    """
+    longer = 2.0 * np.eye(2, dtype=np.float32)
+    try:
+        make_sampler(name, SamplerInputs(longer, np.ones(2), num_features=2, rng=0))
+    except ValueError:
+        return True
+    return False
 
 
 def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Length d of the embedding of an input and of a class vector.
     loss : {"sampled", "jackknife", "full", "nce", "negative"}
         Sampled softmax, the same with its bias of order 1/m removed, the full softmax,
-        noise-contrastive estimation, or negative sampling.
+        noise-contrastive estimation, or negative sampling. Below some 5,000 classes a step of the
+        full softmax is faster, and has no bias.
     sampler : str
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``.
     num_sampled : int
@@ -55,7 +59,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     tau : float
         Inverse temperature of the scores.
     normalize : bool
-        Divide embeddings and class vectors by their norms.
+        Divide embeddings and class vectors by their norms, which some samplers need.
     nu, num_features : float, int
         Of the sampler; see `samplesoft.samplers.SamplerInputs`.
     dropout : float
@@ -83,7 +87,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         number of threads, for sparse inputs and sampled losses; products of dense matrices are
         as reproducible as the BLAS library is.
     verbose : bool
-        Show a progress bar on stderr.
+        Show a progress bar on stderr, if that is a terminal.
 
     Attributes
     ----------
@@ -185,23 +189,27 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             If an argument or a parameter is malformed, or training diverges.
         """
         self._check_parameters()
+        with self._unchanged_on_error():
+            return self._fit(X, y)
+
+    def _fit(self, X: Any, y: Any) -> SampledSoftmaxClassifier:
         go_on = self.warm_start and hasattr(self, "model_")
         X = self._read(X, reset=not go_on, y=y)
-        if go_on:
-            codes = self._targets.encode(y)
-        else:
-            targets = read_targets(y)
-            codes = targets.encode(y)
-            if not len(_labelled(codes)):
-                raise ValueError("`y` must hold a label for at least one example, got none.")
-            self._begin(X, targets, _counts(codes, len(targets.classes)))
+        targets = self._targets if go_on else read_targets(y)
+        codes = targets.encode(y)
         labelled = _labelled(codes)
+        if not len(labelled):
+            raise ValueError("`y` must hold a label for at least one example, got none.")
+        if go_on:
+            self._require_same_model()
+        else:
+            self._begin(X, targets, _counts(codes, len(targets.classes)))
         self.num_unlabeled_ = X.shape[0] - len(labelled)
         if self.num_unlabeled_:
             warnings.warn(
                 f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and were "
                 "left out.",
-                stacklevel=2,
+                stacklevel=4,
             )
         weights = self._weights(codes)
         learner, train, held_out = self._learner, labelled, labelled[:0]
@@ -255,11 +263,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             If an argument or a parameter is malformed, or classes differ from those of before.
         """
         self._check_parameters()
-        if self.class_weight == "balanced":
+        if isinstance(self.class_weight, str):
             raise ValueError(
                 "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
                 "time; pass the weights as a dict."
             )
+        with self._unchanged_on_error():
+            return self._partial_fit(X, y, classes)
+
+    def _partial_fit(self, X: Any, y: Any, classes: Any) -> SampledSoftmaxClassifier:
         first = not hasattr(self, "model_")
         X = self._read(X, reset=first, y=y)
         if first:
@@ -279,6 +291,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     "`classes` must be those of the first call of partial_fit; leave it out."
                 )
             codes = self._targets.encode(y)
+            self._require_same_model()
         labelled = _labelled(codes)
         if len(labelled):
             weights = self._weights(codes)[labelled]
@@ -388,7 +401,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             out[part] = probabilities
         return out
 
-    def score(self, X: Any, y: Any) -> float:
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the share of inputs whose label, or set of labels, is predicted.
 
         Parameters
@@ -397,6 +410,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             Inputs.
         y : array_like or matrix
             Labels, as in `fit`; with one an example also ones not seen there.
+        sample_weight : array_like, shape (N,), optional
+            Weights of the inputs.
 
         Returns
         -------
@@ -404,9 +419,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             Accuracy.
         """
         predicted = self.predict(X)
-        if self._targets.form == "lists of labels":
-            predicted, y = self._targets.encode(predicted), self._targets.encode(y)
-        return float(accuracy_score(y, predicted))
+        if not self._targets.multilabel:
+            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+        wrong = self._targets.encode(predicted) != self._targets.encode(y)
+        right = np.diff(sparse.csr_array(wrong).indptr) == 0
+        return float(np.average(right, weights=sample_weight))
 
     def save(self, path: str | Path) -> None:
         """Write the model, as arrays and JSON without any pickled object.
@@ -455,6 +472,30 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_label = True
         return tags
 
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Forget what has been set if the body fails; parameters of a warm start stay moved."""
+        before = dict(vars(self))
+        try:
+            yield
+        except Exception:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _require_same_model(self) -> None:
+        """Raise for parameters that were changed after the model was made."""
+        wanted = asdict(self._settings(self._targets.multilabel, len(self.classes_)))
+        made = asdict(self.model_.settings)
+        changed = [name for name in wanted if wanted[name] != made[name]]
+        if changed:
+            raise ValueError(
+                f"the model was made with other {', '.join(changed)}: got "
+                f"{', '.join(repr(wanted[name]) for name in changed)}, and it has "
+                f"{', '.join(repr(made[name]) for name in changed)}; call fit without warm_start, "
+                "or set them back."
+            )
+
     def _check_parameters(self) -> None:
         for name in ("max_iter", "batch_size", "n_iter_no_change"):
             as_count(name, getattr(self, name))
@@ -464,10 +505,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 f"`validation_fraction` must lie between 0 and 1, got {self.validation_fraction}."
             )
-        if self.class_weight not in (None, "balanced") and not isinstance(self.class_weight, dict):
+        weights = self.class_weight
+        if isinstance(weights, dict):
+            for label, weight in weights.items():
+                as_nonnegative(f"class_weight[{label!r}]", weight)
+        elif weights is not None and not (isinstance(weights, str) and weights == "balanced"):
             raise ValueError(
-                "`class_weight` must be a dict, 'balanced' or None, got "
-                f"{type(self.class_weight).__name__}."
+                f"`class_weight` must be a dict, 'balanced' or None, got {type(weights).__name__}."
             )
         self._settings(multilabel=False, num_classes=2)
 
@@ -496,19 +540,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(y, str):
             check_consistent_length(X, y)
         if hasattr(self, "model_") and not reset:
-            X = X.astype(self.model_.dtype, copy=False)
+            with np.errstate(over="ignore"):  # the model refuses infinity
+                X = X.astype(self.model_.dtype, copy=False)
         return X
 
     def _begin(self, X: Any, targets: Targets, counts: NDArray[np.float64]) -> None:
         """Make a model with random parameters."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self._take(self._new_learner(targets, X.shape[1], counts, X.dtype, seed))
-
-    def _new_learner(
-        self, targets: Targets, num_inputs: int, counts: Any, dtype: Any, seed: int
-    ) -> Learner:
         settings = self._settings(targets.multilabel, len(targets.classes))
-        return Learner(targets, num_inputs, settings, counts, dtype, seed)
+        self._take(Learner(targets, X.shape[1], settings, counts, X.dtype, seed))
 
     def _take(self, learner: Learner) -> None:
         self._learner, self._targets = learner, learner.targets
@@ -520,6 +560,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             return np.ones(codes.shape[0])
         ids, places = np.unique(_class_numbers(codes), return_inverse=True)
         if isinstance(self.class_weight, dict):
+            strange = [w for w in self.class_weight if not np.isin(w, self.classes_).any()]
+            if strange:
+                raise ValueError(
+                    f"`class_weight` must name classes, got {strange[0]!r}, which is none of the "
+                    f"{len(self.classes_)}; mind the type."
+                )
             labels = self.classes_[ids].tolist()
             of_class = np.array([self.class_weight.get(label, 1.0) for label in labels])
         else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from samplesoft._names import part, prefixed
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.targets import Targets
 from samplesoft.training.checkpoint import (
     Checkpoint,
@@ -18,6 +21,7 @@ from samplesoft.training.checkpoint import (
 )
 from samplesoft.training.linear_model import linear_softmax_config
 
+_FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_")
 MODEL = "SampledSoftmaxClassifier"
 _PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
 
@@ -39,6 +43,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     about = {
         "model": MODEL,
         "parameters": parameters,
+        "settings": asdict(model.settings),
         "form": targets.form,
         "labels": str(targets.dtype),
         "classes": str(classes.dtype),
@@ -46,7 +51,9 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "feature_names": None if names is None else list(names),
     }
     progress = {name: getattr(learner, name) for name in _PROGRESS}
-    progress["n_iter"] = classifier.n_iter_
+    for name in _FITTED:
+        if hasattr(classifier, name):
+            progress[name] = getattr(classifier, name)
     arrays = {
         "classes": classes.astype(str) if classes.dtype.hasobject else classes,
         "counts": learner.counts,
@@ -60,21 +67,37 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
 def read_classifier(path: str | Path, make: Any) -> Any:
     """Read a classifier; see `SampledSoftmaxClassifier.load`."""
     checkpoint = read_checkpoint(path)
-    about, arrays = checkpoint.config, checkpoint.arrays
+    about = checkpoint.config
     if about.get("model") != MODEL:
         raise ValueError(
             f"{str(path)!r} must hold a {MODEL}, got {about.get('model')!r}; read it with what "
             "wrote it."
         )
-    parameters = about["parameters"]
+    try:
+        return _rebuilt(path, checkpoint, make)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{str(path)!r} must hold what this version of samplesoft writes, got a file without "
+            f"or with unknown {error}; read it with the version that wrote it."
+        ) from None
+
+
+def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
+    about, arrays, values = checkpoint.config, checkpoint.arrays, checkpoint.values
+    parameters, model = about["parameters"], about["linear_softmax"]
     if isinstance(parameters.get("class_weight"), list):
         parameters["class_weight"] = {label: weight for label, weight in parameters["class_weight"]}
     classifier = make(**parameters)
-    classes = arrays["classes"].astype(about["classes"])
-    targets = Targets(classes, about["form"], np.dtype(about["labels"]))
-    model, values = about["linear_softmax"], checkpoint.values
-    sizes = model["num_inputs"], arrays["counts"], model["dtype"], values["seed"]
-    learner = classifier._new_learner(targets, *sizes)
+    learner = Learner(
+        Targets(
+            arrays["classes"].astype(about["classes"]), about["form"], np.dtype(about["labels"])
+        ),
+        model["num_inputs"],
+        LinearSoftmaxSettings(**about["settings"]),
+        arrays["counts"],
+        np.dtype(model["dtype"]),
+        values["seed"],
+    )
     copy_arrays(path, part("parameters", arrays, "/"), learner.model.parameters)
     learner.model.softmax.refresh()
     learner.model.load_state(part("state", arrays, "/"))
@@ -82,7 +105,10 @@ def read_classifier(path: str | Path, make: Any) -> Any:
     for name in _PROGRESS:
         setattr(learner, name, values[name])
     classifier._take(learner)
-    classifier.n_features_in_, classifier.n_iter_ = model["num_inputs"], values["n_iter"]
+    for name in _FITTED:
+        if name in values:
+            setattr(classifier, name, values[name])
+    classifier.n_features_in_ = model["num_inputs"]
     if about["feature_names"] is not None:
         classifier.feature_names_in_ = np.array(about["feature_names"], dtype=object)
     return classifier

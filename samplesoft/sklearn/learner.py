@@ -116,7 +116,7 @@ class Learner:
             np.exp(p, out=p)
             p /= p.sum(axis=1, keepdims=True)
             if self.targets.multilabel:
-                labels_each = self.num_labels / self.num_examples
+                labels_each = self.num_labels / self.num_examples if self.num_examples else 1.0
                 with np.errstate(divide="ignore"):
                     p = -np.expm1(labels_each * np.log1p(-p))
             yield part, p

@@ -90,8 +90,8 @@ class Targets:
         if strange.any():
             raise ValueError(
                 f"`y` must hold labels among the {len(self.classes)} classes, got "
-                f"{labels[strange][0]!r}, which is none of them; give all classes to the first "
-                "call of partial_fit."
+                f"{labels[strange].tolist()[0]!r}, which is none of them; give all classes to the "
+                "first call of partial_fit."
             )
         return found.astype(np.int64)
 
@@ -122,13 +122,19 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
         )
     form, given = _form(y), None
     if classes is not None:
-        given = np.unique(column_or_1d(np.asarray(classes)))
+        given = np.unique(column_or_1d(check_array(classes, ensure_2d=False, dtype=None)))
+        if form in (SINGLE, DENSE) and _is_nested(y) and len(np.asarray(y)[0]) != len(given):
+            form = LISTS  # of one length each
     if form == SINGLE:
         labels = _read_labels(y)
         return Targets(np.unique(labels) if given is None else given, form, labels.dtype)
     if form == LISTS:
         if given is None:
-            given = np.unique(np.concatenate([np.asarray(list(row)) for row in y if len(row)]))
+            rows = [np.asarray(list(row)) for row in y if len(row)]
+            kinds = {"text" if row.dtype.kind in "US" else "numbers" for row in rows}
+            if len(kinds) > 1:
+                raise ValueError("`y` must hold labels of one kind, got text and numbers.")
+            given = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
         return Targets(given, form, given.dtype)
     matrix = _read_indicator(y)
     columns = np.arange(matrix.shape[1])
@@ -143,8 +149,10 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
 def _form(y: Any) -> str:
     if sparse.issparse(y):
         return SPARSE
-    if _is_nested(y) and len({len(row) for row in y}) > 1:
-        return LISTS
+    if _is_nested(y):
+        sizes = {len(row) for row in y}
+        if len(sizes) != 1 or sizes == {0} or isinstance(y[0], (set, frozenset)):
+            return LISTS
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:
         if array.dtype.kind in "buif" and np.isin(array, (0, 1)).all():
@@ -172,7 +180,9 @@ def _read_labels(y: Any) -> NDArray[Any]:
 
 
 def _read_indicator(y: Any) -> sparse.csr_array:
-    matrix = sparse.csr_array(check_array(y, accept_sparse="csr", dtype=None, input_name="y"))
+    read = check_array(y, accept_sparse="csr", dtype=None, input_name="y")
+    matrix = sparse.csr_array(read, copy=True)
+    matrix.sum_duplicates()
     matrix.eliminate_zeros()
     if not (matrix.data == 1).all():
         raise ValueError(
