@@ -76,6 +76,11 @@ def negative_sampling(scores, label, ids, counts, own_count):
     return _softplus(-scores[label]) + mp.fsum(_softplus(scores[j]) for j in ids)
 
 
+def negative_sampling_masked(scores, label, ids, counts, own_count):
+    others = [j for j in ids if j != label]
+    return negative_sampling(scores, label, others, counts, own_count)
+
+
 ORACLES = {  # of the losses by their names
     "full": full,
     "full-absolute": full,
@@ -89,6 +94,7 @@ ORACLES = {  # of the losses by their names
     "jackknife-masked": jackknife,
     "nce": nce,
     "negative-sampling": negative_sampling,
+    "negative-sampling-masked": negative_sampling_masked,
     "importance": importance,
 }
 
