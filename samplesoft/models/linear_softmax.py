@@ -285,6 +285,12 @@ class LinearSoftmax:
         if isinstance(x, np.ndarray):
             return self._dropout.forward(x, rng=int(key), training=True)[0]
         kept = uniform_block(key, 1, x.nnz)[0] >= rate
-        starts = np.concatenate([[0], np.cumsum(kept)])[x.indptr]
-        values = x.data[kept] / x.dtype.type(1.0 - rate)
-        return sparse.csr_array((values, x.indices[kept], starts), x.shape)
+        thin = some_entries(x, kept)
+        thin.data /= x.dtype.type(1.0 - rate)
+        return thin
+
+
+def some_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
+    """Return a copy of a CSR matrix with some of its entries, those where `kept` is true."""
+    starts = np.concatenate([[0], np.cumsum(kept)])[matrix.indptr]
+    return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)

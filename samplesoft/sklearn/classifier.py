@@ -23,7 +23,7 @@ from samplesoft._validation import as_choice, as_count, as_nonnegative, as_posit
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn import files
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.targets import SINGLE, Targets, read_targets
+from samplesoft.sklearn.targets import LISTS, SINGLE, Targets, read_targets, require_targets
 
 LOSSES = {  # with draws that leave out the label of an example, and where they cannot
     "sampled": ("sampled", "sampled-masked"),
@@ -194,7 +194,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _fit(self, X: Any, y: Any) -> SampledSoftmaxClassifier:
         go_on = self.warm_start and hasattr(self, "model_")
-        X = self._read(X, reset=not go_on, y=y)
+        X = self._read_both(X, y, reset=not go_on)
         targets = self._targets if go_on else read_targets(y)
         codes = targets.encode(y)
         labelled = _labelled(codes)
@@ -273,10 +273,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _partial_fit(self, X: Any, y: Any, classes: Any) -> SampledSoftmaxClassifier:
         first = not hasattr(self, "model_")
-        X = self._read(X, reset=first, y=y)
+        X = self._read_both(X, y, reset=first)
         if first:
             targets = read_targets(y, classes)
-            if classes is None and targets.form in (SINGLE, "lists of labels"):
+            if classes is None and targets.form in (SINGLE, LISTS):
                 raise ValueError(
                     "`classes` must hold all labels in the first call of partial_fit, got None."
                 )
@@ -531,15 +531,21 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             dropout=self.dropout,
         )
 
-    def _read(self, X: Any, *, reset: bool = False, y: Any = "unused") -> Any:
-        if y is None:
-            read_targets(y)
-        if isinstance(y, str):
-            check_is_fitted(self)
+    def _read_both(self, X: Any, y: Any, reset: bool) -> Any:
+        """Check inputs to train on, and that there are as many targets."""
+        require_targets(y)
+        X = self._checked(X, reset)
+        check_consistent_length(X, y)
+        return X
+
+    def _read(self, X: Any) -> Any:
+        """Check inputs to predict for."""
+        check_is_fitted(self)
+        return self._checked(X, reset=False)
+
+    def _checked(self, X: Any, reset: bool) -> Any:
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=reset)
-        if not isinstance(y, str):
-            check_consistent_length(X, y)
-        if hasattr(self, "model_") and not reset:
+        if not reset:
             with np.errstate(over="ignore"):  # the model refuses infinity
                 X = X.astype(self.model_.dtype, copy=False)
         return X

@@ -96,6 +96,14 @@ class Targets:
         return found.astype(np.int64)
 
 
+def require_targets(y: Any) -> None:
+    """Raise ValueError where there are no targets."""
+    if y is None:
+        raise ValueError(
+            "SampledSoftmaxClassifier requires y to be passed, but the target y is None."
+        )
+
+
 def read_targets(y: Any, classes: Any = None) -> Targets:
     """Find out in which form targets come, and which classes there are.
 
@@ -116,10 +124,6 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
     ValueError
         If targets are no labels.
     """
-    if y is None:
-        raise ValueError(
-            "SampledSoftmaxClassifier requires y to be passed, but the target y is None."
-        )
     form, given = _form(y), None
     if classes is not None:
         given = np.unique(column_or_1d(check_array(classes, ensure_2d=False, dtype=None)))

@@ -7,14 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.ranking import ranking_scores
-from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.models.linear_softmax import (
+    LinearSoftmax,
+    LinearSoftmaxSettings,
+    some_entries,
+)
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_model import linear_softmax_config
 from samplesoft.training.task import Gradient, Task, sub_seed
@@ -234,9 +237,4 @@ class RetrievalTask(Task):
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
         hidden[first] = True  # something is to be found, and something known
         hidden[first + 1] = False
-        return _some_entries(given, ~hidden), _some_entries(labels, hidden)
-
-
-def _some_entries(matrix: Matrix, kept: NDArray[np.bool_]) -> Matrix:
-    starts = np.concatenate([[0], np.cumsum(kept)])[matrix.indptr]
-    return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)
+        return some_entries(given, ~hidden), some_entries(labels, hidden)
