@@ -119,6 +119,30 @@ def twin(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
 
 
 if SIMULATED:
+    import sys
+
+    from numba.cuda.simulator import kernelapi
+
+    FakeCUDAShared: Any = kernelapi.FakeCUDAShared
+    _ALLOCATING = threading.Lock()
+    _dynamic_array: Any = FakeCUDAShared.array
+
+    def _shared_array(self: Any, shape: Any, dtype: Any) -> Any:
+        """Return the one array that all threads of a block share for the calling line.
+
+        Numba's own looks an allocation up and then makes it without a lock, so that two threads
+        of a block could each get an array of their own.
+        """
+        if shape == 0:  # memory whose size the launch has given: it is there already
+            return _dynamic_array(self, shape, dtype)
+        frame = sys._getframe(1)
+        line = frame.f_code.co_filename, frame.f_lineno
+        with _ALLOCATING:
+            if line not in self._allocations:
+                self._allocations[line] = np.empty(shape, dtype)
+            return self._allocations[line]
+
+    FakeCUDAShared.array = _shared_array
 
     def thread_place() -> int:
         """Return the place of a thread in the whole launch."""
