@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 import samplesoft
 from samplesoft._cuda import SIMULATED, cuda, to_device
-from samplesoft._device import as_device
+from samplesoft._device.select import as_device
 from samplesoft._files import replaced
 from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss

@@ -39,7 +39,7 @@ from tables import write_csv
 from samplesoft._files import replaced
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
-from samplesoft.losses.ranking import ranking_scores
+from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.training import (
     BEST,
     CHECKPOINT,

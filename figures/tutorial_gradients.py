@@ -28,8 +28,8 @@ from tables import write_csv
 import samplesoft
 from samplesoft._files import replaced
 from samplesoft.losses import SampledSoftmaxLoss
-from samplesoft.sampler import Draw
 from samplesoft.samplers import UniformSampler
+from samplesoft.samplers.base import Draw
 
 # class: score
 SCORES = {

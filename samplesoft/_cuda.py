@@ -87,7 +87,7 @@ def available_bytes() -> float:
 
 
 def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: Any) -> int | None:
-    """Return the place of the first offender that a kernel of `kernels.checks_cuda` finds."""
+    """Return the place of the first offender that a kernel of `checks_cuda` finds."""
     found = _found()
     launch(search, num, *arguments, found)
     place = int(found.copy_to_host()[0])

@@ -131,7 +131,7 @@ def float64_arithmetic(ptx):
 def launch_everything(dtype):
     """Launch each kernel for vectors of a type, through what users call."""
     import samplesoft
-    from samplesoft._gpu.groups import sort
+    from samplesoft._device.sort_ids_cuda import sort
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
     from samplesoft.losses import SampledSoftmaxLoss
     from samplesoft.losses.gradients import SparseRows
@@ -143,7 +143,7 @@ def launch_everything(dtype):
         UniformSampler,
         WeightedSampler,
     )
-    from samplesoft.tree import KernelTree
+    from samplesoft.samplers.tree.kernel_tree import KernelTree
 
     sort(to_device(np.zeros(3000, np.int64)), 2)  # counts in several parts
     X = to_device(np.eye(3, dtype=dtype))

@@ -8,7 +8,7 @@ from naive_losses import ORACLES, exact, scores
 
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
-from samplesoft.sampler import Draw
+from samplesoft.samplers.base import Draw
 
 NAMES = sorted(LOSSES)
 SAMPLED = [name for name in NAMES if isinstance(make_loss(name), SampledLoss)]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draws import make_draws
+from samplesoft.bias.draw_law import make_draws
 from samplesoft.bias.inputs import read_inputs
 from samplesoft.bias.transform import read_classes
 

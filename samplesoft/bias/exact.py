@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import as_device, require_cpu
+from samplesoft._device.select import as_device, require_cpu
 from samplesoft._validation import FloatArray
-from samplesoft.bias.inclusion import inclusion_bias
 from samplesoft.bias.inputs import read_inputs
 from samplesoft.bias.jacobian import contract, read_jacobian
-from samplesoft.bias.mixture import mixture_bias
+from samplesoft.bias.poisson import inclusion_bias
 from samplesoft.bias.sums import HOST, HostSums
+from samplesoft.bias.with_replacement import mixture_bias
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import to_host
+from samplesoft._device.select import to_host
 from samplesoft._validation import (
     FloatArray,
     IntArray,

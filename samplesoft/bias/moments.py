@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, as_positive, as_real_array
-from samplesoft.bias.draws import Draws, make_draws
+from samplesoft.bias.draw_law import Draws, make_draws
 from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.mixture import mixture_bias
+from samplesoft.bias.node_weights import decay_rates
 from samplesoft.bias.quadrature import STEP
-from samplesoft.bias.times import decay_rates
 from samplesoft.bias.transform import Classes, Nodes, make_atoms, make_nodes, read_classes
+from samplesoft.bias.with_replacement import mixture_bias
 
 _CLASS_CHUNK = 2048
 

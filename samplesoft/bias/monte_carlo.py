@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import as_device
+from samplesoft._device.select import as_device
 from samplesoft._jit import chunks, thread_map
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
-from samplesoft.bias.draws import log_softmax
+from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import read_inputs
-from samplesoft.kernels.alias import build_alias
-from samplesoft.kernels.trials import Plan, run_block
+from samplesoft.kernels.bias.trials import Plan, run_block
+from samplesoft.kernels.samplers.alias import build_alias
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
 _MAX_BLOCKS = 64

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._cuda import empty, launch_groups, launch_threads, to_device
-from samplesoft._gpu.arrays import filled
-from samplesoft._gpu.groups import group
+from samplesoft._device.arrays_cuda import filled
+from samplesoft._device.sort_ids_cuda import group
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray
-from samplesoft.kernels import trials_cuda as kernels
-from samplesoft.kernels.trials import Plan
+from samplesoft.kernels.bias import trials_cuda as kernels
+from samplesoft.kernels.bias.trials import Plan
 
 _VALUES = 1 << 22  # numbers in the results of trials that run side by side
 

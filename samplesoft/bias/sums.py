@@ -8,7 +8,7 @@ import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels import laplace, panels
+from samplesoft.kernels.bias import laplace, panels
 
 _ATOM_CHUNK = 256
 CLASS_CHUNK = 1 << 16
@@ -16,7 +16,7 @@ CLASS_CHUNK = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Classes on Chebyshev panels: what `kernels.panels` needs to know of them.
+    """Classes on Chebyshev panels: what `kernels.bias.panels` needs to know of them.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class HostSums:
     def node_sums(
         self, x: FloatArray, weights: FloatArray, rows: FloatArray, reference: FloatArray
     ) -> FloatArray:
-        """Return the sums (K, NUM_SUMS) over atoms at each node; see `kernels.laplace`."""
+        """Return the sums (K, NUM_SUMS) over atoms at each node; see `kernels.bias.laplace`."""
         sums = np.empty((len(x), laplace.NUM_SUMS))
 
         def work(part: slice) -> None:
@@ -97,7 +97,7 @@ class HostSums:
         rows: FloatArray,
         log_reference: float,
     ) -> FloatArray:
-        """Return the integrals (3, A) over nodes at each atom; see `kernels.laplace`."""
+        """Return the integrals (3, A) over nodes at each atom; see `kernels.bias.laplace`."""
         integrals = np.empty((3, rows.shape[1]))
 
         def work(part: slice) -> None:

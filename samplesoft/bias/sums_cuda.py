@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import LANES, empty, launch_groups, launch_threads, to_device
-from samplesoft._gpu.arrays import filled
+from samplesoft._device.arrays_cuda import filled
 from samplesoft._validation import FloatArray
 from samplesoft.bias.sums import HostSums, Spread
-from samplesoft.kernels import laplace, panels
-from samplesoft.kernels import laplace_cuda as kernels
+from samplesoft.kernels.bias import laplace, panels
+from samplesoft.kernels.bias import laplace_cuda as kernels
 
 _MOMENTS = 1 << 24  # numbers in the moments of all parts
 _LEAST_PART = 64  # classes

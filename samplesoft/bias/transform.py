@@ -8,10 +8,10 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draws import Draws
+from samplesoft.bias.draw_law import Draws
 from samplesoft.bias.quadrature import make_grid
 from samplesoft.bias.sums import CLASS_CHUNK, HOST, HostSums, Spread
-from samplesoft.kernels import laplace, panels, ratios
+from samplesoft.kernels.bias import laplace, panels, ratios
 
 
 @dataclass(frozen=True)

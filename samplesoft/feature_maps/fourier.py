@@ -11,7 +11,7 @@ from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, over_rows, shrink, squared_norms
 from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment, orthogonal_pairs
-from samplesoft.kernels.sincos import TERMS, cos_sin_rows
+from samplesoft.kernels.math.sincos import TERMS, cos_sin_rows
 
 _ROUNDING = 2.0**-7  # turns by which the rounding of a typical angle may move it
 
@@ -98,8 +98,8 @@ class RandomFourierFeatures(FeatureMap):
 
     def _write_on_cuda(self, X: Any, out: Any) -> None:
         from samplesoft._cuda import first_found, launch_groups
-        from samplesoft.kernels.checks_cuda import find_norm_outside
-        from samplesoft.kernels.features_cuda import write_fourier
+        from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
+        from samplesoft.kernels.features.fourier_cuda import write_fourier
 
         longest = self._limits[X.dtype] ** 0.5
         row = first_found(launch_groups, find_norm_outside, X.shape[0], X, 0.0, longest)

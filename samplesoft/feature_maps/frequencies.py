@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.hadamard import structured_rows
+from samplesoft.kernels.math.hadamard import structured_rows
 
 _COLUMNS = 64  # of a dense matrix, multiplied at a time
 _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
@@ -73,7 +73,7 @@ class DenseFrequencies:
         self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
     ) -> None:
         """Do as in `project`, in tiles."""
-        from samplesoft.kernels.product_cuda import multiply
+        from samplesoft.kernels.math.product_cuda import multiply
 
         multiply(finish, X, self._on_cuda[X.dtype], out, parameters)
 
@@ -115,7 +115,7 @@ class StructuredFrequencies:
         self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
     ) -> None:
         """Do as in `project`, in shared memory."""
-        from samplesoft.kernels import hadamard_cuda
+        from samplesoft.kernels.math import hadamard_cuda
 
         hadamard_cuda.project(finish, X, self._on_cuda[X.dtype], self._num, out, parameters)
 

@@ -89,8 +89,8 @@ class PositiveRandomFeatures(FeatureMap):
 
     def _write_on_cuda(self, X: Any, out: Any) -> None:
         from samplesoft._cuda import empty, first_found, launch_groups
-        from samplesoft.kernels.checks_cuda import find_greatest_outside
-        from samplesoft.kernels.features_cuda import positive_shifts, write_positive
+        from samplesoft.kernels.arrays.checks_cuda import find_greatest_outside
+        from samplesoft.kernels.features.fourier_cuda import positive_shifts, write_positive
 
         number, num = X.dtype.type, X.shape[0]
         shifts = empty(num, X.dtype)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, over_rows, require_finite
-from samplesoft.kernels.quadratic import product_rows
+from samplesoft.kernels.features.quadratic import product_rows
 
 
 class QuadraticFeatures(FeatureMap):

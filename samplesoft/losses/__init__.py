@@ -1,7 +1,6 @@
 """Losses of the softmax layer, forward and backward by hand."""
 
 from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.evaluation import Evaluation, evaluate, top_k_classes
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.importance import ImportanceSamplingLoss
@@ -16,7 +15,6 @@ __all__ = [
     "SCHEMES",
     "Batch",
     "Cache",
-    "Evaluation",
     "FullSoftmaxLoss",
     "Gradients",
     "ImportanceSamplingLoss",
@@ -28,7 +26,5 @@ __all__ = [
     "SampledSoftmaxLoss",
     "Scheme",
     "SparseRows",
-    "evaluate",
     "make_loss",
-    "top_k_classes",
 ]

@@ -25,7 +25,7 @@ from samplesoft.losses.vectors import (
     unit_rows,
     unit_rows_backward,
 )
-from samplesoft.sampler import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows
 
 REDUCTIONS = ("mean", "sum", "none")
 

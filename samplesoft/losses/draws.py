@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, require_host
-from samplesoft.kernels.candidate_logits import are_drawable
+from samplesoft.kernels.losses.candidate_logits import are_drawable
 from samplesoft.losses.targets import Targets
-from samplesoft.sampler import Draw
+from samplesoft.samplers.base import Draw
 
 
 def read_draw(

@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.candidate_scores import score_rows
-from samplesoft.kernels.full_softmax import add_exponentials, finish, probabilities
+from samplesoft.kernels.losses.candidate_scores import score_rows
+from samplesoft.kernels.losses.full_softmax import add_exponentials, finish, probabilities
 from samplesoft.losses.base import Batch, Loss
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
-from samplesoft.sampler import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows
 
 _BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
 _LEAST_CLASSES = 64  # of a block, for a product of matrices to pay

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from samplesoft._device import to_host
+from samplesoft._device.select import to_host
 from samplesoft._validation import IntArray
 
 

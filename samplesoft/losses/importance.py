@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.softmax_terms import softmax_terms
+from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.sampled import SampledLoss, Scheme
 
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.jackknife_terms import jackknife_terms
+from samplesoft.kernels.losses.jackknife_terms import jackknife_terms
 from samplesoft.losses.base import Batch
 from samplesoft.losses.sampled import SCHEMES, SampledLoss, Scheme
-from samplesoft.sampler import Draw
+from samplesoft.samplers.base import Draw
 
 
 class JackknifeLoss(SampledLoss):
@@ -44,7 +44,7 @@ class JackknifeLoss(SampledLoss):
     --------
     >>> import numpy as np
     >>> from samplesoft import exact_bias
-    >>> from samplesoft.sampler import Draw
+    >>> from samplesoft.samplers.base import Draw
     >>> scores, q, m = np.array([0.0, 1.0, 3.0]), np.array([0.5, 0.5]), 4
     >>> ids = 1 + np.array(np.meshgrid(*[[0, 1]] * m)).reshape(m, -1).T  # all 16 draws
     >>> draw = Draw(ids, np.log(q)[ids - 1])

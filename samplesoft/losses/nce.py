@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.logistic_terms import logistic_terms
+from samplesoft.kernels.losses.logistic_terms import logistic_terms
 from samplesoft.losses.sampled import SCHEMES, SampledLoss, Scheme
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from samplesoft._device import require_cpu
+from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.full import FullSoftmaxLoss

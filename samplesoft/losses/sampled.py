@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import as_device
+from samplesoft._device.select import as_device
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.candidate_logits import correct, spread
-from samplesoft.kernels.softmax_terms import softmax_terms
+from samplesoft.kernels.losses.candidate_logits import correct, spread
+from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.draws import read_draw, read_label_count
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
-from samplesoft.sampler import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows
 
 _CHUNK_NUMBERS = 1 << 16
 _NO_LABEL = -1

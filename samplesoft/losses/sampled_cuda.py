@@ -14,8 +14,7 @@ from samplesoft._cuda import (
     launch_threads,
     to_device,
 )
-from samplesoft._device import on_device, to_host
-from samplesoft._gpu.arrays import (
+from samplesoft._device.arrays_cuda import (
     DeviceArrays,
     cast,
     contiguous,
@@ -24,15 +23,16 @@ from samplesoft._gpu.arrays import (
     shaped_rows,
     take_rows,
 )
-from samplesoft._gpu.groups import group
-from samplesoft.kernels import checks_cuda
-from samplesoft.kernels import sampled_loss_cuda as kernels
+from samplesoft._device.select import on_device, to_host
+from samplesoft._device.sort_ids_cuda import group
+from samplesoft.kernels.arrays import checks_cuda
+from samplesoft.kernels.losses import sampled_loss_cuda as kernels
 from samplesoft.losses.base import Batch, Cache, read_weights, total_weight
 from samplesoft.losses.draws import no_draw, read_draw, read_label_count, require_shapes
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
 from samplesoft.losses.vectors import no_norm, read_biases
-from samplesoft.sampler import Draw
+from samplesoft.samplers.base import Draw
 
 
 @dataclass(frozen=True, eq=False)

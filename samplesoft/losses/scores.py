@@ -13,18 +13,18 @@ import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.candidate_scores import (
+from samplesoft.kernels.arrays.sort_ids import add_groups, group
+from samplesoft.kernels.losses.candidate_scores import (
     class_sums,
     context_sums,
     group_totals,
     label_sums,
     score_rows,
 )
-from samplesoft.kernels.groups import add_groups, group
 from samplesoft.losses.base import Batch
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
-from samplesoft.sampler import Rows
+from samplesoft.samplers.base import Rows
 
 _ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pay
 

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_real_array
-from samplesoft.kernels.unit_rows import divide_by_norms, unit_gradient
-from samplesoft.sampler import Rows
+from samplesoft.kernels.math.unit_rows import divide_by_norms, unit_gradient
+from samplesoft.samplers.base import Rows
 
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
 

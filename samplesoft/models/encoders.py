@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count, as_ids, require_well_formed
-from samplesoft.kernels.groups import add_groups, group
-from samplesoft.kernels.weighted_rows import weighted_rows
+from samplesoft.kernels.arrays.sort_ids import add_groups, group
+from samplesoft.kernels.math.weighted_rows import weighted_rows
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import (
     ParameterGradients,

@@ -8,7 +8,7 @@ import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids
 from samplesoft.losses.vectors import read_biases, unit_rows
-from samplesoft.sampler import Rows, Sampler
+from samplesoft.samplers.base import Rows, Sampler
 
 
 class HostLayer:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import to_device
-from samplesoft._device import to_host
-from samplesoft._gpu.arrays import DeviceArrays, copied, plus, take_rows
-from samplesoft._gpu.draws import mean_log_prob
-from samplesoft._gpu.groups import union
+from samplesoft._device.arrays_cuda import DeviceArrays, copied, plus, take_rows
+from samplesoft._device.draws_cuda import mean_log_prob
+from samplesoft._device.select import to_host
+from samplesoft._device.sort_ids_cuda import union
 from samplesoft.losses.sampled_cuda import unit_rows
 from samplesoft.losses.vectors import read_biases
 

@@ -15,14 +15,14 @@ from samplesoft._names import part as part_of
 from samplesoft._names import prefixed
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import IntArray, as_count
-from samplesoft.losses.evaluation import top_k_classes
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.vectors import unit_rows
+from samplesoft.metrics.evaluation import top_k_classes
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.linear import Linear
 from samplesoft.models.module import as_float_dtype, uniform_weights
 from samplesoft.models.softmax_settings import SoftmaxSettings
-from samplesoft.sampler import Rows
+from samplesoft.samplers.base import Rows
 
 _ROWS = 1024  # inputs at a time where no gradient is wanted
 _SCORES = 1 << 24  # scores at a time, where all classes are scored

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from samplesoft._jit import thread_each
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import as_count
-from samplesoft.kernels.lstm_gates import TERMS, gates_backward, gates_forward
+from samplesoft.kernels.models.lstm_gates import TERMS, gates_backward, gates_forward
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.module import (
     ParameterGradients,

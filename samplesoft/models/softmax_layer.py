@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import require_copyable, to_host
+from samplesoft._device.select import require_copyable, to_host
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.evaluation import Evaluation, evaluate
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
+from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.models.layer_rows import layer_on
-from samplesoft.sampler import Rows, Sampler
+from samplesoft.samplers.base import Rows, Sampler
 
 
 class SoftmaxLayer:
@@ -228,7 +228,7 @@ class SoftmaxLayer:
                 self._tell(self._device.own_ids(None, self._rows.shape[0]))
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
-        """Compute the full-softmax loss and ranks of the labels, as `samplesoft.losses.evaluate`.
+        """Compute the full-softmax loss and ranks of the labels, as `samplesoft.metrics.evaluate`.
 
         On the processor, to which vectors are copied from another device.
 

@@ -12,7 +12,7 @@ from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.sampler import Rows, Sampler
+from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import (
     SAMPLERS,
     SamplerInputs,

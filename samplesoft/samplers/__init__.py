@@ -1,6 +1,6 @@
 """Samplers: proposal distributions over classes, with the exact probability of each draw."""
 
-from samplesoft.sampler import Draw, Sampler
+from samplesoft.samplers.base import Draw, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import arrays_on, as_device
+from samplesoft._device.select import arrays_on, as_device
 from samplesoft.feature_maps import RandomFourierFeatures
-from samplesoft.sampler import Rows
+from samplesoft.samplers.base import Rows
 from samplesoft.samplers.kernel import KernelSampler
 
 UNIT_TOLERANCE = 1e-3  # float32 vectors, normalised by their owner, are well within it
@@ -106,7 +106,7 @@ def _require_unit(name: str, rows: Rows, device: str) -> None:
     first = 0
     if device == "cuda":
         from samplesoft._cuda import first_found, launch_groups
-        from samplesoft.kernels.checks_cuda import find_norm_outside
+        from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
 
         limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
         row = first_found(launch_groups, find_norm_outside, rows.shape[0], rows, *limits)

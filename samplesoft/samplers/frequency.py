@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
-from samplesoft._device import to_host
+from samplesoft._device.select import to_host
 from samplesoft._validation import as_count, as_counts, as_positive, as_real_array
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.weights import log_uniform_weights, unigram_weights

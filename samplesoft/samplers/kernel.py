@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import arrays_on, as_device
+from samplesoft._device.select import arrays_on, as_device
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
-from samplesoft.sampler import Draw, Rows, Sampler
-from samplesoft.tree import SMALLEST_FLOOR, KernelTree
+from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 
 class KernelSampler(Sampler):

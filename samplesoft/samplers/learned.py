@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, as_ids, as_positive
-from samplesoft.sampler import Draw, Rows, Sampler
-from samplesoft.tree import SMALLEST_FLOOR, KernelTree
+from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 
 class LearnedUnigramSampler(Sampler):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device import require_cpu
+from samplesoft._device.select import require_cpu
 from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
-from samplesoft.sampler import Draw, Rows, Sampler
+from samplesoft.samplers.base import Draw, Rows, Sampler
 
 
 class MixtureSampler(Sampler):

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device import arrays_on, as_device, require_cpu, to_host
+from samplesoft._device.select import arrays_on, as_device, require_cpu, to_host
 from samplesoft._validation import FloatArray, as_choice, as_counts
-from samplesoft.sampler import Rows, Sampler
+from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler

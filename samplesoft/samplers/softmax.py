@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import arrays_on, as_device
+from samplesoft._device.select import arrays_on, as_device
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_count, as_positive
-from samplesoft.kernels import softmax_draw
-from samplesoft.sampler import Draw, Rows, Sampler
+from samplesoft.kernels.samplers import softmax_draw
+from samplesoft.samplers.base import Draw, Rows, Sampler
 
 _CONTEXTS = 32  # rows of one matrix product
 _LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import empty, first_found, launch_groups, launch_threads, to_device
-from samplesoft._gpu.arrays import filled
-from samplesoft._gpu.draws import in_parts, uniforms
-from samplesoft._gpu.groups import last_of_each
+from samplesoft._device.arrays_cuda import filled
+from samplesoft._device.draws_cuda import in_parts, uniforms
+from samplesoft._device.sort_ids_cuda import last_of_each
 from samplesoft._jit import chunks
-from samplesoft.kernels import (
-    arrays_cuda,
-    checks_cuda,
-    product_cuda,
-    softmax_draw_cuda,
-    tree_leaf_cuda,
-)
-from samplesoft.kernels.tree_leaf import SOFTMAX
-from samplesoft.sampler import Draw
+from samplesoft.kernels.arrays import checks_cuda
+from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
+from samplesoft.kernels.math import product_cuda
+from samplesoft.kernels.samplers import softmax_draw_cuda
+from samplesoft.kernels.tree import leaf_cuda as tree_leaf_cuda
+from samplesoft.kernels.tree.leaf import SOFTMAX
+from samplesoft.samplers.base import Draw
 
 _LOGITS = 1 << 26  # numbers held at a time in the first pass
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import to_host
+from samplesoft._device.select import to_host
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import (
     FloatArray,
@@ -17,9 +17,9 @@ from samplesoft._validation import (
     as_count,
     as_real_array,
 )
-from samplesoft.kernels import static
-from samplesoft.kernels.alias import build_alias
-from samplesoft.sampler import NOTHING, Draw, Rows, Sampler
+from samplesoft.kernels.samplers import static
+from samplesoft.kernels.samplers.alias import build_alias
+from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
 if TYPE_CHECKING:

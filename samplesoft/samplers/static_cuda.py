@@ -9,9 +9,10 @@ import numpy as np
 
 from samplesoft._cuda import empty, first_found, launch_threads, to_device
 from samplesoft._validation import FloatArray
-from samplesoft.kernels import arrays_cuda, static_cuda
-from samplesoft.kernels.static import Table
-from samplesoft.sampler import Draw
+from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
+from samplesoft.kernels.samplers import static_cuda
+from samplesoft.kernels.samplers.static import Table
+from samplesoft.samplers.base import Draw
 
 
 class CudaStatic(ABC):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device import require_cpu
+from samplesoft._device.select import require_cpu
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import (
     FloatArray,
@@ -16,7 +16,7 @@ from samplesoft._validation import (
     as_float_rows,
     as_positive,
 )
-from samplesoft.sampler import NOTHING, Draw, Rows, Sampler
+from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels import panels, successive
+from samplesoft.kernels.bias import panels
+from samplesoft.kernels.samplers import successive
 
 # Late, a factor of the product is steep in log w. A crowd as late as that is so unlikely that the
 # time hardly matters: panels this narrow and this crowded keep 1e-11.

@@ -10,7 +10,7 @@ import numpy as np
 
 from samplesoft._validation import IntArray
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
-from samplesoft.sampler import Rows
+from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import copy_arrays, part_of, read_checkpoint
 from samplesoft.training.unit_norm import unit_norm
 

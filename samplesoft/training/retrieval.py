@@ -12,7 +12,7 @@ from scipy import sparse
 from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.ranking import ranking_scores
+from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear_softmax import (
     LinearSoftmax,
     LinearSoftmaxSettings,

@@ -11,8 +11,8 @@ import numpy as np
 from bench_bias import pair
 
 from samplesoft._random import as_key
-from samplesoft.kernels import static
-from samplesoft.kernels.alias import build_alias
+from samplesoft.kernels.samplers import static
+from samplesoft.kernels.samplers.alias import build_alias
 from samplesoft.samplers.frequency import LogUniformSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
 

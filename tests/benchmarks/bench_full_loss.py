@@ -15,8 +15,8 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from samplesoft.losses.evaluation import evaluate
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.metrics.evaluation import evaluate
 
 try:
     import torch

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device import on_device, to_host
+from samplesoft._device.select import on_device, to_host
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import as_nonnegative
 from samplesoft.losses.gradients import SparseRows
@@ -25,8 +25,8 @@ class Optimizer(ABC):
     """Changes parameters in place by their gradients, of all rows or of a few.
 
     A new optimizer is a subclass in a file of its own: its kernel in
-    `samplesoft.kernels.optimizer_rows`, the names of its state, the numbers of a step, and a line
-    in `OPTIMIZERS`.
+    `samplesoft.kernels.models.optimizer_rows`, the names of its state, the numbers of a step, and a
+    line in `OPTIMIZERS`.
 
     Parameters
     ----------

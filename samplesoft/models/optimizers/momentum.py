@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samplesoft._validation import as_nonnegative
-from samplesoft.kernels.optimizer_rows import momentum_rows
+from samplesoft.kernels.models.optimizer_rows import momentum_rows
 from samplesoft.models.optimizers.base import Optimizer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import as_device_array, first_found, launch_threads, to_device
-from samplesoft._device import on_device
-from samplesoft._gpu.arrays import contiguous, filled
-from samplesoft.kernels.optimizer_rows_cuda import find_beyond, find_not_rising, step_kernel
+from samplesoft._device.arrays_cuda import contiguous, filled
+from samplesoft._device.select import on_device
+from samplesoft.kernels.models.optimizer_rows_cuda import find_beyond, find_not_rising, step_kernel
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.optimizers.updates import (
     Update,

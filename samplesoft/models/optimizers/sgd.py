@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samplesoft.kernels.optimizer_rows import sgd_rows
+from samplesoft.kernels.models.optimizer_rows import sgd_rows
 from samplesoft.models.optimizers.base import Optimizer
 
 

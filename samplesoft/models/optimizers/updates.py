@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import IntArray, as_nonnegative
-from samplesoft.kernels.optimizer_rows import are_rows, count_beyond
+from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import check_changeable
 

@@ -1,1 +1,0 @@
-"""Work on a CUDA device that several parts of the library share."""

@@ -1,1 +1,0 @@
-"""The kernel tree, of which `samplesoft.tree` is the public face."""

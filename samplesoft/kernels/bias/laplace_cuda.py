@@ -1,0 +1,141 @@
+"""Sums of the exact bias on the device, in float64: the loops of the processor, shared out.
+
+Each lane or thread runs a loop of `laplace` or `panels` over a part of what it goes through; parts
+are added in an order that depends on their number alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import (
+    LANES,
+    cuda,
+    group_place,
+    group_sum,
+    group_sync,
+    kernel,
+    lane,
+    thread_place,
+    twin,
+)
+from samplesoft.kernels.bias import laplace, panels
+
+DEGREE = panels.DEGREE
+EACH = 64  # classes that a thread evaluates one after another
+
+_node_sums = twin(laplace.node_sums)
+_atom_integrals = twin(laplace.atom_integrals, _bend=twin(laplace._bend))
+_spread = twin(panels.spread, _polynomials=twin(panels._polynomials))
+_evaluate = twin(panels.evaluate, _polynomials=twin(panels._polynomials))
+
+
+@kernel
+def node_sums(x: Any, weights: Any, atoms: Any, reference: Any, parts: Any, out: Any) -> None:
+    """Write the sums (K, NUM_SUMS) over atoms at each node, a group for each.
+
+    Its lanes take every so many atoms; `parts` (K, LANES, NUM_SUMS) is room for theirs.
+    """
+    k, own = group_place(), lane()
+    if k >= x.shape[0]:
+        return
+    some = weights[:, own::LANES], atoms[:, own::LANES]
+    _node_sums(x[k : k + 1], some[0], some[1], reference, parts[k, own : own + 1])
+    group_sync()
+    for s in range(out.shape[1]):
+        total = group_sum(parts[k, own, s])
+        if own == 0:
+            out[k, s] = total
+
+
+@kernel
+def atom_integrals(
+    x: Any, coefficients: Any, tilted: Any, atoms: Any, log_reference: float, out: Any
+) -> None:
+    """Write the integrals (3, A) over nodes at each atom, a thread for each."""
+    i = thread_place()
+    if i < atoms.shape[1]:
+        one = atoms[:, i : i + 1]
+        _atom_integrals(x, coefficients, tilted, one, log_reference, out[:, i : i + 1])
+
+
+@kernel
+def spread(
+    log_r: Any,
+    drawn: Any,
+    contrast: Any,
+    log_ref: float,
+    t_mean: float,
+    kappa_mean: float,
+    width: float,
+    first: int,
+    slot: Any,
+    parts: Any,
+) -> None:
+    """Add moments of the classes to `parts` (threads, panels, 3, DEGREE), a thread for a part."""
+    thread = thread_place()
+    if thread >= parts.shape[0]:
+        return
+    room = cuda.local.array(DEGREE, np.float64)
+    each = -(-log_r.shape[0] // parts.shape[0])
+    a, b = thread * each, min((thread + 1) * each, log_r.shape[0])
+    _spread(
+        log_r[a:b],
+        drawn[a:b],
+        contrast[a:b],
+        log_ref,
+        t_mean,
+        kappa_mean,
+        width,
+        first,
+        slot,
+        parts[thread],
+        room,
+    )
+
+
+@kernel
+def sum_parts(parts: Any, out: Any) -> None:
+    """Write the sums of `parts` (T, N) over T, a thread for each."""
+    i = thread_place()
+    if i >= out.shape[0]:
+        return
+    total = 0.0
+    for part in range(parts.shape[0]):
+        total += parts[part, i]
+    out[i] = total
+
+
+@kernel
+def evaluate(
+    log_r: Any,
+    drawn: Any,
+    contrast: Any,
+    log_ref: float,
+    width: float,
+    first: int,
+    slot: Any,
+    coefficients: Any,
+    out: Any,
+    totals: Any,
+) -> None:
+    """Write the flow (n,) of each class and the sum of each thread, which goes through `EACH`."""
+    thread = thread_place()
+    if thread >= totals.shape[0]:
+        return
+    room = cuda.local.array(DEGREE, np.float64)
+    a, b = thread * EACH, min((thread + 1) * EACH, log_r.shape[0])
+    totals[thread] = _evaluate(
+        log_r[a:b],
+        drawn[a:b],
+        contrast[a:b],
+        log_ref,
+        width,
+        first,
+        slot,
+        coefficients,
+        out[a:b],
+        room,
+    )

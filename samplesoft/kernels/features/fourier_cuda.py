@@ -1,0 +1,38 @@
+"""Random Fourier and positive features on the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from samplesoft._cuda import LANES, device_function, group_place, group_sum, kernel, lane
+from samplesoft.kernels.math.sincos import cos_sin
+
+
+@device_function
+def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None:
+    """Write a cosine and, in the right half of the row, a sine."""
+    scale, half, nearest, cosine, sine = parameters
+    c, s = cos_sin(turns, scale, half, nearest, cosine, sine)
+    out[i, j] = c
+    out[i, out.shape[1] // 2 + j] = s
+
+
+@device_function
+def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -> None:
+    """Write an exponential, shifted by a number of its row."""
+    out[i, j] = math.exp(projection - parameters[0][i])
+
+
+@kernel
+def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
+    """Write ``factor * |x|**2 + constant`` for each row x of (N, d), a group for each."""
+    i = group_place()
+    if i >= rows.shape[0]:
+        return
+    square = rows.dtype.type(0)
+    for k in range(lane(), rows.shape[1], LANES):
+        square += rows[i, k] * rows[i, k]
+    square = group_sum(square)
+    if lane() == 0:
+        shifts[i] = factor * square + constant

@@ -1,0 +1,100 @@
+"""Scores turned into logits in which what was drawn stands for all that could have been."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.losses.candidate_scores import Floats
+
+
+@njit
+def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
+    """Tell whether all `ids` (P, m) lie in ``range(n)`` and all `log_counts` (P, m) are finite."""
+    bad = 0
+    for b in range(len(ids)):
+        for k in range(ids.shape[1]):
+            bad += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
+    return bad == 0
+
+
+@njit
+def correct(
+    scores: Floats,
+    ids: IntArray,
+    log_counts: FloatArray,
+    labels: IntArray,
+    logits: FloatArray,
+    hits: IntArray,
+) -> bool:
+    """Subtract logarithms of expected counts from the scores of drawn classes.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (P, 1 + m)
+        The label's in column 0.
+    ids : ndarray of int64, shape (P, m) or (1, m)
+        Drawn classes.
+    log_counts : ndarray of float64, shape (P, m) or (1, m)
+        Logarithms of the expected number of times that a draw contains each.
+    labels : ndarray of int64, shape (P,)
+        A draw of the label has no weight: its logit is -inf. Negative to keep such draws.
+    logits : ndarray of float64, shape (P, 1 + m)
+        Output; column 0 is the label's score.
+    hits : ndarray of int64, shape (P,)
+        Output: how many draws have no weight.
+
+    Returns
+    -------
+    bool
+        Whether all scores are finite, those of draws without weight too.
+    """
+    unsound = 0
+    for b in range(len(scores)):
+        row = b if len(ids) > 1 else 0
+        drawn, corrections, out, given = ids[row], log_counts[row], logits[b], scores[b]
+        out[0] = given[0]
+        unsound += not abs(given[0]) < np.inf
+        found = 0
+        for k in range(len(drawn)):
+            score = given[k + 1]
+            unsound += not abs(score) < np.inf
+            out[k + 1] = score - corrections[k]
+            found += drawn[k] == labels[b]
+        hits[b] = found
+        if found:
+            for k in range(len(drawn)):
+                if drawn[k] == labels[b]:
+                    out[k + 1] = -np.inf
+    return unsound == 0
+
+
+@njit
+def gain_of_kept(m: int, hits: int, label_count: float) -> float:
+    """Return what the logits of draws gain where `hits` of the m are of the label, and left out."""
+    expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
+    return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
+
+
+@njit
+def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
+    """Let the draws that are kept stand for as many as are expected not to be of the label.
+
+    Parameters
+    ----------
+    logits : ndarray of float64, shape (P, 1 + m)
+        From `correct`; those of draws change.
+    hits : ndarray of int64, shape (P,)
+        How many draws are of the label.
+    label_counts : ndarray of float64, shape (P,)
+        Logarithms of how many are expected to be.
+    """
+    m = logits.shape[1] - 1
+    for b in range(len(logits)):
+        gain = gain_of_kept(m, hits[b], label_counts[b])
+        if gain != 0.0:
+            for k in range(1, 1 + m):
+                logits[b, k] += gain

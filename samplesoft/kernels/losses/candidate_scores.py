@@ -1,0 +1,119 @@
+"""Scores of a few classes for each example, and the sums that carry their gradients back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit
+from samplesoft._validation import IntArray
+from samplesoft.kernels.math.dot import dot
+
+Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
+
+
+@njit
+def _add(factor: float, row: Floats, total: Floats) -> None:
+    for i in range(len(total)):
+        total[i] += factor * row[i]
+
+
+@njit
+def score_rows(z: Floats, block: Floats, rows: IntArray, scores: Floats) -> None:
+    """Write ``scores[b, k] = z[b] . block[rows[b, k]]``.
+
+    Parameters
+    ----------
+    z : ndarray, shape (B, d)
+        Contexts.
+    block : ndarray, shape (r, d)
+        Class vectors.
+    rows : ndarray of int64, shape (B, K)
+        Rows of `block`.
+    scores : ndarray, shape (B, K)
+        Output.
+    """
+    for b in range(len(rows)):
+        for k in range(rows.shape[1]):
+            scores[b, k] = dot(z[b], block[rows[b, k]])
+
+
+@njit
+def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
+    """Add ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
+    total = np.empty(dz.shape[1])
+    for b in range(len(rows)):
+        total[:] = 0.0
+        for k in range(rows.shape[1]):
+            if d_scores[b, k] != 0.0:
+                _add(d_scores[b, k], block[rows[b, k]], total)
+        _add(1.0, total, dz[b])
+
+
+@njit
+def label_sums(d_scores: Floats, z: Floats, block: Floats, dz: Floats, d_block: Floats) -> None:
+    """Carry gradients back through scores of one class for each context.
+
+    Parameters
+    ----------
+    d_scores : ndarray, shape (B, K)
+        Derivatives of the scores; those in column 0 are of row b of `block` for context b.
+    z : ndarray, shape (B, d)
+        Contexts.
+    block : ndarray, shape (r, d)
+        Class vectors.
+    dz : ndarray, shape (B, d)
+        Derivatives in the contexts, which are added to.
+    d_block : ndarray, shape (r, d)
+        Of which the first B rows are written.
+    """
+    for b in range(len(z)):
+        own, row, out = d_scores[b, 0], z[b], d_block[b]
+        for i in range(len(row)):
+            out[i] = own * row[i]
+        _add(own, block[b], dz[b])
+
+
+@njit
+def class_sums(
+    d_scores: Floats, z: Floats, order: IntArray, starts: IntArray, first: int, d_block: Floats
+) -> None:
+    """Add up the gradient of class vectors in float64, class by class.
+
+    Parameters
+    ----------
+    d_scores : ndarray, shape (B, K)
+        Derivatives of the scores.
+    z : ndarray, shape (B, d)
+        Contexts.
+    order, starts : ndarray of int64
+        Places in the flat scores of each class, from `samplesoft.kernels.arrays.sort_ids.group`.
+    first : int
+        The first class.
+    d_block : ndarray, shape (classes, d)
+        Output, for classes ``first, first + 1, ...``.
+    """
+    width = d_scores.shape[1]
+    flat = d_scores.ravel()
+    total = np.empty(d_block.shape[1])
+    for g in range(len(d_block)):
+        total[:] = 0.0
+        for place in order[starts[first + g] : starts[first + g + 1]]:
+            if flat[place] != 0.0:
+                _add(flat[place], z[place // width], total)
+        d_block[g] = total
+
+
+@njit
+def group_totals(d_scores: Floats, order: IntArray, starts: IntArray) -> Floats:
+    """Return the sum of the flat `d_scores` of each group."""
+    totals = np.zeros(len(starts) - 1, d_scores.dtype)
+    flat = d_scores.ravel()
+    for g in range(len(totals)):
+        total = 0.0
+        for place in order[starts[g] : starts[g + 1]]:
+            total += flat[place]
+        totals[g] = total
+    return totals

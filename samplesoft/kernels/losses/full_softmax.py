@@ -1,0 +1,203 @@
+"""Passes over a block of scores, classes by examples: softmax sums and probabilities.
+
+Scores stay in the cache, and all loops over examples are vector instructions. Threads do not pay
+here: those of the product of matrices before are still at their posts, and would be in the way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.losses.candidate_scores import Floats
+from samplesoft.kernels.math.exponential import exp_to
+
+_RUN = 32  # classes that are added up in the type of the scores before they go to float64
+
+_LOG2_E = np.float32(1.44269504)
+_LN2_HIGH = np.float32(0.693359375)  # with trailing zeros, so that its multiples are exact
+_LN2_LOW = np.float32(-2.12194440e-4)
+_LOWEST = np.float32(-87.0)  # below it the result is 0, and never a slow denormal number
+_ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
+_C3, _C4, _C5 = np.float32(1 / 6), np.float32(1 / 24), np.float32(1 / 120)
+_C6, _C7 = np.float32(1 / 720), np.float32(1 / 5040)
+
+
+@njit
+def exp32_to(x: Floats) -> None:
+    """Replace each of `x`, float32 and at most about 0, by its exponential."""
+    for i in range(len(x)):
+        v = max(x[i], _LOWEST)
+        k = np.floor(v * _LOG2_E + _HALF)
+        r = (v - k * _LN2_HIGH) - k * _LN2_LOW
+        p = _C7
+        p = p * r + _C6
+        p = p * r + _C5
+        p = p * r + _C4
+        p = p * r + _C3
+        p = p * r + _HALF
+        p = _ONE + (r + r * r * p)
+        two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+        x[i] = _ZERO if x[i] < _LOWEST else p * two_to_k
+
+
+@njit
+def _exp(x: Floats) -> None:
+    if x.itemsize == 4:
+        exp32_to(x)
+    else:
+        exp_to(x)
+
+
+@njit
+def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
+    """Add ``offsets[j]`` to the scores of class j, and take absolute values if `absolute`.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (r, B)
+        Scores of r classes; changed.
+    offsets : ndarray, shape (r,) or (0,)
+        Biases of the classes, or none.
+    absolute : bool
+        Absolute softmax.
+    """
+    if len(offsets) > 0:
+        for j in range(len(scores)):
+            row = scores[j]
+            for b in range(len(row)):
+                row[b] += offsets[j]
+    if absolute:
+        for j in range(len(scores)):
+            row = scores[j]
+            for b in range(len(row)):
+                row[b] = abs(row[b])
+
+
+@njit
+def add_exponentials(
+    scores: Floats, first: int, skip: IntArray, top: Floats, total: FloatArray
+) -> None:
+    """Add a block of classes to running sums of ``exp(score - top)``.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (r, B)
+        Scores of classes ``first, first + 1, ...``; overwritten.
+    first : int
+        The first class.
+    skip : ndarray of int64, shape (B,)
+        A class of each example that stays out of its sum.
+    top : ndarray, shape (B,)
+        Greatest score so far, -inf before the first block; updated.
+    total : ndarray of float64, shape (B,)
+        Sums; updated.
+    """
+    batch = len(top)
+    for b in range(batch):
+        if 0 <= skip[b] - first < len(scores):
+            scores[skip[b] - first, b] = -np.inf
+    shift = top.copy()
+    for j in range(len(scores)):
+        row = scores[j]
+        for b in range(batch):
+            top[b] = max(top[b], row[b])
+    for b in range(batch):
+        before = np.float64(shift[b])
+        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but the skipped one
+        total[b] *= np.exp(before - shift[b])
+    run = np.empty_like(top)
+    for begin in range(0, len(scores), _RUN):
+        run[:] = 0.0
+        for j in range(begin, min(begin + _RUN, len(scores))):
+            row = scores[j]
+            for b in range(batch):
+                row[b] -= shift[b]
+            _exp(row)
+            for b in range(batch):
+                run[b] += row[b]
+        for b in range(batch):
+            total[b] += run[b]
+
+
+@njit
+def probabilities(
+    scores: Floats, offsets: Floats, absolute: bool, top: Floats, factor: Floats
+) -> None:
+    """Replace scores by ``factor * exp(score - top)``, the derivatives of a log of a sum.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (r, B)
+        Scores of r classes; replaced.
+    offsets, absolute
+        As in `finish`; with `absolute`, derivatives get the sign of the score.
+    top, factor : ndarray, shape (B,)
+        Greatest score of each example, and weight divided by the sum of the exponentials.
+    """
+    batch, signed = len(top), factor.copy()
+    for j in range(len(scores)):
+        row = scores[j]
+        if len(offsets) > 0:
+            for b in range(batch):
+                row[b] += offsets[j]
+        if absolute:
+            for b in range(batch):
+                signed[b] = factor[b] * np.sign(row[b])
+                row[b] = abs(row[b])
+        for b in range(batch):
+            row[b] -= top[b]
+        _exp(row)
+        for b in range(batch):
+            row[b] *= signed[b]
+
+
+@njit
+def keep_best(scores: Floats, first: int, best: Floats, ids: IntArray) -> None:
+    """Let a block of classes into the k best of each example.
+
+    Of classes of equal score the first is better. NaN counts as infinite, so that it is seen.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (r, B)
+        Scores of classes ``first, first + 1, ...``; earlier classes came in earlier calls.
+    first : int
+        The first class.
+    best : ndarray, shape (B, k)
+        Scores so far, as a heap with the worst in column 0; -inf before the first block; updated.
+    ids : ndarray of int64, shape (B, k)
+        Their classes, or the number of classes where there is none yet; updated.
+    """
+    bound = best[:, 0].copy()
+    for j in range(len(scores)):
+        row = scores[j]
+        some = False
+        for b in range(len(row)):
+            some |= not (row[b] <= bound[b])
+        if some:
+            for b in range(len(row)):
+                if not (row[b] <= bound[b]):
+                    score = np.inf if np.isnan(row[b]) else row[b]
+                    _replace_worst(best[b], ids[b], score, first + j)
+                    bound[b] = best[b, 0]
+
+
+@njit
+def _replace_worst(best: Floats, ids: IntArray, score: float, class_id: int) -> None:
+    place, k = 0, len(best)
+    while 2 * place + 1 < k:
+        child = 2 * place + 1
+        if child + 1 < k and _worse(best[child + 1], ids[child + 1], best[child], ids[child]):
+            child += 1
+        if not _worse(best[child], ids[child], score, class_id):
+            break
+        best[place], ids[place] = best[child], ids[child]
+        place = child
+    best[place], ids[place] = score, class_id
+
+
+@njit
+def _worse(score: float, class_id: int, other_score: float, other_id: int) -> bool:
+    return score < other_score or (score == other_score and class_id > other_id)

@@ -1,0 +1,1 @@
+"""The kernel tree: sums of features over classes, drawn from and updated."""

@@ -1,0 +1,304 @@
+"""The kernel tree on the processor: its sums, and draws on all threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import chunks, num_threads, thread_each, thread_map
+from samplesoft._progress import progress_bar
+from samplesoft._random import uniform_block
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.tree.leaf import log_inside, log_rest, pick, probs_inside
+from samplesoft.kernels.tree.sums import sum_changes, sum_runs
+from samplesoft.kernels.tree.walk import (
+    known_levels,
+    lift_rest,
+    log_reach,
+    log_reach_all,
+    multiply_top,
+    walk,
+)
+from samplesoft.samplers.base import Draw, Rows
+from samplesoft.samplers.tree.shape import LEAVES, TreeShape
+from samplesoft.samplers.tree.sums import TreeSums
+
+_BLOCK = 1 << 24  # numbers in the features held at a time while building
+_UPDATES = 256  # classes whose changes are computed together
+_KERNEL_PART = 64  # examples that share the features of the leaves which they visit
+_VISIT = 1000  # cost of a visit beside its inner product, in multiplications
+_WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
+
+
+def _identity(rows: Rows) -> Rows:
+    return rows
+
+
+class HostFeatures:
+    """A transform whose results are checked.
+
+    Parameters
+    ----------
+    transform : callable
+        Gives features for rows.
+    rows : ndarray, shape (n, d)
+        Class vectors, of which the first tells the number of features.
+
+    Attributes
+    ----------
+    num : int
+        Number of features F.
+    """
+
+    def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
+        self._transform = transform
+        self.num = 0  # not known before the first features
+        self.num = self(rows[:1]).shape[1]
+
+    def __call__(self, rows: Rows) -> Rows:
+        """Return features (k, F) of the type of `rows` (k, d)."""
+        with np.errstate(over="ignore"):
+            features = np.asarray(self._transform(rows))
+            wanted = self.num or max(1, features.shape[-1] if features.ndim else 1)
+            if features.shape != (len(rows), wanted) or features.dtype.kind not in "biuf":
+                raise ValueError(
+                    f"`transform` must give real features of shape ({len(rows)}, {wanted}) for "
+                    f"{len(rows)} rows, got {features.dtype} of shape {features.shape}."
+                )
+            return np.ascontiguousarray(features, rows.dtype)
+
+
+class HostTree:
+    """What a `KernelTree` does, for arguments that have been checked.
+
+    Parameters
+    ----------
+    rows : ndarray, shape (n, d)
+        Class vectors; copied.
+    features : HostFeatures, or None
+        Features of rows; None where rows are features.
+    shape : TreeShape
+        Sizes.
+    progress : bool
+        Show a progress bar while building.
+    """
+
+    Features = HostFeatures
+
+    def __init__(
+        self,
+        rows: Rows,
+        features: HostFeatures | None,
+        shape: TreeShape,
+        progress: bool = False,
+    ) -> None:
+        self._shape = shape
+        self._features = features or _identity
+        self._rows = rows.copy()
+        self.rebuild(progress)
+
+    @staticmethod
+    def predicted_bytes(
+        num_classes: int, dim: int, num_features: int, itemsize: int, leaf_size: int
+    ) -> int:
+        """Return the bytes that the tree and its building take."""
+        sums = -(-num_classes // leaf_size) * num_features
+        block = min(num_classes * num_features, max(_BLOCK, leaf_size * num_features))
+        return (sums + num_classes * dim + 2 * block) * itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the node sums and the class vectors."""
+        return int(self._sums.nodes.nbytes) + int(self._rows.nbytes)
+
+    @property
+    def drift(self) -> float:
+        """How far updates have moved the sum at the root, relative to its norm."""
+        return self._sums.drift
+
+    def rows(self, ids: IntArray | None) -> Rows:
+        """Return a copy of the class vectors of some classes, or of all."""
+        return self._rows.copy() if ids is None else self._rows[ids]
+
+    def rebuild(self, progress: bool = False) -> None:
+        """Sum the features of all classes again."""
+        self._sums = self._built(self._rows, progress)
+        self.num_updates = 0
+
+    def _built(self, rows: Rows, progress: bool = False) -> TreeSums:
+        """Return the sums of the features of `rows` (n, d)."""
+        leaf_sums = np.empty((self._shape.num_leaves, self._shape.num_features), self._rows.dtype)
+        parts = chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK))
+        for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
+            here = rows[part.start * self._shape.leaf_size : part.stop * self._shape.leaf_size]
+            starts = np.arange(0, len(here), self._shape.leaf_size)
+            sum_runs(self._features(here), starts, leaf_sums[part])
+        return TreeSums(leaf_sums)
+
+    def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        """Draw m classes for each context."""
+        phi = self._features(h)
+        uniforms = uniform_block(key, len(h), m)
+        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+
+        def draw(part: slice) -> None:
+            barred, rest = exclude[part], self._rest_in_leaf(h[part], phi[part], exclude[part])
+            shape, u = uniforms[part].shape, uniforms[part]
+            order, leaves = np.empty(shape, np.int64), np.empty(shape, np.int64)
+            log_p = np.empty(shape)
+            levels = known_levels(self._shape.num_leaves, *shape)
+            known = np.empty((len(rest), 1 << levels))
+            nodes, tree, inside = self._sums.nodes, self._shape.walked, self._shape.inside
+            multiply_top(phi[part], nodes, levels, known)
+            walk(phi[part], nodes, known, *tree, barred, rest, u, order, leaves, log_p)
+            out = ids[part], log_q[part]
+            for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
+                drawn = queries, rows, begin, leaves, barred, rest, u, order, log_p
+                pick(*drawn, *inside, *out)
+
+        self._share_out(draw, len(h), m)
+        return Draw(ids, log_q)
+
+    def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the log-probabilities (B, k) of classes."""
+        phi = self._features(h)
+        log_q = np.empty(ids.shape)
+
+        def read(part: slice) -> None:
+            rest = self._rest_at_root(h[part], phi[part], exclude[part])
+            leaves = ids[part] // self._shape.leaf_size
+            log_reach(phi[part], self._sums.nodes, leaves, *self._shape.walked, log_q[part])
+            barred, inside = exclude[part], self._shape.inside
+            for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
+                log_inside(queries, rows, begin, ids[part], barred, rest, *inside, log_q[part])
+
+        self._share_out(read, *ids.shape)
+        return log_q
+
+    def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return the probabilities (B, n) of all classes."""
+        phi = self._features(h)
+        reach = np.empty((len(h), self._shape.num_leaves))
+        probs = np.empty((len(h), self._shape.num_classes))
+        rest = self._rest_at_root(h, phi, exclude)
+
+        def descend(part: slice) -> None:
+            log_reach_all(phi[part], self._sums.nodes, *self._shape.walked, reach[part])
+
+        def spread(part: slice) -> None:
+            leaves = np.arange(part.start, part.stop)
+            for queries, rows, begin in self._leaf_rows(h, phi, leaves):
+                here = begin >= 0
+                probs_inside(
+                    queries,
+                    rows,
+                    begin[here],
+                    leaves[here],
+                    reach,
+                    exclude,
+                    rest,
+                    *self._shape.inside,
+                    probs,
+                )
+
+        self._share_out(descend, len(h), self._shape.num_leaves)
+        thread_each(spread, chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK)))
+        return probs
+
+    def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        """Return what makes an update happen, having raised whatever there is to raise."""
+        ids, last = np.unique(ids[::-1], return_index=True)
+        rows = rows[len(rows) - 1 - last]
+        if 2 * len(ids) >= self._shape.num_classes:  # features of new and old rows would cost more
+            return self._prepare_rebuild(ids, rows)
+        leaves, starts = np.unique(ids // self._shape.leaf_size, return_index=True)
+        change = np.empty((len(leaves), self._shape.num_features), self._rows.dtype)
+
+        def read(part: slice) -> FloatArray:
+            some = slice(starts[part.start], [*starts, len(ids)][part.stop])
+            num = some.stop - some.start
+            features = self._features(np.concatenate((rows[some], self._rows[ids[some]])))
+            total = np.zeros(self._shape.num_features)
+            offsets = starts[part] - starts[part.start]
+            sum_changes(features[:num], features[num:], offsets, change[part], total)
+            return total
+
+        at_a_time = min(
+            _UPDATES, _BLOCK // (2 * self._shape.num_features) - self._shape.leaf_size + 1
+        )
+        edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
+        edges = np.unique([*edges, len(leaves)])
+        total = np.zeros(self._shape.num_features)
+        for moved in thread_map(read, map(slice, edges[:-1], edges[1:])):
+            total += moved
+        add = self._sums.prepare(leaves, change, total)
+
+        def commit() -> None:
+            add()
+            self._rows[ids] = rows
+            self.num_updates += len(ids)
+
+        return commit
+
+    def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        every = self._rows.copy()
+        every[ids] = rows
+        sums = self._built(every)
+
+        def commit() -> None:
+            self._rows, self._sums, self.num_updates = every, sums, 0
+
+        return commit
+
+    def _leaf_rows(
+        self, h: Rows, phi: Rows, leaves: IntArray
+    ) -> Iterator[tuple[Rows, NDArray[Any], IntArray]]:
+        """Yield queries, rows to multiply them by, and where the rows of each of `leaves` begin.
+
+        Where these are features, they come for some leaves at a time, the others beginning at -1.
+        """
+        size = self._shape.leaf_size
+        if self._features is _identity or LEAVES[self._shape.inside[2]] != "kernel":
+            yield h, self._rows, leaves * size
+            return
+        visited, slots = np.unique(leaves, return_inverse=True)
+        slots = slots.reshape(leaves.shape)
+        for part in chunks(len(visited), self._shape.leaves_at_a_time(_BLOCK)):
+            ids = (
+                visited[part, None] * self._shape.leaf_size + np.arange(self._shape.leaf_size)
+            ).reshape(-1)
+            features = self._features(self._rows[ids[ids < self._shape.num_classes]])
+            here = (slots >= part.start) & (slots < part.stop)
+            yield phi, features, np.where(here, (slots - part.start) * self._shape.leaf_size, -1)
+
+    def _rest_in_leaf(self, h: Rows, phi: Rows, exclude: IntArray) -> FloatArray:
+        """Return (B, 2): in the leaf of each excluded class, the log-probability of the others."""
+        rest = np.zeros((len(h), 2))
+        if exclude.max() >= 0:
+            leaves = np.maximum(exclude, 0) // self._shape.leaf_size
+            for queries, rows, begin in self._leaf_rows(h, phi, leaves):
+                log_rest(queries, rows, begin, exclude, *self._shape.inside, rest)
+        return rest
+
+    def _rest_at_root(self, h: Rows, phi: Rows, exclude: IntArray) -> FloatArray:
+        """Return (B, 2): the same, and the log-probability of the others from the root."""
+        rest = self._rest_in_leaf(h, phi, exclude)
+        lift_rest(phi, self._sums.nodes, *self._shape.walked, exclude, rest)
+        return rest
+
+    def _share_out(self, work: Callable[[slice], None], batch: int, num_leaves: int) -> None:
+        """Call `work` for parts of the batch, on threads where that pays.
+
+        An example visits so many leaves. Features of a leaf's classes are computed for a part as
+        a whole, and so that results do not depend on threads, nor do those parts.
+        """
+        shape = self._shape
+        visits = batch * num_leaves * shape.num_leaves.bit_length()
+        parts = num_threads() if visits * (shape.num_features + _VISIT) > _WORTH_A_THREAD else 1
+        size = -(-batch // parts)
+        if shape.leaf == "kernel" and self._features is not _identity:
+            size = _KERNEL_PART
+        thread_each(work, chunks(batch, size))

@@ -1,0 +1,85 @@
+"""The sums of features in the nodes of a kernel tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import num_threads, thread_each
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.tree.sums import add_to_tree, sum_runs, sum_sizes, sums_to_differences
+
+
+class TreeSums:
+    """Node sums in the type of the features, beside their total in float64.
+
+    Parameters
+    ----------
+    leaf_sums : ndarray, shape (L, F)
+        Sums of the features of each leaf's classes; used up.
+
+    Attributes
+    ----------
+    nodes : ndarray, shape (L, F)
+        The total, and differences between the halves of nodes; see `samplesoft.kernels.tree.sums`.
+    total : ndarray of float64, shape (F,)
+        The total, to which changes are added without the rounding of `nodes`.
+
+    Raises
+    ------
+    ValueError
+        If a sum is not finite.
+    """
+
+    def __init__(self, leaf_sums: NDArray[Any]) -> None:
+        self._limits = np.zeros(leaf_sums.shape[1])
+        self._limits = self._grown(leaf_sums)
+        total = np.empty((1, leaf_sums.shape[1]))
+        sum_runs(leaf_sums, np.array([0]), total)
+        self.nodes, self.total = leaf_sums, total[0]
+        thread_each(lambda part: sums_to_differences(self.nodes, part), self._columns())
+
+    @property
+    def drift(self) -> float:
+        """Distance of the total among the nodes from that in float64, relative to its norm."""
+        norm = np.linalg.norm(self.total)
+        return float(np.linalg.norm(self.nodes[0] - self.total) / norm) if norm > 0.0 else 0.0
+
+    def prepare(
+        self, leaves: IntArray, change: NDArray[Any], total: FloatArray
+    ) -> Callable[[], None]:
+        """Return what adds `change` (k, F), used up, to leaves (k,), and `total` (F,) to the total.
+
+        Raises
+        ------
+        ValueError
+            If a sum might not be finite.
+        """
+        limits = self._grown(change)
+
+        def add() -> None:
+            self.total = self.total + total
+            self._limits = limits
+            thread_each(lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns())
+
+        return add
+
+    def _grown(self, sums: NDArray[Any]) -> FloatArray:
+        """Return limits (F,) to the size of any node after sums of leaves are added."""
+        limits = self._limits.copy()
+        sum_sizes(sums, limits)
+        if not limits.max() < float(np.finfo(sums.dtype).max):  # nor NaN
+            raise ValueError(
+                "`class_embeddings`, through `transform`, must give features with sums that are "
+                f"finite in {sums.dtype}, got infinity or NaN; scale the vectors down, or use "
+                "float64."
+            )
+        return limits
+
+    def _columns(self) -> list[IntArray]:
+        """Return ranges of features, two for each thread."""
+        ends = np.linspace(0, self.nodes.shape[1], 2 * num_threads() + 1).astype(np.int64)
+        return [ends[i : i + 2] for i in range(len(ends) - 1)]

@@ -1,0 +1,213 @@
+"""What functions take on a device, what they refuse, and the small kernels that they share."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from samplesoft import KernelTree, exact_bias, to_host
+from samplesoft._device.select import DEVICES, arrays_on, as_device
+from samplesoft.feature_maps import RandomFourierFeatures
+from samplesoft.losses import SampledSoftmaxLoss, make_loss
+from samplesoft.models import SoftmaxLayer, clip_by_global_norm
+from samplesoft.samplers import (
+    SAMPLERS,
+    MixtureSampler,
+    SamplerInputs,
+    SoftmaxSampler,
+    TwoPassSampler,
+    UniformSampler,
+    UnigramSampler,
+    make_sampler,
+)
+from samplesoft.samplers.base import Draw
+
+
+def has_device():
+    from numba import cuda
+
+    return cuda.is_available()
+
+
+@pytest.mark.skipif(has_device(), reason="there is a GPU, or its simulator")
+def test_without_a_gpu_the_error_says_what_to_install():
+    with pytest.raises(RuntimeError, match=r"no NVIDIA GPU.*samplesoft\[cuda12\].*cuda13"):
+        RandomFourierFeatures(2, 3, device="cuda")
+    with pytest.raises(RuntimeError, match="no NVIDIA GPU"):
+        SamplerInputs(np.eye(3), device="cuda")
+
+
+@pytest.mark.parametrize("device", ["gpu", "CUDA", 0, None])
+def test_unknown_devices(device):
+    with pytest.raises((TypeError, ValueError), match="`device` must be"):
+        as_device(device)
+    with pytest.raises((TypeError, ValueError), match="`device` must be"):
+        UniformSampler(3, device=device)
+
+
+class TestOnDevice:
+    pytestmark = pytest.mark.gpu
+
+    def test_the_same_arrays_are_refused_as_on_the_processor(self):
+        host, device = (arrays_on(name) for name in DEVICES)
+        rows = np.ones((2, 3))
+        for name, arguments in [
+            ("float_rows", ("h", rows, 4)),
+            ("float_rows", ("h", np.full((2, 3), np.nan), 3)),
+            ("float_rows", ("h", np.ones((2, 3, 1)))),
+            ("float_rows", ("h", np.empty((0, 3)))),
+            ("float_rows", ("h", np.full((1, 2), 1e300), 2, np.dtype(np.float32))),
+            ("ids", ("ids", [0, 3], 3)),
+            ("ids", ("ids", [[0.5]], 3, 1)),
+            ("ids", ("ids", [[0, -1]], 3, 1)),
+            ("labels", ("exclude", [0, 1], 3, (3,))),
+            ("labels", ("exclude", [3], 3, (1,))),
+        ]:
+            with pytest.raises((TypeError, ValueError)) as there:
+                getattr(device, name)(*arguments)
+            with pytest.raises((TypeError, ValueError)) as here:
+                getattr(host, name)(*arguments)
+            assert str(there.value) == str(here.value)
+
+    def test_arrays_on_the_device_are_checked_there(self):
+        from samplesoft._cuda import to_device
+
+        arrays = arrays_on("cuda")
+        bad = np.ones((2, 3), np.float32)
+        bad[1, 2] = np.inf
+        for check, arguments, message in [
+            (arrays.float_rows, ("h", bad), r"finite in float32, got inf at index \[1, 2\]"),
+            (arrays.float_rows, ("h", np.ones((2, 3)), 4), r"4 columns, got shape \(2, 3\)"),
+            (arrays.float_rows, ("h", np.ones((2, 3), np.int32)), "float32 or float64, got int32"),
+            (arrays.float_rows, ("h", np.ones((1, 2, 3))), r"rows of shape \(N, d\)"),
+            (arrays.ids, ("ids", np.array([0, 5]), 5), r"lie in 0\.\.4 for 5 classes, got 5"),
+            (arrays.ids, ("ids", np.array([0, 1], np.int32), 5), "must be of int64, got int32"),
+            (arrays.ids, ("ids", np.array([[0, 1]]), 5, 2), r"shape \(2, k\), got \(1, 2\)"),
+            (arrays.labels, ("exclude", np.array([0, -7]), 5, (2,)), "for 5 classes, got -7"),
+            (arrays.labels, ("exclude", np.array([0]), 5, (2,)), r"shape \(2,\), got \(1,\)"),
+        ]:
+            name, value, *rest = arguments
+            with pytest.raises((TypeError, ValueError), match=message):
+                check(name, to_device(value), *rest)
+
+    def test_good_arrays_on_the_device_are_not_copied(self):
+        from samplesoft._cuda import to_device
+
+        arrays = arrays_on("cuda")
+        rows, ids = to_device(np.ones((2, 3), np.float32)), to_device(np.array([0, 4]))
+        assert arrays.float_rows("h", rows, 3) is rows
+        assert arrays.ids("ids", ids, 5) is ids
+        assert arrays.labels("exclude", ids, 5, (2,)) is ids
+        assert arrays.float_rows("h", to_device(np.ones(3)), 3).shape == (1, 3)
+
+    @pytest.mark.parametrize("size", [1, 2, 40, 100, 1500])
+    @pytest.mark.parametrize("stop", [1, 3, 1000])
+    def test_sorting_is_stable_and_runs_are_those_of_unique(self, size, stop):
+        from samplesoft._cuda import to_device
+        from samplesoft._device.sort_ids_cuda import last_of_each, runs, sort
+
+        ids = np.random.default_rng(size).integers(0, stop, size)
+        in_order, order = (a.copy_to_host() for a in sort(to_device(ids), stop))
+        np.testing.assert_array_equal(order, np.argsort(ids, kind="stable"))
+        np.testing.assert_array_equal(in_order, np.sort(ids))
+        for divisor in (1, 2):
+            values, starts = (a.copy_to_host() for a in runs(to_device(in_order), divisor))
+            wanted, places = np.unique(in_order // divisor, return_index=True)
+            np.testing.assert_array_equal(values, wanted)
+            np.testing.assert_array_equal(starts, places)
+        rows = np.arange(2.0 * size).reshape(size, 2)
+        unique, lasts = last_of_each(to_device(ids), to_device(rows), stop)
+        np.testing.assert_array_equal(unique.copy_to_host(), np.unique(ids))
+        for i, row in zip(unique.copy_to_host(), lasts.copy_to_host(), strict=True):
+            np.testing.assert_array_equal(row, rows[np.flatnonzero(ids == i)[-1]])
+
+    def test_uniforms_are_those_of_the_processor(self):
+        from samplesoft._device.draws_cuda import uniforms
+        from samplesoft._random import as_key, uniform_block
+
+        key = as_key(3)
+        np.testing.assert_array_equal(uniforms(key, 3, 5).copy_to_host(), uniform_block(key, 3, 5))
+
+    @pytest.mark.parametrize("name", sorted(SAMPLERS))
+    def test_samplers_have_twins_or_say_that_they_have_none(self, name):
+        given = {"class_embeddings": np.eye(3), "counts": [1, 2, 3], "num_features": 4, "rng": 0}
+        here = make_sampler(name, SamplerInputs(**given))
+        if name in ("learned-unigram", "mixture", "quadratic", "two-pass"):
+            with pytest.raises(ValueError, match=f"'cpu' for {name}, which has no CUDA kernels"):
+                make_sampler(name, SamplerInputs(**given, device="cuda"))
+            return
+        there = make_sampler(name, SamplerInputs(**given, device="cuda"))
+        assert (there.device, here.device) == ("cuda", "cpu")
+        probs = there.probs(np.eye(3)[:2]).copy_to_host()
+        np.testing.assert_allclose(probs, here.probs(np.eye(3)[:2]), rtol=1e-9)
+
+    def test_arrays_of_other_libraries(self, monkeypatch):
+        from samplesoft._cuda import cuda, to_device
+
+        monkeypatch.setattr(cuda, "as_cuda_array", lambda other: other.own, raising=False)
+        W, h = np.eye(3), np.ones((2, 3))
+        sampler = SoftmaxSampler(Foreign(to_device(W)), device="cuda")
+        draw = sampler.sample(Foreign(to_device(h)), 4, rng=0)
+        np.testing.assert_array_equal(draw.to_host().ids, SoftmaxSampler(W).sample(h, 4, rng=0).ids)
+        loss = SampledSoftmaxLoss(scheme="masked", device="cuda")
+        foreign = Draw(Foreign(draw.ids), Foreign(draw.log_q))
+        given = Foreign(to_device(h)), Foreign(to_device(W)), Foreign(to_device(np.array([0, 1])))
+        value, _ = loss.forward(*given, foreign, biases=Foreign(to_device(np.zeros(3))))
+        wanted, _ = SampledSoftmaxLoss(scheme="masked").forward(h, W, [0, 1], to_host(draw))
+        np.testing.assert_allclose(value, wanted, rtol=1e-12)
+        counts = Foreign(to_device(np.array([1.0, 2.0, 1.0])))
+        q = UnigramSampler(counts, device="cuda").probs(None)
+        bias = exact_bias(Foreign(to_device(np.zeros(3))), 0, Foreign(q.reshape(-1)), 2)
+        wanted = exact_bias(np.zeros(3), 0, to_host(q)[0], 2)
+        np.testing.assert_array_equal(bias.bias, wanted.bias)
+
+    def test_what_is_on_a_gpu_is_refused_on_the_processor(self):
+        from samplesoft._cuda import to_device
+
+        sampler = UniformSampler(3, device="cuda")
+        draw = sampler.sample(np.eye(3), 2, rng=0)
+        W = to_device(np.eye(3))
+        for function, arguments in [
+            (SampledSoftmaxLoss(scheme="masked").forward, (np.eye(3), np.eye(3), [0, 1, 2], draw)),
+            (SoftmaxSampler, (W,)),
+            (UniformSampler(3).log_prob, (None, to_device(np.zeros((1, 1), np.int64)))),
+            (clip_by_global_norm, ({"w": W}, 1.0)),
+        ]:
+            with pytest.raises(TypeError, match="in the host's memory here.*samplesoft.to_host"):
+                function(*arguments)
+        for make in (
+            lambda: MixtureSampler(sampler, UniformSampler(3)),
+            lambda: TwoPassSampler(sampler, np.eye(3), num_candidates=2),
+            lambda: make_loss("full", device="cuda"),
+        ):
+            with pytest.raises(ValueError, match="`device` must be 'cpu' for .*README"):
+                make()
+        with pytest.raises(TypeError, match="array on the GPU with device='cuda', got ndarray"):
+            KernelTree(W, lambda rows: np.ones((3, 2)), device="cuda")
+        floats = Draw(np.array([[0.5]]), np.zeros((1, 1)))
+        with pytest.raises(TypeError, match="ids that are integers"):
+            loss = SampledSoftmaxLoss(scheme="masked", device="cuda")
+            loss.forward(np.eye(3)[:1], np.eye(3), [0], floats)
+
+    def test_layers_on_a_gpu_are_not_pickled_by_halves(self):
+        sampler = SoftmaxSampler(np.eye(3), device="cuda")
+        layer = SoftmaxLayer(np.eye(3), SampledSoftmaxLoss(device="cuda"), sampler, 2)
+        for thing in (sampler, layer):
+            with pytest.raises(TypeError, match="on the processor to be pickled"):
+                pickle.dumps(thing)
+        assert to_host(layer.parameters)["class_embeddings"].tolist() == np.eye(3).tolist()
+        with pytest.raises(ValueError, match="of float32, like `class_embeddings`"):
+            single = np.eye(3, dtype=np.float32)
+            SoftmaxLayer(single, SampledSoftmaxLoss(device="cuda"), sampler, 2)
+
+
+class Foreign:
+    """An array on the device of a library that turns nothing into NumPy arrays unasked."""
+
+    __cuda_array_interface__ = None  # what reads it here is replaced
+
+    def __init__(self, own):
+        self.own, self.shape = own, own.shape
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("implicit conversion")

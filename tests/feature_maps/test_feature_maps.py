@@ -1,0 +1,367 @@
+"""All feature maps: kernels, means and variances, drawn frequencies, types and memory orders."""
+
+from functools import cache
+
+import naive_maps
+import numba
+import numpy as np
+import pytest
+from scipy.linalg import hadamard
+
+from samplesoft.feature_maps import (
+    FEATURE_MAPS,
+    PositiveRandomFeatures,
+    RandomFourierFeatures,
+    RandomMaclaurinFeatures,
+)
+from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment
+from samplesoft.kernels.math.hadamard import signed_hadamard
+from samplesoft.kernels.math.sincos import TERMS, cos_sin_rows
+
+NAMES = sorted(FEATURE_MAPS)
+DIM = 6
+SEEDS = 4000
+# Every z below is at most 5.2 in size: with 500 comparisons in this file, chance alone passes that
+# once in ten thousand runs; the seeds are fixed, so that a failure is always a change.
+Z = 5.2
+
+
+def unit_rows(num, dim, seed):
+    rows = np.random.default_rng(seed).normal(size=(num, dim))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def pairs():
+    """Rows X (4, DIM) and Y (3, DIM): near, far, opposite and equal, of norms 0 to 1.3."""
+    X, Y = unit_rows(4, DIM, 0), unit_rows(3, DIM, 1)
+    Y[0] = -X[0]
+    Y[1] = X[1]
+    X[2] *= 1.3
+    X[3] = 0.0
+    return X, Y
+
+
+def sharpness(name):
+    return {"quadratic": 3.0, "maclaurin": 0.6, "positive": 0.4, "positive:orthogonal": 0.4}.get(
+        name, 1.7
+    )
+
+
+@cache
+def estimates(name, num=16, dim=DIM):
+    """Estimates (SEEDS, 4, 3) of the kernel of `pairs`, one for each seed."""
+    X, Y = pairs()
+    maps = (FEATURE_MAPS[name](dim, num, sharpness(name), rng=seed) for seed in range(SEEDS))
+    return np.array([phi.transform(X) @ phi.transform(Y).T for phi in maps])
+
+
+def z_of_mean(values, mean, variance):
+    """Greatest z of the mean of `values` (S, ...); entries without variance must agree."""
+    error = np.abs(values.mean(axis=0) - mean)
+    still = variance < 1e-20
+    np.testing.assert_allclose(error[still], 0.0, atol=1e-12)
+    return np.max(error[~still] / np.sqrt(variance[~still] / len(values)), initial=0.0)
+
+
+def z_of_variance(values, mean, variance):
+    """Greatest z of the mean squared error of `values` (S, ...) about `mean`."""
+    squares = (values - mean) ** 2
+    return z_of_mean(squares, variance, squares.var(axis=0))
+
+
+# kernels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel_against_high_precision(name):
+    X, Y = pairs()
+    phi = FEATURE_MAPS[name](DIM, 4, sharpness(name), rng=0)
+    oracle = naive_maps.exponential_kernel
+    if name.startswith("rff"):
+        oracle = naive_maps.gaussian_kernel
+    elif name == "quadratic":
+        oracle = naive_maps.quadratic_kernel
+    expected = [[oracle(x, y, sharpness(name)) for y in Y] for x in X]
+    np.testing.assert_allclose(phi.kernel(X, Y), expected, rtol=4e-15)
+    assert phi.kernel(X.astype(np.float32), Y).dtype == np.float64
+
+
+def test_gaussian_kernel_does_not_cancel_for_neighbours_far_from_zero():
+    x = np.full(DIM, 1e4)
+    y = x + 1e-4
+    phi = RandomFourierFeatures(DIM, 2, nu=1e7, rng=0)
+    expected = naive_maps.gaussian_kernel(x, y, 1e7)
+    np.testing.assert_allclose(phi.kernel(x, y), [[expected]], rtol=1e-13)
+    assert 0.5 < expected < 0.9 or 0.5 < -np.log(expected) < 2.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_floor_is_the_least_kernel_of_unit_vectors(name):
+    phi = FEATURE_MAPS[name](DIM, 4, sharpness(name), rng=0)
+    x = unit_rows(1, DIM, 0)[0]
+    other = np.linalg.svd(x[None])[2][-1]  # orthogonal to x
+    angles = np.linspace(0.0, np.pi, 201)[:, None]
+    values = phi.kernel(x, np.cos(angles) * x + np.sin(angles) * other)
+    assert values.min() == pytest.approx(phi.floor, rel=1e-12)
+
+
+# means and variances -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "rff:structured"])
+def test_mean_and_variance_over_seeds(name):
+    X, Y = pairs()
+    phi = FEATURE_MAPS[name](DIM, 16, sharpness(name), rng=0)
+    kernel, variance = phi.kernel(X, Y), phi.variance(X, Y)
+    assert z_of_mean(estimates(name), kernel, variance) < Z
+    assert z_of_variance(estimates(name), kernel, variance) < Z
+
+
+def test_structured_mean_is_that_of_frequencies_of_fixed_norm():
+    # Its frequencies have the norm sqrt(nu p) and nearly uniform directions in p = 64 dimensions:
+    # a bias of -z^4 exp(-z^2 / 2) / (4 p), at most 0.0085, for z^2 = nu |x - y|^2. What is left
+    # beside it is of order 1 / p^2 and allowed for, 0.002.
+    X, Y = pairs()
+    phi = FEATURE_MAPS["rff:structured"](DIM, 64, 1.7, rng=0)
+    assert phi.variance(X, Y) is None
+    values, kernel = estimates("rff:structured", 64), phi.kernel(X, Y)
+    square = -2.0 * np.log(kernel)
+    expected = [
+        [naive_maps.uniform_direction(64, 1j * np.sqrt(64 * s)) for s in row] for row in square
+    ]
+    error = np.abs(values.mean(axis=0) - expected)
+    assert np.max(error - Z * values.std(axis=0) / np.sqrt(SEEDS)) < 0.002
+    np.testing.assert_allclose(expected - kernel, -(square**2) * kernel / 256, atol=0.001)
+    assert np.abs(values.mean(axis=0) - kernel).max() < 0.6 / 64 + 0.003
+
+
+def test_structured_varies_no_more_than_independent_frequencies():
+    X, Y = pairs()
+    iid = FEATURE_MAPS["rff"](DIM, 64, 1.7, rng=0).variance(X, Y)
+    assert np.all(estimates("rff:structured", 64).var(axis=0) < 1.15 * iid + 1e-9)
+
+
+def test_wrong_twins_fail_the_mean_test():
+    X, Y = pairs()
+    printed = FEATURE_MAPS["rff"](DIM, 16, 1.0 / 1.7, rng=0)  # the paper's w ~ N(0, I / nu)
+    assert z_of_mean(estimates("rff"), printed.kernel(X, Y), printed.variance(X, Y)) > 5 * Z
+    for name in ("maclaurin", "positive", "positive:orthogonal"):
+        twin = FEATURE_MAPS[name](DIM, 16, 1.1 * sharpness(name), rng=0)
+        assert z_of_mean(estimates(name), twin.kernel(X, Y), twin.variance(X, Y)) > Z
+
+
+@pytest.mark.parametrize("name", ["rff", "positive"])
+def test_wrong_twins_fail_the_variance_test(name):
+    X, Y = pairs()
+    phi = FEATURE_MAPS[name](DIM, 16, sharpness(name), rng=0)
+    kernel, variance = phi.kernel(X, Y), phi.variance(X, Y)
+    assert z_of_variance(estimates(f"{name}:orthogonal"), kernel, variance) > Z
+    assert z_of_variance(estimates(name), kernel, 0.8 * variance) > Z
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_estimates_that_are_never_negative_are_declared(name):
+    values = estimates(name, 64) if name == "rff:structured" else estimates(name)
+    assert FEATURE_MAPS[name](DIM, 4, rng=0).is_nonnegative == (values.min() >= 0.0)
+
+
+@pytest.mark.parametrize("i", range(4))
+@pytest.mark.parametrize("j", range(3))
+def test_variance_formulas_against_enumeration_and_quadrature(i, j):
+    X, Y = pairs()
+    x, y = X[i], Y[j]
+    for map_class, oracle in (
+        (RandomFourierFeatures, naive_maps.fourier_variance),
+        (RandomMaclaurinFeatures, naive_maps.maclaurin_variance),
+        (PositiveRandomFeatures, naive_maps.positive_variance),
+    ):
+        got = map_class(DIM, 7, 0.9, rng=0).variance(x, y)
+        assert got.shape == (1, 1)
+        assert got[0, 0] == pytest.approx(oracle(x, y, 0.9, 7), rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize(("dim", "length"), [(2, 0.7), (3, 1.2), (5, 1.6j), (8, 0.8j)])
+def test_moment_of_orthogonal_frequencies_against_quadrature(dim, length):
+    t = np.array([(length**2).real / 2])
+    expected = naive_maps.orthogonal_moment(dim, length)
+    assert orthogonal_moment(dim, t)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_variance_of_the_positive_map_ends_in_infinity_without_nan():
+    x = unit_rows(2, DIM, 0)
+    for frequencies in ("iid", "orthogonal"):
+        phi = PositiveRandomFeatures(DIM, 10, 1e5, frequencies=frequencies, rng=0)
+        variance = phi.variance(x, x)
+        assert np.all(variance[[0, 1], [0, 1]] == np.inf)
+        assert not np.isnan(phi.variance(x, -x)).any()
+
+
+# the frequencies and the compiled loops ------------------------------------------------------
+
+
+def rows_of(kind, dim, num, seed):
+    frequencies = DRAWS[kind](dim, num, 1.0, np.random.default_rng(seed))
+    out = np.empty((dim, num))
+    frequencies.project(np.eye(dim), out)
+    return out.T
+
+
+@pytest.mark.parametrize(("dim", "num"), [(1, 3), (2, 5), (7, 18), (64, 64)])
+def test_orthogonal_blocks(dim, num):
+    rows = rows_of("orthogonal", dim, num, 0)
+    for start in range(0, num, dim):
+        gram = rows[start : start + dim] @ rows[start : start + dim].T
+        np.testing.assert_allclose(gram - np.diag(np.diag(gram)), 0.0, atol=1e-11)
+
+
+def test_orthogonal_rows_have_norms_and_directions_of_gaussian_vectors():
+    rows = np.concatenate([rows_of("orthogonal", 3, 3, seed) for seed in range(SEEDS)])
+    squares = (rows**2).sum(axis=1)  # chi-square: mean 3, variance 6, third moment about it 24
+    root = np.sqrt(len(rows))
+    assert abs(squares.mean() - 3.0) < Z * np.sqrt(6.0) / root
+    assert abs(squares.var() - 6.0) < Z * squares.var() * np.sqrt(2.0 + 12.0 / 3.0) / root
+    # each row of a block by itself: LAPACK's bases would give the last a sign of its own
+    for row in range(3):
+        assert np.all(np.abs(rows[row::3].mean(axis=0)) < Z / np.sqrt(SEEDS))
+
+
+@pytest.mark.parametrize(("dim", "size"), [(64, 64), (128, 128), (100, 128), (3, 64)])
+def test_structured_blocks(dim, size):
+    rows = rows_of("structured", dim, 2 * size, 0)
+    gram = rows.T @ rows  # columns are orthogonal whether or not the rows were cut
+    np.testing.assert_allclose(gram, 2 * size * np.eye(dim), atol=1e-10)
+    if dim == size:
+        np.testing.assert_allclose(rows[:dim] @ rows[:dim].T, dim * np.eye(dim), atol=1e-10)
+
+
+@pytest.mark.parametrize(("dim", "num"), [(1, 1), (5, 64), (64, 130), (100, 50), (256, 300)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_structured_against_explicit_product(dim, num, dtype):
+    X = np.random.default_rng(0).normal(size=(9, dim)).astype(dtype)
+    frequencies = DRAWS["structured"](dim, num, 0.3, np.random.default_rng(5))
+    out = np.empty((9, num), dtype)
+    frequencies.project(X, out)
+    size = max(64, 1 << (dim - 1).bit_length())
+    blocks = -(-num // size)
+    signs = np.where(np.random.default_rng(5).random((blocks, 3, size)) < 0.5, -1.0, 1.0)
+    matrix = naive_maps.structured_matrix(signs, 0.3, num)[:, :dim]
+    expected = X.astype(np.float64) @ matrix.T
+    np.testing.assert_allclose(out, expected, atol=20 * np.finfo(dtype).eps * np.sqrt(dim))
+
+
+@pytest.mark.parametrize("size", [4, 8, 16, 64, 128, 1024])
+def test_signed_hadamard_against_scipy(size):
+    rng = np.random.default_rng(size)
+    x, signs = rng.normal(size=size), rng.choice([-1.0, 1.0], size)
+    kept = x.copy()
+    got, spare = signed_hadamard(x, signs, np.empty(size), np.empty(size))
+    expected = hadamard(size) @ (signs * x)
+    np.testing.assert_allclose(got, expected, atol=1e-12 * size)
+    np.testing.assert_array_equal(x, kept)
+    again, _ = signed_hadamard(got, np.ones(size), spare, got)  # H H = p I, the input overwritten
+    np.testing.assert_allclose(again, size * signs * x, atol=1e-12 * size**2)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-7), (np.float64, 5e-16)])
+def test_cos_and_sin_of_turns(dtype, tolerance):
+    rng = np.random.default_rng(0)
+    turns = np.concatenate(
+        [
+            np.arange(-9, 10) / 8,
+            np.nextafter(dtype(0.25), dtype([0, 1])),
+            np.nextafter(dtype(0.5), dtype([0, 1])),
+            [0.0, -0.0, 1e-40, -1e-8, 2.0**21 + 0.5, 1.0 - 2.0**21, 2.0**60, -1e30],
+            rng.normal(size=200),
+            rng.normal(size=200) * 1e3,
+        ]
+    ).astype(dtype)
+    num = len(turns)
+    out = np.empty((1, 2 * num), dtype)
+    out[0, :num] = turns
+    cos_sin_rows(out, 1.0, *TERMS[out.dtype])
+    expected = np.array([naive_maps.cos_sin_of_turns(t) for t in turns])
+    np.testing.assert_allclose(out[0, :num], expected[:, 0], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(out[0, num:], expected[:, 1], rtol=0, atol=tolerance)
+
+
+# types, shapes, seeds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("dim", "num"), [(1, 1), (1, 5), (3, 33), (20, 7)])
+def test_shapes_types_and_precision(name, dim, num):
+    phi = FEATURE_MAPS[name](dim, num, rng=3)
+    X = unit_rows(11, dim, 2)
+    double, single = phi.transform(X), phi.transform(X.astype(np.float32))
+    assert double.shape == single.shape == (11, phi.num_features)
+    assert (double.dtype, single.dtype) == (np.float64, np.float32)
+    scale = np.abs(double).max()
+    np.testing.assert_allclose(single, double, atol=3e-6 * scale)
+    np.testing.assert_allclose(
+        single.astype(float) @ single.T, double @ double.T, atol=3e-6 * scale**2 * phi.num_features
+    )
+    assert phi.dim == dim
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_any_memory_order_gives_the_same(name, dtype):
+    X = unit_rows(12, DIM, 3).astype(dtype)
+    phi = FEATURE_MAPS[name](DIM, 40, rng=1)
+    expected = phi.transform(X)
+    wide = np.zeros((24, 3 * DIM), dtype)
+    wide[::2, ::3] = X
+    locked = X.copy()
+    locked.flags.writeable = False
+    for same in (np.asfortranarray(X), wide[::2, ::3], X[::-1][::-1], locked):
+        np.testing.assert_array_equal(phi.transform(same), expected)
+    np.testing.assert_allclose(phi.transform(X[4]), expected[4:5], rtol=1e-5, atol=1e-7)
+    if dtype == np.float64:
+        np.testing.assert_array_equal(phi.transform(X.tolist()), expected)
+        np.testing.assert_array_equal(phi.transform(X.astype(">f8")), expected)
+    assert phi.transform(np.eye(DIM, dtype=np.int8)).dtype == np.float64
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides(name):
+    X = unit_rows(3, DIM, 0)
+    make = FEATURE_MAPS[name]
+    first = make(DIM, 70, rng=4).transform(X)
+    np.testing.assert_array_equal(make(DIM, 70, rng=4).transform(X), first)
+    by_generator = [make(DIM, 70, rng=np.random.default_rng(9)).transform(X) for _ in range(2)]
+    np.testing.assert_array_equal(*by_generator)
+    variance = make(DIM, 70).variance(X, X)
+    if variance is None or variance.any():  # else nothing is drawn
+        assert not np.allclose(make(DIM, 70, rng=5).transform(X), first)
+        assert not np.allclose(make(DIM, 70).transform(X), make(DIM, 70).transform(X))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_neither_chunks_nor_threads_matter(name, monkeypatch):
+    X = unit_rows(50, DIM, 0).astype(np.float32)
+    phi = FEATURE_MAPS[name](DIM, 20, rng=0)
+    expected = phi.transform(X)
+    monkeypatch.setattr("samplesoft.feature_maps.base._OUTPUTS", 100)
+    monkeypatch.setattr("samplesoft.feature_maps.maclaurin._PRODUCTS", 100)
+    for threads in (1, 3):
+        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        np.testing.assert_allclose(phi.transform(X), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_fourier_features_of_one_vector_have_norm_one():
+    X = np.random.default_rng(0).normal(size=(20, DIM)) * np.logspace(-6, 4, 20)[:, None]
+    for frequencies in DRAWS:
+        phi = RandomFourierFeatures(DIM, 9, 2.0, frequencies=frequencies, rng=0)
+        np.testing.assert_allclose((phi.transform(X) ** 2).sum(axis=1), 1.0, rtol=1e-14)
+        single = phi.transform(X.astype(np.float32))
+        np.testing.assert_allclose((single**2).sum(axis=1), 1.0, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 9])
+def test_quadratic_features_are_exact(dim):
+    X, Y = unit_rows(6, dim, 0) * 1e4, unit_rows(5, dim, 1) * 1e-2
+    phi = FEATURE_MAPS["quadratic"](dim, 1, 7.0)
+    assert phi.num_features == dim * (dim + 1) // 2 + 1
+    expected = [[naive_maps.quadratic_kernel(x, y, 7.0) for y in Y] for x in X]
+    np.testing.assert_allclose(phi.transform(X) @ phi.transform(Y).T, expected, rtol=1e-11)
+    np.testing.assert_array_equal(phi.variance(X, Y), np.zeros((6, 5)))

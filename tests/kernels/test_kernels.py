@@ -1,0 +1,116 @@
+"""The compiled pieces of the exact bias, each against mpmath or a plain sum."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpmath import mp, mpf
+
+from samplesoft.kernels.bias import laplace, panels, ratios
+
+SERIES = {
+    laplace.second_order: lambda x: (mp.exp(-x) - 1 + x) / x**2,
+    laplace.tangent: lambda x: (1 - (1 + x) * mp.exp(-x)) / x**2,
+    laplace.third_order: lambda x: ((x**2 + 2 * x + 2) * mp.exp(-x) - 2) / x**2,
+}
+
+
+@pytest.mark.parametrize("function", SERIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("x", [-30.0, -1.0, -0.9999, -1e-3, 1e-12, 0.3, 0.999, 1.0, 2.5, 600.0])
+def test_series_keep_their_digits(function, x):
+    with mp.workdps(60):
+        want = SERIES[function](mpf(x))
+        assert abs(mpf(function(x)) - want) <= 4e-15 * abs(want)
+
+
+def exact_deviation(o, o_ref, q, q_ref):
+    with mp.workdps(60):
+        return mp.exp(mpf(o) - mpf(o_ref)) * mpf(q_ref) / mpf(q) - 1
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-8, 1e-13, 1e-16])
+@pytest.mark.parametrize("gap", [0.0, 3.7, -60.0, 690.0, -690.0])
+def test_deviation_keeps_28_digits_before_the_subtraction(gap, size):
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        q_ref = math.exp(min(0.0, -gap)) * rng.uniform(0.5, 1.0)
+        o_ref = rng.normal()
+        o = o_ref + gap
+        with mp.workdps(60):
+            q = float(mpf(q_ref) * mp.exp(mpf(o) - mpf(o_ref)) * (1 + mpf(size * rng.normal())))
+        want = exact_deviation(o, o_ref, q, q_ref)
+        log_ratio = float(mp.log1p(want))
+        got = ratios.deviation(log_ratio, o, o_ref, q, q_ref)
+        assert abs(got - want) <= 4e-16 * abs(want) + 1e-26
+
+
+def test_a_plain_difference_of_logs_would_lose_them():
+    o, o_ref, q_ref = 690.0, 0.0, 1e-300
+    q = float(mpf(q_ref) * mp.exp(690) * (1 + mpf("1e-9")))
+    want = exact_deviation(o, o_ref, q, q_ref)
+    plain = math.expm1((o - o_ref) - (math.log(q) - math.log(q_ref)))
+    assert abs(plain - want) > 1e-6 * abs(want)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-50, 50), st.floats(0.0, 1.0)), min_size=1, max_size=40),
+)
+def test_weighted_median_splits_the_weight(pairs):
+    values = np.array([v for v, _ in pairs])
+    weights = np.array([w for _, w in pairs])
+    if not weights.any():
+        weights[0] = 1.0
+    median = values[ratios.weighted_median(values, weights)]
+    half = 0.5 * weights.sum() * (1 + 1e-12)
+    assert weights[values < median].sum() <= half
+    assert weights[values > median].sum() <= half
+
+
+def compressed(log_r, weights, contrast):
+    """Atoms and weights (3, A) of one set of classes, with R = 1 and mean ratio exp(0.2)."""
+    width, first = panels.WIDTH, math.floor(log_r.min() / panels.WIDTH)
+    count = math.floor(log_r.max() / panels.WIDTH) - first + 1
+    t_mean, kappa_mean = 0.2, math.tanh(0.1)
+    moments = np.zeros((count, 3, panels.DEGREE))
+    slot = np.arange(count)
+    panels.spread(
+        log_r,
+        weights,
+        contrast,
+        0.0,
+        t_mean,
+        kappa_mean,
+        width,
+        first,
+        slot,
+        moments,
+        np.empty(panels.DEGREE),
+    )
+    atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
+    return atoms, np.moveaxis(moments @ panels.forward().T, 1, 0), (width, first, slot)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.05, 1.0, 30.0])
+def test_panels_carry_sums_and_values(rate):
+    rng = np.random.default_rng(3)
+    log_r = rng.normal(size=3000) * 4.0
+    weights = rng.dirichlet(np.ones(3000))
+    contrast = np.tanh(0.5 * log_r)
+    zeta = np.tanh(0.5 * (log_r - 0.2))
+    atoms, measure, layout = compressed(log_r, weights, contrast)
+
+    def decay(t):
+        return np.exp(-rate * np.exp(t))
+
+    for row, factor in enumerate((1.0, contrast, zeta**2)):
+        direct = math.fsum(weights * factor * decay(log_r))
+        size = math.fsum(np.abs(weights * factor))
+        assert abs((measure[row] * decay(atoms)).sum() - direct) <= 2e-14 * size
+
+    out = np.empty(3000)
+    coefficients, room = decay(atoms) @ panels.forward(), np.empty(panels.DEGREE)
+    total = panels.evaluate(log_r, weights, contrast, 0.0, *layout, coefficients, out, room)
+    assert np.allclose(out, weights * contrast * decay(log_r), rtol=0, atol=2e-14 * weights.max())
+    assert math.isclose(total, out.sum(), rel_tol=1e-9, abs_tol=1e-15)

@@ -1,0 +1,145 @@
+"""The compiled parts of losses on draws, each on its own."""
+
+import math
+
+import numpy as np
+import pytest
+from mpmath import mp
+from scipy.special import logsumexp, softmax
+
+from samplesoft.kernels.losses.candidate_logits import are_drawable, correct
+from samplesoft.kernels.losses.logistic_terms import logistic_terms
+from samplesoft.kernels.losses.logit_rows import greatest, total, weigh
+from samplesoft.kernels.losses.softmax_terms import softmax_terms
+from samplesoft.kernels.math.logarithm import log1p_to
+
+INF = np.inf
+
+
+def test_logarithm_to_rounding():
+    x = np.concatenate([np.linspace(-0.5, 1.0, 20_001), np.logspace(-300, 0, 2_000), [0.0]])
+    found = x.copy()
+    log1p_to(found)
+    np.testing.assert_allclose(found, np.log1p(x), rtol=5e-16, atol=0)
+
+
+@pytest.mark.parametrize("x", [-0.5, -0.3, -1e-9, 1e-17, 0.25, 0.7071, 1.0])
+def test_logarithm_against_many_digits(x):
+    found = np.array([x])
+    log1p_to(found)
+    with mp.workdps(40):
+        assert abs(mp.mpf(found[0]) / mp.log1p(mp.mpf(x)) - 1) < mp.mpf("3.5e-16")
+
+
+@pytest.mark.parametrize("size", range(14))
+def test_maximum_and_sum_of_rows_of_any_length(size):
+    rng = np.random.default_rng(size)
+    for place in range(size):
+        x = rng.normal(size=size)
+        x[place] = 9.0
+        assert greatest(x) == 9.0
+        assert total(x) == pytest.approx(math.fsum(x), rel=1e-14)
+        x[place] = -INF
+        assert greatest(x) == (max(np.delete(x, place)) if size > 1 else -INF)
+    assert greatest(np.empty(0)) == -INF and total(np.empty(0)) == 0.0
+
+
+def test_weights_of_what_is_masked_or_too_small_are_zero():
+    x = np.array([0.0, -1.0, -700.0, -746.0, -1e300, -INF])
+    weigh(x)
+    np.testing.assert_allclose(x, [1.0, np.exp(-1.0), np.exp(-700.0), 0.0, 0.0, 0.0], rtol=1e-15)
+
+
+def run(kernel, rows, *arguments):
+    rows, losses = np.array(rows, dtype=float), np.empty(len(rows))
+    kernel(rows, losses, *arguments)
+    return losses, rows
+
+
+RANDOM = np.random.default_rng(3).normal(size=(5, 7)) * [[0.1], [1.0], [10.0], [100.0], [1e4]]
+
+
+def test_softmax_with_the_label():
+    losses, found = run(softmax_terms, RANDOM, 0)
+    np.testing.assert_allclose(losses, logsumexp(RANDOM, axis=1) - RANDOM[:, 0], rtol=1e-12)
+    wanted = softmax(RANDOM, axis=1)
+    wanted[:, 0] -= 1.0
+    np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-15)
+
+
+def test_softmax_without_the_label():
+    losses, found = run(softmax_terms, RANDOM, 1)
+    np.testing.assert_allclose(losses, logsumexp(RANDOM[:, 1:], axis=1) - RANDOM[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found[:, 0], -1.0)
+    np.testing.assert_allclose(found[:, 1:], softmax(RANDOM[:, 1:], axis=1), rtol=1e-11, atol=1e-15)
+
+
+def test_a_masked_draw_has_exactly_no_part_in_the_softmax():
+    losses, found = run(softmax_terms, [[0.0, -INF, 1.0, -INF], [3.0, -INF, -INF, -INF]], 0)
+    assert (found[:, [1, 3]] == 0.0).all()
+    assert losses[1] == 0.0 and not found[1].any()
+    assert losses[0] == pytest.approx(np.log1p(np.e))
+
+
+def test_small_losses_keep_their_digits():
+    losses, found = run(softmax_terms, [[0.0, -80.0, -81.0]], 0)
+    small = np.exp(-80.0) + np.exp(-81.0)
+    assert losses[0] == pytest.approx(small, rel=1e-14)
+    assert found[0, 0] == pytest.approx(-small, rel=1e-14)
+    losses, found = run(logistic_terms, [[80.0, -80.0, -81.0]])
+    assert losses[0] == pytest.approx(small + np.exp(-80.0), rel=1e-14)
+    np.testing.assert_allclose(found[0], np.exp([-80.0, -80.0, -81.0]) * [-1, 1, 1], rtol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
+def test_logistic_terms(scale):
+    x = scale * np.random.default_rng(1).normal(size=(4, 6))
+    losses, found = run(logistic_terms, x)
+    signed = x * ([-1.0] + [1.0] * 5)
+    with mp.workdps(50):
+        softplus = [[mp.log1p(mp.exp(mp.mpf(float(v)))) for v in row] for row in signed]
+        wanted = [float(mp.fsum(row)) for row in softplus]
+        slopes = [[float(1 / (1 + mp.exp(-mp.mpf(float(v))))) for v in row] for row in signed]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-14)
+    slopes = np.array(slopes) * ([-1.0] + [1.0] * 5)
+    np.testing.assert_allclose(found, slopes, rtol=2e-14, atol=1e-323)
+
+
+def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
+    losses, found = run(logistic_terms, [[0.0, -INF, 0.0], [0.0, -INF, -INF]])
+    np.testing.assert_allclose(losses, [2.0 * np.log(2.0), np.log(2.0)], rtol=1e-15)
+    assert (found[:, 1] == 0.0).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_corrections_and_hits(dtype, shared):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(3, 5)).astype(dtype)
+    ids = (
+        np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
+    )
+    log_counts, labels = rng.normal(size=ids.shape), np.array([1, 2, 3])
+    logits, hits = np.empty((3, 5)), np.empty(3, np.int64)
+    assert correct(scores, ids, log_counts, labels, logits, hits)
+    assert hits.tolist() == ([2, 1, 0] if shared else [2, 4, 0])
+    wanted = scores.astype(float)
+    wanted[:, 1:] -= log_counts
+    wanted[:, 1:][np.broadcast_to(ids, (3, 4)) == labels[:, None]] = -INF
+    np.testing.assert_array_equal(logits, wanted)
+    correct(scores, ids, log_counts, np.full(3, -1), logits, hits)
+    assert not hits.any() and np.isfinite(logits).all()
+    for place in ((0, 0), (1, 1), (2, 4)):  # (1, 1) is a draw of the label in both
+        for value in (np.nan, INF, -INF):
+            bad = scores.copy()
+            bad[place] = value
+            assert not correct(bad, ids, log_counts, labels, logits, hits)
+
+
+def test_what_can_be_drawn():
+    ids, counts = np.array([[0, 4], [2, 3]]), np.array([[-1e300, 0.0], [3.0, -2.0]])
+    assert are_drawable(ids, counts, 5) and not are_drawable(ids, counts, 4)
+    assert not are_drawable(ids - 1, counts, 5)
+    for value in (np.nan, INF, -INF):
+        counts[1, 0] = value
+        assert not are_drawable(ids, counts, 5)

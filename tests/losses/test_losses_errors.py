@@ -1,0 +1,154 @@
+"""What every registered loss refuses, and what it says then."""
+
+import numpy as np
+import pytest
+from loss_cases import NAMES, SAMPLED, make_case, needs_count
+from scipy import sparse
+
+from samplesoft.losses.registry import make_loss
+from samplesoft.samplers.base import Draw
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+def forward(loss, case, **changes):
+    arguments = {
+        "h": case.h,
+        "class_embeddings": case.class_embeddings,
+        "labels": case.labels,
+        "draw": case.draw,
+        "label_log_count": case.label_log_count if needs_count(loss) else None,
+    } | changes
+    return loss.forward(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"h": np.empty((0, 3))}, "`h` must"),
+        ({"h": np.ones((3, 2))}, "`h` must have 3 columns"),
+        (
+            {"h": np.array([[1.0] * 3, [1.0, np.nan, 1.0], [1.0] * 3])},
+            r"`h`.*nan at index \[1, 1\]",
+        ),
+        ({"labels": np.array([0, 1])}, "`labels` must have shape"),
+        ({"labels": np.array([0, 1, 6])}, "`labels` must lie in 0..5"),
+        ({"labels": np.array([0, 1, -1])}, "`labels` must lie in 0..5"),
+        ({"labels": np.array([0.0, 1.0, 2.0])}, "`labels` must hold integers"),
+        ({"labels": sparse.csr_array((3, 6))}, "`labels` must have a label in each row"),
+        ({"biases": np.ones(5)}, r"`biases` must have shape \(6,\)"),
+        ({"weights": np.ones(2)}, r"`weights` must have shape \(3,\)"),
+        ({"weights": np.zeros(3)}, "`weights` must have a finite sum greater than 0"),
+    ],
+)
+def test_what_every_loss_refuses(name, changes, message):
+    loss = make_loss(name)
+    with pytest.raises((TypeError, ValueError), match=message):
+        forward(loss, make_case(loss), **changes)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_class_vectors_that_are_not_finite_are_named(name, shared, bad):
+    loss = make_loss(name)
+    case = make_case(loss, shared=shared)
+    row = case.labels[1]
+    case.class_embeddings[row] = bad
+    with (
+        np.errstate(invalid="ignore"),
+        pytest.raises(ValueError, match=f"`class_embeddings` must be finite.*{row}"),
+    ):
+        case.forward(loss)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("where", ["drawn", "label"])
+def test_scores_beyond_the_range_of_float32(name, where):
+    loss = make_loss(name)
+    case = make_case(loss)
+    row = case.labels[0] if where == "label" else case.ids[0, 1]
+    case.h[0], case.class_embeddings[row] = 1e30, -1e30
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        pytest.raises(ValueError, match="range of float32"),
+    ):
+        case.astype(np.float32).forward(loss)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (None, "`draw` must be a Draw, got NoneType"),
+        (np.ones((3, 4), int), "`draw` must be a Draw, got ndarray"),
+        (Draw(np.full((2, 4), 5), np.zeros((2, 4))), r"`draw` must hold ids of shape \(3, m\)"),
+        (Draw(np.full((3, 0), 5), np.zeros((3, 0))), "`draw` must hold"),
+        (Draw(np.full((3, 4), 5), np.zeros((1, 4))), "`draw` must hold log-probabilities"),
+        (Draw(np.full((3, 4), 6), np.zeros((3, 4))), "`draw` must hold classes in 0..5"),
+        (Draw(np.full((3, 4), -1), np.zeros((3, 4))), "`draw` must hold classes in 0..5"),
+        (Draw(np.full((3, 4), 5), np.full((3, 4), -np.inf)), "finite log-prob.*class 5"),
+        (Draw(np.full((3, 4), 5), np.full((3, 4), np.nan)), "finite log-prob.*class 5"),
+    ],
+)
+def test_draws_that_are_refused(name, draw, message):
+    loss = make_loss(name)
+    with (
+        np.errstate(divide="ignore"),
+        pytest.raises((TypeError, ValueError), match=message),
+    ):
+        forward(loss, make_case(loss), draw=draw)
+
+
+@pytest.mark.parametrize("name", [x for x in SAMPLED if make_loss(x).excludes_label])
+def test_a_draw_of_the_label_where_it_must_not_be(name):
+    loss = make_loss(name)
+    case = make_case(loss, batch=400, n=30, m=200)  # more than a thread takes at once
+    label = case.labels[390]
+    case.ids[390, 1], case.q[390, label] = label, 0.1
+    with pytest.raises(ValueError, match=f"got class {label} for pair 390;.*exclude=labels"):
+        case.forward(loss)
+
+
+@pytest.mark.parametrize("name", [x for x in SAMPLED if make_loss(x).needs_label_count])
+def test_counts_of_labels_that_are_refused(name):
+    loss = make_loss(name)
+    case = make_case(loss)
+    with pytest.raises(TypeError, match="`label_log_count` must be given"):
+        forward(loss, case, label_log_count=None)
+    with pytest.raises(ValueError, match=r"`label_log_count` must have shape \(3,\), got \(2,\)"):
+        forward(loss, case, label_log_count=np.zeros(2))
+    with pytest.raises(ValueError, match="`label_log_count` must be finite, got nan.*pair 1"):
+        forward(loss, case, label_log_count=np.array([0.0, np.nan, 0.0]))
+    absent = np.array([0.0, 0.0, -np.inf])
+    if name == "sampled-reject":  # where no draw can be of the label, none is rejected
+        case.ids[2] = 5
+        assert np.isfinite(forward(loss, case, label_log_count=absent)[0])
+    else:
+        with pytest.raises(ValueError, match="got -inf for label .* of pair 2"):
+            forward(loss, case, label_log_count=absent)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tau": 0.0}, {"tau": "1"}, {"reduction": "max"}, {"scheme": "poisson"}, {"temperature": 1.0}],
+    ids=str,
+)
+def test_options_that_are_refused(name, options):
+    with pytest.raises((TypeError, ValueError)):
+        make_loss(name, **options)
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match="`name` must be one of full, .*; got 'hinge'"):
+        make_loss("hinge")
+
+
+def test_a_vector_of_norm_0_cannot_be_normalised(name):
+    loss = make_loss(name, normalize=True)
+    case = make_case(loss)
+    case.class_embeddings[case.labels[0]] = 0.0
+    with pytest.raises(ValueError, match=f"`class_embeddings`.*norm.*row {case.labels[0]}"):
+        case.forward(loss)
