@@ -162,7 +162,7 @@ def list_settings(examples: Embeddings, args: argparse.Namespace) -> Iterator[Se
         return RFSoftmaxSampler(
             vectors,
             nu=nu,
-            num_frequencies=num,
+            num_features=num,
             frequencies=draw,
             tau=tau,
             leaf=leaf,

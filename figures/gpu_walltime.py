@@ -69,9 +69,9 @@ def main() -> None:
     device = device_name()
     rows: list[Row] = []
     for n in args.num_classes:
-        rows += sampled_losses(n, args.batches, args.num_frequencies, args.repeats)
+        rows += sampled_losses(n, args.batches, args.num_features, args.repeats)
         gc.collect()
-    most = args.num_frequencies[-1]
+    most = args.num_features[-1]
     rows += feature_maps(args.rows, most, args.repeats)
     rows += training_step(min(args.num_classes[-1], 100_000), most, args.repeats)
     rows += bias(args.num_classes[-1])
@@ -149,7 +149,7 @@ def samplers(W: Any, frequencies: list[int]) -> Iterator[tuple[str, Sampler]]:
     for num in frequencies:
         yield (
             f"RFF D = {num}",
-            RFSoftmaxSampler(W, nu=NU, num_frequencies=num, tau=TAU, rng=0, device="cuda"),
+            RFSoftmaxSampler(W, nu=NU, num_features=num, tau=TAU, rng=0, device="cuda"),
         )
 
 
@@ -209,7 +209,7 @@ def training_step(n: int, width: int, repeats: int) -> list[Row]:
     W, h, labels = unit_rows(n, 0), unit_rows(STEP_BATCH, 1), np.arange(STEP_BATCH) % n
     times = []
     for device in ("cpu", "cuda"):
-        sampler = RFSoftmaxSampler(W, nu=NU, num_frequencies=width, tau=TAU, rng=0, device=device)
+        sampler = RFSoftmaxSampler(W, nu=NU, num_features=width, tau=TAU, rng=0, device=device)
         loss = SampledSoftmaxLoss(tau=TAU, normalize=True, device=device)
         layer = SoftmaxLayer(W, loss, sampler, STEP_SAMPLED)
         optimizer = make_optimizer("adagrad", 0.01)

@@ -159,7 +159,7 @@ def measure(
     known = [phi.variance(x, y) for x, y in zip(h, c, strict=True)]
     if known[0] is not None:
         expected = factor**2 * float(np.mean(known))
-    return row(kernel, tau, name, num, phi.num_features, errors, expected)
+    return row(kernel, tau, name, num, phi.feature_dim, errors, expected)
 
 
 def estimates(phi: Any, h: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -168,7 +168,7 @@ def estimates(phi: Any, h: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.concatenate(
         [
             np.vecdot(phi.transform(h[part]), phi.transform(c[part]))
-            for part in chunks(len(h), max(1, NUMBERS // phi.num_features))
+            for part in chunks(len(h), max(1, NUMBERS // phi.feature_dim))
         ]
     )
 
@@ -180,7 +180,7 @@ def best_fit(h: np.ndarray, c: np.ndarray, tau: float) -> dict[str, Any]:
     columns = np.stack([dots**2, np.ones_like(dots)], axis=1)
     weights = np.linalg.lstsq(columns, kernel, rcond=None)[0]
     error = np.mean((columns @ weights - kernel) ** 2)
-    width = QuadraticFeatures(h.shape[1]).num_features
+    width = QuadraticFeatures(h.shape[1]).feature_dim
     return row(kernel, tau, "quadratic", h.shape[1] ** 2, width, [error], "")
 
 

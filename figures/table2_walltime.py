@@ -136,7 +136,7 @@ def samplers(W: Array) -> Iterator[tuple[str, Sampler]]:
     yield "EXP", SoftmaxSampler(W, tau=TAU)
     yield "QUADRATIC", QuadraticSampler(W, tau=TAU, alpha=100.0)
     for num in FREQUENCIES:
-        yield f"RFF D = {num}", RFSoftmaxSampler(W, nu=NU, num_frequencies=num, tau=TAU, rng=0)
+        yield f"RFF D = {num}", RFSoftmaxSampler(W, nu=NU, num_features=num, tau=TAU, rng=0)
 
 
 def step(

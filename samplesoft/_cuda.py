@@ -1,7 +1,7 @@
 """The one place that imports CUDA: what kernels are written with, and how they are launched.
 
-A group is a warp: the threads that work on one row side by side. In Numba's simulator, which has
-no warp instructions, groups are of a few threads that meet at barriers.
+A warp is 32 threads that work side by side. In Numba's simulator, which has no instructions for
+warps, it is a few threads that meet at barriers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _config: Any = config
 SIMULATED = bool(_config.ENABLE_CUDASIM)
 _config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small batch is no mistake
 
-LANES = 4 if SIMULATED else 32
-GROUPS = 2 if SIMULATED else 4  # in a block
+WARP_SIZE = 4 if SIMULATED else 32
+WARPS_PER_BLOCK = 2 if SIMULATED else 4  # in a block
 _THREADS = 4 if SIMULATED else 128  # in a block where each thread works alone
 _EVERYONE = 0xFFFFFFFF
 _NONE_FOUND = np.iinfo(np.int64).max
@@ -34,14 +34,14 @@ def kernel(function: Callable[..., None]) -> Any:
     return cuda.jit(function)
 
 
-def launch_groups(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on `num` groups or a few more; each asks `group_place` which it is."""
+def launch_warps(function: Any, num: int, *arguments: Any) -> None:
+    """Launch a kernel on `num` warps or a few more; each asks `warp_index` which it is."""
     if num:
-        function[-(-num // GROUPS), GROUPS * LANES](*arguments)
+        function[-(-num // WARPS_PER_BLOCK), WARPS_PER_BLOCK * WARP_SIZE](*arguments)
 
 
 def launch_threads(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on `num` threads or a few more; each asks `thread_place` which it is."""
+    """Launch a kernel on `num` threads or a few more; each asks `thread_index` which it is."""
     if num:
         function[-(-num // _THREADS), _THREADS](*arguments)
 
@@ -144,76 +144,76 @@ if SIMULATED:
 
     FakeCUDAShared.array = _shared_array
 
-    def thread_place() -> int:
-        """Return the place of a thread in the whole launch."""
+    def thread_index() -> int:
+        """Return the index of a thread in the whole launch."""
         thread: Any = threading.current_thread()
         width = thread._manager._block_dim[0]
         return int(thread.blockIdx.x * width + thread.threadIdx.x)
 
     def _exchange(value: Any) -> list[Any]:
-        """Return the values of all lanes of the group."""
+        """Return the values of all lanes of the warp."""
         thread: Any = threading.current_thread()
         slots = thread._manager.__dict__.setdefault("slots", {})
         own = thread.threadIdx.x
         slots[own] = value
         thread.syncthreads()
-        first = own - own % LANES
-        values = [slots[first + i] for i in range(LANES)]
+        first = own - own % WARP_SIZE
+        values = [slots[first + i] for i in range(WARP_SIZE)]
         thread.syncthreads()
         return values
 
-    def group_sum(value: Any) -> Any:
-        """Return the sum over the lanes of a group, the same in each of them."""
+    def warp_sum(value: Any) -> Any:
+        """Return the sum over the lanes of a warp, the same in each of them."""
         values = _exchange(value)
         while len(values) > 1:  # in the order of the warp's butterfly
             half = len(values) // 2
             values = [values[i] + values[i + half] for i in range(half)]
         return values[0]
 
-    def group_max(value: Any) -> Any:
-        """Return the maximum over the lanes of a group, the same in each of them."""
+    def warp_max(value: Any) -> Any:
+        """Return the maximum over the lanes of a warp, the same in each of them."""
         return max(_exchange(value))
 
-    def group_sum_before(value: Any) -> Any:
-        """Return the sum over the lanes of a group before this one."""
+    def warp_sum_before(value: Any) -> Any:
+        """Return the sum over the lanes of a warp before this one."""
         thread: Any = threading.current_thread()
-        return sum(_exchange(value)[: thread.threadIdx.x % LANES])
+        return sum(_exchange(value)[: thread.threadIdx.x % WARP_SIZE])
 
-    def group_sync() -> None:
-        """Let the lanes of a group see what the others have written."""
+    def warp_sync() -> None:
+        """Let the lanes of a warp see what the others have written."""
         _exchange(None)
 
 else:
 
     @device_function
-    def thread_place() -> int:
-        """Return the place of a thread in the whole launch."""
+    def thread_index() -> int:
+        """Return the index of a thread in the whole launch."""
         place: int = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         return place
 
     @device_function
-    def group_sum(value: Any) -> Any:
-        """Return the sum over the lanes of a group, the same in each of them."""
-        offset = LANES // 2
+    def warp_sum(value: Any) -> Any:
+        """Return the sum over the lanes of a warp, the same in each of them."""
+        offset = WARP_SIZE // 2
         while offset > 0:
             value += cuda.shfl_xor_sync(_EVERYONE, value, offset)
             offset //= 2
         return value
 
     @device_function
-    def group_max(value: Any) -> Any:
-        """Return the maximum over the lanes of a group, the same in each of them."""
-        offset = LANES // 2
+    def warp_max(value: Any) -> Any:
+        """Return the maximum over the lanes of a warp, the same in each of them."""
+        offset = WARP_SIZE // 2
         while offset > 0:
             value = max(value, cuda.shfl_xor_sync(_EVERYONE, value, offset))
             offset //= 2
         return value
 
     @device_function
-    def group_sum_before(value: Any) -> Any:
-        """Return the sum over the lanes of a group before this one."""
+    def warp_sum_before(value: Any) -> Any:
+        """Return the sum over the lanes of a warp before this one."""
         own, offset = value, 1
-        while offset < LANES:
+        while offset < WARP_SIZE:
             below = cuda.shfl_up_sync(_EVERYONE, value, offset)
             if cuda.laneid >= offset:
                 value += below
@@ -221,18 +221,18 @@ else:
         return value - own
 
     @device_function
-    def group_sync() -> None:
-        """Let the lanes of a group see what the others have written."""
+    def warp_sync() -> None:
+        """Let the lanes of a warp see what the others have written."""
         cuda.syncwarp()
 
 
 @device_function
-def group_place() -> int:
-    """Return the place of a thread's group in the whole launch."""
-    return thread_place() // LANES
+def warp_index() -> int:
+    """Return the index of a thread's warp in the whole launch."""
+    return thread_index() // WARP_SIZE
 
 
 @device_function
 def lane() -> int:
-    """Return the place of a thread in its group."""
-    return thread_place() % LANES
+    """Return the index of a thread in its warp, 0 to `WARP_SIZE` - 1."""
+    return thread_index() % WARP_SIZE

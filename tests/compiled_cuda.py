@@ -155,7 +155,7 @@ def launch_everything(dtype):
         PositiveRandomFeatures(3, 7, device="cuda"),
     ):
         phi.transform(X)
-    common = {"num_frequencies": 4, "leaf_size": 3, "device": "cuda"}
+    common = {"num_features": 4, "leaf_size": 3, "device": "cuda"}
     for sampler in (
         RFSoftmaxSampler(W, tau=1.0, **common),
         RFSoftmaxSampler(W, leaf="kernel", **common),

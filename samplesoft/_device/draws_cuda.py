@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import empty, launch_groups, launch_threads, to_device
+from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled, take_rows
 from samplesoft._jit import chunks
 from samplesoft._random import mix64, uniform_block
@@ -55,5 +55,5 @@ def mean_log_prob(sampler: Any, h: Any, ids: Any) -> Any:
     each, log_q = empty((h.shape[0], ids.shape[1]), np.int64), empty(ids.shape, np.float64)
     launch_threads(arrays.repeat_row, each.size, ids, each)
     every = sampler._log_prob(h, each, filled(h.shape[0], -1))
-    launch_groups(arrays.log_mean, ids.shape[1], every, log_q)
+    launch_warps(arrays.log_mean, ids.shape[1], every, log_q)
     return log_q

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import empty, launch_groups, launch_threads
+from samplesoft._cuda import empty, launch_threads, launch_warps
 from samplesoft._device.arrays_cuda import take_rows
 from samplesoft.kernels.arrays import sort_ids_cuda as kernels
 
@@ -78,7 +78,7 @@ def last_of_each(ids: Any, rows: Any, stop: int) -> tuple[Any, Any]:
 def _sum_before(values: Any) -> Any:
     """Replace each of `values` (N,) by the sum of those before it; return that of all (1,)."""
     totals = empty(max(1, -(-values.shape[0] // kernels.PART)), np.int64)
-    launch_groups(kernels.sum_before, totals.shape[0], values, totals)
+    launch_warps(kernels.sum_before, totals.shape[0], values, totals)
     if totals.shape[0] == 1:
         return totals
     every = _sum_before(totals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from samplesoft._cuda import empty, launch_groups, launch_threads, to_device
+from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled
 from samplesoft._device.sort_ids_cuda import group
 from samplesoft._jit import chunks
@@ -57,7 +57,7 @@ def run(
         launch_threads(kernels.run_trials, size, *drawn, losses, classes)
         unique, _, order, starts = group(classes.reshape(-1), n + 1)
         grouped = unique, starts, order, values.reshape(-1)
-        launch_groups(kernels.add_moments, unique.shape[0], *grouped, sums)
+        launch_warps(kernels.add_moments, unique.shape[0], *grouped, sums)
         found = losses.copy_to_host()
         change = found.mean() - mean
         mean += change * (size / part.stop)

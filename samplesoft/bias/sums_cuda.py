@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import LANES, empty, launch_groups, launch_threads, to_device
+from samplesoft._cuda import WARP_SIZE, empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled
 from samplesoft._validation import FloatArray
 from samplesoft.bias.sums import HostSums, Spread
@@ -53,9 +53,9 @@ class CudaSums(HostSums):
     ) -> FloatArray:
         """Return the sums (K, NUM_SUMS) over atoms at each node."""
         out = empty((len(x), laplace.NUM_SUMS), np.float64)
-        parts = empty((len(x), LANES, laplace.NUM_SUMS), np.float64)
+        parts = empty((len(x), WARP_SIZE, laplace.NUM_SUMS), np.float64)
         given = (to_device(array) for array in (x, weights, rows, reference))
-        launch_groups(kernels.node_sums, len(x), *given, parts, out)
+        launch_warps(kernels.node_sums, len(x), *given, parts, out)
         sums: FloatArray = out.copy_to_host()
         return sums
 

@@ -27,7 +27,7 @@ class FeatureMap(ABC):
     ----------
     dim : int
         Length d of the vectors.
-    num_features : int
+    feature_dim : int
         Length F of their features.
     floor : float
         Least value that the kernel takes for two unit vectors.
@@ -37,7 +37,7 @@ class FeatureMap(ABC):
 
     Attributes
     ----------
-    dim, num_features, floor, device
+    dim, feature_dim, floor, device
         As above.
     is_nonnegative : bool
         Whether no estimate is ever negative.
@@ -49,9 +49,9 @@ class FeatureMap(ABC):
     is_nonnegative = False
     closed_form: tuple[str, float] | None = None
 
-    def __init__(self, dim: int, num_features: int, floor: float, device: str = "cpu") -> None:
+    def __init__(self, dim: int, feature_dim: int, floor: float, device: str = "cpu") -> None:
         self.dim = as_count("dim", dim)
-        self.num_features = num_features
+        self.feature_dim = feature_dim
         self.floor = floor
         self.device = as_device(device)
         self._arrays = arrays_on(device)
@@ -79,7 +79,7 @@ class FeatureMap(ABC):
             finite.
         """
         rows = self._arrays.float_rows("X", X, self.dim)
-        out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.num_features), rows.dtype)
+        out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
         if self.device == "cuda":
             self._write_on_cuda(rows, out)
         else:

@@ -29,7 +29,7 @@ class RandomFourierFeatures(FeatureMap):
     ----------
     dim : int
         Length d of the vectors.
-    num_frequencies : int
+    num_features : int
         Number of frequencies D; each gives a cosine and a sine, so F = 2 D.
     nu : float, default 1.0
         Sharpness of the kernel.
@@ -67,16 +67,16 @@ class RandomFourierFeatures(FeatureMap):
     def __init__(
         self,
         dim: int,
-        num_frequencies: int,
+        num_features: int,
         nu: float = 1.0,
         *,
         frequencies: str = "iid",
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        self.num_frequencies = as_count("num_frequencies", num_frequencies)
+        self.num_features = as_count("num_features", num_features)
         self.nu = as_positive("nu", nu)
-        super().__init__(dim, 2 * self.num_frequencies, float(np.exp(-2.0 * self.nu)), device)
+        super().__init__(dim, 2 * self.num_features, float(np.exp(-2.0 * self.nu)), device)
         self.frequencies = as_choice("frequencies", frequencies, DRAWS)
         generator = np.random.default_rng(int(as_key(rng)))
         turns = self.nu**0.5 / (2.0 * np.pi)
@@ -84,28 +84,28 @@ class RandomFourierFeatures(FeatureMap):
             np.dtype(t): (_ROUNDING / float(np.finfo(t).eps) / turns) ** 2
             for t in (np.float32, np.float64)
         }
-        self._turns = DRAWS[frequencies](self.dim, self.num_frequencies, turns, generator)
+        self._turns = DRAWS[frequencies](self.dim, self.num_features, turns, generator)
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         self._require_resolved(X)
-        scale, terms = self.num_frequencies**-0.5, TERMS[out.dtype]
+        scale, terms = self.num_features**-0.5, TERMS[out.dtype]
 
         def write(part: slice) -> None:
-            self._turns.project(X[part], out[part, : self.num_frequencies])
+            self._turns.project(X[part], out[part, : self.num_features])
             cos_sin_rows(out[part], scale, *terms)
 
         over_rows(write, out)
 
     def _write_on_cuda(self, X: Any, out: Any) -> None:
-        from samplesoft._cuda import first_found, launch_groups
+        from samplesoft._cuda import first_found, launch_warps
         from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
         from samplesoft.kernels.features.fourier_cuda import write_fourier
 
         longest = self._limits[X.dtype] ** 0.5
-        row = first_found(launch_groups, find_norm_outside, X.shape[0], X, 0.0, longest)
+        row = first_found(launch_warps, find_norm_outside, X.shape[0], X, 0.0, longest)
         if row is not None:
             self._require_resolved(X[row : row + 1].copy_to_host())
-        scale = X.dtype.type(self.num_frequencies**-0.5)
+        scale = X.dtype.type(self.num_features**-0.5)
         self._turns.project_on_cuda(write_fourier, X, out, (scale, *TERMS[X.dtype]))
 
     def _require_resolved(self, X: NDArray[Any]) -> None:
@@ -122,7 +122,7 @@ class RandomFourierFeatures(FeatureMap):
     def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray | None:
         if self.frequencies == "structured":
             return None
-        num, exponent = self.num_frequencies, self._exponent(X, Y)
+        num, exponent = self.num_features, self._exponent(X, Y)
         variance = np.expm1(-2.0 * exponent) ** 2 / (2 * num)
         if self.frequencies == "orthogonal":
             together = orthogonal_moment(self.dim, -exponent) - np.exp(-2.0 * exponent)

@@ -62,8 +62,8 @@ class RandomMaclaurinFeatures(FeatureMap):
         rng: int | np.random.Generator | None = None,
     ) -> None:
         self.tau = as_positive("tau", tau)
-        num_features = as_count("num_features", num_features)
-        super().__init__(dim, num_features, floor=float(np.exp(-self.tau)))
+        self.num_features = as_count("num_features", num_features)
+        super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
         generator = np.random.default_rng(int(as_key(rng)))
         # the highest degrees come first, so that each further factor goes to fewer features
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]

@@ -70,8 +70,8 @@ class PositiveRandomFeatures(FeatureMap):
         device: str = "cpu",
     ) -> None:
         self.tau = as_positive("tau", tau)
-        num_features = as_count("num_features", num_features)
-        super().__init__(dim, num_features, float(np.exp(-self.tau)), device)
+        self.num_features = as_count("num_features", num_features)
+        super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
         # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
         self.frequencies = as_choice("frequencies", frequencies, ("iid", "orthogonal"))
         generator = np.random.default_rng(int(as_key(rng)))
@@ -88,16 +88,16 @@ class PositiveRandomFeatures(FeatureMap):
         self._require_in_range(out)
 
     def _write_on_cuda(self, X: Any, out: Any) -> None:
-        from samplesoft._cuda import empty, first_found, launch_groups
+        from samplesoft._cuda import empty, first_found, launch_warps
         from samplesoft.kernels.arrays.checks_cuda import find_greatest_outside
         from samplesoft.kernels.features.fourier_cuda import positive_shifts, write_positive
 
         number, num = X.dtype.type, X.shape[0]
         shifts = empty(num, X.dtype)
         half, constant = number(0.5 * self.tau), number(0.5 * np.log(self.num_features))
-        launch_groups(positive_shifts, num, X, half, constant, shifts)
+        launch_warps(positive_shifts, num, X, half, constant, shifts)
         self._projections.project_on_cuda(write_positive, X, out, (shifts,))
-        row = first_found(launch_groups, find_greatest_outside, num, out, 0.0, np.inf)
+        row = first_found(launch_warps, find_greatest_outside, num, out, 0.0, np.inf)
         if row is not None:
             self._require_in_range(out[row : row + 1].copy_to_host())
 

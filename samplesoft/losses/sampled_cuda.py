@@ -10,8 +10,8 @@ import numpy as np
 from samplesoft._cuda import (
     empty,
     first_found,
-    launch_groups,
     launch_threads,
+    launch_warps,
     to_device,
 )
 from samplesoft._device.arrays_cuda import (
@@ -101,7 +101,7 @@ class CudaSampledSoftmax:
         log_m = float(np.log(m)) if scheme.corrects else 0.0
         treated = scheme.adjusts_label, scheme.hits == "counted", scheme.hits == "kept"
         given = saved.slopes, ids, log_q, log_m, batch.targets.labels, counts, *treated
-        launch_groups(kernels.softmax_rows, size, *given, self._loss.absolute, losses, hits)
+        launch_warps(kernels.softmax_rows, size, *given, self._loss.absolute, losses, hits)
         if self._loss.excludes_label:
             pair = first_found(launch_threads, checks_cuda.find_outside, size, hits, 1)
             if pair is not None:
@@ -117,16 +117,14 @@ class CudaSampledSoftmax:
         dz, d_block = empty(batch.z.shape, dtype), empty(saved.block.shape, dtype)
         d_biases = empty(0 if batch.biases is None else saved.classes.shape[0], dtype)
         placed = saved.slopes, saved.block, saved.places, saved.shared, weights, dz
-        launch_groups(kernels.context_sums, dz.shape[0], *placed)
+        launch_warps(kernels.context_sums, dz.shape[0], *placed)
         grouped = saved.slopes, batch.z, saved.order, saved.starts, saved.shared, weights
-        launch_groups(kernels.class_sums, d_block.shape[0], *grouped, d_block, d_biases)
+        launch_warps(kernels.class_sums, d_block.shape[0], *grouped, d_block, d_biases)
         if saved.norms is not None:
-            launch_groups(
-                kernels.unit_gradient, d_block.shape[0], d_block, saved.block, saved.norms
-            )
+            launch_warps(kernels.unit_gradient, d_block.shape[0], d_block, saved.block, saved.norms)
         dh = dz if self._loss.tau == 1.0 else cast(dz, dtype, self._loss.tau)
         if batch.norms is not None:
-            launch_groups(kernels.unit_gradient, dh.shape[0], dh, batch.contexts, batch.norms)
+            launch_warps(kernels.unit_gradient, dh.shape[0], dh, batch.contexts, batch.norms)
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
         return Gradients(dh, SparseRows(saved.classes, d_block), db)
 
@@ -144,7 +142,7 @@ class CudaSampledSoftmax:
             biases = take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
         scores = empty((size, 1 + m), dtype)
         scored = batch.z, block, biases, places, shared, scores
-        launch_groups(kernels.score, scores.size, *scored)
+        launch_warps(kernels.score, scores.size, *scored)
         return _Saved(scores, block, norms, classes, places, order, starts, shared)
 
     def _label_counts(self, batch: Batch, value: Any) -> Any:
@@ -168,7 +166,7 @@ class CudaSampledSoftmax:
         else:
             per_example = to_device(read_weights(to_host(weights), size))
         sums = empty(2, np.float64)
-        launch_groups(kernels.weighted_sum, 1, losses, per_example, sums)
+        launch_warps(kernels.weighted_sum, 1, losses, per_example, sums)
         value, total = map(float, sums.copy_to_host())
         if not np.isfinite(value):
             self._loss.explain(_on_host(batch), to_host(losses))
@@ -213,7 +211,7 @@ def _read_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
 def unit_rows(name: str, rows: Any, ids: Any = None) -> tuple[Any, Any]:
     """Divide rows (N, d) by their norms (N,), in place; `ids` is what they are called."""
     norms = empty(rows.shape[0], np.float64)
-    launch_groups(kernels.divide_by_norms, rows.shape[0], rows, norms)
+    launch_warps(kernels.divide_by_norms, rows.shape[0], rows, norms)
     row = first_found(launch_threads, checks_cuda.find_not_positive, norms.shape[0], norms)
     if row is not None:
         named = row if ids is None else int(ids[row : row + 1].copy_to_host()[0])

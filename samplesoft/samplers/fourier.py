@@ -25,7 +25,7 @@ class RFSoftmaxSampler(KernelSampler):
         One row of norm 1 for each class, float32 or float64; copied.
     nu : float
         Sharpness of the kernel; 4 did best in the paper, whose models had tau = 11.
-    num_frequencies : int
+    num_features : int
         Number of random frequencies D; features are twice as many.
     frequencies : {"iid", "orthogonal", "structured"}
         How they are drawn; see `RandomFourierFeatures`.
@@ -68,7 +68,7 @@ class RFSoftmaxSampler(KernelSampler):
         class_embeddings: ArrayLike,
         *,
         nu: float = 4.0,
-        num_frequencies: int = 1024,
+        num_features: int = 1024,
         frequencies: str = "iid",
         tau: float | None = None,
         leaf: str = "softmax",
@@ -85,7 +85,7 @@ class RFSoftmaxSampler(KernelSampler):
         rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
         _require_unit("class_embeddings", rows, device)
         phi = RandomFourierFeatures(
-            rows.shape[1], num_frequencies, nu, frequencies=frequencies, rng=rng, device=device
+            rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
         )
         super().__init__(
             rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau or 1.0, progress=progress
@@ -105,11 +105,11 @@ class RFSoftmaxSampler(KernelSampler):
 def _require_unit(name: str, rows: Rows, device: str) -> None:
     first = 0
     if device == "cuda":
-        from samplesoft._cuda import first_found, launch_groups
+        from samplesoft._cuda import first_found, launch_warps
         from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
 
         limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
-        row = first_found(launch_groups, find_norm_outside, rows.shape[0], rows, *limits)
+        row = first_found(launch_warps, find_norm_outside, rows.shape[0], rows, *limits)
         if row is None:
             return
         first, rows = row, rows[row : row + 1].copy_to_host()  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ class KernelSampler(Sampler):
     >>> from samplesoft.feature_maps import RandomMaclaurinFeatures
     >>> vectors = [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]
     >>> sampler = KernelSampler(vectors, RandomMaclaurinFeatures(2, 64, rng=0), leaf_size=2)
-    >>> int(sampler.probs([1.0, 0.0]).argmax()), sampler.tree.num_features
+    >>> int(sampler.probs([1.0, 0.0]).argmax()), sampler.tree.feature_dim
     (0, 64)
     """
 

@@ -115,7 +115,7 @@ def _fourier(inputs: SamplerInputs, **options: Any) -> Sampler:
     return RFSoftmaxSampler(
         inputs.class_embeddings,
         nu=inputs.nu,
-        num_frequencies=inputs.num_features,
+        num_features=inputs.num_features,
         tau=inputs.tau,
         rng=inputs.rng,
         device=inputs.device,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import empty, first_found, launch_groups, launch_threads, to_device
+from samplesoft._cuda import empty, first_found, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled
 from samplesoft._device.draws_cuda import in_parts, uniforms
 from samplesoft._device.sort_ids_cuda import last_of_each
@@ -60,7 +60,7 @@ class CudaSoftmax:
         launch_threads(softmax_draw_cuda.choose_blocks, u.size, *drawn)
         products, weights, rest = self._second_pass(queries, blocks)
         visited = products, blocks, exclude, rest, u, *self._inside, weights, ids, log_q
-        launch_groups(tree_leaf_cuda.pick, u.size, *visited)
+        launch_warps(tree_leaf_cuda.pick, u.size, *visited)
 
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
@@ -77,7 +77,7 @@ class CudaSoftmax:
         launch_threads(softmax_draw_cuda.log_blocks, ids.size, masses, log_totals, blocks, log_q)
         products, weights, rest = self._second_pass(queries, blocks)
         visited = products, ids, exclude, rest, *self._inside, weights, log_q
-        launch_groups(tree_leaf_cuda.log_inside, ids.size, *visited)
+        launch_warps(tree_leaf_cuda.log_inside, ids.size, *visited)
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
@@ -94,7 +94,7 @@ class CudaSoftmax:
         launch_threads(softmax_draw_cuda.log_blocks, blocks.size, masses, log_totals, blocks, log_q)
         products, weights, rest = self._second_pass(queries, blocks)
         visited = products, log_q, exclude, rest, *self._inside, weights, probs
-        launch_groups(tree_leaf_cuda.probs_inside, log_q.size, *visited)
+        launch_warps(tree_leaf_cuda.probs_inside, log_q.size, *visited)
 
     def _room(self, num: int) -> int:
         """Return how many numbers work on `num` classes of an example takes."""
@@ -123,9 +123,9 @@ class CudaSoftmax:
             product_cuda.multiply(product_cuda.write, queries, buckets, logits, ())
             num = batch * (part.stop - part.start)
             summed = logits, part.start, size, self._num_classes, exclude, masses
-            launch_groups(softmax_draw_cuda.sum_blocks, num, *summed)
+            launch_warps(softmax_draw_cuda.sum_blocks, num, *summed)
         log_totals = empty(batch, np.float64)
-        launch_groups(softmax_draw_cuda.add_up_blocks, batch, masses, shares, log_totals)
+        launch_warps(softmax_draw_cuda.add_up_blocks, batch, masses, shares, log_totals)
         row = first_found(launch_threads, checks_cuda.find_not_finite, batch, log_totals)
         if row is not None:
             raise ValueError(
@@ -139,5 +139,5 @@ class CudaSoftmax:
         """Return logits (B, k, size) of blocks (B, k), room for weights, and nothing left out."""
         products = empty((*blocks.shape, self._inside[1]), np.float64)
         visited = queries, self._buckets, blocks, products
-        launch_groups(tree_leaf_cuda.bucket_products, blocks.size, *visited)
+        launch_warps(tree_leaf_cuda.bucket_products, blocks.size, *visited)
         return products, empty(products.shape, np.float64), filled((blocks.shape[0], 2), 0.0)

@@ -59,28 +59,28 @@ def bench_dense(num=100_000, dim=64, width=1024, nu=4.0):
     print(f"mean squared error at equal width: {errors[0]:.2e}, RBFSampler {errors[1]:.2e}")
 
 
-def bench_structured(num=10_000, dim=512, num_frequencies=4096):
+def bench_structured(num=10_000, dim=512, num_features=4096):
     X = unit_rows(num, dim)
-    dense = RandomFourierFeatures(dim, num_frequencies, 4.0, rng=0)
-    phi = RandomFourierFeatures(dim, num_frequencies, 4.0, frequencies="structured", rng=0)
+    dense = RandomFourierFeatures(dim, num_features, 4.0, rng=0)
+    phi = RandomFourierFeatures(dim, num_features, 4.0, frequencies="structured", rng=0)
     for rows in (X, X[:1]):
         ours, theirs = pair(lambda x=rows: phi.transform(x), lambda x=rows: dense.transform(x), 15)
         print(
-            f"rff:structured, {len(rows)} x {dim}, D = {num_frequencies}: {1e3 * ours:.3g} ms, "
+            f"rff:structured, {len(rows)} x {dim}, D = {num_features}: {1e3 * ours:.3g} ms, "
             f"{theirs / ours:.1f} times the dense map"
         )
 
 
-def bench_small(num=10, dim=64, num_frequencies=1000):
+def bench_small(num=10, dim=64, num_features=1000):
     X = unit_rows(num, dim)
     for kind in ("iid", "structured"):
-        phi = RandomFourierFeatures(dim, num_frequencies, 4.0, frequencies=kind, rng=0)
-        frequencies = np.ones((dim, num_frequencies), np.float32)
+        phi = RandomFourierFeatures(dim, num_features, 4.0, frequencies=kind, rng=0)
+        frequencies = np.ones((dim, num_features), np.float32)
         ours, numpy = pair(
             lambda phi=phi: phi.transform(X), lambda f=frequencies: fourier_numpy(X, f), 501
         )
         print(
-            f"rff ({kind}), {num} x {dim}, D = {num_frequencies}: {1e6 * ours:.0f} us, "
+            f"rff ({kind}), {num} x {dim}, D = {num_features}: {1e6 * ours:.0f} us, "
             f"{numpy / ours:.1f} times NumPy"
         )
 

@@ -35,7 +35,7 @@ def measure(num_classes):
     rng = np.random.default_rng(0)
     classes, h = unit(rng, num_classes), unit(rng, 10)
     start = perf_counter()
-    sampler = RFSoftmaxSampler(classes, num_frequencies=1000, tau=11.1, rng=0)
+    sampler = RFSoftmaxSampler(classes, num_features=1000, tau=11.1, rng=0)
     built = perf_counter() - start
     ids, moved = rng.integers(0, num_classes, 1000), unit(rng, 1000)
     seeds = iter(range(10**6))

@@ -86,7 +86,7 @@ def test_training_goes_as_on_the_processor(name, scheme, shared, every):
     W, h = unit(7), unit(3)
     found = []
     for device in ("cpu", "cuda"):
-        sampler = RFSoftmaxSampler(W, num_frequencies=4, leaf_size=2, tau=2.0, rng=0, device=device)
+        sampler = RFSoftmaxSampler(W, num_features=4, leaf_size=2, tau=2.0, rng=0, device=device)
         layer = SoftmaxLayer(
             W,
             SampledSoftmaxLoss(scheme=scheme, tau=2.0, normalize=True, device=device),

@@ -99,11 +99,11 @@ def test_logits_that_overflow_are_refused():
 
 KERNELS = {
     "rff": lambda W, device: RFSoftmaxSampler(
-        W, nu=2.0, num_frequencies=5, leaf="kernel", leaf_size=1, rng=1, device=device
+        W, nu=2.0, num_features=5, leaf="kernel", leaf_size=1, rng=1, device=device
     ),
     "rff, kernel buckets": lambda W, device: RFSoftmaxSampler(
         W,
-        num_frequencies=5,
+        num_features=5,
         frequencies="structured",
         leaf="kernel",
         leaf_size=3,
@@ -111,7 +111,7 @@ KERNELS = {
         device=device,
     ),
     "rff, softmax buckets": lambda W, device: RFSoftmaxSampler(
-        W, num_frequencies=5, tau=3.0, leaf_size=4, rng=1, device=device
+        W, num_features=5, tau=3.0, leaf_size=4, rng=1, device=device
     ),
     "positive": lambda W, device: PositiveSampler(
         W, num_features=6, leaf_size=2, rng=1, device=device

@@ -293,12 +293,12 @@ def test_shapes_types_and_precision(name, dim, num):
     phi = FEATURE_MAPS[name](dim, num, rng=3)
     X = unit_rows(11, dim, 2)
     double, single = phi.transform(X), phi.transform(X.astype(np.float32))
-    assert double.shape == single.shape == (11, phi.num_features)
+    assert double.shape == single.shape == (11, phi.feature_dim)
     assert (double.dtype, single.dtype) == (np.float64, np.float32)
     scale = np.abs(double).max()
     np.testing.assert_allclose(single, double, atol=3e-6 * scale)
     np.testing.assert_allclose(
-        single.astype(float) @ single.T, double @ double.T, atol=3e-6 * scale**2 * phi.num_features
+        single.astype(float) @ single.T, double @ double.T, atol=3e-6 * scale**2 * phi.feature_dim
     )
     assert phi.dim == dim
 
@@ -361,7 +361,7 @@ def test_fourier_features_of_one_vector_have_norm_one():
 def test_quadratic_features_are_exact(dim):
     X, Y = unit_rows(6, dim, 0) * 1e4, unit_rows(5, dim, 1) * 1e-2
     phi = FEATURE_MAPS["quadratic"](dim, 1, 7.0)
-    assert phi.num_features == dim * (dim + 1) // 2 + 1
+    assert phi.feature_dim == dim * (dim + 1) // 2 + 1
     expected = [[naive_maps.quadratic_kernel(x, y, 7.0) for y in Y] for x in X]
     np.testing.assert_allclose(phi.transform(X) @ phi.transform(Y).T, expected, rtol=1e-11)
     np.testing.assert_array_equal(phi.variance(X, Y), np.zeros((6, 5)))

@@ -248,7 +248,7 @@ def test_the_quadratic_sampler_is_the_quadratic_kernel(leaf_size, exclude):
     [
         lambda **options: QuadraticSampler(UNIT, **options),
         lambda **options: PositiveSampler(UNIT, num_features=8, rng=0, **options),
-        lambda **options: RFSoftmaxSampler(UNIT, num_frequencies=8, rng=0, **options),
+        lambda **options: RFSoftmaxSampler(UNIT, num_features=8, rng=0, **options),
     ],
     ids=["quadratic", "positive", "rff"],
 )
@@ -264,7 +264,7 @@ def test_many_features_come_near_the_kernel(frequencies):
     sampler = RFSoftmaxSampler(
         UNIT,
         nu=2.0,
-        num_frequencies=20_000,
+        num_features=20_000,
         frequencies=frequencies,
         leaf="kernel",
         leaf_size=1,
@@ -280,7 +280,7 @@ def test_a_kernel_sampler_takes_any_map():
     features = RandomFourierFeatures(DIM, 16, 1.0, rng=0)
     sampler = KernelSampler(VECTORS, features, leaf="kernel", leaf_size=1)
     assert sampler.feature_map is features and sampler.tree.floor == features.floor
-    named = RFSoftmaxSampler(UNIT, nu=1.0, num_frequencies=16, leaf="kernel", leaf_size=1, rng=0)
+    named = RFSoftmaxSampler(UNIT, nu=1.0, num_features=16, leaf="kernel", leaf_size=1, rng=0)
     sampler = KernelSampler(UNIT, features, leaf="kernel", leaf_size=1)
     np.testing.assert_array_equal(sampler.probs(UNIT_H), named.probs(UNIT_H))
     with pytest.raises(ValueError, match="`class_embeddings` must have 4 columns"):

@@ -84,7 +84,7 @@ def test_quadratic_is_that_of_its_sampler():
 def test_rff_is_the_sampler_of_the_paper():
     model = make_model(40, num_features=20, nu=3.0, seed=4)
     sampler = RFSoftmaxSampler(
-        model.class_embeddings, nu=3.0, num_frequencies=20, leaf="kernel", leaf_size=1, rng=4
+        model.class_embeddings, nu=3.0, num_features=20, leaf="kernel", leaf_size=1, rng=4
     )
     np.testing.assert_allclose(PROPOSALS["rff"](model), sampler.probs(model.h), rtol=1e-12)
 

@@ -9,21 +9,21 @@ import math
 from typing import Any
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     cuda,
-    group_max,
-    group_place,
-    group_sum,
     kernel,
     lane,
-    thread_place,
+    thread_index,
+    warp_index,
+    warp_max,
+    warp_sum,
 )
 
 
 @kernel
 def find_not_finite(values: Any, found: Any) -> None:
     """Look for NaN and infinity in `values` (N,), a thread for each number."""
-    i = thread_place()
+    i = thread_index()
     if i < values.shape[0] and (math.isnan(values[i]) or math.isinf(values[i])):
         cuda.atomic.min(found, 0, i)
 
@@ -31,7 +31,7 @@ def find_not_finite(values: Any, found: Any) -> None:
 @kernel
 def find_not_positive(values: Any, found: Any) -> None:
     """Look for what is not finite and greater than 0 in `values` (N,), a thread for each number."""
-    i = thread_place()
+    i = thread_index()
     if i < values.shape[0] and not 0.0 < values[i] < math.inf:
         cuda.atomic.min(found, 0, i)
 
@@ -39,36 +39,36 @@ def find_not_positive(values: Any, found: Any) -> None:
 @kernel
 def find_outside(values: Any, stop: int, found: Any) -> None:
     """Look for numbers outside ``range(stop)`` in `values` (N,), a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < values.shape[0] and not 0 <= values[i] < stop:
         cuda.atomic.min(found, 0, i)
 
 
 @kernel
 def find_norm_outside(rows: Any, least: float, most: float, found: Any) -> None:
-    """Look for rows (N, d) whose norm is not in [least, most], a group for each row."""
-    i = group_place()
+    """Look for rows (N, d) whose norm is not in [least, most], a warp for each row."""
+    i = warp_index()
     if i >= rows.shape[0]:
         return
     square = 0.0
-    for k in range(lane(), rows.shape[1], LANES):
+    for k in range(lane(), rows.shape[1], WARP_SIZE):
         square += float(rows[i, k]) * float(rows[i, k])
-    square = group_sum(square)
+    square = warp_sum(square)
     if lane() == 0 and not least <= math.sqrt(square) <= most:
         cuda.atomic.min(found, 0, i)
 
 
 @kernel
 def find_greatest_outside(rows: Any, least: float, most: float, found: Any) -> None:
-    """Look for rows (N, d) whose greatest number is not between both, a group for each row."""
-    i = group_place()
+    """Look for rows (N, d) whose greatest number is not between both, a warp for each row."""
+    i = warp_index()
     if i >= rows.shape[0]:
         return
     largest = rows[i, 0]
-    for k in range(lane(), rows.shape[1], LANES):
+    for k in range(lane(), rows.shape[1], WARP_SIZE):
         if not rows[i, k] < most:  # here, for `max` drops NaN
             cuda.atomic.min(found, 0, i)
         largest = max(largest, rows[i, k])
-    largest = group_max(largest)
+    largest = warp_max(largest)
     if lane() == 0 and not least < largest:
         cuda.atomic.min(found, 0, i)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import LANES, group_max, group_place, group_sum, kernel, lane, thread_place
+from samplesoft._cuda import WARP_SIZE, kernel, lane, thread_index, warp_index, warp_max, warp_sum
 from samplesoft._random import mix64, uniform
 
 
 @kernel
 def fill(out: Any, value: Any) -> None:
     """Write `value` everywhere in `out` (N,), a thread for each number."""
-    i = thread_place()
+    i = thread_index()
     if i < out.shape[0]:
         out[i] = value
 
@@ -22,7 +22,7 @@ def fill(out: Any, value: Any) -> None:
 @kernel
 def fill_uniforms(key: Any, out: Any) -> None:
     """Write what `_random.uniform_block` returns to `out` (B, m), a thread for each number."""
-    place, num = thread_place(), out.shape[1]
+    place, num = thread_index(), out.shape[1]
     b, k = place // num, place % num
     if b < out.shape[0]:
         out[b, k] = uniform(np.uint64(mix64(key, np.uint64(b))), np.uint64(k))
@@ -31,7 +31,7 @@ def fill_uniforms(key: Any, out: Any) -> None:
 @kernel
 def take_rows(rows: Any, places: Any, out: Any) -> None:
     """Write ``rows[places]`` into `out` (k, d), a thread for each number."""
-    place, width = thread_place(), out.shape[1]
+    place, width = thread_index(), out.shape[1]
     i, f = place // width, place % width
     if i < out.shape[0]:
         out[i, f] = rows[places[i], f]
@@ -40,7 +40,7 @@ def take_rows(rows: Any, places: Any, out: Any) -> None:
 @kernel
 def take_numbers(numbers: Any, rows: Any, columns: Any, out: Any) -> None:
     """Write ``numbers[rows, columns]`` into `out` (1, k), a thread for each number."""
-    i = thread_place()
+    i = thread_index()
     if i < out.shape[1]:
         out[0, i] = numbers[rows[i], columns[i]]
 
@@ -48,7 +48,7 @@ def take_numbers(numbers: Any, rows: Any, columns: Any, out: Any) -> None:
 @kernel
 def repeat_row(row: Any, out: Any) -> None:
     """Write a row (1, k) into every row of `out` (B, k), a thread for each number."""
-    place, num = thread_place(), out.shape[1]
+    place, num = thread_index(), out.shape[1]
     b, k = place // num, place % num
     if b < out.shape[0]:
         out[b, k] = row[0, k]
@@ -57,17 +57,17 @@ def repeat_row(row: Any, out: Any) -> None:
 @kernel
 def log_mean(logs: Any, out: Any) -> None:
     """Write the logarithm of the mean of exp over each column of (B, k) to `out` (1, k)."""
-    k = group_place()
+    k = warp_index()
     if k >= logs.shape[1]:
         return
     greatest = -math.inf
-    for b in range(lane(), logs.shape[0], LANES):
+    for b in range(lane(), logs.shape[0], WARP_SIZE):
         greatest = max(greatest, logs[b, k])
-    greatest = group_max(greatest)
+    greatest = warp_max(greatest)
     total = 0.0
-    for b in range(lane(), logs.shape[0], LANES):
+    for b in range(lane(), logs.shape[0], WARP_SIZE):
         total += math.exp(logs[b, k] - greatest)
-    total = group_sum(total)
+    total = warp_sum(total)
     if lane() == 0:
         out[0, k] = greatest + math.log(total / logs.shape[0])
 
@@ -75,7 +75,7 @@ def log_mean(logs: Any, out: Any) -> None:
 @kernel
 def add(values: Any, number: float, out: Any) -> None:
     """Write ``values + number`` into `out` (N,), a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < out.shape[0]:
         out[i] = values[i] + number
 
@@ -83,7 +83,7 @@ def add(values: Any, number: float, out: Any) -> None:
 @kernel
 def cast(values: Any, factor: float, out: Any) -> None:
     """Write ``values * factor`` into `out` (N,), of a type of its own, a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < out.shape[0]:
         out[i] = values[i] * factor
 
@@ -91,6 +91,6 @@ def cast(values: Any, factor: float, out: Any) -> None:
 @kernel
 def exponentiate(values: Any) -> None:
     """Replace each of `values` (N,) by its exponential, a thread for each number."""
-    i = thread_place()
+    i = thread_index()
     if i < values.shape[0]:
         values[i] = math.exp(values[i])

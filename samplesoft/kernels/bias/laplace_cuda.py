@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     cuda,
-    group_place,
-    group_sum,
-    group_sync,
     kernel,
     lane,
-    thread_place,
+    thread_index,
     twin,
+    warp_index,
+    warp_sum,
+    warp_sync,
 )
 from samplesoft.kernels.bias import laplace, panels
 
@@ -34,18 +34,18 @@ _evaluate = twin(panels.evaluate, _polynomials=twin(panels._polynomials))
 
 @kernel
 def node_sums(x: Any, weights: Any, atoms: Any, reference: Any, parts: Any, out: Any) -> None:
-    """Write the sums (K, NUM_SUMS) over atoms at each node, a group for each.
+    """Write the sums (K, NUM_SUMS) over atoms at each node, a warp for each.
 
-    Its lanes take every so many atoms; `parts` (K, LANES, NUM_SUMS) is room for theirs.
+    Its lanes take every so many atoms; `parts` (K, WARP_SIZE, NUM_SUMS) is room for theirs.
     """
-    k, own = group_place(), lane()
+    k, own = warp_index(), lane()
     if k >= x.shape[0]:
         return
-    some = weights[:, own::LANES], atoms[:, own::LANES]
+    some = weights[:, own::WARP_SIZE], atoms[:, own::WARP_SIZE]
     _node_sums(x[k : k + 1], some[0], some[1], reference, parts[k, own : own + 1])
-    group_sync()
+    warp_sync()
     for s in range(out.shape[1]):
-        total = group_sum(parts[k, own, s])
+        total = warp_sum(parts[k, own, s])
         if own == 0:
             out[k, s] = total
 
@@ -55,7 +55,7 @@ def atom_integrals(
     x: Any, coefficients: Any, tilted: Any, atoms: Any, log_reference: float, out: Any
 ) -> None:
     """Write the integrals (3, A) over nodes at each atom, a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < atoms.shape[1]:
         one = atoms[:, i : i + 1]
         _atom_integrals(x, coefficients, tilted, one, log_reference, out[:, i : i + 1])
@@ -75,7 +75,7 @@ def spread(
     parts: Any,
 ) -> None:
     """Add moments of the classes to `parts` (threads, panels, 3, DEGREE), a thread for a part."""
-    thread = thread_place()
+    thread = thread_index()
     if thread >= parts.shape[0]:
         return
     room = cuda.local.array(DEGREE, np.float64)
@@ -99,7 +99,7 @@ def spread(
 @kernel
 def sum_parts(parts: Any, out: Any) -> None:
     """Write the sums of `parts` (T, N) over T, a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i >= out.shape[0]:
         return
     total = 0.0
@@ -122,7 +122,7 @@ def evaluate(
     totals: Any,
 ) -> None:
     """Write the flow (n,) of each class and the sum of each thread, which goes through `EACH`."""
-    thread = thread_place()
+    thread = thread_index()
     if thread >= totals.shape[0]:
         return
     room = cuda.local.array(DEGREE, np.float64)

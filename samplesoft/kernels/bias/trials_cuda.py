@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     device_function,
-    group_place,
-    group_sum,
     kernel,
     lane,
-    thread_place,
+    thread_index,
     twin,
+    warp_index,
+    warp_sum,
 )
 from samplesoft._random import mix64
 from samplesoft.kernels.bias import trials
@@ -98,7 +98,7 @@ def run_trials(
     classes : device array of int64, shape (T, capacity)
         Output: the classes that `values` belong to; n where there is none.
     """
-    t = thread_place()
+    t = thread_index()
     if t >= losses.shape[0]:
         return
     size = _draw_trial(plan, key, first + t, seen[t], ids[t], counts[t])
@@ -121,18 +121,18 @@ def add_moments(unique: Any, starts: Any, order: Any, deviations: Any, sums: Any
     """Add to `sums` (n, 3) the sum, the sum of squares and the number of deviations of a class.
 
     ``order[starts[i]:starts[i + 1]]`` are their places for class ``unique[i]``, n for none; a
-    group for each class.
+    warp for each class.
     """
-    i = group_place()
+    i = warp_index()
     if i >= unique.shape[0] or unique[i] >= sums.shape[0]:
         return
     stop = starts[i + 1] if i + 1 < starts.shape[0] else order.shape[0]
     total, square = 0.0, 0.0
-    for at in range(starts[i] + lane(), stop, LANES):
+    for at in range(starts[i] + lane(), stop, WARP_SIZE):
         d = deviations[order[at]]
         total += d
         square += d * d
-    total, square = group_sum(total), group_sum(square)
+    total, square = warp_sum(total), warp_sum(square)
     if lane() == 0:
         c = unique[i]
         sums[c, 0] += total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from samplesoft._cuda import LANES, device_function, group_place, group_sum, kernel, lane
+from samplesoft._cuda import WARP_SIZE, device_function, kernel, lane, warp_index, warp_sum
 from samplesoft.kernels.math.sincos import cos_sin
 
 
@@ -26,13 +26,13 @@ def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -
 
 @kernel
 def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
-    """Write ``factor * |x|**2 + constant`` for each row x of (N, d), a group for each."""
-    i = group_place()
+    """Write ``factor * |x|**2 + constant`` for each row x of (N, d), a warp for each."""
+    i = warp_index()
     if i >= rows.shape[0]:
         return
     square = rows.dtype.type(0)
-    for k in range(lane(), rows.shape[1], LANES):
+    for k in range(lane(), rows.shape[1], WARP_SIZE):
         square += rows[i, k] * rows[i, k]
-    square = group_sum(square)
+    square = warp_sum(square)
     if lane() == 0:
         shifts[i] = factor * square + constant

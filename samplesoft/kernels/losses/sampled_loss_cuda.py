@@ -9,24 +9,24 @@ import math
 from typing import Any
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     device_function,
-    group_max,
-    group_place,
-    group_sum,
     kernel,
     lane,
-    thread_place,
+    thread_index,
+    warp_index,
+    warp_max,
+    warp_sum,
 )
 from samplesoft.kernels.losses.candidate_logits import gain_of_kept
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.tree.walk_cuda import group_dot
+from samplesoft.kernels.tree.walk_cuda import warp_dot
 
 
 @kernel
 def join(labels: Any, ids: Any, shared: bool, out: Any) -> None:
     """Write labels (B,) and drawn classes into `out`: (B, 1 + m) numbers, or (B + m) if shared."""
-    place, num = thread_place(), ids.shape[1]
+    place, num = thread_index(), ids.shape[1]
     if place >= out.shape[0]:
         return
     if shared:
@@ -40,21 +40,21 @@ def join(labels: Any, ids: Any, shared: bool, out: Any) -> None:
 @kernel
 def divide_by_norms(rows: Any, norms: Any) -> None:
     """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite."""
-    i = group_place()
+    i = warp_index()
     if i >= rows.shape[0]:
         return
     greatest = 0.0
-    for f in range(lane(), rows.shape[1], LANES):
+    for f in range(lane(), rows.shape[1], WARP_SIZE):
         size = abs(float(rows[i, f]))
         greatest = size if not size <= greatest else greatest
-    greatest = group_max(greatest)
+    greatest = warp_max(greatest)
     square = 0.0
     if 0.0 < greatest < math.inf:  # so that no square leaves the range
-        for f in range(lane(), rows.shape[1], LANES):
+        for f in range(lane(), rows.shape[1], WARP_SIZE):
             part = float(rows[i, f]) / greatest
             square += part * part
-        square = group_sum(square)
-        for f in range(lane(), rows.shape[1], LANES):
+        square = warp_sum(square)
+        for f in range(lane(), rows.shape[1], WARP_SIZE):
             rows[i, f] = float(rows[i, f]) / greatest / math.sqrt(square)
     if lane() == 0:
         norms[i] = greatest * math.sqrt(square) if greatest < math.inf else greatest
@@ -62,15 +62,15 @@ def divide_by_norms(rows: Any, norms: Any) -> None:
 
 @kernel
 def unit_gradient(d_unit: Any, unit: Any, norms: Any) -> None:
-    """Turn `d_unit` (N, d), the derivative in ``x / |x|``, into that in x, a group for each row."""
-    i = group_place()
+    """Turn `d_unit` (N, d), the derivative in ``x / |x|``, into that in x, a warp for each row."""
+    i = warp_index()
     if i >= unit.shape[0]:
         return
     along = 0.0
-    for f in range(lane(), unit.shape[1], LANES):
+    for f in range(lane(), unit.shape[1], WARP_SIZE):
         along += float(unit[i, f]) * float(d_unit[i, f])
-    along = group_sum(along)
-    for f in range(lane(), unit.shape[1], LANES):
+    along = warp_sum(along)
+    for f in range(lane(), unit.shape[1], WARP_SIZE):
         d_unit[i, f] = (float(d_unit[i, f]) - along * float(unit[i, f])) / norms[i]
 
 
@@ -84,16 +84,16 @@ def entry(b: int, k: int, shape: tuple[int, int], shared: bool) -> int:
 
 @kernel
 def score(z: Any, block: Any, biases: Any, places: Any, shared: bool, scores: Any) -> None:
-    """Write scores (B, 1 + m) of the classes whose rows stand at `places`, a group for each.
+    """Write scores (B, 1 + m) of the classes whose rows stand at `places`, a warp for each.
 
     `places` are one after another as `join` wrote their classes; `biases` may be empty.
     """
     num = scores.shape[1]
-    b, k = group_place() // num, group_place() % num
+    b, k = warp_index() // num, warp_index() % num
     if b >= scores.shape[0]:
         return
     place = places[entry(b, k, scores.shape, shared)]
-    product = group_dot(z[b], block[place])
+    product = warp_dot(z[b], block[place])
     if lane() == 0:
         scores[b, k] = product + biases[place] if biases.shape[0] else product
 
@@ -119,20 +119,20 @@ def softmax_rows(
     losses: Any,
     hits: Any,
 ) -> None:
-    """Write the loss (B,) of each example and how many draws are of its label; a group for each.
+    """Write the loss (B,) of each example and how many draws are of its label; a warp for each.
 
     Scores (B, 1 + m) become derivatives. `adjusts`, `counted` and `kept` say how draws of the
     label are treated, as `losses.sampled.Scheme` does; `label_counts` (B,) may be empty.
     """
-    b, m = group_place(), ids.shape[1]
+    b, m = warp_index(), ids.shape[1]
     if b >= scores.shape[0]:
         return
     row = b if ids.shape[0] > 1 else 0
     found, unsound = 0, 0 if abs(scores[b, 0]) < math.inf else 1
-    for k in range(lane(), m, LANES):
+    for k in range(lane(), m, WARP_SIZE):
         found += 1 if ids[row, k] == labels[b] else 0
         unsound += 0 if abs(scores[b, 1 + k]) < math.inf else 1
-    found, unsound = group_sum(found), group_sum(unsound)
+    found, unsound = warp_sum(found), warp_sum(unsound)
     shift = log_m
     if counted:
         shift -= gain_of_kept(m, found, label_counts[b])
@@ -140,20 +140,20 @@ def softmax_rows(
     if adjusts:
         own -= label_counts[b]
     greatest = own
-    for k in range(lane(), m, LANES):
+    for k in range(lane(), m, WARP_SIZE):
         if kept or ids[row, k] != labels[b]:
             value = abs(float(scores[b, 1 + k])) if absolute else float(scores[b, 1 + k])
             greatest = max(greatest, value - log_q[row, k] - shift)
-    greatest = group_max(greatest)
+    greatest = warp_max(greatest)
     drawn = 0.0
-    for k in range(lane(), m, LANES):
+    for k in range(lane(), m, WARP_SIZE):
         if kept or ids[row, k] != labels[b]:
             value = abs(float(scores[b, 1 + k])) if absolute else float(scores[b, 1 + k])
             drawn += math.exp(value - log_q[row, k] - shift - greatest)
-    drawn = group_sum(drawn)
+    drawn = warp_sum(drawn)
     weight = math.exp(own - greatest)
     total = weight + drawn
-    for k in range(lane(), m, LANES):
+    for k in range(lane(), m, WARP_SIZE):
         given = float(scores[b, 1 + k])
         slope = 0.0
         if kept or ids[row, k] != labels[b]:
@@ -171,15 +171,15 @@ def softmax_rows(
 def weighted_sum(values: Any, weights: Any, out: Any) -> None:
     """Write the sum of ``values * weights`` (N,) to ``out[0]`` and that of weights to ``out[1]``.
 
-    For one group.
+    For one warp.
     """
-    if group_place() > 0:
+    if warp_index() > 0:
         return
     total, weight = 0.0, 0.0
-    for i in range(lane(), values.shape[0], LANES):
+    for i in range(lane(), values.shape[0], WARP_SIZE):
         total += values[i] * weights[i]
         weight += weights[i]
-    total, weight = group_sum(total), group_sum(weight)
+    total, weight = warp_sum(total), warp_sum(weight)
     if lane() == 0:
         out[0], out[1] = total, weight
 
@@ -187,7 +187,7 @@ def weighted_sum(values: Any, weights: Any, out: Any) -> None:
 @kernel
 def multiply(values: Any, factors: Any) -> None:
     """Multiply `values` (N,) by `factors` (N,), a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < values.shape[0]:
         values[i] *= factors[i]
 
@@ -196,11 +196,11 @@ def multiply(values: Any, factors: Any) -> None:
 def context_sums(
     d_scores: Any, block: Any, places: Any, shared: bool, weights: Any, dz: Any
 ) -> None:
-    """Write the gradient (B, d) in the contexts, a group for each."""
-    b, (batch, num) = group_place(), d_scores.shape
+    """Write the gradient (B, d) in the contexts, a warp for each."""
+    b, (batch, num) = warp_index(), d_scores.shape
     if b >= batch:
         return
-    for f in range(lane(), dz.shape[1], LANES):
+    for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
         for k in range(num):
             place = places[entry(b, k, d_scores.shape, shared)]
@@ -221,14 +221,14 @@ def class_sums(
 ) -> None:
     """Write the gradient (k, d) in the rows of the block, and in biases (k,), if there are any.
 
-    ``order[starts[i]:starts[i + 1]]`` are the places of class i as `join` wrote them; a group for
+    ``order[starts[i]:starts[i + 1]]`` are the places of class i as `join` wrote them; a warp for
     each class, which adds in the order of the examples.
     """
-    i, (batch, num) = group_place(), d_scores.shape
+    i, (batch, num) = warp_index(), d_scores.shape
     if i >= starts.shape[0]:
         return
     stop = starts[i + 1] if i + 1 < starts.shape[0] else order.shape[0]
-    for f in range(lane(), d_block.shape[1], LANES):
+    for f in range(lane(), d_block.shape[1], WARP_SIZE):
         total = d_block.dtype.type(0)
         for at in range(starts[i], stop):
             place = order[at]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from samplesoft._cuda import LANES, cuda, group_sync, kernel, lane
+from samplesoft._cuda import WARP_SIZE, cuda, kernel, lane, warp_sync
 
 _SHARED_BYTES = 48 << 10  # what every device gives to a block
 
@@ -44,7 +44,7 @@ def project(
             f"`frequencies` must not be 'structured' on the device for rows of more than {most} "
             f"numbers in {x.dtype}, got {x.shape[1]}; take 'iid' or 'orthogonal'."
         )
-    _kernel(finish)[x.shape[0] * blocks, LANES, 0, memory](x, signs, num, out, parameters)
+    _kernel(finish)[x.shape[0] * blocks, WARP_SIZE, 0, memory](x, signs, num, out, parameters)
 
 
 @cache
@@ -53,21 +53,21 @@ def _kernel(finish: Callable[..., None]) -> Any:
         row, block = cuda.blockIdx.x // signs.shape[0], cuda.blockIdx.x % signs.shape[0]
         values = cuda.shared.array(0, x.dtype)
         size = signs.shape[2]
-        for k in range(lane(), size, LANES):
+        for k in range(lane(), size, WARP_SIZE):
             values[k] = x[row, k] if k < x.shape[1] else x.dtype.type(0)
         for factor in range(signs.shape[1]):
-            for k in range(lane(), size, LANES):
+            for k in range(lane(), size, WARP_SIZE):
                 values[k] *= signs[block, factor, k]
             half = size // 2
             while half > 0:
-                group_sync()
-                for pair in range(lane(), size // 2, LANES):
+                warp_sync()
+                for pair in range(lane(), size // 2, WARP_SIZE):
                     low = 2 * pair - (pair & (half - 1))
                     a, b = values[low], values[low + half]
                     values[low], values[low + half] = a + b, a - b
                 half //= 2
-            group_sync()
-        for k in range(lane(), min(size, num - block * size), LANES):
+            warp_sync()
+        for k in range(lane(), min(size, num - block * size), WARP_SIZE):
             finish(out, row, block * size + k, values[k], parameters)
 
     structured.__name__ = f"project_{finish.__name__}"

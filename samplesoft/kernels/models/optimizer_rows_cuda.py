@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from samplesoft._cuda import cuda, kernel, thread_place, twin
+from samplesoft._cuda import cuda, kernel, thread_index, twin
 
 
 @cache
@@ -19,7 +19,7 @@ def step_kernel(function: Callable[..., None], num_states: int) -> Any:
     body = twin(function)
 
     def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
-        place, width = thread_place(), gradients.shape[1]
+        place, width = thread_index(), gradients.shape[1]
         i, c = place // width, place % width
         if i >= ids.shape[0]:
             return
@@ -38,7 +38,7 @@ def step_kernel(function: Callable[..., None], num_states: int) -> Any:
 @kernel
 def find_not_rising(ids: Any, stop: int, found: Any) -> None:
     """Look for ids (k,) that do not rise, or are not in ``range(stop)``, a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < ids.shape[0]:
         before = ids[i - 1] if i > 0 else -1
         if not before < ids[i] < stop:
@@ -48,6 +48,6 @@ def find_not_rising(ids: Any, stop: int, found: Any) -> None:
 @kernel
 def find_beyond(values: Any, limit: float, found: Any) -> None:
     """Look for numbers (N,) that are NaN or greater than `limit` in absolute value."""
-    i = thread_place()
+    i = thread_index()
     if i < values.shape[0] and not abs(values[i]) <= limit:
         cuda.atomic.min(found, 0, i)

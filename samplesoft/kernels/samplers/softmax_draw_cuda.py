@@ -6,22 +6,22 @@ import math
 from typing import Any
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     device_function,
-    group_max,
-    group_place,
-    group_sum,
-    group_sync,
     kernel,
     lane,
-    thread_place,
+    thread_index,
+    warp_index,
+    warp_max,
+    warp_sum,
+    warp_sync,
 )
 
 
 @kernel
 def scale_rows(rows: Any, factor: Any, out: Any) -> None:
     """Write the rows (N, d) times a factor, a thread for each number."""
-    place, width = thread_place(), rows.shape[1]
+    place, width = thread_index(), rows.shape[1]
     i, f = place // width, place % width
     if i < rows.shape[0]:
         out[i, f] = rows[i, f] * factor
@@ -34,24 +34,24 @@ def sum_blocks(
     """Write the logarithm of the sum of exp of each block of `width` logits.
 
     `logits` (B, k * width) are those of k blocks from `first` on; `masses` is (B, L). The class
-    that an example excludes is left out; a group for each block of each example.
+    that an example excludes is left out; a warp for each block of each example.
     """
     num = logits.shape[1] // width
-    b, block = group_place() // num, group_place() % num
+    b, block = warp_index() // num, warp_index() % num
     if b >= logits.shape[0]:
         return
     begin = (first + block) * width
     size, skip = min(width, num_classes - begin), exclude[b] - begin
     greatest = -math.inf
-    for c in range(lane(), size, LANES):
+    for c in range(lane(), size, WARP_SIZE):
         if c != skip:
             greatest = max(greatest, float(logits[b, block * width + c]))
-    greatest = group_max(greatest)
+    greatest = warp_max(greatest)
     total = 0.0
-    for c in range(lane(), size, LANES):
+    for c in range(lane(), size, WARP_SIZE):
         if c != skip:
             total += math.exp(float(logits[b, block * width + c]) - greatest)
-    total = group_sum(total)
+    total = warp_sum(total)
     if lane() == 0:
         alone = size == 1 and skip == 0
         masses[b, first + block] = -math.inf if alone else greatest + math.log(total)
@@ -61,29 +61,29 @@ def sum_blocks(
 def add_up_blocks(masses: Any, shares: Any, log_totals: Any) -> None:
     """Write running sums (B, L) of exp(mass) over the greatest, and the logarithm of all (B,).
 
-    A group for each example, whose lanes add up parts of the blocks.
+    A warp for each example, whose lanes add up parts of the blocks.
     """
-    b = group_place()
+    b = warp_index()
     if b >= masses.shape[0]:
         return
     num = masses.shape[1]
     greatest = -math.inf
-    for block in range(lane(), num, LANES):
+    for block in range(lane(), num, WARP_SIZE):
         greatest = max(greatest, masses[b, block])
-    greatest = group_max(greatest)
-    each = -(-num // LANES)
+    greatest = warp_max(greatest)
+    each = -(-num // WARP_SIZE)
     first, stop = lane() * each, min((lane() + 1) * each, num)
     own = 0.0
     for block in range(first, stop):
         own += math.exp(masses[b, block] - greatest)
         shares[b, block] = own
     before = 0.0
-    for other in range(LANES):
-        there = group_sum(own if lane() == other else 0.0)
+    for other in range(WARP_SIZE):
+        there = warp_sum(own if lane() == other else 0.0)
         before += there if other < lane() else 0.0
     for block in range(first, stop):
         shares[b, block] += before
-    group_sync()
+    warp_sync()
     if lane() == 0:
         log_totals[b] = greatest + math.log(shares[b, num - 1])
 
@@ -109,7 +109,7 @@ def choose_blocks(
 
     What is left of the uniform replaces it; a thread for each.
     """
-    place, num = thread_place(), uniforms.shape[1]
+    place, num = thread_index(), uniforms.shape[1]
     b, k = place // num, place % num
     if b >= uniforms.shape[0]:
         return
@@ -127,7 +127,7 @@ def choose_blocks(
 @kernel
 def log_blocks(masses: Any, log_totals: Any, blocks: Any, log_q: Any) -> None:
     """Write the log-probability of blocks (B, k), a thread for each."""
-    place, num = thread_place(), blocks.shape[1]
+    place, num = thread_index(), blocks.shape[1]
     b, k = place // num, place % num
     if b < blocks.shape[0]:
         log_q[b, k] = masses[b, blocks[b, k]] - log_totals[b]

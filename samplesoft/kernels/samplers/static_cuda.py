@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import cuda, kernel, thread_place, twin
+from samplesoft._cuda import cuda, kernel, thread_index, twin
 from samplesoft._random import mix64, uniform
 from samplesoft.kernels.samplers import alias as alias_tables
 
@@ -29,7 +29,7 @@ def alias_rows(
 
     From the first table, or the second one where class `top` is excluded, as `static.alias_rows`.
     """
-    place, num = thread_place(), ids.shape[1]
+    place, num = thread_index(), ids.shape[1]
     b, k = place // num, place % num
     if b >= ids.shape[0]:
         return
@@ -48,7 +48,7 @@ def alias_rows(
 @kernel
 def uniform_rows(key: Any, n: int, exclude: Any, ids: Any) -> None:
     """Write equally likely classes of ``range(n)`` into `ids` (B, m), a thread for each."""
-    place, num = thread_place(), ids.shape[1]
+    place, num = thread_index(), ids.shape[1]
     b, k = place // num, place % num
     if b >= ids.shape[0]:
         return
@@ -64,7 +64,7 @@ def log_weighted(log_q: Any, log_left: Any, ids: Any, exclude: Any, out: Any) ->
 
     `log_q` (n,) holds those of all classes, `log_left` (n,) that of all but one.
     """
-    place, num = thread_place(), ids.shape[1]
+    place, num = thread_index(), ids.shape[1]
     b, k = place // num, place % num
     if b >= ids.shape[0]:
         return
@@ -75,7 +75,7 @@ def log_weighted(log_q: Any, log_left: Any, ids: Any, exclude: Any, out: Any) ->
 @kernel
 def log_uniform(log_q: float, log_left: float, ids: Any, exclude: Any, out: Any) -> None:
     """Write log-probabilities of equally likely classes (B, k), a thread for each."""
-    place, num = thread_place(), ids.shape[1]
+    place, num = thread_index(), ids.shape[1]
     b, k = place // num, place % num
     if b >= ids.shape[0]:
         return
@@ -86,6 +86,6 @@ def log_uniform(log_q: float, log_left: float, ids: Any, exclude: Any, out: Any)
 @kernel
 def find_nothing_left(log_left: Any, exclude: Any, found: Any) -> None:
     """Look for an excluded class (B,) beside which there is no other, a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < exclude.shape[0] and exclude[i] >= 0 and log_left[exclude[i]] == -math.inf:
         cuda.atomic.min(found, 0, i)

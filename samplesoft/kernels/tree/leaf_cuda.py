@@ -11,16 +11,16 @@ import math
 from typing import Any
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     device_function,
-    group_max,
-    group_place,
-    group_sum,
-    group_sync,
     kernel,
     lane,
-    thread_place,
+    thread_index,
     twin,
+    warp_index,
+    warp_max,
+    warp_sum,
+    warp_sync,
 )
 from samplesoft.kernels.math.weights import LEAST
 from samplesoft.kernels.math.weights import find as find_weight
@@ -33,7 +33,7 @@ from samplesoft.kernels.tree.leaf import (
     place_of,
     size_of,
 )
-from samplesoft.kernels.tree.walk_cuda import group_dot
+from samplesoft.kernels.tree.walk_cuda import warp_dot
 
 find = twin(find_weight)
 gain_of = twin(tree_leaf.gain_of)
@@ -42,7 +42,7 @@ gain_of = twin(tree_leaf.gain_of)
 @kernel
 def leaf_of(ids: Any, leaf_size: int, leaves: Any) -> None:
     """Write the leaves of classes (N,), of -1 the first, a thread for each."""
-    i = thread_place()
+    i = thread_index()
     if i < ids.shape[0]:
         leaves[i] = max(ids[i], 0) // leaf_size
 
@@ -51,11 +51,11 @@ def leaf_of(ids: Any, leaf_size: int, leaves: Any) -> None:
 def bucket_products(queries: Any, buckets: Any, leaves: Any, products: Any) -> None:
     """Write the products of each query with all class vectors of its leaves (B, k)."""
     num = leaves.shape[1]
-    b, k = group_place() // num, group_place() % num
+    b, k = warp_index() // num, warp_index() % num
     if b >= leaves.shape[0]:
         return
     leaf = leaves[b, k]
-    for c in range(lane(), products.shape[2], LANES):
+    for c in range(lane(), products.shape[2], WARP_SIZE):
         total = buckets.dtype.type(0)
         for i in range(queries.shape[1]):
             total += buckets[leaf, i, c] * queries[b, i]
@@ -64,16 +64,16 @@ def bucket_products(queries: Any, buckets: Any, leaves: Any, products: Any) -> N
 
 @kernel
 def feature_products(phi: Any, features: Any, first: int, products: Any) -> None:
-    """Write products of features (N, F) with those of their example, a group for each row.
+    """Write products of features (N, F) with those of their example, a warp for each row.
 
     Row i is that of class ``i % leaf_size`` in number ``first + i // leaf_size`` of the leaves
     (B, k), one after another; ones of `products` are (B, k, leaf_size).
     """
-    i, (_, num, size) = group_place(), products.shape
+    i, (_, num, size) = warp_index(), products.shape
     if i >= features.shape[0]:
         return
     visit = first + i // size
-    product = group_dot(features[i], phi[visit // num])
+    product = warp_dot(features[i], phi[visit // num])
     if lane() == 0:
         products[visit // num, visit % num, i % size] = product
 
@@ -84,7 +84,7 @@ def gather(buckets: Any, leaves: Any, num_classes: int, rows: Any) -> None:
 
     What would lie beyond the last class is its vector.
     """
-    place, width = thread_place(), rows.shape[1]
+    place, width = thread_index(), rows.shape[1]
     i, f = place // width, place % width
     if i < rows.shape[0]:
         size = buckets.shape[2]
@@ -95,7 +95,7 @@ def gather(buckets: Any, leaves: Any, num_classes: int, rows: Any) -> None:
 @kernel
 def gather_classes(ids: Any, buckets: Any, rows: Any) -> None:
     """Write the vectors of classes (k,) into `rows` (k, d), a thread for each number."""
-    place, width = thread_place(), rows.shape[1]
+    place, width = thread_index(), rows.shape[1]
     i, f = place // width, place % width
     if i < rows.shape[0]:
         c, size = ids[i], buckets.shape[2]
@@ -105,7 +105,7 @@ def gather_classes(ids: Any, buckets: Any, rows: Any) -> None:
 @kernel
 def scatter(ids: Any, rows: Any, buckets: Any) -> None:
     """Write class vectors `rows` (k, d) into their buckets, a thread for each number."""
-    place, width = thread_place(), rows.shape[1]
+    place, width = thread_index(), rows.shape[1]
     i, f = place // width, place % width
     if i < rows.shape[0]:
         c, size = ids[i], buckets.shape[2]
@@ -120,12 +120,12 @@ def weigh(
     shift = 0.0
     if kind == SOFTMAX:
         shift = -math.inf
-        for c in range(lane(), size, LANES):
+        for c in range(lane(), size, WARP_SIZE):
             if c != skip:
                 shift = max(shift, log_weight(products[c], kind, scale))
-        shift = group_max(shift)
+        shift = warp_max(shift)
     total = 0.0
-    for c in range(lane(), size, LANES):
+    for c in range(lane(), size, WARP_SIZE):
         weight = 0.0
         if c != skip and kind == SOFTMAX:
             weight = math.exp(log_weight(products[c], kind, scale) - shift)
@@ -134,8 +134,8 @@ def weigh(
             weight = linear_weight(products[c], kind, scale)
         weights[c] = weight
         total += weight
-    total = group_sum(total)
-    group_sync()
+    total = warp_sum(total)
+    warp_sync()
     return total, shift
 
 
@@ -170,9 +170,9 @@ def log_rest(
 ) -> None:
     """Write to ``rest[:, 0]`` the log-probability, in the excluded class's leaf, of the others.
 
-    `products` and `weights` are (B, 1, leaf_size); a group for each example.
+    `products` and `weights` are (B, 1, leaf_size); a warp for each example.
     """
-    b = group_place()
+    b = warp_index()
     if b >= exclude.shape[0] or exclude[b] < 0:
         return
     size = size_of(exclude[b] // leaf_size, num_classes, leaf_size)
@@ -201,10 +201,10 @@ def pick(
 ) -> None:
     """Write the class that each uniform (B, m) draws in its leaf, and complete `log_q`.
 
-    `log_q` holds the log-probability of reaching the leaf; a group for each draw.
+    `log_q` holds the log-probability of reaching the leaf; a warp for each draw.
     """
     num = leaves.shape[1]
-    b, k = group_place() // num, group_place() % num
+    b, k = warp_index() // num, warp_index() % num
     if b >= leaves.shape[0]:
         return
     leaf = leaves[b, k]
@@ -233,7 +233,7 @@ def log_inside(
 ) -> None:
     """Add to `log_q` (B, k), the reach of its leaf, the log-probability of each class in it."""
     num = ids.shape[1]
-    b, k = group_place() // num, group_place() % num
+    b, k = warp_index() // num, warp_index() % num
     if b >= ids.shape[0]:
         return
     leaf = ids[b, k] // leaf_size
@@ -263,13 +263,13 @@ def probs_inside(
 ) -> None:
     """Write probabilities (B, n) of the classes in all leaves, reached with `log_p` (B, L)."""
     num = log_p.shape[1]
-    b, leaf = group_place() // num, group_place() % num
+    b, leaf = warp_index() // num, warp_index() % num
     if b >= log_p.shape[0]:
         return
     size, skip, total, shift = visit(
         products[b, leaf], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, leaf]
     )
-    for c in range(lane(), size, LANES):
+    for c in range(lane(), size, WARP_SIZE):
         q = 0.0
         if c != skip:
             inside = log_weight(products[b, leaf, c], kind, scale) - shift - math.log(total)

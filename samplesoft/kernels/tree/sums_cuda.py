@@ -1,7 +1,7 @@
 """Sums of features in a binary tree on the device: the twins of `kernels.tree.sums`.
 
 Every number is added up in the same order as on the processor, by a thread for each column or a
-group for each node; so the same features give the same sums, on every run.
+warp for each node; so the same features give the same sums, on every run.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     cuda,
     device_function,
-    group_place,
     kernel,
     lane,
-    thread_place,
+    thread_index,
+    warp_index,
 )
 
 
 @kernel
 def sum_runs(features: Any, starts: Any, sums: Any) -> None:
-    """Write the sum of each run of rows that begins at one of `starts`, (k, F), a group a run."""
-    i = group_place()
+    """Write the sum of each run of rows that begins at one of `starts`, (k, F), a warp a run."""
+    i = warp_index()
     if i >= starts.shape[0]:
         return
     stop = starts[i + 1] if i + 1 < starts.shape[0] else features.shape[0]
-    for f in range(lane(), sums.shape[1], LANES):
+    for f in range(lane(), sums.shape[1], WARP_SIZE):
         total = features[starts[i], f]
         for j in range(starts[i] + 1, stop):
             total += features[j, f]
@@ -36,12 +36,12 @@ def sum_runs(features: Any, starts: Any, sums: Any) -> None:
 @kernel
 def sum_changes(new: Any, old: Any, starts: Any, first: int, change: Any) -> None:
     """Write sums of ``new - old`` over runs of rows, as `sum_runs`; `first` is that of row 0."""
-    i = group_place()
+    i = warp_index()
     if i >= starts.shape[0]:
         return
     begin = starts[i] - first
     stop = starts[i + 1] - first if i + 1 < starts.shape[0] else new.shape[0]
-    for f in range(lane(), change.shape[1], LANES):
+    for f in range(lane(), change.shape[1], WARP_SIZE):
         total = new[begin, f] - old[begin, f]
         for j in range(begin + 1, stop):
             total += new[j, f] - old[j, f]
@@ -51,7 +51,7 @@ def sum_changes(new: Any, old: Any, starts: Any, first: int, change: Any) -> Non
 @kernel
 def sum_columns(rows: Any, sums: Any) -> None:
     """Write in float64, for parts of the rows, sums and sums of absolute values, (parts, 2, F)."""
-    place, width = thread_place(), rows.shape[1]
+    place, width = thread_index(), rows.shape[1]
     part, f = place // width, place % width
     if part >= sums.shape[0]:
         return
@@ -80,7 +80,7 @@ def grow(
     Adds sums of `added` and subtracts those of `taken`; sums of absolute values are of `sizes`.
     Looks for a limit that is not below `largest`, as the kernels of `checks_cuda` do.
     """
-    f = thread_place()
+    f = thread_index()
     if f >= total.shape[0]:
         return
     value, limit = total[f], limits[f]
@@ -98,7 +98,7 @@ def grow(
 @kernel
 def level_to_differences(nodes: Any, half: int) -> None:
     """Turn sums of ``half`` leaves each into sums of twice as many and differences, in place."""
-    place, width = thread_place(), nodes.shape[1]
+    place, width = thread_index(), nodes.shape[1]
     low, f = place // width * 2 * half, place % width
     if low + half < nodes.shape[0]:
         left, right = nodes[low, f], nodes[low + half, f]
@@ -124,9 +124,9 @@ def add_level(nodes: Any, leaves: Any, change: Any, half: int) -> None:
 
     `change` (k, F) holds, at the first of the rising `leaves` (k,) in a block of `half`, the
     change of the block; afterwards at the first in a block of twice as many, that block's. A
-    group for each leaf, of which those at the first in a block work.
+    warp for each leaf, of which those at the first in a block work.
     """
-    i = group_place()
+    i = warp_index()
     if i >= leaves.shape[0]:
         return
     low = leaves[i] // (2 * half) * (2 * half)
@@ -137,7 +137,7 @@ def add_level(nodes: Any, leaves: Any, change: Any, half: int) -> None:
         return
     other = first_from(leaves, middle)
     pair = i < other < leaves.shape[0] and leaves[other] < low + 2 * half
-    for f in range(lane(), nodes.shape[1], LANES):
+    for f in range(lane(), nodes.shape[1], WARP_SIZE):
         here = change[i, f]
         if pair:
             nodes[middle, f] = nodes[middle, f] + here - change[other, f]
@@ -151,6 +151,6 @@ def add_level(nodes: Any, leaves: Any, change: Any, half: int) -> None:
 @kernel
 def add_to_root(nodes: Any, change: Any) -> None:
     """Add the change of all leaves, ``change[0]``, to the total, a thread for each column."""
-    f = thread_place()
+    f = thread_index()
     if f < nodes.shape[1]:
         nodes[0, f] += change[0, f]

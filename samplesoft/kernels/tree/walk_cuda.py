@@ -1,4 +1,4 @@
-"""Descents of the kernel tree on the device: a group for each draw.
+"""Descents of the kernel tree on the device: a warp for each draw.
 
 Lanes share the inner products, whose rows they read side by side, and take each decision alike.
 Branches are those of `kernels.tree.walk`: given the same masses and uniforms, draws are the same.
@@ -10,30 +10,30 @@ import math
 from typing import Any
 
 from samplesoft._cuda import (
-    LANES,
+    WARP_SIZE,
     device_function,
-    group_place,
-    group_sum,
-    group_sync,
     kernel,
     lane,
-    thread_place,
+    thread_index,
     twin,
+    warp_index,
+    warp_sum,
+    warp_sync,
 )
 from samplesoft.kernels.tree import walk as tree_walk
 from samplesoft.kernels.tree.walk import descend, left_share, stretch, top
 
 
 @device_function
-def group_dot(x: Any, y: Any) -> float:
+def warp_dot(x: Any, y: Any) -> float:
     """Return the inner product of two vectors, summed in the type of the first."""
     total = x.dtype.type(0)
-    for f in range(lane(), x.shape[0], LANES):
+    for f in range(lane(), x.shape[0], WARP_SIZE):
         total += x[f] * y[f]
-    return float(group_sum(total))
+    return float(warp_sum(total))
 
 
-read_path = twin(tree_walk.read_path, dot=group_dot)
+read_path = twin(tree_walk.read_path, dot=warp_dot)
 rest_of_path = twin(tree_walk.rest_of_path)
 
 
@@ -50,10 +50,10 @@ def leave_out(
 ) -> None:
     """Write the shares (B, depth, 2) on the path to each excluded class where it is not drawn.
 
-    Reads ``rest[:, 0]`` and writes ``rest[:, 1]``, as `tree_walk.lift_rest` says; a group for each
+    Reads ``rest[:, 0]`` and writes ``rest[:, 1]``, as `tree_walk.lift_rest` says; a warp for each
     example.
     """
-    b = group_place()
+    b = warp_index()
     if b >= phi.shape[0]:
         return
     root = top(nodes.shape[0])
@@ -61,7 +61,7 @@ def leave_out(
     if barred:
         leaf = exclude[b] // leaf_size
         read_path(phi[b], nodes, leaf, num_classes, leaf_size, least, shares[b])
-    group_sync()
+    warp_sync()
     if lane() == 0:
         rest[b, 1] = rest[b, 0]
         if barred:
@@ -81,23 +81,23 @@ def walk(
     leaves: Any,
     log_p: Any,
 ) -> None:
-    """Send each of the uniforms (B, m) down the tree, a group for each.
+    """Send each of the uniforms (B, m) down the tree, a warp for each.
 
     Writes its leaf, the leaf's log-probability and, in `uniforms`, what is left of it there.
     `exclude` (B,) holds a class that is not drawn, or -1, and `shares` is from `leave_out`.
     """
     m = uniforms.shape[1]
-    b, k = group_place() // m, group_place() % m
+    b, k = warp_index() // m, warp_index() % m
     if b >= uniforms.shape[0]:
         return
     barred = exclude[b] // leaf_size if exclude[b] >= 0 else -1
-    mass, u = group_dot(nodes[0], phi[b]), uniforms[b, k]
+    mass, u = warp_dot(nodes[0], phi[b]), uniforms[b, k]
     lo, log_here, reach = 0, 0.0, 1.0
     for level in range(top(nodes.shape[0]), 0, -1):
         half = 1 << (level - 1)
         if lo + half >= nodes.shape[0]:
             continue
-        difference = group_dot(nodes[lo + half], phi[b])
+        difference = warp_dot(nodes[lo + half], phi[b])
         left, right = left_share(mass, difference, lo, half, num_classes, leaf_size, least)
         chosen = left
         if lo <= barred < lo + 2 * half:
@@ -123,11 +123,11 @@ def log_reach(
     shares: Any,
     log_p: Any,
 ) -> None:
-    """Write the log-probability of reaching each of the leaves (B, k), a group for each.
+    """Write the log-probability of reaching each of the leaves (B, k), a warp for each.
 
     `shares` (B * k, depth, 2) is room to work in.
     """
-    place, num = group_place(), leaves.shape[1]
+    place, num = warp_index(), leaves.shape[1]
     b, k = place // num, place % num
     if b < leaves.shape[0]:
         reached = read_path(
@@ -139,10 +139,10 @@ def log_reach(
 
 @kernel
 def start_all(phi: Any, nodes: Any, mass: Any, log_p: Any, reach: Any) -> None:
-    """Write the mass of the root for `log_reach_level`, a group for each example."""
-    b = group_place()
+    """Write the mass of the root for `log_reach_level`, a warp for each example."""
+    b = warp_index()
     if b < phi.shape[0]:
-        total = group_dot(nodes[0], phi[b])
+        total = warp_dot(nodes[0], phi[b])
         if lane() == 0:
             mass[b, 0], log_p[b, 0], reach[b, 0] = total, 0.0, 1.0
 
@@ -159,18 +159,18 @@ def log_reach_level(
     log_p: Any,
     reach: Any,
 ) -> None:
-    """Descend from all nodes over ``2 * half`` leaves to their halves, a group for each.
+    """Descend from all nodes over ``2 * half`` leaves to their halves, a warp for each.
 
     `mass`, `log_p` and the factor beside it, (B, L), hold at the first leaf of a node what
     belongs to the node.
     """
     num_leaves = nodes.shape[0]
     across = -(-num_leaves // (2 * half))
-    b, lo = group_place() // across, group_place() % across * 2 * half
+    b, lo = warp_index() // across, warp_index() % across * 2 * half
     if b >= phi.shape[0] or lo + half >= num_leaves:
         return
-    difference = group_dot(nodes[lo + half], phi[b])
-    group_sync()
+    difference = warp_dot(nodes[lo + half], phi[b])
+    warp_sync()
     if lane() == 0:
         here, log_here, reached = mass[b, lo], log_p[b, lo], reach[b, lo]
         left, right = left_share(here, difference, lo, half, num_classes, leaf_size, least)
@@ -182,6 +182,6 @@ def log_reach_level(
 @kernel
 def add_log(log_p: Any, reach: Any) -> None:
     """Add the logarithm of the factor to `log_p` (N,), a thread for each number."""
-    i = thread_place()
+    i = thread_index()
     if i < log_p.shape[0]:
         log_p[i] += math.log(reach[i])

@@ -12,8 +12,8 @@ from samplesoft._cuda import (
     available_bytes,
     empty,
     first_found,
-    launch_groups,
     launch_threads,
+    launch_warps,
     to_device,
 )
 from samplesoft._device.arrays_cuda import copied, filled
@@ -46,14 +46,14 @@ class CudaFeatures:
 
     Attributes
     ----------
-    num : int
+    dim : int
         Number of features F.
     """
 
     def __init__(self, transform: Callable[[Any], Any], rows: Any) -> None:
         self._transform = transform
-        self.num: int = 0  # not known before the first features
-        self.num = self(rows[:1]).shape[1]
+        self.dim: int = 0  # not known before the first features
+        self.dim = self(rows[:1]).shape[1]
 
     def __call__(self, rows: Any) -> Any:
         """Return features (k, F) of the type of `rows` (k, d)."""
@@ -64,7 +64,7 @@ class CudaFeatures:
                 f"{type(features).__name__}; make the feature map with device='cuda'."
             )
         features = as_device_array(features)
-        wanted = (rows.shape[0], self.num or max(1, features.size // rows.shape[0]))
+        wanted = (rows.shape[0], self.dim or max(1, features.size // rows.shape[0]))
         if features.shape != wanted or features.dtype != rows.dtype:
             raise ValueError(
                 f"`transform` must give features of {rows.dtype} and shape {wanted} for "
@@ -115,7 +115,7 @@ class _CudaSums:
             self._total, self._limits = total, limits
             half = 1
             while half < self.nodes.shape[0]:
-                launch_groups(
+                launch_warps(
                     tree_sums_cuda.add_level, leaves.shape[0], self.nodes, leaves, change, half
                 )
                 half *= 2
@@ -179,13 +179,13 @@ class CudaTree:
 
     @staticmethod
     def predicted_bytes(
-        num_classes: int, dim: int, num_features: int, itemsize: int, leaf_size: int
+        num_classes: int, dim: int, feature_dim: int, itemsize: int, leaf_size: int
     ) -> int:
         """Return the bytes that the tree and its building take."""
         num_leaves = -(-num_classes // leaf_size)
-        block = min(num_classes * num_features, max(_BLOCK, leaf_size * num_features))
+        block = min(num_classes * feature_dim, max(_BLOCK, leaf_size * feature_dim))
         vectors = num_leaves * leaf_size * dim
-        return (num_leaves * num_features + vectors + block) * itemsize
+        return (num_leaves * feature_dim + vectors + block) * itemsize
 
     @property
     def nbytes(self) -> int:
@@ -225,10 +225,10 @@ class CudaTree:
         rest, shares = self._left_out(h, phi, exclude)
         leaves = empty(u.shape, np.int64)
         walked = phi, self._sums.nodes, *self._shape.walked
-        launch_groups(tree_walk_cuda.walk, u.size, *walked, exclude, shares, u, leaves, log_q)
+        launch_warps(tree_walk_cuda.walk, u.size, *walked, exclude, shares, u, leaves, log_q)
         products, weights = self._products(h, phi, leaves)
         drawn = products, leaves, exclude, rest, u
-        launch_groups(tree_leaf_cuda.pick, u.size, *drawn, *self._shape.inside, weights, ids, log_q)
+        launch_warps(tree_leaf_cuda.pick, u.size, *drawn, *self._shape.inside, weights, ids, log_q)
 
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
@@ -243,10 +243,10 @@ class CudaTree:
         leaves = self._leaves_of(ids)
         room = empty((ids.size, self._depth, 2), np.float64)
         reached = phi, self._sums.nodes, leaves, *self._shape.walked, room, log_q
-        launch_groups(tree_walk_cuda.log_reach, ids.size, *reached)
+        launch_warps(tree_walk_cuda.log_reach, ids.size, *reached)
         products, weights = self._products(h, phi, leaves)
         asked = products, ids, exclude, rest, *self._shape.inside, weights, log_q
-        launch_groups(tree_leaf_cuda.log_inside, ids.size, *asked)
+        launch_warps(tree_leaf_cuda.log_inside, ids.size, *asked)
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
@@ -260,23 +260,23 @@ class CudaTree:
         rest, _ = self._left_out(h, phi, exclude)
         nodes, shape = self._sums.nodes, (h.shape[0], self._shape.num_leaves)
         mass, log_p, reach = (empty(shape, np.float64) for _ in range(3))
-        launch_groups(tree_walk_cuda.start_all, shape[0], phi, nodes, mass, log_p, reach)
+        launch_warps(tree_walk_cuda.start_all, shape[0], phi, nodes, mass, log_p, reach)
         for level in range(top(shape[1]), 0, -1):
             half = 1 << (level - 1)
             across = -(-shape[1] // (2 * half))
             levels = phi, nodes, half, *self._shape.walked, mass, log_p, reach
-            launch_groups(tree_walk_cuda.log_reach_level, shape[0] * across, *levels)
+            launch_warps(tree_walk_cuda.log_reach_level, shape[0] * across, *levels)
         flat = log_p.reshape(-1), reach.reshape(-1)
         launch_threads(tree_walk_cuda.add_log, log_p.size, *flat)
         leaves = empty(shape, np.int64)
         launch_threads(arrays_cuda.repeat_row, leaves.size, self._all_leaves.reshape(1, -1), leaves)
         products, weights = self._products(h, phi, leaves)
         asked = products, log_p, exclude, rest, *self._shape.inside, weights, probs
-        launch_groups(tree_leaf_cuda.probs_inside, log_p.size, *asked)
+        launch_warps(tree_leaf_cuda.probs_inside, log_p.size, *asked)
 
     def _room(self, num: int) -> int:
         """Return how many numbers work on `num` classes of an example takes."""
-        return self._shape.num_features + 2 * num * (self._shape.leaf_size + self._depth)
+        return self._shape.feature_dim + 2 * num * (self._shape.leaf_size + self._depth)
 
     def prepare(self, ids: Any, rows: Any) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
@@ -284,13 +284,13 @@ class CudaTree:
         if 2 * ids.shape[0] >= self._shape.num_classes and self._sums.fit_again():
             return self._prepare_rebuild(ids, rows)  # new and old features would cost more
         leaves, starts = runs(ids, self._shape.leaf_size)
-        change = empty((leaves.shape[0], self._shape.num_features), rows.dtype)
+        change = empty((leaves.shape[0], self._shape.feature_dim), rows.dtype)
         parts = self._parts_of(ids.shape[0], starts)
         added, taken = (_room_for_sums(change, len(parts)) for _ in range(2))
         for i, (some, run) in enumerate(parts):
             new, old = (self._transformed(x) for x in (rows[some], self.rows(ids[some])))
             changed = new, old, starts[run], some.start, change[run]
-            launch_groups(tree_sums_cuda.sum_changes, run.stop - run.start, *changed)
+            launch_warps(tree_sums_cuda.sum_changes, run.stop - run.start, *changed)
             _sum_columns(new, added, i)
             _sum_columns(old, taken, i)
         add = self._sums.prepare(leaves, change, added, taken)
@@ -307,7 +307,7 @@ class CudaTree:
 
         `starts` (U,) tells where the ids of a leaf begin.
         """
-        at_once = _BLOCK // (2 * self._shape.num_features)
+        at_once = _BLOCK // (2 * self._shape.feature_dim)
         if num <= at_once:
             return [(slice(0, num), slice(0, starts.shape[0]))]
         begin = starts.copy_to_host()
@@ -330,13 +330,13 @@ class CudaTree:
     def _built(self, buckets: Any, progress: bool = False) -> _CudaSums:
         """Return the sums of the features of all classes."""
         shape, size = self._shape, self._shape.leaf_size
-        leaf_sums = empty((shape.num_leaves, shape.num_features), buckets.dtype)
+        leaf_sums = empty((shape.num_leaves, shape.feature_dim), buckets.dtype)
         parts = chunks(shape.num_leaves, shape.leaves_at_a_time(_BLOCK))
         for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
             count = min(part.stop * size, shape.num_classes) - part.start * size
             features = self._transformed(self._rows_of(buckets, self._all_leaves[part], count))
             starts = to_device(np.arange(0, count, size))
-            launch_groups(
+            launch_warps(
                 tree_sums_cuda.sum_runs, starts.shape[0], features, starts, leaf_sums[part]
             )
         return _CudaSums(leaf_sums)
@@ -365,9 +365,9 @@ class CudaTree:
         rest, shares = filled((batch, 2), 0.0), empty((batch, self._depth, 2), np.float64)
         products, weights = self._products(h, phi, self._leaves_of(exclude.reshape(batch, 1)))
         within = products, exclude, *self._shape.inside, weights, rest
-        launch_groups(tree_leaf_cuda.log_rest, batch, *within)
+        launch_warps(tree_leaf_cuda.log_rest, batch, *within)
         lifted = phi, self._sums.nodes, *self._shape.walked, exclude, rest, shares
-        launch_groups(tree_walk_cuda.leave_out, batch, *lifted)
+        launch_warps(tree_walk_cuda.leave_out, batch, *lifted)
         return rest, shares
 
     def _products(self, h: Any, phi: Any, leaves: Any) -> tuple[Any, Any]:
@@ -377,7 +377,7 @@ class CudaTree:
         if size == 1:  # a class alone in its leaf has all of the weight
             products = filled(products.shape, 0.0)
         elif self._features is None or self._shape.leaf != "kernel":
-            launch_groups(
+            launch_warps(
                 tree_leaf_cuda.bucket_products, leaves.size, h, self._buckets, leaves, products
             )
         else:
@@ -386,7 +386,7 @@ class CudaTree:
                 count = (part.stop - part.start) * size
                 features = self._transformed(self._rows_of(self._buckets, flat[part], count))
                 visited = phi, features, part.start, products
-                launch_groups(tree_leaf_cuda.feature_products, count, *visited)
+                launch_warps(tree_leaf_cuda.feature_products, count, *visited)
         return products, empty(products.shape, np.float64)
 
     @property

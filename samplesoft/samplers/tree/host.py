@@ -49,20 +49,20 @@ class HostFeatures:
 
     Attributes
     ----------
-    num : int
+    dim : int
         Number of features F.
     """
 
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
         self._transform = transform
-        self.num = 0  # not known before the first features
-        self.num = self(rows[:1]).shape[1]
+        self.dim = 0  # not known before the first features
+        self.dim = self(rows[:1]).shape[1]
 
     def __call__(self, rows: Rows) -> Rows:
         """Return features (k, F) of the type of `rows` (k, d)."""
         with np.errstate(over="ignore"):
             features = np.asarray(self._transform(rows))
-            wanted = self.num or max(1, features.shape[-1] if features.ndim else 1)
+            wanted = self.dim or max(1, features.shape[-1] if features.ndim else 1)
             if features.shape != (len(rows), wanted) or features.dtype.kind not in "biuf":
                 raise ValueError(
                     f"`transform` must give real features of shape ({len(rows)}, {wanted}) for "
@@ -102,11 +102,11 @@ class HostTree:
 
     @staticmethod
     def predicted_bytes(
-        num_classes: int, dim: int, num_features: int, itemsize: int, leaf_size: int
+        num_classes: int, dim: int, feature_dim: int, itemsize: int, leaf_size: int
     ) -> int:
         """Return the bytes that the tree and its building take."""
-        sums = -(-num_classes // leaf_size) * num_features
-        block = min(num_classes * num_features, max(_BLOCK, leaf_size * num_features))
+        sums = -(-num_classes // leaf_size) * feature_dim
+        block = min(num_classes * feature_dim, max(_BLOCK, leaf_size * feature_dim))
         return (sums + num_classes * dim + 2 * block) * itemsize
 
     @property
@@ -130,7 +130,7 @@ class HostTree:
 
     def _built(self, rows: Rows, progress: bool = False) -> TreeSums:
         """Return the sums of the features of `rows` (n, d)."""
-        leaf_sums = np.empty((self._shape.num_leaves, self._shape.num_features), self._rows.dtype)
+        leaf_sums = np.empty((self._shape.num_leaves, self._shape.feature_dim), self._rows.dtype)
         parts = chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK))
         for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
             here = rows[part.start * self._shape.leaf_size : part.stop * self._shape.leaf_size]
@@ -215,23 +215,23 @@ class HostTree:
         if 2 * len(ids) >= self._shape.num_classes:  # features of new and old rows would cost more
             return self._prepare_rebuild(ids, rows)
         leaves, starts = np.unique(ids // self._shape.leaf_size, return_index=True)
-        change = np.empty((len(leaves), self._shape.num_features), self._rows.dtype)
+        change = np.empty((len(leaves), self._shape.feature_dim), self._rows.dtype)
 
         def read(part: slice) -> FloatArray:
             some = slice(starts[part.start], [*starts, len(ids)][part.stop])
             num = some.stop - some.start
             features = self._features(np.concatenate((rows[some], self._rows[ids[some]])))
-            total = np.zeros(self._shape.num_features)
+            total = np.zeros(self._shape.feature_dim)
             offsets = starts[part] - starts[part.start]
             sum_changes(features[:num], features[num:], offsets, change[part], total)
             return total
 
         at_a_time = min(
-            _UPDATES, _BLOCK // (2 * self._shape.num_features) - self._shape.leaf_size + 1
+            _UPDATES, _BLOCK // (2 * self._shape.feature_dim) - self._shape.leaf_size + 1
         )
         edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
         edges = np.unique([*edges, len(leaves)])
-        total = np.zeros(self._shape.num_features)
+        total = np.zeros(self._shape.feature_dim)
         for moved in thread_map(read, map(slice, edges[:-1], edges[1:])):
             total += moved
         add = self._sums.prepare(leaves, change, total)
@@ -297,7 +297,7 @@ class HostTree:
         """
         shape = self._shape
         visits = batch * num_leaves * shape.num_leaves.bit_length()
-        parts = num_threads() if visits * (shape.num_features + _VISIT) > _WORTH_A_THREAD else 1
+        parts = num_threads() if visits * (shape.feature_dim + _VISIT) > _WORTH_A_THREAD else 1
         size = -(-batch // parts)
         if shape.leaf == "kernel" and self._features is not _identity:
             size = _KERNEL_PART

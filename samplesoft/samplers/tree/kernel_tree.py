@@ -58,7 +58,7 @@ class KernelTree(Sampler):
 
     Attributes
     ----------
-    num_features : int
+    feature_dim : int
         Number of features F.
 
     Raises
@@ -128,20 +128,20 @@ class KernelTree(Sampler):
             )
         engine = _engine_on(device)
         features = None if transform is None else engine.Features(transform, rows)
-        self.num_features = rows.shape[1] if features is None else features.num
+        self.feature_dim = rows.shape[1] if features is None else features.dim
         if leaf_size is None:
-            leaf_size = 1 << max(4, round(log2(2 * self.num_features / rows.shape[1])))
+            leaf_size = 1 << max(4, round(log2(2 * self.feature_dim / rows.shape[1])))
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
         require_memory(
-            f"the tree over {self.num_classes:,} classes with {self.num_features:,} features",
+            f"the tree over {self.num_classes:,} classes with {self.feature_dim:,} features",
             "leaf_size",
             self.leaf_size,
             self.num_classes,
-            partial(engine.predicted_bytes, *rows.shape, self.num_features, rows.dtype.itemsize),
+            partial(engine.predicted_bytes, *rows.shape, self.feature_dim, rows.dtype.itemsize),
             arrays.available_bytes(),
         )
         shape = TreeShape(
-            self.num_classes, self.num_features, self.leaf_size, self.leaf, self.scale, self.floor
+            self.num_classes, self.feature_dim, self.leaf_size, self.leaf, self.scale, self.floor
         )
         self._engine = engine(rows, features, shape, progress)
 

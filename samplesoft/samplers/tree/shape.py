@@ -13,7 +13,7 @@ class TreeShape:
 
     Parameters
     ----------
-    num_classes, num_features, leaf_size : int
+    num_classes, feature_dim, leaf_size : int
         Classes, features of each, and classes in a bucket.
     leaf : {"kernel", "softmax", "quadratic"}
         Weight of a class in its bucket.
@@ -22,7 +22,7 @@ class TreeShape:
     """
 
     num_classes: int
-    num_features: int
+    feature_dim: int
     leaf_size: int
     leaf: str
     scale: float
@@ -47,4 +47,4 @@ class TreeShape:
 
     def leaves_at_a_time(self, numbers: int) -> int:
         """Return of how many leaves the classes' features are about so many numbers."""
-        return max(1, numbers // (self.leaf_size * self.num_features))
+        return max(1, numbers // (self.leaf_size * self.feature_dim))

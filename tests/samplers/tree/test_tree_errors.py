@@ -195,7 +195,7 @@ def test_nbytes_counts_the_sums_and_the_vectors():
         kernel_tree = KernelTree(
             np.ones((37, 2), np.float32), hundred_features, leaf_size=leaf_size
         )
-        assert kernel_tree.num_features == 100
+        assert kernel_tree.feature_dim == 100
         assert kernel_tree.nbytes >= 4 * (leaves * 100 + 37 * 2)
         assert kernel_tree.nbytes <= 1.2 * 4 * (leaves * 100 + 64 * 2)
 
