@@ -137,7 +137,7 @@ def layer_rows(n: int) -> list[dict[str, Any]]:
             _, cache = layer.forward(h, labels, rng=index)
             _, gradients = layer.backward(cache)
             optimizer.step(layer.parameters, gradients)
-            layer.moved(gradients["class_embeddings"].ids)
+            layer.update(gradients["class_embeddings"].ids)
 
         seconds = mean_time(step, 40 if n < 500_000 else 20)
         found.append(

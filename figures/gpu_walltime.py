@@ -221,7 +221,7 @@ def training_step(n: int, width: int, repeats: int) -> list[Row]:
             _, cache = layer.forward(*there, rng=k)
             _, gradients = layer.backward(cache)
             optimizer.step(layer.parameters, gradients)
-            layer.moved(gradients["class_embeddings"].ids)
+            layer.update(gradients["class_embeddings"].ids)
 
         times.append(seconds(step, repeats))
     ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}

@@ -184,7 +184,7 @@ def launch_everything(dtype):
                 for name, rows in gradients.items()
             }
             make_optimizer(name, 0.1).step(layer.parameters, gradients)
-            layer.moved()
+            layer.update()
     rng = np.random.default_rng(0)
     logits, q = rng.normal(size=2000), np.full(2000, 1 / 2000)
     samplesoft.exact_bias(logits, 0, q, 5, device="cuda")

@@ -1,4 +1,4 @@
-"""Gradients of a loss: rows of class vectors that moved, each once."""
+"""Gradients of a loss: rows of class vectors, each at most once."""
 
 from __future__ import annotations
 

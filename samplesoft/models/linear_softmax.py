@@ -183,8 +183,8 @@ class LinearSoftmax:
         return float(loss), prefixed(parts)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Tell the sampler which class vectors an optimizer has moved."""
-        self.softmax.moved(getattr(gradients["softmax.class_embeddings"], "ids", None))
+        """Let the sampler follow the class vectors that an optimizer has changed."""
+        self.softmax.update(getattr(gradients["softmax.class_embeddings"], "ids", None))
 
     def embed(self, x: Any) -> Rows:
         """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises."""

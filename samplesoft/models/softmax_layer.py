@@ -37,8 +37,8 @@ class SoftmaxLayer:
     shared : bool
         Draw one set of classes for the whole batch.
     update_every : int
-        Tell the sampler of rows that have moved after so many calls of `moved`. Draws and their
-        probabilities agree in between too: both are those of the vectors last told.
+        The sampler follows the class vectors after so many calls of `update`. In between, draws
+        and their probabilities still agree: both come from the vectors of the last time.
 
     Attributes
     ----------
@@ -60,10 +60,10 @@ class SoftmaxLayer:
        learns counts observes the labels;
     2. `backward`: gives gradients, from which nothing may have changed since `forward`;
     3. the optimizer's ``step(layer.parameters, gradients)``;
-    4. `moved` with the ids of the rows that have a gradient.
+    4. `update` with the ids of the rows that have a gradient.
 
-    Draws follow the class vectors that the sampler was last told. If it was made from others, call
-    `refresh` first.
+    A sampler that was made from other class vectors than the layer's draws by those until it has
+    been updated; call `refresh` first.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class SoftmaxLayer:
     >>> loss, cache = layer.forward([[1.0, 0.0]], [4], rng=0)
     >>> dh, gradients = layer.backward(cache)
     >>> make_optimizer("sgd", 0.1).step(layer.parameters, gradients)
-    >>> layer.moved(gradients["class_embeddings"].ids)
+    >>> layer.update(gradients["class_embeddings"].ids)
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SoftmaxLayer:
         self.num_sampled = 0
         self.shared = bool(shared)
         self.update_every = as_count("update_every", update_every)
-        self._moved: list[IntArray] = []
+        self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss)
             self.num_sampled = as_count("num_sampled", num_sampled)
@@ -201,8 +201,8 @@ class SoftmaxLayer:
             gradients["biases"] = found.db
         return found.dh, gradients
 
-    def moved(self, ids: Any = None) -> None:
-        """Take note that class vectors have changed, and every so often tell the sampler.
+    def update(self, ids: Any = None) -> None:
+        """Let the sampler follow class vectors that have changed, every `update_every` calls.
 
         Parameters
         ----------
@@ -216,16 +216,16 @@ class SoftmaxLayer:
         """
         if self.sampler is None or self.sampler.dim is None:
             return
-        self._moved.append(self._device.own_ids(ids, self._rows.shape[0]))
-        if len(self._moved) >= self.update_every:
-            self._tell(self._device.union(self._moved, self._rows.shape[0]))
+        self._changed.append(self._device.own_ids(ids, self._rows.shape[0]))
+        if len(self._changed) >= self.update_every:
+            self._update_sampler(self._device.union(self._changed, self._rows.shape[0]))
 
     def refresh(self) -> None:
-        """Tell the sampler of all class vectors; it then is as if just made from them."""
+        """Update the sampler with all class vectors; it then is as if just made from them."""
         if self.sampler is not None:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
-                self._tell(self._device.own_ids(None, self._rows.shape[0]))
+                self._update_sampler(self._device.own_ids(None, self._rows.shape[0]))
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the full-softmax loss and ranks of the labels, as `samplesoft.metrics.evaluate`.
@@ -276,11 +276,11 @@ class SoftmaxLayer:
         )
         return counts
 
-    def _tell(self, ids: IntArray) -> None:
+    def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
         rows = self._device.taken(self._rows, ids, self.loss.normalize)
         self.sampler.update(ids, rows)
-        self._moved = []
+        self._changed = []
 
     def _check_sampler(self, loss: SampledLoss) -> None:
         n, d = self._rows.shape

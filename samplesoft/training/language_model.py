@@ -144,8 +144,8 @@ class LanguageModelTask(Task):
         return loss / steps, prefixed(parts)
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
-        """Tell the sampler which class vectors have moved."""
-        self.softmax.moved(getattr(gradients["softmax.class_embeddings"], "ids", None))
+        """Let the sampler follow the class vectors that have changed."""
+        self.softmax.update(getattr(gradients["softmax.class_embeddings"], "ids", None))
 
     def refresh(self) -> None:
         """Let the sampler be as if made from the class vectors."""

@@ -166,7 +166,7 @@ class RetrievalTask(Task):
         return self.model.step(self._inputs[rows], self._labels[rows], rng=seed)
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
-        """Tell the sampler which class vectors have moved."""
+        """Let the sampler follow the class vectors that have changed."""
         self.model.after_step(gradients)
 
     def refresh(self) -> None:

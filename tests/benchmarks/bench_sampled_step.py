@@ -36,7 +36,7 @@ def ours(n: int, m: int, h: np.ndarray, labels: np.ndarray) -> Step:
         _, cache = layer.forward(h, labels, rng=next(seed))
         dh, gradients = layer.backward(cache)
         optimizer.step(layer.parameters, gradients)
-        layer.moved(gradients["class_embeddings"].ids)
+        layer.update(gradients["class_embeddings"].ids)
         return dh
 
     return step

@@ -101,7 +101,7 @@ def test_training_goes_as_on_the_processor(name, scheme, shared, every):
             value, cache = layer.forward(h, LABELS, rng=step)
             _, gradients = layer.backward(cache)
             optimizer.step(layer.parameters, gradients)
-            layer.moved(gradients["class_embeddings"].ids)
+            layer.update(gradients["class_embeddings"].ids)
             values.append(value)
         arrays = {**layer.parameters, **optimizer.state(), "q": sampler.probs(h)}
         found.append(({key: to_host(array) for key, array in arrays.items()}, values))

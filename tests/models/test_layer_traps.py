@@ -40,16 +40,16 @@ def test_a_label_matrix_with_columns_out_of_range_is_refused(column):
         read_targets(sparse.csr_array(parts, shape=(1, 8)), 1, 8)
 
 
-# WRONG: `moved` keeps the caller's array until the sampler is told, so a buffer that is used again
-# makes it forget rows; q is then that of vectors which no longer exist.
-def test_ids_that_moved_are_not_those_of_a_buffer_used_again():
+# WRONG: `update` keeps the caller's array until the sampler is updated, so a buffer that is used
+# again makes it forget rows; q is then that of vectors which no longer exist.
+def test_ids_of_update_are_not_those_of_a_buffer_used_again():
     rows = np.random.default_rng(0).normal(size=(8, 3))
     layer = SoftmaxLayer(rows, SampledSoftmaxLoss(), SoftmaxSampler(rows), 2, update_every=2)
     buffer = np.array([1])
     for j in (1, 2):
         layer.parameters["class_embeddings"][j] += 3.0
         buffer[0] = j
-        layer.moved(buffer)
+        layer.update(buffer)
     fresh = SoftmaxSampler(layer.parameters["class_embeddings"]).probs(np.ones(3))
     np.testing.assert_allclose(layer.sampler.probs(np.ones(3)), fresh, rtol=1e-12)
 

@@ -93,7 +93,7 @@ def test_a_shared_set_counts_the_label_in_the_mean_of_the_distributions(scheme, 
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("two-pass", "mixture")])
-def test_after_moved_and_refresh_the_sampler_is_one_made_from_the_vectors(name, rows, rng):
+def test_after_update_and_refresh_the_sampler_is_one_made_from_the_vectors(name, rows, rng):
     h, labels = batch(rng)
     loss = make_loss("sampled", tau=TAU, normalize=True)
     layer = SoftmaxLayer(rows, loss, made(name, rows), M, update_every=2)
@@ -102,9 +102,9 @@ def test_after_moved_and_refresh_the_sampler_is_one_made_from_the_vectors(name, 
     layer.parameters["class_embeddings"][ids] = 5.0 * unit(rng, 2, D)
     contexts = unit(rng, 2, D)
     old = layer.sampler.probs(contexts)
-    layer.moved(ids)
-    np.testing.assert_array_equal(layer.sampler.probs(contexts), old)  # not told yet
-    layer.moved(ids[:1])
+    layer.update(ids)
+    np.testing.assert_array_equal(layer.sampler.probs(contexts), old)  # not updated yet
+    layer.update(ids[:1])
     new = made(name, layer.parameters["class_embeddings"]).probs(contexts)
     np.testing.assert_allclose(layer.sampler.probs(contexts), new, rtol=1e-5, atol=1e-9)
     layer.refresh()
@@ -112,12 +112,12 @@ def test_after_moved_and_refresh_the_sampler_is_one_made_from_the_vectors(name, 
     assert before.shape == new.shape
 
 
-def test_moved_without_ids_and_by_threshold_tells_all(rows, rng):
+def test_update_without_ids_is_of_all(rows, rng):
     layer = SoftmaxLayer(
         rows, make_loss("sampled", tau=TAU, normalize=True), made("softmax", rows), M
     )
     layer.parameters["class_embeddings"][:] = unit(rng, N, D)
-    layer.moved()
+    layer.update()
     contexts = unit(rng, 2, D)
     wanted = made("softmax", layer.parameters["class_embeddings"]).probs(contexts)
     np.testing.assert_allclose(layer.sampler.probs(contexts), wanted, rtol=1e-9)
@@ -211,7 +211,7 @@ def test_class_vectors_are_copied_and_a_vanished_one_is_named(rows, rng):
     layer.forward(h, labels, rng=0)
     layer.parameters["class_embeddings"][7] = 0.0
     with pytest.raises(ValueError, match="`class_embeddings`.*row 7"):
-        layer.moved([7])
+        layer.update([7])
 
 
 def test_a_draw_for_the_full_softmax_and_a_foreign_state_are_refused(rows, rng):
