@@ -12,7 +12,17 @@ import samplesoft
 
 ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
-    {"_cuda", "_files", "_jit", "_memory", "_names", "_progress", "_random", "_validation"},
+    {
+        "_cuda",
+        "_files",
+        "_jit",
+        "_memory",
+        "_names",
+        "_progress",
+        "_random",
+        "_temperature",
+        "_validation",
+    },
     {"kernels"},
     {"_device"},
     {"feature_maps", "data"},
