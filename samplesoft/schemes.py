@@ -1,0 +1,228 @@
+"""Schemes: how the drawn classes become a sum S in place of the partition function.
+
+The exact bias, Monte Carlo, the losses, `verify` and the command line all ask a `Scheme` for its
+facts; none of them knows a scheme by its name. A new one that these facts describe is an entry in
+`SCHEMES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+_BASES = ("none", "plain", "corrected")
+_HITS = ("absent", "masked", "counted", "kept")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The facts of a scheme.
+
+    With ``e = exp(o)``, t the label, q the proposal and m the number of draws, the loss of one
+    example is ``log S`` minus the label's logit, and S is a base mass for the label plus a weight
+    for each draw. ``hits`` are draws of the label.
+
+    Attributes
+    ----------
+    name : str
+        Its name in messages, and its key in `SCHEMES`.
+    formula : str
+        S in one line; ``qn`` is q given "not the label", K the number of draws that are kept.
+    base : {"none", "plain", "corrected"}
+        The label's own mass in S: 0, ``e_t``, or ``e_t / (m q_t)``, in which its logit has lost
+        the log of its expected number of draws, as the logits of draws have.
+    hits : {"absent", "masked", "counted", "kept"}
+        Draws of the label do not occur; have no weight; have none, and those that are kept are
+        divided by their number K in place of m; or count like any other draw.
+    corrects_draws : bool
+        Whether a draw of class j weighs ``e_j / (m q_j)``; if not, ``e_j``.
+    independent : bool
+        Whether each class is included or not, independently of the others, in place of m draws
+        with replacement.
+    jackknife : bool
+        Whether the loss is the delete-one jackknife of log S.
+    least_draws : int
+        Smallest number of draws m.
+    has_bounds : bool
+        Whether Theorem 1 of Rawat et al. (2019), the bounds for every m, the limit of m times the
+        bias and the moments of the gradient in h are about this scheme.
+
+    Raises
+    ------
+    ValueError
+        If `base` or `hits` is none of those.
+
+    Examples
+    --------
+    >>> SCHEMES["reject"].draws_label, SCHEMES["reject"].random_count
+    (False, True)
+    >>> [name for name, scheme in SCHEMES.items() if not scheme.has_exact_bias]
+    ['kept', 'jackknife_masked']
+    """
+
+    name: str
+    formula: str
+    base: str
+    hits: str
+    corrects_draws: bool = True
+    independent: bool = False
+    jackknife: bool = False
+    least_draws: int = 1
+    has_bounds: bool = False
+
+    def __post_init__(self) -> None:
+        for field, known in (("base", _BASES), ("hits", _HITS)):
+            if getattr(self, field) not in known:
+                raise ValueError(
+                    f"`{field}` must be one of {', '.join(known)}; got {getattr(self, field)!r}."
+                )
+
+    @property
+    def label_in_sum(self) -> bool:
+        """Whether the label has a mass in S of its own, drawn or not."""
+        return self.base != "none"
+
+    @property
+    def corrects_label(self) -> bool:
+        """Whether the label's logit is corrected as those of the draws are."""
+        return self.base == "corrected"
+
+    @property
+    def excludes_label(self) -> bool:
+        """Whether draws are made so that none is the label."""
+        return self.hits == "absent"
+
+    @property
+    def draws_label(self) -> bool:
+        """Whether a draw of the label has weight."""
+        return self.hits == "kept"
+
+    @property
+    def random_count(self) -> bool:
+        """Whether the number of draws that S is made of is random."""
+        return self.independent or self.hits == "counted"
+
+    @property
+    def divides_by_kept(self) -> bool:
+        """Whether the draws that are not the label are divided by their number K, not by m."""
+        return self.hits == "counted"
+
+    @property
+    def label_is_a_draw(self) -> bool:
+        """Whether the base mass ``e_t / (m q_t)`` is no more than one more draw of the label."""
+        return self.corrects_label and self.draws_label
+
+    @property
+    def needs_label_count(self) -> bool:
+        """Whether a loss must know how many draws of the label are expected."""
+        return self.corrects_label or self.divides_by_kept
+
+    @property
+    def has_exact_bias(self) -> bool:
+        """Whether `samplesoft.exact_bias` covers it.
+
+        That needs corrected draws and an S that no outcome makes 0. A base mass in full beside
+        draws of the label that count too is left out: with the label in it twice, S does not
+        tend to the partition function.
+        """
+        if not self.corrects_draws:
+            return False
+        if self.jackknife or self.independent:
+            return self.base == "plain" and self.excludes_label
+        if self.base == "plain":
+            return not self.draws_label
+        if self.base == "corrected":
+            return self.hits in ("masked", "kept")
+        return self.draws_label
+
+    def without_correction(self) -> Scheme:
+        """Return the same with draws that weigh ``e_j``, however they were drawn."""
+        return replace(self, corrects_draws=False, has_bounds=False)
+
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme(
+            "negatives",
+            "e_t + sum of e_j / (m qn_j)",
+            base="plain",
+            hits="absent",
+            has_bounds=True,
+        ),
+        Scheme("masked", "e_t + sum of e_j / (m q_j), j != t", base="plain", hits="masked"),
+        Scheme("reject", "e_t + sum of e_j / (K qn_j), j != t", base="plain", hits="counted"),
+        Scheme("candidate", "e_t / (m q_t) + sum of e_j / (m q_j)", base="corrected", hits="kept"),
+        Scheme(
+            "candidate_masked",
+            "e_t / (m q_t) + sum of e_j / (m q_j), j != t",
+            base="corrected",
+            hits="masked",
+        ),
+        Scheme("kept", "e_t + sum of e_j / (m q_j)", base="plain", hits="kept"),
+        Scheme("importance", "sum of e_j / (m q_j)", base="none", hits="kept"),
+        Scheme(
+            "poisson",
+            "e_t + sum of e_j / q_j over the included classes",
+            base="plain",
+            hits="absent",
+            independent=True,
+        ),
+        Scheme(
+            "jackknife",
+            "m log S_m - (m - 1) mean of log S_(m - 1), S of negatives",
+            base="plain",
+            hits="absent",
+            jackknife=True,
+            least_draws=2,
+        ),
+        Scheme(
+            "jackknife_masked",
+            "m log S_m - (m - 1) mean of log S_(m - 1), S of masked",
+            base="plain",
+            hits="masked",
+            jackknife=True,
+            least_draws=2,
+        ),
+    )
+}
+EXACT_SCHEMES = tuple(name for name, scheme in SCHEMES.items() if scheme.has_exact_bias)
+
+
+def select(*names: str) -> dict[str, Scheme]:
+    """Return some of `SCHEMES`, in the order of their names as given."""
+    return {name: SCHEMES[name] for name in names}
+
+
+def as_scheme(value: Any, choices: Iterable[str] = EXACT_SCHEMES) -> Scheme:
+    """Return the scheme of a name; a `Scheme` of the caller's own with an exact bias as it is.
+
+    Parameters
+    ----------
+    value : str or Scheme
+        The argument ``scheme`` of a public function.
+    choices : iterable of str
+        Keys of `SCHEMES` that the function takes.
+
+    Returns
+    -------
+    Scheme
+        The facts.
+
+    Raises
+    ------
+    ValueError
+        If it is none of them.
+
+    Examples
+    --------
+    >>> as_scheme("importance").label_in_sum
+    False
+    """
+    names = list(choices)
+    if isinstance(value, Scheme) and value.has_exact_bias:
+        return value
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"`scheme` must be one of {', '.join(names)}; got {value!r}.")
+    return SCHEMES[value]
