@@ -1,4 +1,15 @@
-"""The one njit decorator, and threads that run its kernels side by side."""
+"""The one njit decorator, and threads that run its kernels side by side.
+
+Kernels are serial; a pool of Python threads runs them on chunks. How many threads is Numba's
+setting, as for its own parallel loops:
+
+- ``NUMBA_NUM_THREADS`` in the environment, read when Numba is imported; else the usable cores.
+  joblib sets it in its worker processes (``inner_max_num_threads``).
+- ``numba.set_num_threads(k)``, for calls from the thread that sets it; k is at most the number
+  above. Other threads keep their own setting, which starts at that number.
+
+threadpoolctl does not know Numba: its limits hold for BLAS and OpenMP, and not here.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +71,18 @@ def _compile(function: Function, fastmath: bool | set[str]) -> Function:
 
 
 def num_threads() -> int:
-    """Return how many threads kernels may use: ``NUMBA_NUM_THREADS`` or the usable cores."""
-    return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
+    """Return how many threads kernels may use: what `numba.get_num_threads` says to this thread.
+
+    Numba is asked only once its threading layer is loaded, as `numba.set_num_threads` does: to
+    load OpenMP for the question would forbid parallel loops of Numba in forked children.
+    """
+    if _is_worker():  # which works alone
+        return 1
+    try:
+        numba.threading_layer()
+    except ValueError:  # not loaded, so nobody has set a number
+        return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
+    return int(numba.get_num_threads())
 
 
 def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -83,11 +104,12 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
         ``function(item)`` for each item, in the order of the items.
     """
     items = list(items)
-    workers = min(num_threads(), len(items))
-    if workers <= 1 or getattr(_thread, "is_worker", False):  # a worker that waits may wait forever
+    threads = num_threads()
+    workers = min(threads, len(items))
+    if workers <= 1:  # as in a worker, which may wait forever if it waits for others
         yield from map(function, items)
         return
-    pool = _pool(num_threads() - 1)
+    pool = _pool(threads - 1)
     for part in chunks(len(items), workers):
         own, *others = items[part]
         # with the caller's context, of which np.errstate is a part
@@ -123,6 +145,10 @@ _thread = threading.local()
 
 def _mark_worker() -> None:
     _thread.is_worker = True
+
+
+def _is_worker() -> bool:
+    return getattr(_thread, "is_worker", False)
 
 
 @cache

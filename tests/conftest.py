@@ -10,8 +10,40 @@ from hypothesis import settings
 settings.register_profile("samplesoft", deadline=None, derandomize=True)
 settings.load_profile("samplesoft")
 
+MOST_THREADS = 5  # more than many machines have cores
+
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
     sys.setswitchinterval(1e-5)  # a simulated barrier is passed at a switch of threads
+
+
+def pytest_configure(config):
+    """Let `numba.set_num_threads` go above the cores, and start with as many threads as cores."""
+    given = os.environ.get("NUMBA_NUM_THREADS")
+    os.environ["NUMBA_NUM_THREADS"] = str(MOST_THREADS)  # Numba reads it when it is imported
+    import numba
+
+    start = numba.config.NUMBA_DEFAULT_NUM_THREADS
+    if hasattr(config, "workerinput"):  # processes of pytest-xdist share the cores
+        start //= config.workerinput["workercount"]
+    elif given:
+        start = int(given)
+    numba.set_num_threads(min(max(start, 1), MOST_THREADS))
+
+
+@pytest.fixture
+def threads():
+    """Return a function that sets the number of threads, as users do; at most `MOST_THREADS`."""
+    import numba
+
+    from samplesoft._jit import num_threads
+
+    def use(count):
+        numba.set_num_threads(count)
+        assert num_threads() == count  # the library follows
+
+    before = numba.get_num_threads()
+    yield use
+    numba.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items):

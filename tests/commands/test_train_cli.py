@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 
-import numba
 import numpy as np
 import pytest
 
@@ -380,14 +379,11 @@ def test_rate_that_is_far_too_high(corpus, tmp_path, capsys):
     assert "epoch 1, after 0 of 19 steps: training has diverged" in capsys.readouterr().err
 
 
-def test_overflow_is_divergence(corpus, tmp_path, capsys):
+@pytest.mark.parametrize("count", [1, 2])
+def test_overflow_is_divergence(count, threads, corpus, tmp_path, capsys):
     """Every loss is finite here, for vectors are divided by their norms."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    try:
-        assert lm(corpus, tmp_path / "run", *SAMPLED, "--learning-rate", "1e30") == 1
-    finally:
-        numba.set_num_threads(threads)
+    threads(count)
+    assert lm(corpus, tmp_path / "run", *SAMPLED, "--learning-rate", "1e30") == 1
     assert "training has diverged: overflow" in capsys.readouterr().err
 
 

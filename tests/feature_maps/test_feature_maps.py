@@ -3,7 +3,6 @@
 from functools import cache
 
 import naive_maps
-import numba
 import numpy as np
 import pytest
 from scipy.linalg import hadamard
@@ -337,14 +336,14 @@ def test_the_seed_decides(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_neither_chunks_nor_threads_matter(name, monkeypatch):
+def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
     X = unit_rows(50, DIM, 0).astype(np.float32)
     phi = FEATURE_MAPS[name](DIM, 20, rng=0)
     expected = phi.transform(X)
     monkeypatch.setattr("samplesoft.feature_maps.base._OUTPUTS", 100)
     monkeypatch.setattr("samplesoft.feature_maps.maclaurin._PRODUCTS", 100)
-    for threads in (1, 3):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+    for count in (1, 3):
+        threads(count)
         np.testing.assert_allclose(phi.transform(X), expected, rtol=1e-6, atol=1e-8)
 
 

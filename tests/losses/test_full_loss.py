@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft import _jit
 from samplesoft.kernels.losses.full_softmax import exp32_to
 from samplesoft.losses import full
 from samplesoft.losses.full import FullSoftmaxLoss
@@ -111,10 +110,10 @@ def test_against_torch(csr):
         np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-4, atol=1e-7)
 
 
-def test_the_number_of_threads_changes_nothing(monkeypatch):
+def test_the_number_of_threads_changes_nothing(threads):
     results = []
-    for threads in (1, 3):
-        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
+    for count in (1, 3):
+        threads(count)
         h, rows, labels = case(n=5000, d=70, batch=40, dtype=np.float32)
         loss = FullSoftmaxLoss(normalize=True, tau=4.0)
         value, cache = loss.forward(h, rows, labels)

@@ -17,8 +17,6 @@ from mpmath import mp
 from naive_losses import ORACLES, derivative, exact
 from scipy import sparse
 
-from samplesoft import _jit
-from samplesoft.losses import scores as scores_module
 from samplesoft.losses.registry import LOSSES, make_loss
 
 OPTIONS = {
@@ -135,13 +133,12 @@ def test_float32_follows_float64(name, shared):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-def test_the_same_bits_at_any_number_of_threads(name, shared, monkeypatch):
+def test_the_same_bits_at_any_number_of_threads(name, shared, threads):
     loss = make_loss(name, normalize=True)
     case = make_case(loss, shared=shared, batch=400, n=300, m=200, dim=20, full=True)
     found = []
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
-        monkeypatch.setattr(scores_module, "num_threads", lambda threads=threads: threads)
+    for count in (1, 2, 5):
+        threads(count)
         value, cache = case.forward(loss)
         gradients = loss.backward(cache)
         found.append((value, gradients.dh, gradients.dW.rows, gradients.db.rows))

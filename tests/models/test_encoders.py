@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_array, csr_array, csr_matrix, random_array
 
-from samplesoft import _jit
 from samplesoft.models import encoders
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding, SparseLinear
@@ -114,13 +113,13 @@ def test_a_matrix_without_entries():
     assert ids.shape == (0,) and rows.shape == (0, 2)
 
 
-def test_results_do_not_depend_on_the_number_of_threads(rng, monkeypatch):
+def test_results_do_not_depend_on_the_number_of_threads(rng, threads, monkeypatch):
     monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 64)
     embedding, linear = Embedding(50, 8, rng=0), SparseLinear(70, 8, rng=0)
     ids, x = rng.integers(0, 50, (9, 40)), sparse(rng, 90, 70, dtype=np.float32)
     results = []
-    for threads in (1, 3):
-        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
+    for count in (1, 3):
+        threads(count)
         arrays = []
         for layer, inputs in ((embedding, ids), (linear, x)):
             y, cache = layer.forward(inputs)
@@ -130,10 +129,10 @@ def test_results_do_not_depend_on_the_number_of_threads(rng, monkeypatch):
         np.testing.assert_array_equal(one, three)
 
 
-def test_large_weights_are_the_same_at_any_number_of_threads(monkeypatch):
+def test_large_weights_are_the_same_at_any_number_of_threads(threads):
     several = []
-    for threads in (1, 3):
-        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
+    for count in (1, 3):
+        threads(count)
         several.append(Embedding(70_001, 32, init_scale=0.1, rng=3).parameters["weights"])
     np.testing.assert_array_equal(*several)
     assert abs(several[0]).max() <= np.float32(0.1)

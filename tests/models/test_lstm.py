@@ -2,7 +2,6 @@ import naive_models
 import numpy as np
 import pytest
 
-from samplesoft import _jit
 from samplesoft.kernels.models.lstm_gates import TERMS, gates_forward
 from samplesoft.models import step_products
 from samplesoft.models.lstm import LSTM
@@ -118,14 +117,14 @@ def test_pieces_make_the_whole_product(rng, monkeypatch, rows, depth, columns):
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (7, 3, 5), (20, 200, 64), (61, 450, 130), (285, 9, 3)]
 )
-def test_long_products_are_those_of_numpy_at_any_number_of_threads(rng, monkeypatch, dtype, shape):
+def test_long_products_are_those_of_numpy_at_any_number_of_threads(rng, threads, dtype, shape):
     long, inner, columns = shape
     a, b = (rng.standard_normal(s).astype(dtype) for s in ((long, inner), (inner, columns)))
     wanted = a.astype(float) @ b.astype(float)
     atol = 1e-4 if dtype == np.float32 else 1e-12
     first = None
-    for threads in (1, 2, 3):
-        monkeypatch.setattr(step_products, "num_threads", lambda count=threads: count)
+    for count in (1, 2, 5):
+        threads(count)
         out, other = (np.full((long, columns), np.nan, dtype) for _ in range(2))
         copies = np.ascontiguousarray(a.T).T, np.ascontiguousarray(b.T).T
         step_products.products([(a, b, out), (*copies, other)])
@@ -259,11 +258,11 @@ def test_later_calls_leave_earlier_results_alone(rng):
         np.testing.assert_array_equal(same[name], gradient)
 
 
-def test_results_do_not_depend_on_the_number_of_threads(rng, monkeypatch):
+def test_results_do_not_depend_on_the_number_of_threads(rng, threads):
     lstm, x, state = make(rng, steps=5, batch=33, size=16, dropout=0.5, dtype=np.float32)
     results = []
-    for threads in (1, 3):
-        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
+    for count in (1, 3):
+        threads(count)
         y, last, cache = lstm.forward(x, state, rng=7, training=True)
         dx, gradients = lstm.backward(cache, y)
         results.append([cache[1].factors, y, *last, dx, *gradients.values()])

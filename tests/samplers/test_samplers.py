@@ -1,6 +1,5 @@
 """One suite for every registered sampler: what is drawn, what is reported, what is refused."""
 
-import numba
 import numpy as np
 import pytest
 from naive_samplers import chi_square
@@ -118,11 +117,11 @@ def test_excluding_a_label_with_nearly_all_the_mass(name):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(name, shared, monkeypatch):
+def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(name, shared, threads):
     sampler, h = make_sampler(name, inputs(300)), contexts(70)
     drawn = []
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+    for count in (1, 2, 5):
+        threads(count)
         drawn.append(sampler.sample(h, 300, shared=shared, rng=4))
     for other in drawn[1:]:
         np.testing.assert_array_equal(drawn[0].ids, other.ids)

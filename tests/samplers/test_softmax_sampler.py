@@ -2,7 +2,6 @@
 
 import tracemalloc
 
-import numba
 import numpy as np
 import pytest
 from naive_draws import softmax
@@ -140,12 +139,12 @@ def test_updates_copy_and_the_last_of_a_class_counts():
     np.testing.assert_allclose(sampler.probs(H), oracle(H, changed), rtol=1e-13)
 
 
-def test_many_parts_on_any_number_of_threads_give_the_same(monkeypatch):
+def test_many_parts_on_any_number_of_threads_give_the_same(threads):
     vectors, h = RNG.normal(size=(30_000, 3)), RNG.normal(size=(70, 3))
     sampler, labels = SoftmaxSampler(vectors), np.arange(70) * 400
     drawn = []
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+    for count in (1, 2, 5):
+        threads(count)
         drawn.append(sampler.sample(h, 40, exclude=labels, rng=4))
     for other in drawn[1:]:
         np.testing.assert_array_equal(drawn[0].ids, other.ids)

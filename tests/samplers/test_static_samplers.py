@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import permutations
 
 import naive_samplers as naive
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -136,12 +135,12 @@ def test_half_of_the_mass_is_no_trouble():
 
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_draws_depend_on_the_seed_and_the_example_only(name, replace, monkeypatch):
+def test_draws_depend_on_the_seed_and_the_example_only(name, replace, threads, monkeypatch):
     sampler, exclude = SAMPLERS[name](replace=replace), np.arange(60) % 5
     draw = sampler.sample(contexts(60), 3, exclude=exclude, rng=7)
     monkeypatch.setattr(static, "_CHUNK_DRAWS", 7)
-    for threads in (1, 3):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+    for count in (1, 3):
+        threads(count)
         again = SAMPLERS[name](replace=replace).sample(contexts(60), 3, exclude=exclude, rng=7)
         np.testing.assert_array_equal(draw.ids, again.ids)
         np.testing.assert_array_equal(draw.log_q, again.log_q)

@@ -6,7 +6,6 @@ from naive_tree import draw, probabilities
 from scipy import stats
 from tree_cases import DTYPES, as_floats, lifted, real_numbers, whole_numbers
 
-from samplesoft import _jit
 from samplesoft._random import as_key, uniform_block
 from samplesoft.samplers.tree import host
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
@@ -104,7 +103,7 @@ def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size
 
 @pytest.mark.parametrize("transform", [False, True], ids=["plain", "transform"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_draws_are_the_same_at_any_number_of_threads(monkeypatch, dtype, transform):
+def test_draws_are_the_same_at_any_number_of_threads(threads, monkeypatch, dtype, transform):
     rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
     exclude = np.arange(257)
     seen, names, pick = [], set(), host.pick
@@ -116,9 +115,8 @@ def test_draws_are_the_same_at_any_number_of_threads(monkeypatch, dtype, transfo
     monkeypatch.setattr(host, "pick", spy)
     monkeypatch.setattr(host, "_WORTH_A_THREAD", 0)
     monkeypatch.setattr(host, "_BLOCK", 1 << 16)
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(_jit, "num_threads", lambda threads=threads: threads)
-        monkeypatch.setattr(host, "num_threads", lambda threads=threads: threads)
+    for count in (1, 2, 5):
+        threads(count)
         kernel_tree = KernelTree(rows, lifted if transform else None, leaf_size=3)
         kernel_tree.update([2, 299], rows[:2])
         drawn = kernel_tree.sample(h, 100, exclude=exclude, rng=2)
