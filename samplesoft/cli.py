@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from samplesoft import __version__
 from samplesoft.commands import COMMANDS
 
 
@@ -50,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="samplesoft",
         description="Sampled softmax: exact bias, bounds, Monte Carlo, and training.",
     )
+    parser.add_argument("--version", action="version", version=f"samplesoft {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for add in COMMANDS:
         add(commands)

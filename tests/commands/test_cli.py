@@ -122,6 +122,11 @@ def test_module_and_help():
         assert word in text
 
 
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"samplesoft {samplesoft.__version__}\n"
+
+
 BAD = {
     "command": ([], "required: command"),
     "option": (["verify", "--nope"], "--nope"),
