@@ -79,7 +79,7 @@ def num_threads() -> int:
     if _is_worker():  # which works alone
         return 1
     try:
-        numba.threading_layer()
+        cast(Any, numba).threading_layer()
     except ValueError:  # not loaded, so nobody has set a number
         return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
     return int(numba.get_num_threads())
