@@ -8,11 +8,10 @@ from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.registry import LOSSES, make_loss
-from samplesoft.losses.sampled import SCHEMES, SampledLoss, SampledSoftmaxLoss, Scheme
+from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
 
 __all__ = [
     "LOSSES",
-    "SCHEMES",
     "Batch",
     "Cache",
     "FullSoftmaxLoss",
@@ -24,7 +23,6 @@ __all__ = [
     "NegativeSamplingLoss",
     "SampledLoss",
     "SampledSoftmaxLoss",
-    "Scheme",
     "SparseRows",
     "make_loss",
 ]

@@ -11,6 +11,7 @@ from samplesoft._validation import FloatArray, IntArray, require_host
 from samplesoft.kernels.losses.candidate_logits import are_drawable
 from samplesoft.losses.targets import Targets
 from samplesoft.samplers.base import Draw
+from samplesoft.schemes import Scheme
 
 
 def read_draw(
@@ -88,7 +89,7 @@ def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
     )
 
 
-def read_label_count(value: ArrayLike | None, targets: Targets, scheme: str) -> FloatArray:
+def read_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
     """Check the logarithms (P,) of how often a draw contains each label in the mean.
 
     Parameters
@@ -97,8 +98,9 @@ def read_label_count(value: ArrayLike | None, targets: Targets, scheme: str) -> 
         Logarithms.
     targets : Targets
         P pairs of example and label.
-    scheme : str
-        Names the loss in messages; only ``"reject"`` takes labels that cannot be drawn.
+    scheme : Scheme
+        That of the loss; one that divides by the draws that are kept takes labels that cannot be
+        drawn.
 
     Returns
     -------
@@ -113,13 +115,13 @@ def read_label_count(value: ArrayLike | None, targets: Targets, scheme: str) -> 
     size = len(targets.labels)
     if value is None:
         raise TypeError(
-            f"`label_log_count` must be given with scheme={scheme!r}: the log expected "
+            f"`label_log_count` must be given with scheme={scheme.name!r}: the log expected "
             "count of each label in a draw; use sampler.log_expected_count."
         )
     counts = np.asarray(value, dtype=np.float64)
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
-    good = np.isfinite(counts) | ((counts == -np.inf) & (scheme == "reject"))
+    good = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_kept)
     if not good.all():
         worst = int(np.argmin(good))
         raise ValueError(

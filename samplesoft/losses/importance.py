@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
-from samplesoft.losses.sampled import SampledLoss, Scheme
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.schemes import Scheme, select
 
 
 class ImportanceSamplingLoss(SampledLoss):
@@ -43,9 +44,8 @@ class ImportanceSamplingLoss(SampledLoss):
     True
     """
 
-    schemes: ClassVar[dict[str, Scheme]] = {
-        "importance": Scheme(adjusts_label=False, hits="kept"),
-    }
+    schemes: ClassVar[dict[str, Scheme]] = select("importance")
+    is_softmax = True
 
     def __init__(self, *, scheme: str = "importance", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)

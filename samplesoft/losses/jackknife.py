@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.jackknife_terms import jackknife_terms
 from samplesoft.losses.base import Batch
-from samplesoft.losses.sampled import SCHEMES, SampledLoss, Scheme
+from samplesoft.losses.sampled import SampledLoss
 from samplesoft.samplers.base import Draw
+from samplesoft.schemes import SCHEMES, Scheme
 
 
 class JackknifeLoss(SampledLoss):
@@ -57,13 +58,17 @@ class JackknifeLoss(SampledLoss):
     True
     """
 
-    schemes: ClassVar[dict[str, Scheme]] = {name: SCHEMES[name] for name in ("negatives", "masked")}
+    schemes: ClassVar[dict[str, Scheme]] = {
+        "negatives": SCHEMES["jackknife"],
+        "masked": SCHEMES["jackknife_masked"],
+    }
+    is_softmax = True
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         if isinstance(draw, Draw):
-            if draw.ids.shape[-1] < 2:
+            if draw.ids.shape[-1] < self.facts.least_draws:
                 raise ValueError(
                     "`draw` must hold at least 2 draws for the jackknife, which leaves one out, "
                     f"got {draw.ids.shape[-1]}; raise num_sampled."

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
-from samplesoft.losses.sampled import SCHEMES, SampledLoss, Scheme
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.schemes import Scheme, select
 
 
 class NCELoss(SampledLoss):
@@ -50,9 +51,7 @@ class NCELoss(SampledLoss):
     array([ 0.2,  0.3, -0.5])
     """
 
-    schemes: ClassVar[dict[str, Scheme]] = {
-        name: SCHEMES[name] for name in ("candidate", "candidate_masked")
-    }
+    schemes: ClassVar[dict[str, Scheme]] = select("candidate", "candidate_masked")
 
     def __init__(self, *, scheme: str = "candidate", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
-from samplesoft.losses.sampled import SampledLoss, Scheme
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.schemes import Scheme, select
 
 
 class NegativeSamplingLoss(SampledLoss):
@@ -48,9 +49,8 @@ class NegativeSamplingLoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = {
-        "negatives": Scheme(adjusts_label=False, hits="absent", corrects=False),
-        "masked": Scheme(adjusts_label=False, hits="masked", corrects=False),
-        "kept": Scheme(adjusts_label=False, hits="kept", corrects=False),
+        name: scheme.without_correction()
+        for name, scheme in select("negatives", "masked", "kept").items()
     }
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:

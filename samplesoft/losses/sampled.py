@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,44 +18,17 @@ from samplesoft.losses.draws import read_draw, read_label_count
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
 from samplesoft.samplers.base import Draw, Rows
+from samplesoft.schemes import Scheme, select
 
 _CHUNK_NUMBERS = 1 << 16
 _NO_LABEL = -1
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """How draws are treated.
-
-    Parameters
-    ----------
-    adjusts_label : bool
-        Candidate-sampling convention: the label's score loses its log expected count too.
-    hits : {"absent", "masked", "counted", "kept"}
-        Draws of the label: raise for them, leave them out, leave them out and spread their
-        weight over the rest, or keep them as negatives.
-    corrects : bool
-        Whether scores of draws lose their log expected counts.
-    """
-
-    adjusts_label: bool
-    hits: str
-    corrects: bool = True
-
-
-SCHEMES = {
-    "negatives": Scheme(adjusts_label=False, hits="absent"),
-    "masked": Scheme(adjusts_label=False, hits="masked"),
-    "reject": Scheme(adjusts_label=False, hits="counted"),
-    "candidate": Scheme(adjusts_label=True, hits="kept"),
-    "candidate_masked": Scheme(adjusts_label=True, hits="masked"),
-}
-
-
 class SampledLoss(Loss):
     """A loss on the label's logit and those of the drawn classes.
 
-    A new one implements `_terms`, and names its `schemes`.
+    A new one implements `_terms`, and names its `schemes`; where it is a softmax, its bias is that
+    of its scheme.
 
     Parameters
     ----------
@@ -71,31 +43,38 @@ class SampledLoss(Loss):
         Those that the loss makes sense with.
     scheme : str
         How draws are treated.
+    facts : Scheme
+        What is known of that scheme.
     excludes_label : bool
         Whether draws must be made with ``exclude=labels``.
     needs_label_count : bool
         Whether `forward` must be given `label_log_count`.
+    bias_scheme : str or None
+        The scheme under which `samplesoft.exact_bias` gives the bias of this loss; None where
+        no exact bias is known, as for logistic losses.
     """
 
-    schemes: ClassVar[dict[str, Scheme]] = SCHEMES
+    schemes: ClassVar[dict[str, Scheme]]
+    is_softmax: ClassVar[bool] = False
 
     def __init__(self, *, scheme: str = "negatives", **options: Any) -> None:
         super().__init__(**options)
         self.scheme = as_choice("scheme", scheme, self.schemes)
-        self.treatment = self.schemes[self.scheme]
-        self.excludes_label = self.treatment.hits == "absent"
-        self.needs_label_count = self.treatment.adjusts_label or self.treatment.hits == "counted"
+        self.facts = facts = self.schemes[scheme]
+        self.excludes_label = facts.excludes_label
+        self.needs_label_count = facts.needs_label_count
+        self.bias_scheme = facts.name if self.is_softmax and facts.has_exact_bias else None
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, CandidateScores]:
         targets = batch.targets
         ids, log_counts = read_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
-        if not self.treatment.corrects:
+        if not self.facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         label_count = None
         if self.needs_label_count:
-            label_count = read_label_count(label_log_count, targets, self.scheme)
+            label_count = read_label_count(label_log_count, targets, self.facts)
         candidates = candidate_scores(batch, ids, self.normalize)
         scores = candidates.scores
         losses = np.empty(len(scores))
@@ -109,7 +88,7 @@ class SampledLoss(Loss):
             if self.excludes_label and hits.any():
                 raise self.contains_label(targets.labels, part.start + int(hits.argmax()))
             if label_count is not None:
-                if self.treatment.adjusts_label:
+                if self.facts.corrects_label:
                     logits[:, 0] -= label_count[part]
                 else:
                     spread(logits, hits, label_count[part])
@@ -149,7 +128,7 @@ class SampledLoss(Loss):
         """
         if self.absolute:
             scores = np.abs(scores)
-        if self.treatment.hits == "kept":
+        if self.facts.draws_label:
             labels = np.full_like(labels, _NO_LABEL)
         hits = np.empty_like(labels)
         return hits, correct(scores, ids, log_counts, labels, logits, hits)
@@ -209,6 +188,11 @@ class SampledSoftmaxLoss(SampledLoss):
     >>> ids  # labels and draws
     array([1, 2, 3, 4])
     """
+
+    schemes: ClassVar[dict[str, Scheme]] = select(
+        "negatives", "masked", "reject", "candidate", "candidate_masked"
+    )
+    is_softmax = True
 
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)

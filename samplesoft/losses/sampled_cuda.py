@@ -92,14 +92,14 @@ class CudaSampledSoftmax:
         self, batch: Batch, draw: Draw | None, label_log_count: Any, weights: Any
     ) -> tuple[Any, Cache]:
         """Compute the loss of arguments that `read` has checked."""
-        size, scheme = batch.z.shape[0], self._loss.treatment
+        size, scheme = batch.z.shape[0], self._loss.facts
         ids, log_q = _read_draw(draw, size, batch.class_embeddings.shape[0])
         m, shared = ids.shape[1], ids.shape[0] == 1 < size
         counts = self._label_counts(batch, label_log_count)
         saved = self._scored(batch, ids, shared)
         losses, hits = empty(size, np.float64), empty(size, np.int64)
-        log_m = float(np.log(m)) if scheme.corrects else 0.0
-        treated = scheme.adjusts_label, scheme.hits == "counted", scheme.hits == "kept"
+        log_m = float(np.log(m)) if scheme.corrects_draws else 0.0
+        treated = scheme.corrects_label, scheme.divides_by_kept, scheme.draws_label
         given = saved.slopes, ids, log_q, log_m, batch.targets.labels, counts, *treated
         launch_warps(kernels.softmax_rows, size, *given, self._loss.absolute, losses, hits)
         if self._loss.excludes_label:
@@ -152,10 +152,10 @@ class CudaSampledSoftmax:
         if on_device(value) and tuple(value.shape) == (size,):
             counts = contiguous("label_log_count", value, np.float64)
             search = launch_threads, checks_cuda.find_not_finite
-            if self._loss.scheme == "reject" or first_found(*search, size, counts) is None:
+            if self._loss.facts.divides_by_kept or first_found(*search, size, counts) is None:
                 return counts
         return to_device(
-            read_label_count(to_host(value), _on_host(batch).targets, self._loss.scheme)
+            read_label_count(to_host(value), _on_host(batch).targets, self._loss.facts)
         )
 
     def _reduced(self, batch: Batch, losses: Any, weights: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from samplesoft._device.select import to_host
-from samplesoft.losses import SCHEMES, SampledSoftmaxLoss
+from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.samplers import LogUniformSampler, RFSoftmaxSampler, UniformSampler
@@ -34,7 +34,7 @@ def drawn(scheme, shared, h):
 @pytest.mark.parametrize("options", [PLAIN, ALL], ids=["plain", "all options"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SampledSoftmaxLoss.schemes)
 def test_losses_and_gradients_are_those_of_the_processor(scheme, shared, dtype, options):
     if shared and scheme == "negatives":
         pytest.skip("one set cannot leave out the label of each example")
