@@ -93,10 +93,11 @@ def main() -> None:
     ]
     rows += measure_speed(args.num_classes, args.rounds, args.seconds)
     at, blas = ToySettings(), os.environ.get("OPENBLAS_NUM_THREADS", "as many as it takes")
+    dim = at.embedding_dim
     settings = (
-        f"Left: n = {at.num_classes}, d = {at.dim}, m = {at.num_sampled}, minibatch "
+        f"Left: n = {at.num_classes}, d = {dim}, m = {at.num_sampled}, minibatch "
         f"{at.batch_size}, {args.num_seeds} seeds, lines are means, bands one standard deviation. "
-        f"Right: n = {args.num_classes:,}, d = {at.dim}, uniform, medians of whole steps, "
+        f"Right: n = {args.num_classes:,}, d = {dim}, uniform, medians of whole steps, "
         f"{num_threads()} threads, of BLAS {blas}, {platform.machine()}. Both: one set of m "
         "distinct classes for a minibatch, exact inclusion probabilities, label's score adjusted "
         "too, momentum, float32."

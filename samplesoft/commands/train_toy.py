@@ -38,9 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dim",
+        dest="embedding_dim",
         type=positive_int,
         metavar="D",
-        help=f"length of their projections (default {DEFAULTS.dim})",
+        help=f"length of their projections (default {DEFAULTS.embedding_dim})",
     )
     for name, what in (("data", "data"), ("proposal", "draws")):
         parser.add_argument(

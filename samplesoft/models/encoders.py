@@ -33,7 +33,7 @@ class Embedding:
     ----------
     num_embeddings : int
         Number of ids n.
-    dim : int
+    embedding_dim : int
         Length d of a vector.
     init_scale : float, optional
         Weights start uniform in [-init_scale, init_scale]; 1 / sqrt(d) if None.
@@ -71,13 +71,14 @@ class Embedding:
     def __init__(
         self,
         num_embeddings: int,
-        dim: int,
+        embedding_dim: int,
         *,
         init_scale: float | None = None,
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        shape = as_count("num_embeddings", num_embeddings), as_count("dim", dim)
+        columns = as_count("embedding_dim", embedding_dim)
+        shape = as_count("num_embeddings", num_embeddings), columns
         self.parameters = _weights(shape, init_scale, dtype, rng)
 
     def forward(self, x: ArrayLike) -> tuple[NDArray[Any], IntArray]:
@@ -160,7 +161,7 @@ class SparseLinear:
     ----------
     num_inputs : int
         Number of inputs v.
-    dim : int
+    embedding_dim : int
         Length d of an output.
     init_scale : float, optional
         Weights start uniform in [-init_scale, init_scale]; 1 / sqrt(d) if None.
@@ -198,13 +199,13 @@ class SparseLinear:
     def __init__(
         self,
         num_inputs: int,
-        dim: int,
+        embedding_dim: int,
         *,
         init_scale: float | None = None,
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        shape = as_count("num_inputs", num_inputs), as_count("dim", dim)
+        shape = as_count("num_inputs", num_inputs), as_count("embedding_dim", embedding_dim)
         self.parameters = _weights(shape, init_scale, dtype, rng)
 
     def forward(self, x: Any) -> tuple[NDArray[Any], _Entries]:

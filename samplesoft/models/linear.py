@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from samplesoft._random import as_key, mix64
-from samplesoft._validation import as_count, as_float_rows
+from samplesoft._validation import as_float_rows
 from samplesoft.models.encoders import SparseLinear
 from samplesoft.models.module import (
     ParameterGradients,
@@ -26,7 +26,7 @@ class Linear:
     ----------
     num_inputs : int
         Number of inputs v.
-    dim : int
+    embedding_dim : int
         Length d of an output.
     dtype : dtype
         float32 or float64.
@@ -62,15 +62,15 @@ class Linear:
     def __init__(
         self,
         num_inputs: int,
-        dim: int,
+        embedding_dim: int,
         *,
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
         key, kind = as_key(rng), as_float_dtype(dtype)
-        self._sparse = SparseLinear(num_inputs, dim, dtype=kind, rng=int(key))
-        scale, stream = as_count("dim", dim) ** -0.5, np.uint64(mix64(key, np.uint64(1)))
-        intercept = uniform_weights((dim,), scale, kind, stream)
+        self._sparse = SparseLinear(num_inputs, embedding_dim, dtype=kind, rng=int(key))
+        scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
+        intercept = uniform_weights((embedding_dim,), scale, kind, stream)
         self.parameters = {**self._sparse.parameters, "intercept": intercept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

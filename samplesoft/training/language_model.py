@@ -58,7 +58,7 @@ class LanguageModelTask(Task):
     >>> from samplesoft.data import Vocabulary
     >>> ids = np.random.default_rng(0).integers(0, 4, 500)
     >>> corpus = Corpus(Vocabulary(("a", "b", "c", "d"), np.bincount(ids)), ids, ids, ids)
-    >>> settings = LanguageModelSettings(hidden_size=5, num_steps=8, sampler="unigram")
+    >>> settings = LanguageModelSettings(embedding_dim=5, num_steps=8, sampler="unigram")
     >>> task = LanguageModelTask(corpus, settings)
     >>> loss, gradients = task.step(0, 0)
     >>> gradients["softmax.class_embeddings"].ids, task.num_steps
@@ -71,7 +71,7 @@ class LanguageModelTask(Task):
         self._windows = Windows(
             corpus.train, settings.batch_size, settings.num_steps, keep_short=False
         )
-        n, size = len(corpus.vocabulary.words), settings.hidden_size
+        n, size = len(corpus.vocabulary.words), settings.embedding_dim
         options: dict[str, Any] = {"init_scale": settings.init_scale, "dtype": np.float32}
         self.embedding = Embedding(n, size, rng=sub_seed(self._key, _EMBEDDING), **options)
         self.lstm = LSTM(

@@ -14,8 +14,10 @@ class LanguageModelSettings(SoftmaxSettings):
 
     Parameters
     ----------
-    hidden_size, num_layers : int
-        Of the LSTM; word vectors and class vectors are of the same length.
+    embedding_dim : int
+        Length d of word vectors, of the LSTM's state and of class vectors.
+    num_layers : int
+        LSTMs on top of each other.
     batch_size, num_steps : int
         Rows that are read side by side, and the length of a window of them.
     dropout : float
@@ -38,7 +40,7 @@ class LanguageModelSettings(SoftmaxSettings):
        arXiv:1409.2329.
     """
 
-    hidden_size: int = 200
+    embedding_dim: int = 200
     num_layers: int = 2
     batch_size: int = 20
     num_steps: int = 35
@@ -48,7 +50,7 @@ class LanguageModelSettings(SoftmaxSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("hidden_size", "num_layers", "batch_size", "num_steps"):
+        for name in ("embedding_dim", "num_layers", "batch_size", "num_steps"):
             as_count(name, getattr(self, name))
         as_count("seed", self.seed, 0)
         as_positive("init_scale", self.init_scale)

@@ -38,7 +38,7 @@ class ToySettings:
 
     Parameters
     ----------
-    num_classes, dim : int
+    num_classes, embedding_dim : int
         Classes n and length d of their projections.
     data, proposal : {"uniform", "zipf"}
         Distribution of the data, and of the draws; zipf is in proportion to 1 / (i + 5).
@@ -59,7 +59,7 @@ class ToySettings:
     """
 
     num_classes: int = 50
-    dim: int = 10
+    embedding_dim: int = 10
     data: str = "uniform"
     proposal: str = "uniform"
     loss: str = "sampled-candidate"
@@ -71,7 +71,7 @@ class ToySettings:
 
     def __post_init__(self) -> None:
         n = as_count("num_classes", self.num_classes, 2)
-        for name in ("dim", "batch_size", "num_steps", "test_size"):
+        for name in ("embedding_dim", "batch_size", "num_steps", "test_size"):
             as_count(name, getattr(self, name))
         as_count("seed", self.seed, 0)
         as_choice("data", self.data, WEIGHTS)
@@ -116,7 +116,7 @@ class ToyTask(Task):
     def __init__(self, settings: ToySettings) -> None:
         self.settings = settings
         self._key = as_key(settings.seed)
-        n, d = settings.num_classes, settings.dim
+        n, d = settings.num_classes, settings.embedding_dim
         generator = np.random.default_rng(sub_seed(self._key, _PROJECTION))
         self.projection = (generator.standard_normal((n, d)) / np.sqrt(d)).astype(np.float32)
         data = WEIGHTS[settings.data](n)

@@ -221,7 +221,7 @@ sys.exit(main(sys.argv[1:]))
 def test_gradients_of_the_language_model(corpus):
     """Central differences of the full loss in float32, on the largest entry of each parameter."""
     settings = LanguageModelSettings(
-        hidden_size=6, batch_size=3, num_steps=4, loss="full", sampler=None, num_sampled=None
+        embedding_dim=6, batch_size=3, num_steps=4, loss="full", sampler=None, num_sampled=None
     )
     task = LanguageModelTask(read_corpus(corpus), settings)
     _, gradients = task.step(0, 0)
@@ -244,7 +244,7 @@ def test_gradients_of_the_language_model(corpus):
 
 def test_state_is_carried_from_window_to_window(corpus):
     text = read_corpus(corpus)
-    settings = LanguageModelSettings(hidden_size=6, batch_size=1, num_steps=7, num_features=16)
+    settings = LanguageModelSettings(embedding_dim=6, batch_size=1, num_steps=7, num_features=16)
     task = LanguageModelTask(text, settings)
     for index in range(3):
         task.step(0, index)
@@ -259,7 +259,7 @@ def test_state_is_carried_from_window_to_window(corpus):
 
 def test_validation_is_the_perplexity_of_the_whole_text(corpus):
     text = read_corpus(corpus)
-    task = LanguageModelTask(text, LanguageModelSettings(hidden_size=6, num_features=16))
+    task = LanguageModelTask(text, LanguageModelSettings(embedding_dim=6, num_features=16))
     ids = np.asarray(text.valid)
     h, _, _ = task.lstm.forward(task.embedding.forward(ids[:-1, None])[0])
     h = h[:, 0].astype(np.float64)

@@ -27,7 +27,9 @@ from samplesoft.samplers.static import StaticSampler
 def language_model(**options):
     ids = np.random.default_rng(0).integers(0, 6, 900)
     corpus = Corpus(Vocabulary(tuple("abcdef"), np.bincount(ids)), ids, ids, ids)
-    settings = training.LanguageModelSettings(hidden_size=8, num_steps=8, num_sampled=3, **options)
+    settings = training.LanguageModelSettings(
+        embedding_dim=8, num_steps=8, num_sampled=3, **options
+    )
     return training.LanguageModelTask(corpus, settings)
 
 

@@ -363,7 +363,7 @@ def test_settings_are_plain_json():
 @pytest.mark.parametrize(
     "options, name",
     [
-        ({"hidden_size": -1}, "hidden_size"),
+        ({"embedding_dim": -1}, "embedding_dim"),
         ({"loss": "x"}, "loss"),
         ({"sampler": None}, "sampler"),
         ({"sampler": "x"}, "sampler"),
@@ -386,7 +386,7 @@ def test_malformed_settings_of_the_language_model(options, name):
         ({"num_classes": 5}, "num_sampled"),
         ({"loss": "full"}, "num_sampled"),
         ({"data": "x"}, "data"),
-        ({"dim": 0}, "dim"),
+        ({"embedding_dim": 0}, "embedding_dim"),
         *(({"loss": name}, "loss") for name in sorted(set(LOSSES) - set(TOY_LOSSES))),
     ],
 )
