@@ -69,9 +69,9 @@ def main() -> None:
     device = device_name()
     rows: list[Row] = []
     for n in args.num_classes:
-        rows += sampled_losses(n, args.batches, args.num_features, args.repeats)
+        rows += sampled_losses(n, args.batches, args.num_frequencies, args.repeats)
         gc.collect()
-    most = args.num_features[-1]
+    most = args.num_frequencies[-1]
     rows += feature_maps(args.rows, most, args.repeats)
     rows += training_step(min(args.num_classes[-1], 100_000), most, args.repeats)
     rows += bias(args.num_classes[-1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import wraps
 from types import FunctionType
 from typing import Any
 
@@ -22,10 +21,7 @@ _config: Any = config
 SIMULATED = bool(_config.ENABLE_CUDASIM)
 _config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small batch is no mistake
 
-WARP_SIZE = 4 if SIMULATED else 32
-WARPS_PER_BLOCK = 2 if SIMULATED else 4  # in a block
-_THREADS = 4 if SIMULATED else 128  # in a block where each thread works alone
-_EVERYONE = 0xFFFFFFFF
+_EVERY_LANE = 0xFFFFFFFF
 _NONE_FOUND = np.iinfo(np.int64).max
 
 
@@ -43,23 +39,12 @@ def launch_warps(function: Any, num: int, *arguments: Any) -> None:
 def launch_threads(function: Any, num: int, *arguments: Any) -> None:
     """Launch a kernel on `num` threads or a few more; each asks `thread_index` which it is."""
     if num:
-        function[-(-num // _THREADS), _THREADS](*arguments)
+        function[-(-num // THREADS_PER_BLOCK), THREADS_PER_BLOCK](*arguments)
 
 
 def device_function(function: Callable[..., Any]) -> Any:
     """Compile a function that kernels call; in the simulator it must not use `cuda` itself."""
-    return _without_warnings(function) if SIMULATED else cuda.jit(function, device=True)
-
-
-def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let numbers overflow as compiled code does."""
-
-    @wraps(function)
-    def called(*arguments: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return function(*arguments)
-
-    return called
+    return function if SIMULATED else cuda.jit(function, device=True)
 
 
 def as_device_array(value: Any) -> Any:
@@ -119,71 +104,20 @@ def twin(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
 
 
 if SIMULATED:
-    import sys
+    from samplesoft import _cuda_simulator as simulator
 
-    from numba.cuda.simulator import kernelapi
-
-    FakeCUDAShared: Any = kernelapi.FakeCUDAShared
-    _ALLOCATING = threading.Lock()
-    _dynamic_array: Any = FakeCUDAShared.array
-
-    def _shared_array(self: Any, shape: Any, dtype: Any) -> Any:
-        """Return the one array that all threads of a block share for the calling line.
-
-        Numba's own looks an allocation up and then makes it without a lock, so that two threads
-        of a block could each get an array of their own.
-        """
-        if shape == 0:  # memory whose size the launch has given: it is there already
-            return _dynamic_array(self, shape, dtype)
-        frame = sys._getframe(1)
-        line = frame.f_code.co_filename, frame.f_lineno
-        with _ALLOCATING:
-            if line not in self._allocations:
-                self._allocations[line] = np.empty(shape, dtype)
-            return self._allocations[line]
-
-    FakeCUDAShared.array = _shared_array
-
-    def thread_index() -> int:
-        """Return the index of a thread in the whole launch."""
-        thread: Any = threading.current_thread()
-        width = thread._manager._block_dim[0]
-        return int(thread.blockIdx.x * width + thread.threadIdx.x)
-
-    def _exchange(value: Any) -> list[Any]:
-        """Return the values of all lanes of the warp."""
-        thread: Any = threading.current_thread()
-        slots = thread._manager.__dict__.setdefault("slots", {})
-        own = thread.threadIdx.x
-        slots[own] = value
-        thread.syncthreads()
-        first = own - own % WARP_SIZE
-        values = [slots[first + i] for i in range(WARP_SIZE)]
-        thread.syncthreads()
-        return values
-
-    def warp_sum(value: Any) -> Any:
-        """Return the sum over the lanes of a warp, the same in each of them."""
-        values = _exchange(value)
-        while len(values) > 1:  # in the order of the warp's butterfly
-            half = len(values) // 2
-            values = [values[i] + values[i + half] for i in range(half)]
-        return values[0]
-
-    def warp_max(value: Any) -> Any:
-        """Return the maximum over the lanes of a warp, the same in each of them."""
-        return max(_exchange(value))
-
-    def warp_sum_before(value: Any) -> Any:
-        """Return the sum over the lanes of a warp before this one."""
-        thread: Any = threading.current_thread()
-        return sum(_exchange(value)[: thread.threadIdx.x % WARP_SIZE])
-
-    def warp_sync() -> None:
-        """Let the lanes of a warp see what the others have written."""
-        _exchange(None)
-
+    WARP_SIZE = simulator.WARP_SIZE
+    WARPS_PER_BLOCK = simulator.WARPS_PER_BLOCK
+    THREADS_PER_BLOCK = simulator.THREADS_PER_BLOCK
+    thread_index = simulator.thread_index
+    warp_sum = simulator.warp_sum
+    warp_max = simulator.warp_max
+    warp_sum_before = simulator.warp_sum_before
+    warp_sync = simulator.warp_sync
 else:
+    WARP_SIZE = 32
+    WARPS_PER_BLOCK = 4
+    THREADS_PER_BLOCK = 128
 
     @device_function
     def thread_index() -> int:
@@ -196,7 +130,7 @@ else:
         """Return the sum over the lanes of a warp, the same in each of them."""
         offset = WARP_SIZE // 2
         while offset > 0:
-            value += cuda.shfl_xor_sync(_EVERYONE, value, offset)
+            value += cuda.shfl_xor_sync(_EVERY_LANE, value, offset)
             offset //= 2
         return value
 
@@ -205,7 +139,7 @@ else:
         """Return the maximum over the lanes of a warp, the same in each of them."""
         offset = WARP_SIZE // 2
         while offset > 0:
-            value = max(value, cuda.shfl_xor_sync(_EVERYONE, value, offset))
+            value = max(value, cuda.shfl_xor_sync(_EVERY_LANE, value, offset))
             offset //= 2
         return value
 
@@ -214,7 +148,7 @@ else:
         """Return the sum over the lanes of a warp before this one."""
         own, offset = value, 1
         while offset < WARP_SIZE:
-            below = cuda.shfl_up_sync(_EVERYONE, value, offset)
+            below = cuda.shfl_up_sync(_EVERY_LANE, value, offset)
             if cuda.laneid >= offset:
                 value += below
             offset *= 2

@@ -1,7 +1,6 @@
 """Settings for all tests."""
 
 import os
-import sys
 
 import pytest
 from hypothesis import settings
@@ -11,9 +10,6 @@ settings.register_profile("samplesoft", deadline=None, derandomize=True)
 settings.load_profile("samplesoft")
 
 MOST_THREADS = 5  # more than many machines have cores
-
-if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-    sys.setswitchinterval(1e-5)  # a simulated barrier is passed at a switch of threads
 
 
 def pytest_configure(config):
@@ -50,7 +46,7 @@ def pytest_collection_modifyitems(items):
     asked = [item for item in items if item.get_closest_marker("gpu")]
     if not asked:
         return
-    for item in asked:  # in the simulator numbers overflow with a word
+    for item in asked:  # what runs uncompiled warns of numbers that overflow
         item.add_marker(pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"))
     from numba import cuda
 

@@ -15,6 +15,7 @@ ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
     {
         "_cuda",
+        "_cuda_simulator",
         "_files",
         "_jit",
         "_limits",

@@ -100,12 +100,14 @@ class TestOnDevice:
         assert arrays.labels("exclude", ids, 5, (2,)) is ids
         assert arrays.float_rows("h", to_device(np.ones(3)), 3).shape == (1, 3)
 
-    @pytest.mark.parametrize("size", [1, 2, 40, 100, 1500])
+    @pytest.mark.parametrize("size", [1, 2, 40, 100, "more than one warp sums"])
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_sorting_is_stable_and_runs_are_those_of_unique(self, size, stop):
         from samplesoft._cuda import to_device
         from samplesoft._device.sort_ids_cuda import last_of_each, runs, sort
+        from samplesoft.kernels.arrays.sort_ids_cuda import PART
 
+        size = size if isinstance(size, int) else 2 * PART + 44
         ids = np.random.default_rng(size).integers(0, stop, size)
         in_order, order = (a.copy_to_host() for a in sort(to_device(ids), stop))
         np.testing.assert_array_equal(order, np.argsort(ids, kind="stable"))
