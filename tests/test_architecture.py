@@ -23,6 +23,7 @@ LAYERS = [
         "_names",
         "_progress",
         "_random",
+        "_tables",
         "_temperature",
         "_validation",
     },

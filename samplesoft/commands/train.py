@@ -6,10 +6,10 @@ A new model is a file like `train_lm`, and a line in `MODELS`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samplesoft._tables import Column, markdown_table
 from samplesoft.commands import remembered, train_items, train_lm, train_toy, train_xc
 from samplesoft.commands.options import (
     check_folder,
@@ -22,7 +22,6 @@ from samplesoft.commands.options import (
     show,
     write_json,
 )
-from samplesoft.verification.tables import table
 
 if TYPE_CHECKING:
     from samplesoft.training.settings import Progress
@@ -198,7 +197,7 @@ def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any
     return found
 
 
-def _columns(headline: str) -> list[tuple[str, Callable[[Any], str]]]:
+def _columns(headline: str) -> list[Column]:
     return [
         ("epoch", lambda line: f"{line['epoch']}"),
         ("train loss", lambda line: f"{line['train_loss']:.4f}"),
@@ -230,7 +229,9 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
     return "\n".join(
         [
-            table(rows, _columns(headline)) if rows else "No table: the log of the epochs is gone.",
+            markdown_table(rows, _columns(headline))
+            if rows
+            else "No table: the log of the epochs is gone.",
             "",
             f"Lowest validation loss in epoch {at.best_epoch}: "
             f"validation {_words(headline)} {best}{reached}.",

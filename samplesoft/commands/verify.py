@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from samplesoft._files import write_text
 from samplesoft._validation import FloatArray
 from samplesoft.bias.inputs import SCHEMES
 from samplesoft.commands.options import (
@@ -26,6 +27,7 @@ from samplesoft.verification.plots import FORMATS
 from samplesoft.verification.verify import verify
 
 ALPHA = 100.0  # of the quadratic sampler
+OUTPUTS = ("json", "csv", "latex", "figure")
 VECTOR_OPTIONS = {"tau": 11.1, "nu": 4.0, "num_features": 1024}  # defaults; without use for logits
 
 
@@ -69,6 +71,10 @@ def add(commands: Any) -> None:
     _add_model(parser.add_argument_group("model and samplers (not with --logits)"))
     output = parser.add_argument_group("output")
     output.add_argument("--json", metavar="FILE", help="write the report as JSON")
+    output.add_argument("--csv", metavar="FILE", help="write all rows, comma-separated")
+    output.add_argument(
+        "--latex", metavar="FILE", help="write the tables in LaTeX, for which no package is needed"
+    )
     output.add_argument("--figure", metavar="FILE", help=f"write the figure ({', '.join(FORMATS)})")
     parser.set_defaults(run=run)
 
@@ -186,6 +192,10 @@ def run(options: argparse.Namespace) -> int:
     show(report.to_markdown())
     if options.json:
         write_json(options.json, report.to_dict())
+    if options.csv:
+        write_text(options.csv, report.to_csv())
+    if options.latex:
+        write_text(options.latex, report.to_latex())
     if options.figure:
         report.plot(options.figure)
     return 0 if report.ok else 1
@@ -233,15 +243,16 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--figure must end in {', '.join(FORMATS)}; got {options.figure!r}; "
             "rename it, for example report.png."
         )
-    if options.json and options.figure:
-        if Path(options.json).resolve() == Path(options.figure).resolve():
-            raise ValueError(
-                f"--json and --figure must name two files, got {options.json!r} for both; "
-                "rename one."
-            )
-    for option in ("json", "figure"):
+    written: dict[Path, str] = {}
+    for option in OUTPUTS:
         path = getattr(options, option)
         if path:
+            other = written.setdefault(Path(path).resolve(), option)
+            if other != option:
+                raise ValueError(
+                    f"--{other} and --{option} must name two files, got {path!r} for both; "
+                    "rename one."
+                )
             check_writable(f"--{option}", path)
 
 

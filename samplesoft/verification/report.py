@@ -9,7 +9,7 @@ from typing import Any
 
 from samplesoft.verification.plots import plot_report
 from samplesoft.verification.rows import Picture, VerificationRow
-from samplesoft.verification.tables import markdown
+from samplesoft.verification.tables import comma_separated, latex, markdown
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,26 @@ class VerificationReport:
             Markdown whose columns are aligned as plain text too.
         """
         return markdown(self)
+
+    def to_latex(self) -> str:
+        """Return a ``table`` for each block, with the columns of `to_markdown`.
+
+        Returns
+        -------
+        str
+            LaTeX that needs no package; what was found stands above in comments.
+        """
+        return latex(self)
+
+    def to_csv(self) -> str:
+        """Return all fields of all rows, to 8 significant digits.
+
+        Returns
+        -------
+        str
+            A line of names, those of `VerificationRow` after ``scheme``, and a line for each row.
+        """
+        return comma_separated(self)
 
     def plot(self, path: str | Path) -> None:
         """Draw |bias| against m, and the coordinates beside their bounds.

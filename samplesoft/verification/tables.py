@@ -1,9 +1,11 @@
-"""A verification report as aligned Markdown."""
+"""A verification report as aligned Markdown, LaTeX and comma-separated values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
+
+from samplesoft._tables import Column, csv_table, escape_latex, latex_table, markdown_table
 
 if TYPE_CHECKING:
     from samplesoft.verification.report import VerificationReport
@@ -15,21 +17,36 @@ _TITLES = {
     "class_embeddings": "Gradient in the class vectors",
 }
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
-_Column = tuple[str, Callable[["VerificationRow"], str]]
 
 
 def markdown(report: VerificationReport) -> str:
     """Return the whole report: headline, settings, a table for each block, legend."""
     parts = [headline(report)]
     if report.settings:
-        parts.append("; ".join(f"{k}: {v}" for k, v in report.settings.items()) + ".")
-    for wrt, title in _TITLES.items():
-        rows = [row for row in report.rows if row.wrt == wrt]
-        if rows:
-            parts.append(f"**{title}**")
-            parts.append(table(rows, _columns(report, wrt)))
+        parts.append(_settings(report))
+    for wrt, rows in _blocks(report):
+        parts.append(f"**{_TITLES[wrt]}**")
+        parts.append(markdown_table(rows, columns_of(report, wrt)))
     parts.append(legend(report))
     return "\n\n".join(parts) + "\n"
+
+
+def _sizes(report: VerificationReport) -> str:
+    examples = f"{report.num_examples} example{'s' if report.num_examples > 1 else ''}"
+    return (
+        f"scheme {report.scheme}, {report.num_classes:,} classes, {examples}, "
+        f"{report.num_trials:,} trials each"
+    )
+
+
+def _settings(report: VerificationReport) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in report.settings.items()) + "."
+
+
+def _blocks(report: VerificationReport) -> list[tuple[str, list[VerificationRow]]]:
+    """Return the blocks that the report has, each with its rows."""
+    blocks = ((wrt, [row for row in report.rows if row.wrt == wrt]) for wrt in _TITLES)
+    return [(wrt, rows) for wrt, rows in blocks if rows]
 
 
 def headline(report: VerificationReport) -> str:
@@ -44,8 +61,7 @@ def headline(report: VerificationReport) -> str:
     lines = [
         f"Monte Carlo {agrees} with the exact bias: largest |z| {report.max_abs_z:.2f} {sign} "
         f"{report.z_limit:.2f} among {report.num_tests:,} statistics "
-        f"(scheme {report.scheme}, {report.num_classes:,} classes, {report.num_examples} "
-        f"example{'s' if report.num_examples > 1 else ''}, {report.num_trials:,} trials each).",
+        f"({_sizes(report)}).",
     ]
     if any(row.finite_hold is not None for row in report.rows):
         hold = "hold everywhere" if report.bounds_hold else "are VIOLATED"
@@ -57,24 +73,33 @@ def headline(report: VerificationReport) -> str:
     return " ".join(lines)
 
 
-def table(rows: Sequence[VerificationRow], columns: Sequence[_Column]) -> str:
-    """Return an aligned Markdown table; text to the left, numbers to the right."""
-    cells = [[name for name, _ in columns]]
-    cells += [[show(row) for _, show in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    rule = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    lines = [
-        [
-            c.ljust(w) if i == 0 else c.rjust(w)
-            for i, (c, w) in enumerate(zip(r, widths, strict=True))
+def latex(report: VerificationReport) -> str:
+    """Return a LaTeX ``table`` for each block, with what it shows as its caption."""
+    lines = ["% samplesoft verify; needs no package", f"% {headline(report)}"]
+    if report.settings:
+        lines.append("% " + " ".join(_settings(report).split()))
+    for wrt, rows in _blocks(report):
+        lines += [
+            r"\begin{table}",
+            r"\centering\scriptsize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{escape_latex(f'{_TITLES[wrt]}: {_sizes(report)}.')}}}",
+            r"\makebox[\textwidth][c]{%",  # a table may be wider than the text
+            latex_table(rows, columns_of(report, wrt)) + "}",
+            r"\end{table}",
         ]
-        for r in cells
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+    return "\n".join(lines) + "\n"
 
 
-def _columns(report: VerificationReport, wrt: str) -> list[_Column]:
-    columns: list[_Column] = [
+def comma_separated(report: VerificationReport) -> str:
+    """Return all fields of all rows as comma-separated values."""
+    names = [field.name for field in fields(report.rows[0])]
+    rows = [[report.scheme, *(getattr(row, name) for name in names)] for row in report.rows]
+    return csv_table(["scheme", *names], rows)
+
+
+def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
+    """Return the columns of the table of a block."""
+    columns: list[Column] = [
         ("sampler", lambda row: row.sampler),
         ("m", lambda row: str(row.num_sampled)),
         ("max bias", lambda row: _number(row.max_bias)),
@@ -95,7 +120,7 @@ def _columns(report: VerificationReport, wrt: str) -> list[_Column]:
         columns.append(("loss bias", lambda row: _number(row.loss_bias)))
         columns.append(("loss z", lambda row: _fixed(row.loss_z, 2)))
     if wrt == "h" and report.scheme == "negatives":
-        columns.append(("bias^2", lambda row: _number(row.squared_bias)))
+        columns.append(("squared bias", lambda row: _number(row.squared_bias)))
         columns.append(("variance", lambda row: _number(row.variance)))
         columns.append(("MSE", lambda row: _number(row.mse)))
     return columns
@@ -126,7 +151,7 @@ def legend(report: VerificationReport) -> str:
         ]
     if report.scheme == "negatives" and "h" in sizes:
         lines.append(
-            "bias^2, variance, MSE: of the gradient in h, exact, summed over its coordinates."
+            "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates."
         )
     if "logits" in sizes:
         lines.append("loss bias: E[L'] - L in nats.")

@@ -43,8 +43,9 @@ def files(tmp_path_factory):
 
 def test_embeddings(files, tmp_path, capsys):
     out, figure = tmp_path / "report.json", tmp_path / "report.png"
+    files_of_rows = ["--csv", str(tmp_path / "r.csv"), "--latex", str(tmp_path / "r.tex")]
     args = ["verify", "--embeddings", str(files / "e.npz"), "--tau", "3", "--num-features", "50"]
-    assert main([*args, *QUICK, "--json", str(out), "--figure", str(figure)]) == 0
+    assert main([*args, *QUICK, "--json", str(out), "--figure", str(figure), *files_of_rows]) == 0
     text = capsys.readouterr().out
     for word in ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff", "agrees"):
         assert word in text
@@ -53,7 +54,10 @@ def test_embeddings(files, tmp_path, capsys):
     assert values["settings"]["tau"] == 3.0
     assert len(values["rows"]) == 6 * 2 * 3
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.png"]
+    assert (tmp_path / "r.csv").read_text().count("\n") == 1 + 6 * 2 * 3
+    assert (tmp_path / "r.tex").read_text().count(r"\begin{tabular}") == 3
+    names = ["r.csv", "r.tex", "report.json", "report.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_logits_leave_out_what_they_cannot_give(files, capsys):
@@ -168,6 +172,11 @@ BAD = {
         ["verify", "--json", "{f}/x.png", "--figure", "{f}/../{f.name}/x.png"],
         "--json and --figure must name two files",
     ),
+    "csv and latex": (
+        ["verify", "--csv", "{f}/x", "--latex", "{f}/x"],
+        "--csv and --latex must name two files",
+    ),
+    "csv": (["verify", "--csv", "{f}/absent/x.csv"], "--csv must name a file"),
     "figure format": (["verify", "--figure", "{f}/x.bmp"], "--figure must end in .png"),
     "no corpus": (["verify", "--corpus", "{f}/absent.txt"], "no such file"),
     "no words": (["verify", "--corpus", "{f}/empty.txt"], "must hold words"),

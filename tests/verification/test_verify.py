@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -240,6 +243,38 @@ def test_forms(report, tmp_path):
         report.plot(tmp_path / "figure.txt")
     with pytest.raises(OSError, match="No such file"):
         report.plot(tmp_path / "absent" / "figure.png")
+
+
+def test_latex(report):
+    named = replace(report.rows[0], sampler="50% of a_b & {c} \\d")
+    text = replace(report, rows=(named, *report.rows[1:]), settings={"a": "b\nc"}).to_latex()
+    assert r"50\% of a\_b \& \{c\} \textbackslash{}d &" in text
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    assert lines[0] == r"\begin{table}"
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
+    plain = re.sub(r"\\.", "", "\n".join(lines))
+    assert plain.count("{") == plain.count("}") > 0
+    assert plain.count("$") % 2 == 0
+    for table in re.findall(r"\\begin\{tabular\}\{(l?r+)\}(.*?)\\end", text, re.S):
+        rows = [line for line in table[1].splitlines() if line.endswith(r"\\")]
+        assert len(rows) == 7
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(table[0])}
+    assert "usepackage" not in text
+    assert not re.search(r"\de[+-]\d", "\n".join(lines))
+
+
+def test_csv(report):
+    rows = list(csv.DictReader(report.to_csv().splitlines()))
+    assert len(rows) == len(report.rows)
+    for got, row in zip(rows, report.rows, strict=True):
+        assert got.pop("scheme") == "negatives"
+        expected = asdict(row)
+        assert list(got) == list(expected)
+        for name, value in expected.items():
+            if isinstance(value, float):
+                assert float(got[name]) == pytest.approx(value, rel=1e-7)
+            else:
+                assert got[name] == ("" if value is None else str(value))
 
 
 def test_figure_of_logits_and_of_other_schemes(problem, tmp_path):

@@ -1,0 +1,159 @@
+"""Tables as text: aligned Markdown, LaTeX, and comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+Column = tuple[str, Callable[[Any], str]]  # a title, and the text of a row's cell below it
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<=": r"$\le$",
+    ">=": r"$\ge$",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+_SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
+_SCIENTIFIC = re.compile(r"(-?\d(?:\.\d+)?)e([+-]\d+)")
+_NEGATIVE = re.compile(r"-\d[\d.,]*")
+
+
+def _cells(rows: Sequence[Any], columns: Sequence[Column]) -> list[list[str]]:
+    """Return the titles and, below them, the text of each row."""
+    return [[title for title, _ in columns], *([show(row) for _, show in columns] for row in rows)]
+
+
+def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
+    """Return a Markdown table that is aligned as plain text too.
+
+    Parameters
+    ----------
+    rows : sequence
+        Anything that the columns can show.
+    columns : sequence of (str, callable)
+        Titles, and functions from a row to the text of a cell. The first column is set to the
+        left, the others, of numbers, to the right.
+
+    Returns
+    -------
+    str
+        Lines without one more line break at the end.
+
+    Examples
+    --------
+    >>> columns = [("name", lambda row: row[0]), ("n", lambda row: str(row[1]))]
+    >>> print(markdown_table([("a", 10), ("b", 2)], columns))
+    | name |  n |
+    | :--- | -: |
+    | a    | 10 |
+    | b    |  2 |
+    """
+    cells = _cells(rows, columns)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    lines = [
+        [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in cells
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+
+
+def latex_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
+    r"""Return a LaTeX ``tabular`` that needs no package.
+
+    Parameters
+    ----------
+    rows, columns
+        As for `markdown_table`.
+
+    Returns
+    -------
+    str
+        Lines without one more line break at the end. Text is escaped; numbers such as
+        ``1.5e-06`` are written with powers of ten.
+
+    Examples
+    --------
+    >>> print(latex_table([1.5e-6], [("a_b", lambda r: "x"), ("bias", lambda r: f"{r:.1e}")]))
+    \begin{tabular}{lr}
+    \hline
+    a\_b & bias \\
+    \hline
+    x & $1.5 \times 10^{-6}$ \\
+    \hline
+    \end{tabular}
+    """
+    titles, *lines = [[_latex(cell) for cell in line] for line in _cells(rows, columns)]
+    body = [f"{' & '.join(line)} \\\\" for line in (titles, *lines)]
+    layout = "l" + "r" * (len(columns) - 1)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{layout}}}", r"\hline", body[0], r"\hline", *body[1:]]
+        + [r"\hline", r"\end{tabular}"]
+    )
+
+
+def escape_latex(text: str) -> str:
+    r"""Return text as LaTeX prints it, without a package.
+
+    Examples
+    --------
+    >>> print(escape_latex("50% of a_b <= {c}"))
+    50\% of a\_b $\le$ \{c\}
+    """
+    return _SPECIAL.sub(lambda found: _LATEX[found[0]], text)
+
+
+def _latex(cell: str) -> str:
+    number = _SCIENTIFIC.fullmatch(cell)
+    if number:
+        mantissa, exponent = number[1], int(number[2])
+        if -3 <= exponent <= 0:
+            decimals = len(mantissa.partition(".")[2]) - exponent
+            return f"${float(cell):.{decimals}f}$"
+        return rf"${mantissa} \times 10^{{{exponent}}}$"
+    if _NEGATIVE.fullmatch(cell):
+        return f"${cell.replace(',', '{,}')}$"
+    return "--" if cell == "-" else escape_latex(cell)
+
+
+def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 8) -> str:
+    """Return comma-separated values, quoted where they have to be (RFC 4180).
+
+    Parameters
+    ----------
+    titles : sequence of str
+        The first line.
+    rows : iterable of sequence
+        The others: text, numbers, and None for an empty cell.
+    digits : int
+        Significant digits of floats.
+
+    Returns
+    -------
+    str
+        Each line with a line break.
+
+    Examples
+    --------
+    >>> print(csv_table(["name", "x"], [["a, b", 2 / 3], ["c", None]]), end="")
+    name,x
+    "a, b",0.66666667
+    c,
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    for row in rows:
+        writer.writerow([f"{x:.{digits}g}" if isinstance(x, float) else x for x in row])
+    return text.getvalue()
