@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, fo
     )
     group = parser.add_argument_group("model")
     for flag, name, what in (
-        ("dim", "embedding_dim", "length of embedded inputs and of class vectors"),
+        ("embedding-dim", "embedding_dim", "length of embedded inputs and of class vectors"),
         ("batch", "batch_size", "examples in a step"),
     ):
         group.add_argument(

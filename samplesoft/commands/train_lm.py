@@ -62,7 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(group: Any) -> None:
     for flag, name, what in (
-        ("hidden", "embedding_dim", "length of the LSTM's state, of word and of class vectors"),
+        (
+            "embedding-dim",
+            "embedding_dim",
+            "length of the LSTM's state, of word and of class vectors",
+        ),
         ("layers", "num_layers", "LSTMs on top of each other"),
         ("batch", "batch_size", "rows of text that are read side by side"),
         ("window", "num_steps", "words of a row that a step reads, and gradients go back"),

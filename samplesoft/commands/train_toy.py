@@ -37,8 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"classes to tell apart (default {DEFAULTS.num_classes})",
     )
     parser.add_argument(
-        "--dim",
-        dest="embedding_dim",
+        "--embedding-dim",
         type=positive_int,
         metavar="D",
         help=f"length of their projections (default {DEFAULTS.embedding_dim})",

@@ -24,7 +24,18 @@ from samplesoft.training import (
 
 TIMES = ("seconds", "examples_per_second")
 FILES = ("checkpoint.npz", "best.npz", "log.jsonl")
-SMALL = ["--hidden", "8", "--layers", "2", "--batch", "10", "--window", "14", "--epochs", "2"]
+SMALL = [
+    "--embedding-dim",
+    "8",
+    "--layers",
+    "2",
+    "--batch",
+    "10",
+    "--window",
+    "14",
+    "--epochs",
+    "2",
+]
 SAMPLED = ["--num-sampled", "6", "--num-features", "16"]
 
 
@@ -83,7 +94,7 @@ def test_language_model(corpus, tmp_path, capsys):
 LEARNING = [
     "--layers",
     "1",
-    "--hidden",
+    "--embedding-dim",
     "32",
     "--tau",
     "5",
@@ -555,7 +566,7 @@ def test_bad_input_exits_2_with_a_message(args, message, corpus, tmp_path, capsy
 
 
 def test_other_settings_are_named_on_resuming(corpus, tmp_path, capsys):
-    assert toy(tmp_path, "--epochs", "1", "--dim", "5") == 0
+    assert toy(tmp_path, "--epochs", "1", "--embedding-dim", "5") == 0
     assert toy(tmp_path, "--epochs", "1") == 2
     assert "resume it, choose another folder, or delete them" in capsys.readouterr().err
     assert toy(tmp_path, "--resume", "--num-sampled", "20", "--seed", "3") == 2

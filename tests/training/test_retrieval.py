@@ -20,7 +20,7 @@ from samplesoft.training import (
 )
 from samplesoft.training.unit_norm import unit_norm
 
-SMALL = ["--dim", "8", "--batch", "16", "--epochs", "3"]
+SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
 DRAWS = ["--num-sampled", "6", "--num-features", "16"]
 
 
