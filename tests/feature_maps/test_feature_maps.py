@@ -342,9 +342,11 @@ def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
     expected = phi.transform(X)
     monkeypatch.setattr("samplesoft.feature_maps.base._OUTPUTS", 100)
     monkeypatch.setattr("samplesoft.feature_maps.maclaurin._PRODUCTS", 100)
+    results = []
     for count in (1, 3):
         threads(count)
-        np.testing.assert_allclose(phi.transform(X), expected, rtol=1e-6, atol=1e-8)
+        results.append(phi.transform(X))  # kept, so that no memory holds them already
+        np.testing.assert_allclose(results[-1], expected, rtol=1e-6, atol=1e-8)
 
 
 def test_fourier_features_of_one_vector_have_norm_one():

@@ -117,7 +117,10 @@ def test_excluding_a_label_with_nearly_all_the_mass(name):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(name, shared, threads):
+def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(
+    name, shared, threads, monkeypatch
+):
+    monkeypatch.setattr("samplesoft.samplers.static._CHUNK_DRAWS", 1000)
     sampler, h = make_sampler(name, inputs(300)), contexts(70)
     drawn = []
     for count in (1, 2, 5):
