@@ -60,10 +60,20 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """What `Loss.backward` needs from `Loss.forward`; valid until the arguments change."""
+    """What `Loss.backward` needs from `Loss.forward`; valid until the arguments change.
+
+    Attributes
+    ----------
+    batch : Batch
+        The arguments.
+    weights : ndarray, shape (B,)
+        Derivative of the value in the loss of each example.
+    saved : object
+        What the loss keeps for itself.
+    """
 
     batch: Batch
-    weights: FloatArray  # (B,): derivative of the value in the loss of each example
+    weights: FloatArray
     saved: Any
 
 

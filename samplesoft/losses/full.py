@@ -33,8 +33,8 @@ class FullSoftmaxLoss(Loss):
 
     Parameters
     ----------
-    **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+    tau, normalize, absolute, reduction
+        As for every loss; see `samplesoft.losses.base.Loss`.
 
     Raises
     ------

@@ -19,6 +19,8 @@ class ImportanceSamplingLoss(SampledLoss):
 
     Parameters
     ----------
+    scheme : str
+        "importance", the only one.
     **options
         ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
 

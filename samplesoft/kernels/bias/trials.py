@@ -238,6 +238,12 @@ def run_block(
 
     Parameters
     ----------
+    plan : Plan
+        What is drawn in a trial, and how it is weighted.
+    key : numpy.uint64
+        Key of the random stream.
+    start, stop : int
+        Numbers of the first trial, and of the one after the last.
     bins : ndarray, shape (n,) or (0,)
         Bin of each class; empty where each class is its own.
     center : ndarray, shape (num_bins,)
