@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft._files import replaced
-from samplesoft.proposals import Model, dense_proposals
+from samplesoft.samplers import SamplerInputs, dense_proposals
 from samplesoft.training.examples import read_examples
 
 NUM_SAMPLED = 100
@@ -78,9 +78,9 @@ def measure(checkpoint: Path, epoch: int, num_examples: int) -> list[dict[str, A
     some = np.linspace(0, len(vectors.h) - 1, num_examples).astype(int)
     h, labels, classes = vectors.h[some], vectors.labels[some], vectors.class_embeddings
     logits = layer.tau * h @ classes.T
-    model = Model(logits, h, classes, vectors.counts, tau=layer.tau, num_features=1024)
+    inputs = SamplerInputs(classes, vectors.counts, tau=layer.tau, rng=0, h=h, logits=logits)
     rows = []
-    for sampler, q in dense_proposals(STYLES, model).items():
+    for sampler, q in dense_proposals(STYLES, inputs).items():
         one = exact_bias(logits, labels, q, NUM_SAMPLED)
         two = exact_bias(logits, labels, q, NUM_SAMPLED, scheme="jackknife")
         moments = exact_gradient_moments(logits, labels, q, NUM_SAMPLED, classes, tau=layer.tau)

@@ -30,7 +30,7 @@ from tqdm import tqdm
 import samplesoft
 from samplesoft._files import replaced
 from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
-from samplesoft.proposals import Model, dense_proposals
+from samplesoft.samplers import SamplerInputs, dense_proposals
 
 # line: proposal, scheme, label, colour (Okabe and Ito's, safe for the colour-blind), marker
 LINES: tuple[tuple[str, str, str, str, str], ...] = (
@@ -103,17 +103,17 @@ def parse_arguments() -> argparse.Namespace:
 def compute(examples: Embeddings, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row for each line of the figure and each number of draws."""
     logits = args.tau * examples.h @ examples.class_embeddings.T
-    model = Model(
-        logits,
-        examples.h,
+    inputs = SamplerInputs(
         examples.class_embeddings,
         examples.counts,
         tau=args.tau,
         nu=args.nu,
         num_features=args.num_features,
-        seed=args.seed,
+        rng=args.seed,
+        h=examples.h,
+        logits=logits,
     )
-    proposals = dense_proposals({line[0]: None for line in LINES}, model)
+    proposals = dense_proposals({line[0]: None for line in LINES}, inputs)
     grid = [m for k in range(12) for m in (10**k, 3 * 10**k) if m <= args.max_num_sampled]
     tasks = [
         (proposal, scheme, m)

@@ -35,7 +35,7 @@ LAYERS = [
     {"metrics"},
     {"models"},
     {"training"},
-    {"proposals", "sklearn"},
+    {"sklearn"},
     {"bias"},
     {"verification"},
     {"commands"},

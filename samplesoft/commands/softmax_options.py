@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.models.softmax_settings import SoftmaxSettings
-from samplesoft.samplers.registry import (
-    SAMPLERS,
-    SamplerInputs,
-    make_sampler,
-    needs_unit_vectors,
-)
+from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
 
 SAMPLED = ("sampler", "num_sampled", "shared", "nu", "num_features", "update_every")
 BYTES = 75  # of a draw in a step: measured 52, and 73 for a mixture
 SHARED_BYTES = 20  # of a word and a draw in common: measured 7 to 19
-_UNIT = np.eye(2, dtype=np.float32)
 
 
 def add_softmax(
@@ -142,17 +134,17 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
             f"--num-sampled must be at least 2 for --loss {name}, which leaves one out, got 1."
         )
     sampler = str(values.get("sampler", defaults.sampler))
-    if loss.needs_label_count and sampler == "two-pass":
+    if loss.needs_label_count and not SAMPLERS[sampler].every_class:
         raise ValueError(
             f"--sampler {sampler} does not go with --loss {name}, for labels that are not among "
             "its candidates are never drawn; take --loss sampled or sampled-masked."
         )
-    read, looks = _needs(sampler)
-    unread = [option for option in ("nu", "num_features") if option not in read]
+    spec = SAMPLERS[sampler]
+    unread = [option for option in ("nu", "num_features") if option not in spec.reads]
     _refuse(values, unread, f"--sampler {sampler}")
-    if not looks:
+    if not spec.follows_vectors:
         _refuse(values, ["update_every"], f"--sampler {sampler}, which sees no class vectors")
-    if not values.get("normalize", defaults.normalize) and needs_unit_vectors(sampler):
+    if not values.get("normalize", defaults.normalize) and spec.unit_vectors:
         raise ValueError(
             f"--no-normalize does not go with --sampler {sampler}, whose kernel needs vectors of "
             "norm 1; leave it out, or take a sampler such as quadratic, softmax or unigram."
@@ -189,16 +181,3 @@ def _refuse(values: dict[str, Any], useless: Any, to: str) -> None:
     options = ", ".join(flag(name) for name in useless if name in values)
     if options:
         raise ValueError(f"{options} would do nothing to {to}; leave it out.")
-
-
-def _needs(sampler: str) -> tuple[set[str], bool]:
-    """Return which inputs a sampler reads when it is made, and whether it looks at vectors."""
-    read: set[str] = set()
-
-    class Recording(SamplerInputs):
-        def __getattribute__(self, name: str) -> Any:
-            read.add(name)
-            return super().__getattribute__(name)
-
-    made = make_sampler(sampler, Recording(_UNIT, np.ones(2), num_features=2, rng=0))
-    return read, made.dim is not None

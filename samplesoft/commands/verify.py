@@ -21,13 +21,16 @@ from samplesoft.commands.options import (
     write_json,
 )
 from samplesoft.commands.source import Source, load_source
-from samplesoft.proposals import PAPERS, PROPOSALS, Model, dense_proposals
+from samplesoft.samplers.inputs import SamplerInputs
+from samplesoft.samplers.proposals import dense_proposals
+from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.verification.blocks import WRT
 from samplesoft.verification.plots import FORMATS
 from samplesoft.verification.verify import verify
 
 ALPHA = 100.0  # of the quadratic sampler
 OUTPUTS = ("json", "csv", "latex", "figure")
+PAPERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")  # by default
 VECTOR_OPTIONS = {"tau": 11.1, "nu": 4.0, "num_features": 1024}  # defaults; without use for logits
 
 
@@ -84,7 +87,7 @@ def _add_checks(group: Any) -> None:
         "--samplers",
         type=name_list,
         metavar="NAMES",
-        help=f"of {','.join(PROPOSALS)} (default: of {','.join(PAPERS)} all that the input allows; "
+        help=f"of {','.join(SAMPLERS)} (default: of {','.join(PAPERS)} all that the input allows; "
         "unigram needs counts, the kernel samplers h and class vectors of norm 1)",
     )
     group.add_argument(
@@ -161,16 +164,16 @@ def run(options: argparse.Namespace) -> int:
             setattr(options, name, default)
     source = load_source(options)
     vectors = source.embeddings
-    model = Model(
-        source.logits,
-        None if vectors is None else vectors.h,
+    model = SamplerInputs(
         None if vectors is None else vectors.class_embeddings,
         source.counts,
         tau=source.tau,
         nu=options.nu,
         num_features=options.num_features,
         alpha=ALPHA,
-        seed=options.seed,
+        rng=options.seed,
+        h=None if vectors is None else vectors.h,
+        logits=source.logits,
     )
     say(f"Computing the proposals over {source.logits.shape[1]:,} classes.")
     proposals, left_out = _proposals(options.samplers, model)
@@ -179,8 +182,8 @@ def run(options: argparse.Namespace) -> int:
         source.labels,
         proposals,
         options.num_sampled,
-        h=model.h,
-        class_embeddings=model.class_embeddings,
+        h=None if vectors is None else vectors.h,
+        class_embeddings=None if vectors is None else vectors.class_embeddings,
         tau=source.tau,
         wrt=options.wrt,
         scheme=options.scheme,
@@ -218,9 +221,9 @@ def _check_options(options: argparse.Namespace) -> None:
         given, absent = ("--logits", "--labels") if options.logits else ("--labels", "--logits")
         raise ValueError(f"{given} needs {absent} with it; give both, or neither.")
     for name in options.samplers or ():
-        if name not in PROPOSALS:
+        if name not in SAMPLERS:
             raise ValueError(
-                f"--samplers must be of {', '.join(PROPOSALS)}; got {name!r}; correct the name."
+                f"--samplers must be of {', '.join(SAMPLERS)}; got {name!r}; correct the name."
             )
     for name in options.wrt:
         if name not in WRT:
@@ -257,11 +260,17 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _proposals(
-    names: list[str] | None, model: Model
+    names: list[str] | None, model: SamplerInputs
 ) -> tuple[dict[str, FloatArray], dict[str, str]]:
     """Return the proposals asked for, or those of the papers that the model allows."""
     if names is not None:
-        return dense_proposals(names, model), {}
+        try:
+            return dense_proposals(names, model), {}
+        except ValueError as error:
+            raise ValueError(
+                f"--samplers: {error} Vectors come with --corpus and --embeddings, counts with "
+                "--corpus or as `counts` in an --embeddings .npz file."
+            ) from None
     proposals: dict[str, FloatArray] = {}
     left_out: dict[str, str] = {}
     for name in PAPERS:
@@ -274,7 +283,7 @@ def _proposals(
 
 
 def _settings(
-    options: argparse.Namespace, source: Source, model: Model, left_out: dict[str, str]
+    options: argparse.Namespace, source: Source, model: SamplerInputs, left_out: dict[str, str]
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"input": source.title}
     if source.embeddings is not None:

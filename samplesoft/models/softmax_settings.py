@@ -13,12 +13,8 @@ from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, Sampler
-from samplesoft.samplers.registry import (
-    SAMPLERS,
-    SamplerInputs,
-    make_sampler,
-    needs_unit_vectors,
-)
+from samplesoft.samplers.inputs import SamplerInputs
+from samplesoft.samplers.registry import SAMPLERS, make_sampler
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class SoftmaxSettings:
             return
         as_choice("sampler", self.sampler, SAMPLERS)
         as_count("num_sampled", self.num_sampled)
-        if not self.normalize and needs_unit_vectors(str(self.sampler)):
+        if not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
             raise ValueError(
                 f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
                 "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "

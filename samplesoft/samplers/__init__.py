@@ -3,10 +3,12 @@
 from samplesoft.samplers.base import Draw, Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
+from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
-from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_sampler
+from samplesoft.samplers.proposals import dense_proposals
+from samplesoft.samplers.registry import SAMPLERS, SamplerSpec, make_sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
 from samplesoft.samplers.two_pass import TwoPassSampler
@@ -23,10 +25,12 @@ __all__ = [
     "RFSoftmaxSampler",
     "Sampler",
     "SamplerInputs",
+    "SamplerSpec",
     "SoftmaxSampler",
     "TwoPassSampler",
     "UniformSampler",
     "UnigramSampler",
     "WeightedSampler",
+    "dense_proposals",
     "make_sampler",
 ]

@@ -80,7 +80,17 @@ class Sampler(ABC):
         Type that vectors are turned into; None for float32 as it comes and float64 for the rest.
     device : {"cpu", "cuda"}
         Where it computes, and where what it returns stays.
+
+    Attributes
+    ----------
+    num_classes, dim, device
+        As above.
+    tau : float or None
+        Inverse temperature of the logits ``tau h . c`` that the draws follow; None where there is
+        none, as for counts, or for a kernel with a sharpness of its own.
     """
+
+    tau: float | None = None
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import arrays_on, as_device
+from samplesoft._temperature import as_tau
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.kernel import KernelSampler
@@ -29,8 +30,8 @@ class RFSoftmaxSampler(KernelSampler):
         Number of random frequencies D; features are twice as many.
     frequencies : {"iid", "orthogonal", "structured"}
         How they are drawn; see `RandomFourierFeatures`.
-    tau : float
-        Inverse temperature of the model, which softmax leaves need.
+    tau : float, optional
+        Inverse temperature of the model, which softmax leaves follow; 10 by default.
     leaf, leaf_size, progress
         As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Buckets with
         softmax leaves need 1 / leaf_size of its memory, and draw closer to the softmax.
@@ -77,19 +78,13 @@ class RFSoftmaxSampler(KernelSampler):
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        if tau is None and leaf == "softmax":
-            raise ValueError(
-                "`tau` must be given for leaf='softmax', got None; it is the inverse temperature "
-                "of the model, whose logits are tau h . c."
-            )
         rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
         _require_unit("class_embeddings", rows, device)
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
         )
-        super().__init__(
-            rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau or 1.0, progress=progress
-        )
+        tau = as_tau(tau, unit_vectors=True)
+        super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
     def _contexts(self, h: ArrayLike | None) -> Rows:
         rows = super()._contexts(h)

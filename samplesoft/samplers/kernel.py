@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import arrays_on, as_device
+from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
 from samplesoft.samplers.base import Draw, Rows, Sampler
@@ -30,8 +31,8 @@ class KernelSampler(Sampler):
         class and is closer to the softmax, or by the kernel, as everywhere in the tree.
     leaf_size : int, optional
         Classes in a bucket, 1 for a tree down to single classes; see `KernelTree`.
-    tau : float
-        Inverse temperature of ``leaf="softmax"``.
+    tau : float, optional
+        Inverse temperature of ``leaf="softmax"``, 1 by default.
     progress : bool
         Show a progress bar on stderr while building, if that is a terminal.
 
@@ -68,7 +69,7 @@ class KernelSampler(Sampler):
         *,
         leaf: str = "softmax",
         leaf_size: int | None = None,
-        tau: float = 1.0,
+        tau: float | None = None,
         progress: bool = False,
     ) -> None:
         if not isinstance(feature_map, FeatureMap):
@@ -76,7 +77,8 @@ class KernelSampler(Sampler):
                 f"`feature_map` must be a FeatureMap, got {type(feature_map).__name__}; "
                 "samplesoft.feature_maps has some."
             )
-        scale = tau
+        scale = as_tau(tau, unit_vectors=False)
+        self.tau = scale if leaf == "softmax" else None
         if as_choice("leaf", leaf, ("softmax", "kernel")) == "kernel" and feature_map.closed_form:
             leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
@@ -145,7 +147,7 @@ class QuadraticSampler(KernelSampler):
         class_embeddings: ArrayLike,
         *,
         alpha: float = 100.0,
-        tau: float = 1.0,
+        tau: float | None = None,
         leaf: str = "softmax",
         leaf_size: int | None = None,
         progress: bool = False,
@@ -165,8 +167,8 @@ class PositiveSampler(KernelSampler):
         vectors, of norm 1 or so.
     num_features : int
         Number of features.
-    tau : float
-        Inverse temperature of the kernel, and of ``leaf="softmax"``.
+    tau : float, optional
+        Inverse temperature of the kernel, and of ``leaf="softmax"``; 1 by default.
     frequencies : {"iid", "orthogonal"}
         How the projections are drawn; see `PositiveRandomFeatures`.
     leaf, leaf_size, progress
@@ -200,7 +202,7 @@ class PositiveSampler(KernelSampler):
         class_embeddings: ArrayLike,
         *,
         num_features: int = 1024,
-        tau: float = 1.0,
+        tau: float | None = None,
         frequencies: str = "iid",
         leaf: str = "softmax",
         leaf_size: int | None = None,
@@ -209,6 +211,7 @@ class PositiveSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
+        tau = as_tau(tau, unit_vectors=False)
         phi = PositiveRandomFeatures(
             rows.shape[1],
             as_count("num_features", num_features),
@@ -218,3 +221,4 @@ class PositiveSampler(KernelSampler):
             device=device,
         )
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
+        self.tau = tau  # of the kernel, whatever the leaf

@@ -82,6 +82,7 @@ class MixtureSampler(Sampler):
             )
         super().__init__(first.num_classes, max(dims, default=None))
         self.first, self.second = first, second
+        self.tau = second.tau if first.tau is None else first.tau
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
         """Let both samplers draw anew what serves many draws."""

@@ -1,114 +1,118 @@
-"""Samplers by name, for the command line and for the suite that tests all of them.
+"""Samplers by name, with what each needs and can do.
 
-A new sampler is a file, and a line here that makes one from a `SamplerInputs`.
+A new sampler is a file, and an entry of `SAMPLERS`. The command line, the classifier, the settings
+of a layer and the tests read the declarations here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from samplesoft._device.select import arrays_on, as_device, require_cpu, to_host
-from samplesoft._validation import FloatArray, as_choice, as_counts
-from samplesoft.samplers.base import Rows, Sampler
+from samplesoft._device.select import require_cpu
+from samplesoft._temperature import as_tau
+from samplesoft._validation import FloatArray, as_choice
+from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
+from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.samplers.two_pass import TwoPassSampler
+from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
+
+_WHAT = {
+    "class_embeddings": "class vectors (n, d)",
+    "counts": "class counts (n,)",
+    "h": "context vectors (B, d)",
+}
 
 
 @dataclass(frozen=True)
-class SamplerInputs:
-    """What a sampler may be made from.
+class SamplerSpec:
+    """What a sampler declares: how it is made, what it needs and what it can do.
 
     Parameters
     ----------
-    class_embeddings : array_like, shape (n, d)
-        Class vectors, float32 or float64; of norm 1 for the ``rff`` samplers.
-    counts : array_like, shape (n,), or None
-        How often each class occurs, in any unit; needed where counts are drawn from.
-    tau : float
-        Inverse temperature.
-    nu : float
-        Sharpness of the Gaussian kernel of the ``rff`` samplers.
-    num_features : int
-        Random frequencies of the ``rff`` samplers, features of ``positive``.
-    alpha : float
-        Weight of the square of the logit in ``quadratic``.
-    power : float
-        Distortion of the counts.
-    rng : int, numpy.random.Generator or None
-        Seed of random features and candidates.
-    device : {"cpu", "cuda"}
-        Where the sampler works; some have no kernels for CUDA.
+    make : callable
+        Makes the sampler from a `SamplerInputs`.
+    summary : str
+        One line on what it draws by, for the help of the command line.
+    reads : tuple of str
+        The fields of `SamplerInputs` that `make` reads, beside ``device`` and ``num_classes``.
+        Class vectors and counts that are read here must be given.
+    unit_vectors : bool
+        Whether contexts and class vectors must have norm 1.
+    cuda : bool
+        Whether there are kernels for CUDA.
+    every_class : bool
+        Whether each class has a probability above 0 at all times.
+    weights : callable, optional
+        Where the probabilities follow from the logits (B, n) without a sampler: a function of
+        those and of a `SamplerInputs` that returns positive weights, (n,) or (B, n).
 
-    Raises
-    ------
-    TypeError, ValueError
-        If vectors or counts are malformed; the samplers check what they use of the others.
+    Examples
+    --------
+    >>> SAMPLERS["rff"].unit_vectors, SAMPLERS["softmax"].unit_vectors
+    (True, False)
+    >>> SAMPLERS["unigram"].reads
+    ('counts', 'power')
     """
 
-    class_embeddings: Rows
-    counts: Any = None
-    tau: float = 1.0
-    nu: float = 4.0
-    num_features: int = 1024
-    alpha: float = 100.0
-    power: float = 0.75
-    rng: int | np.random.Generator | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        arrays = arrays_on(as_device(self.device))
-        rows = arrays.float_rows("class_embeddings", self.class_embeddings)
-        object.__setattr__(self, "class_embeddings", rows)
-        if self.counts is not None:
-            object.__setattr__(
-                self, "counts", as_counts("counts", to_host(self.counts), rows.shape[0])
-            )
+    make: Callable[[SamplerInputs], Sampler]
+    summary: str
+    reads: tuple[str, ...] = ()
+    unit_vectors: bool = False
+    cuda: bool = False
+    every_class: bool = True
+    weights: Callable[[FloatArray, SamplerInputs], FloatArray] | None = None
 
     @property
-    def num_classes(self) -> int:
-        """Number of classes n."""
-        return int(self.class_embeddings.shape[0])
+    def follows_vectors(self) -> bool:
+        """Whether draws depend on context vectors, and follow `update` of class vectors."""
+        return "class_embeddings" in self.reads
 
-
-def _counts(inputs: SamplerInputs) -> FloatArray:
-    if inputs.counts is None:
-        raise ValueError(
-            "`counts` must hold how often each class occurs, (n,), for a sampler that draws by "
-            "counts, got None; give them, or take another sampler."
-        )
-    return np.asarray(inputs.counts)
+    @property
+    def needs_counts(self) -> bool:
+        """Whether it is made from how often each class occurs."""
+        return "counts" in self.reads
 
 
 def _learned(inputs: SamplerInputs) -> Sampler:
     """Start as if the counts, of one unit, had been observed, each class once more than that."""
-    require_cpu("learned-unigram", inputs.device)
-    counts = _counts(inputs) + 1.0
+    counts = inputs.counts + 1.0
     return LearnedUnigramSampler(len(counts), power=inputs.power, initial=counts)
 
 
 def _unigram(inputs: SamplerInputs) -> Sampler:
-    return UnigramSampler(_counts(inputs), power=inputs.power, device=inputs.device)
+    return UnigramSampler(inputs.counts, power=inputs.power, device=inputs.device)
 
 
 def _softmax(inputs: SamplerInputs) -> Sampler:
     return SoftmaxSampler(inputs.class_embeddings, tau=inputs.tau, device=inputs.device)
 
 
+def _softmax_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
+    weights: FloatArray = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights
+
+
 def _quadratic(inputs: SamplerInputs) -> Sampler:
-    require_cpu("quadratic", inputs.device)
-    alpha = inputs.alpha * inputs.tau**2
-    return QuadraticSampler(inputs.class_embeddings, alpha=alpha, tau=inputs.tau, leaf="kernel")
+    """Weigh the square of the logit tau h . c, as Blanc and Rendle do."""
+    tau = as_tau(inputs.tau, unit_vectors=False)
+    sampler = QuadraticSampler(inputs.class_embeddings, alpha=inputs.alpha * tau**2, leaf="kernel")
+    sampler.tau = tau
+    return sampler
+
+
+def _quadratic_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
+    return inputs.alpha * logits**2 + 1.0
 
 
 def _fourier(inputs: SamplerInputs, **options: Any) -> Sampler:
@@ -116,15 +120,14 @@ def _fourier(inputs: SamplerInputs, **options: Any) -> Sampler:
         inputs.class_embeddings,
         nu=inputs.nu,
         num_features=inputs.num_features,
-        tau=inputs.tau,
         rng=inputs.rng,
         device=inputs.device,
         **options,
     )
 
 
-def _paper_fourier(frequencies: str) -> Callable[[SamplerInputs], Sampler]:
-    return lambda inputs: _fourier(inputs, frequencies=frequencies, leaf="kernel", leaf_size=1)
+def _fourier_softmax_leaf(inputs: SamplerInputs) -> Sampler:
+    return _fourier(inputs, tau=inputs.tau)
 
 
 def _positive(inputs: SamplerInputs) -> Sampler:
@@ -140,9 +143,8 @@ def _positive(inputs: SamplerInputs) -> Sampler:
 
 def _two_pass(inputs: SamplerInputs) -> Sampler:
     """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
-    require_cpu("two-pass", inputs.device)
     rows = inputs.class_embeddings
-    num = max(16, inputs.num_classes // 8)
+    num = max(16, len(rows) // 8)
     return TwoPassSampler(
         _unigram(inputs), rows, num_candidates=num, tau=inputs.tau, rng=inputs.rng
     )
@@ -150,52 +152,87 @@ def _two_pass(inputs: SamplerInputs) -> Sampler:
 
 def _mixture(inputs: SamplerInputs) -> Sampler:
     """Mix a sampler that follows the model with one that bounds the importance weights."""
-    require_cpu("mixture", inputs.device)
-    return MixtureSampler(_fourier(inputs), _unigram(inputs))
+    return MixtureSampler(_fourier_softmax_leaf(inputs), _unigram(inputs))
 
 
-SAMPLERS: dict[str, Callable[[SamplerInputs], Sampler]] = {
-    "uniform": lambda inputs: UniformSampler(inputs.num_classes, device=inputs.device),
-    "log-uniform": lambda inputs: LogUniformSampler(inputs.num_classes, device=inputs.device),
-    "unigram": _unigram,
-    "learned-unigram": _learned,
-    "softmax": _softmax,
-    "quadratic": _quadratic,
+def _paper_fourier(frequencies: str) -> SamplerSpec:
+    """Return the sampler of Rawat et al.: a tree down to single classes."""
+    return SamplerSpec(
+        lambda inputs: _fourier(inputs, frequencies=frequencies, leaf="kernel", leaf_size=1),
+        f"random Fourier features of the Gaussian kernel, {frequencies} frequencies",
+        reads=("class_embeddings", "nu", "num_features", "rng"),
+        unit_vectors=True,
+        cuda=True,
+    )
+
+
+SAMPLERS: dict[str, SamplerSpec] = {
+    "uniform": SamplerSpec(
+        lambda inputs: UniformSampler(inputs.num_classes, device=inputs.device),
+        "every class with the same probability",
+        cuda=True,
+        weights=lambda logits, inputs: np.ones(logits.shape[1]),
+    ),
+    "log-uniform": SamplerSpec(
+        lambda inputs: LogUniformSampler(inputs.num_classes, device=inputs.device),
+        "Zipf's law, for classes numbered by falling frequency",
+        cuda=True,
+        weights=lambda logits, inputs: log_uniform_weights(logits.shape[1]),
+    ),
+    "unigram": SamplerSpec(
+        _unigram,
+        "a power of how often each class occurs",
+        reads=("counts", "power"),
+        cuda=True,
+        weights=lambda logits, inputs: unigram_weights(inputs.counts, inputs.power),
+    ),
+    "learned-unigram": SamplerSpec(
+        _learned,
+        "a power of the counts, which go on with the labels seen in training",
+        reads=("counts", "power"),
+    ),
+    "softmax": SamplerSpec(
+        _softmax,
+        "the softmax of all classes: no bias, at the price of all logits",
+        reads=("class_embeddings", "tau"),
+        cuda=True,
+        weights=_softmax_weights,
+    ),
+    "quadratic": SamplerSpec(
+        _quadratic,
+        "alpha o^2 + 1 of the logit o",
+        reads=("class_embeddings", "tau", "alpha"),
+        weights=_quadratic_weights,
+    ),
     "rff": _paper_fourier("iid"),
     "rff:orthogonal": _paper_fourier("orthogonal"),
     "rff:structured": _paper_fourier("structured"),
-    "rff+softmax-leaf": _fourier,
-    "positive": _positive,
-    "two-pass": _two_pass,
-    "mixture": _mixture,
+    "rff+softmax-leaf": SamplerSpec(
+        _fourier_softmax_leaf,
+        "random Fourier features down to leaves of classes, in which the softmax draws",
+        reads=("class_embeddings", "tau", "nu", "num_features", "rng"),
+        unit_vectors=True,
+        cuda=True,
+    ),
+    "positive": SamplerSpec(
+        _positive,
+        "positive random features of exp(tau h . c)",
+        reads=("class_embeddings", "tau", "num_features", "rng"),
+        cuda=True,
+    ),
+    "two-pass": SamplerSpec(
+        _two_pass,
+        "the softmax among candidates that a unigram draws for the batch",
+        reads=("class_embeddings", "counts", "tau", "power", "rng"),
+        every_class=False,
+    ),
+    "mixture": SamplerSpec(
+        _mixture,
+        "half the draws by rff+softmax-leaf, half by unigram",
+        reads=("class_embeddings", "counts", "tau", "nu", "num_features", "power", "rng"),
+        unit_vectors=True,
+    ),
 }
-
-
-@cache
-def needs_unit_vectors(name: str) -> bool:
-    """Return whether a sampler takes class vectors of norm 1 only.
-
-    Parameters
-    ----------
-    name : str
-        A key of `SAMPLERS`.
-
-    Returns
-    -------
-    bool
-        Whether it refuses others.
-
-    Examples
-    --------
-    >>> needs_unit_vectors("rff"), needs_unit_vectors("softmax")
-    (True, False)
-    """
-    longer = 2.0 * np.eye(2, dtype=np.float32)
-    try:
-        make_sampler(name, SamplerInputs(longer, np.ones(2), num_features=2, rng=0))
-    except ValueError:
-        return True
-    return False
 
 
 def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
@@ -216,7 +253,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     Raises
     ------
     TypeError, ValueError
-        If the name is unknown, or the sampler refuses the inputs.
+        If the name is unknown, the inputs lack what the sampler reads, or it refuses them.
 
     Examples
     --------
@@ -229,4 +266,19 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
             f"`inputs` must be SamplerInputs, got {type(inputs).__name__}; write "
             "SamplerInputs(class_embeddings, ...)."
         )
-    return SAMPLERS[as_choice("name", name, SAMPLERS)](inputs)
+    spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
+    if not spec.cuda:
+        require_cpu(name, inputs.device)
+    for attribute in ("class_embeddings", "counts"):
+        if attribute in spec.reads:
+            require_input(name, inputs, attribute)
+    return spec.make(inputs)
+
+
+def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:
+    """Raise ValueError if `inputs` lack what the sampler `name` needs."""
+    if getattr(inputs, attribute) is None:
+        raise ValueError(
+            f"sampler {name!r} needs {_WHAT[attribute]} as `{attribute}`, got None; give them, or "
+            "take another sampler."
+        )

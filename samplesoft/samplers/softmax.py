@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 from samplesoft._device.select import arrays_on, as_device
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray, as_count, as_positive
+from samplesoft._temperature import as_tau
+from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.kernels.samplers import softmax_draw
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
@@ -30,8 +31,8 @@ class SoftmaxSampler(Sampler):
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64, which is the precision of the logits; copied.
-    tau : float
-        Inverse temperature.
+    tau : float, optional
+        Inverse temperature, 1 by default.
     block_size : int
         Classes in a block. Memory is of B * n / block_size numbers, and each draw computes
         `block_size` logits again.
@@ -73,14 +74,14 @@ class SoftmaxSampler(Sampler):
         self,
         class_embeddings: ArrayLike,
         *,
-        tau: float = 1.0,
+        tau: float | None = None,
         block_size: int = 128,
         device: str = "cpu",
     ) -> None:
         arrays = arrays_on(as_device(device))
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
-        self.tau = as_positive("tau", tau)
+        self.tau = as_tau(tau, unit_vectors=False)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
         if device == "cuda":
             from samplesoft.samplers.softmax_cuda import CudaSoftmax

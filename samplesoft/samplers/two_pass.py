@@ -9,13 +9,8 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import require_cpu
 from samplesoft._random import as_key, mix64
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_count,
-    as_float_rows,
-    as_positive,
-)
+from samplesoft._temperature import as_tau
+from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows
 from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 
@@ -31,8 +26,8 @@ class TwoPassSampler(Sampler):
         One row for each class, float32 or float64; copied.
     num_candidates : int
         Draws from `candidates`; those drawn more than once count once.
-    tau : float
-        Inverse temperature of the softmax among the candidates.
+    tau : float, optional
+        Inverse temperature of the softmax among the candidates, 1 by default.
     rng : int, numpy.random.Generator or None
         Seed of the first set of candidates.
 
@@ -83,7 +78,7 @@ class TwoPassSampler(Sampler):
         class_embeddings: ArrayLike,
         *,
         num_candidates: int,
-        tau: float = 1.0,
+        tau: float | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
         if not isinstance(candidates, Sampler):
@@ -107,7 +102,7 @@ class TwoPassSampler(Sampler):
         super().__init__(len(self._rows), self._rows.shape[1], self._rows.dtype)
         self.candidates = candidates
         self.num_candidates = as_count("num_candidates", num_candidates)
-        self.tau = as_positive("tau", tau)
+        self.tau = as_tau(tau, unit_vectors=False)
         self.refresh(rng)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:

@@ -64,9 +64,9 @@ def verify(
     labels : int or array_like of int, shape () or (B,)
         The true class of each example.
     proposals : mapping of str to array_like, shape (n,) or (B, n)
-        Samplers by name, as probabilities of all classes; see `samplesoft.proposals`. For
-        scheme ``poisson`` class j is included with the probability ``1 - (1 - q_j)^m`` of being
-        among m draws.
+        Samplers by name, as probabilities of all classes; see
+        `samplesoft.samplers.dense_proposals`. For scheme ``poisson`` class j is included with the
+        probability ``1 - (1 - q_j)^m`` of being among m draws.
     num_sampled : int or iterable of int
         Numbers of draws m.
     h : array_like, shape (d,) or (B, d), optional

@@ -11,7 +11,7 @@ import pytest
 
 import samplesoft
 from samplesoft.cli import main
-from samplesoft.proposals import PROPOSALS
+from samplesoft.samplers import SAMPLERS
 from samplesoft.verification import verify as verify_module
 
 QUICK = ["--trials", "1500", "--num-sampled", "5,20"]
@@ -64,8 +64,8 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
     labels = ["--labels", str(files / "labels.npy")]
     assert main(["verify", "--logits", str(files / "logits.npy"), *labels, *QUICK]) == 0
     text = capsys.readouterr().out
-    assert "samplers left out: unigram (proposal 'unigram' needs class counts" in text
-    assert ", rff (proposal 'rff' needs context vectors" in text
+    assert "samplers left out: unigram (sampler 'unigram' needs class counts" in text
+    assert ", rff (sampler 'rff' needs context vectors" in text
     for word in ("Gradient in h", "MSE", "lass vectors"):
         assert word not in text
 
@@ -122,7 +122,7 @@ def test_module_and_help():
         )
         assert "usage: samplesoft" in done.stdout
     text = "".join(done.stdout.split())
-    for word in (",".join(PROPOSALS), "norm1", "1-(1-q_j)^m", "nearestotherword"):
+    for word in (",".join(SAMPLERS), "norm1", "1-(1-q_j)^m", "nearestotherword"):
         assert word in text
 
 

@@ -7,7 +7,8 @@ from naive_samplers import chi_square
 from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
 
 NAMES = sorted(SAMPLERS)
-FOURIER = [name for name in NAMES if name.startswith("rff")] + ["mixture"]  # need unit vectors
+OF_UNIT_VECTORS = [name for name in NAMES if SAMPLERS[name].unit_vectors]
+OF_VECTORS = [name for name in NAMES if SAMPLERS[name].follows_vectors]
 SIZES = [1, 2, 37, 300]
 CHI_SQUARE_TESTS = 10 * len(NAMES)
 DRAWS = 200_000
@@ -26,13 +27,11 @@ def inputs(n, dtype=np.float64, **options):
     return SamplerInputs(class_embeddings=unit_rows(n, 8, 1, dtype), **given)
 
 
-BLIND = [name for name in NAMES if make_sampler(name, inputs(3)).dim is None]  # to vectors
-
-
 def dominated(name, n, label):
     """Inputs under which the label has nearly all the mass for the context ``eye(n)[label]``."""
     counts = np.ones(n)
-    counts[label] = 1.0 if name == "two-pass" else 1e15  # else it is the only candidate
+    # with more, it would be the only candidate where others draw candidates first
+    counts[label] = 1e15 if SAMPLERS[name].every_class else 1.0
     return SamplerInputs(
         class_embeddings=np.eye(n), counts=counts, power=1.0, tau=40.0, alpha=1e13, rng=2
     )
@@ -160,7 +159,7 @@ def test_an_updated_sampler_is_like_a_new_one(name, dtype):
     moved = unit_rows(n, 8, 1, dtype)
     moved[ids] = new  # of the class named twice, the last
     updated, fresh = (make_sampler(name, inputs(n, dtype)) for _ in range(2))
-    if name not in BLIND:
+    if name in OF_VECTORS:
         plain = inputs(n, dtype)
         fresh = make_sampler(
             name,
@@ -189,9 +188,9 @@ def test_a_refused_update_changes_nothing(name, case):
     ids, rows, message = BAD_UPDATES[case]
     sampler, h = make_sampler(name, inputs(37, np.float32)), contexts(2)
     before = sampler.probs(h)
-    if case == "norm 2" and name not in FOURIER:
+    if case == "norm 2" and name not in OF_UNIT_VECTORS:
         return
-    if case in ("short rows", "overflow") and name in BLIND:
+    if case in ("short rows", "overflow") and name not in OF_VECTORS:
         return
     with pytest.raises(ValueError, match=message):
         sampler.update(ids, rows)
@@ -225,7 +224,7 @@ def test_bad_arguments_are_named(name, case):
 
 
 @pytest.mark.parametrize("case", BAD_CONTEXTS)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in BLIND])
+@pytest.mark.parametrize("name", OF_VECTORS)
 def test_bad_contexts_are_named(name, case):
     h, error, message = BAD_CONTEXTS[case]
     sampler = make_sampler(name, inputs(37))
@@ -247,10 +246,10 @@ def test_the_only_class_cannot_be_excluded(name):
         sampler.sample(contexts(1), 2, exclude=0)
 
 
-@pytest.mark.parametrize("name", FOURIER)
+@pytest.mark.parametrize("name", OF_UNIT_VECTORS)
 def test_fourier_features_need_unit_vectors(name):
     with pytest.raises(ValueError, match="`class_embeddings` must have norm 1, got 2 at row 0"):
-        make_sampler(name, SamplerInputs(class_embeddings=[[2.0, 0.0], [0.0, 1.0]]))
+        make_sampler(name, SamplerInputs([[2.0, 0.0], [0.0, 1.0]], counts=[1, 2]))
     sampler = make_sampler(name, inputs(37))
     with pytest.raises(ValueError, match=r"`h` must have norm 1, got 1\.01 at row 1; divide each"):
         sampler.sample([[1.0], [1.01]] * ROWS, 3)
@@ -264,8 +263,10 @@ def test_unknown_names_and_malformed_inputs():
         SamplerInputs(class_embeddings=np.eye(2), counts=[1.0])
     with pytest.raises(ValueError, match="`class_embeddings` must be finite"):
         SamplerInputs(class_embeddings=[[np.inf]])
-    with pytest.raises(ValueError, match=r"`counts` must hold .* got None"):
+    with pytest.raises(ValueError, match="sampler 'unigram' needs class counts .* got None"):
         make_sampler("unigram", SamplerInputs(class_embeddings=np.eye(2)))
+    with pytest.raises(ValueError, match="one of `class_embeddings`, `counts` and `logits` must"):
+        SamplerInputs(h=np.eye(2))
     with pytest.raises(TypeError, match="`inputs` must be SamplerInputs, got ndarray"):
         make_sampler("unigram", np.eye(2))
 
