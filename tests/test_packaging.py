@@ -1,0 +1,81 @@
+"""The installed package: found from any folder, typed, and tested with what `test` installs."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+import samplesoft
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# names of modules that are not those of their packages
+MODULES = {"scikit-learn": "sklearn", "pytest-xdist": "xdist"}
+BROUGHT = {"joblib", "llvmlite", "samplesoft"}  # by scikit-learn, by Numba, and this very package
+OPTIONAL = {"torch", "nvidia"}  # where they are missing, tests are skipped
+
+
+def installed_from_here():
+    texts = [found.read_text("direct_url.json") for found in distributions(name="samplesoft")]
+    origins = [json.loads(text) for text in texts if text]
+    return any(
+        origin["url"] == ROOT.as_uri() and origin.get("dir_info", {}).get("editable", False)
+        for origin in origins
+    )
+
+
+@pytest.mark.skipif(not installed_from_here(), reason="needs pip install -e of this very folder")
+@pytest.mark.parametrize("script", [False, True])
+def test_found_from_the_folder_that_contains_the_clone(script, tmp_path):
+    """There `samplesoft` is also a folder without ``__init__.py``, which must not win."""
+    (tmp_path / "samplesoft").symlink_to(ROOT)
+    code = "import samplesoft; print(samplesoft.exact_bias.__name__, samplesoft.__version__)"
+    (tmp_path / "script.py").write_text(code)
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    done = subprocess.run(
+        [sys.executable, *(["script.py"] if script else ["-c", code])],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["exact_bias", PROJECT["version"]], done.stderr
+
+
+def test_types_are_part_of_the_package():
+    assert (Path(samplesoft.__file__).parent / "py.typed").exists()
+
+
+def needed(*extras):
+    """Return the modules that an install with `extras` brings, without what those bring."""
+    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][e] for e in extras)]
+    names = [entry.split(">")[0].split("[")[0] for entries in lists for entry in entries]
+    return {MODULES.get(name, name) for name in names}
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("folder", ["samplesoft", "tests"])
+def test_what_is_imported_is_declared(folder):
+    """The tests run with the extra `test` alone, though developers have more."""
+    known = needed("sklearn") | BROUGHT | OPTIONAL | set(sys.stdlib_module_names)
+    if folder == "tests":
+        known |= needed("test")
+        known |= {
+            path.stem for place in ("tests", "figures") for path in (ROOT / place).glob("*.py")
+        }
+    paths = [path for path in (ROOT / folder).rglob("*.py") if "benchmarks" not in path.parts]
+    assert len(paths) > 50
+    assert {name for path in paths for name in imported(path)} <= known
