@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from samplesoft._files import write_text
 from samplesoft._validation import LARGEST_COUNT
@@ -142,14 +142,37 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def show(text: str) -> None:
-    """Print to a reader that may have had enough, as `head` has; the exit status stays."""
+    """Print text at once; a reader that has closed the pipe, as `head` does, is no error."""
     try:
         print(text, end="", flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    except BrokenPipeError:  # the work goes on for the files that it writes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_part(text: str) -> None:
+    """Print a line about a part of the work that has ended, unless a terminal has progress bars.
+
+    Such lines are a Markdown list.
+    """
+    if not _on_terminal():
+        show(f"- {text}\n")
+
+
+def show_report(text: str) -> None:
+    """Print the report, below the lines of `show_part` if there are some."""
+    show(text if _on_terminal() else f"\n{text}")
 
 
 def say(message: str) -> None:
-    """Tell a waiting reader what is being done; a script that reads stdout is not disturbed."""
-    if sys.stderr.isatty():
+    """Print on stderr what is being done, if a person sits there."""
+    if _is_terminal(sys.stderr):
         print(message, file=sys.stderr)
+
+
+def _on_terminal() -> bool:
+    """Return whether both what is printed and the bars, on stderr, go to a terminal."""
+    return _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()  # None where it was closed before the start

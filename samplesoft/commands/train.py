@@ -19,7 +19,8 @@ from samplesoft.commands.options import (
     positive_int,
     say,
     seed,
-    show,
+    show_part,
+    show_report,
     write_json,
 )
 
@@ -132,8 +133,15 @@ def run(options: argparse.Namespace) -> int:
     task = model.make_task(options)
     settings = model.make_settings(options)
     remembered.remember(options)
+    show_part(f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch")
     try:
-        at = train(task, settings, options.out, resume=options.resume, progress=True)
+        at = train(
+            task,
+            settings,
+            options.out,
+            resume=options.resume,
+            progress=lambda line: show_part(_one_line(line, model.HEADLINE)),
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_how_to_go_on(Path(options.out))) from None
     records = [line for line in read_log(Path(options.out, LOG)) if "validation_loss" in line]
@@ -145,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
         "validation": _of_best_epoch(records, at),
         **model.final(task),
     }
-    show(_report(results, at, model.HEADLINE))
+    show_report(_report(results, at, model.HEADLINE))
     if options.json:
         write_json(options.json, results)
     return 0
@@ -205,6 +213,12 @@ def _columns(headline: str) -> list[Column]:
         (_words(headline), lambda line: _figure(line, f"validation_{headline}")),
         ("examples/s", lambda line: f"{line['examples_per_second']:,.0f}"),
     ]
+
+
+def _one_line(line: dict[str, Any], headline: str) -> str:
+    """Return an epoch's line of the log for people."""
+    epoch, *others = ((title, show(line)) for title, show in _columns(headline))
+    return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in others)}"
 
 
 def _words(name: str) -> str:

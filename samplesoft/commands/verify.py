@@ -17,7 +17,8 @@ from samplesoft.commands.options import (
     positive_int,
     say,
     seed,
-    show,
+    show_part,
+    show_report,
     write_json,
 )
 from samplesoft.commands.source import Source, load_source
@@ -163,6 +164,7 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             setattr(options, name, default)
     source = load_source(options)
+    show_part(f"input: {source.title}, {source.logits.shape[1]:,} classes")
     vectors = source.embeddings
     model = SamplerInputs(
         None if vectors is None else vectors.class_embeddings,
@@ -189,10 +191,10 @@ def run(options: argparse.Namespace) -> int:
         scheme=options.scheme,
         num_trials=options.trials,
         rng=options.seed,
-        progress=True,
+        progress=show_part,
         settings=_settings(options, source, model, left_out),
     )
-    show(report.to_markdown())
+    show_report(report.to_markdown())
     if options.json:
         write_json(options.json, report.to_dict())
     if options.csv:

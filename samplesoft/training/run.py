@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,11 +50,11 @@ class Run:
             settings.optimizer, settings.learning_rate, **settings.optimizer_options
         )
 
-    def epoch(self, progress: bool) -> None:
+    def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
         """Do the rest of an epoch: steps, validation, a line of the log, checkpoints."""
         self.optimizer.learning_rate = self.settings.learning_rate * self.schedule(self.at.epoch)
         with progress_bar(
-            progress,
+            bool(progress),
             desc=f"epoch {self.at.epoch + 1}",
             initial=self.at.index,
             total=self.task.num_steps,
@@ -72,9 +73,11 @@ class Run:
             figures = self.task.validate()
         for name, value in figures.items():
             self.require_finite(f"validation {name}", value)
-        self.write_line({f"validation_{name}": value for name, value in figures.items()})
+        line = self.write_line({f"validation_{name}": value for name, value in figures.items()})
         is_best = self.at.end_epoch(figures["loss"])
         self.save(best=is_best)
+        if callable(progress):
+            progress(line)
 
     def step(self, index: int) -> None:
         """Do one step."""
@@ -132,21 +135,21 @@ class Run:
             "folder with a lower learning rate."
         )
 
-    def write_line(self, figures: dict[str, float]) -> None:
-        """Write a line of the log."""
+    def write_line(self, figures: dict[str, float]) -> dict[str, Any]:
+        """Write a line of the log, and return it."""
         at = self.at
-        self.log.write(
-            {
-                "epoch": at.epoch + 1,
-                "step": at.step,
-                "train_loss": at.mean_loss,
-                "gradient_norm": at.norm_sum / at.index,
-                "learning_rate": self.optimizer.learning_rate,
-                "seconds": at.seconds,
-                "examples_per_second": at.index * self.task.num_examples / at.epoch_seconds,
-                **figures,
-            }
-        )
+        line = {
+            "epoch": at.epoch + 1,
+            "step": at.step,
+            "train_loss": at.mean_loss,
+            "gradient_norm": at.norm_sum / at.index,
+            "learning_rate": self.optimizer.learning_rate,
+            "seconds": at.seconds,
+            "examples_per_second": at.index * self.task.num_examples / at.epoch_seconds,
+            **figures,
+        }
+        self.log.write(line)
+        return line
 
     def save(self, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from samplesoft.training.checkpoint import copy_arrays, part_of, read_checkpoint, require_config
 from samplesoft.training.log import Log
@@ -19,7 +21,7 @@ def train(
     folder: str | Path,
     *,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | Callable[[dict[str, Any]], object] = False,
 ) -> Progress:
     """Train, or go on where an earlier run was interrupted, with the same bits as without.
 
@@ -37,8 +39,9 @@ def train(
         Where the files go; made where there is none.
     resume : bool
         Go on from the checkpoint in `folder`, with the settings that it was written with.
-    progress : bool
-        Show a progress bar on stderr, if that is a terminal.
+    progress : bool or callable
+        Show a progress bar on stderr, if that is a terminal. A callable, such as ``print``, gets
+        the last line of the log of each epoch too, as a dict, once the epoch is in the checkpoint.
 
     Returns
     -------

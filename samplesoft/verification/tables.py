@@ -97,6 +97,12 @@ def comma_separated(report: VerificationReport) -> str:
     return csv_table(["scheme", *names], rows)
 
 
+def one_line(row: VerificationRow) -> str:
+    """Return what a reader wants to see of a row as soon as it is there."""
+    z = "nothing could be tested" if row.max_abs_z is None else f"largest |z| {row.max_abs_z:.2f}"
+    return f"{row.sampler}, m = {row.num_sampled}: L1 bias {row.l1_bias:.2e} in {row.wrt}, {z}"
+
+
 def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
     """Return the columns of the table of a block."""
     columns: list[Column] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ from samplesoft.verification.blocks import (
 from samplesoft.verification.problem import Problem, read_counts, read_problem, read_proposals
 from samplesoft.verification.report import VerificationReport
 from samplesoft.verification.rows import Picture, VerificationRow
+from samplesoft.verification.tables import one_line
 
 
 def verify(
@@ -52,7 +53,7 @@ def verify(
     scheme: str = "negatives",
     num_trials: int = 4000,
     rng: int | np.random.Generator | None = None,
-    progress: bool = False,
+    progress: bool | Callable[[str], object] = False,
     settings: Mapping[str, Any] | None = None,
 ) -> VerificationReport:
     """Check the exact bias of sampled softmax by Monte Carlo, and the bounds by the exact bias.
@@ -84,8 +85,9 @@ def verify(
         Monte Carlo trials for each example, sampler and m; at least 2.
     rng : int or numpy.random.Generator or None
         Seed of the trials.
-    progress : bool
-        Show a progress bar on stderr, if that is a terminal.
+    progress : bool or callable
+        Show a progress bar on stderr, if that is a terminal. A callable, such as ``print``, gets
+        a line of text too whenever a proposal at one m has been checked.
     settings : mapping, optional
         Shown and saved with the report, for example where the data came from.
 
@@ -134,12 +136,14 @@ def verify(
     tests: list[Scores] = []
     shown = counts[len(counts) // 2]
     total = len(samplers) * len(counts) * len(problem.logits)
-    with progress_bar(progress, total=total, unit="example") as bar:
+    with progress_bar(bool(progress), total=total, unit="example") as bar:
         for i, (name, q) in enumerate(samplers.items()):
             for k, m in enumerate(counts):
                 stream = mix64(key, np.uint64(i * len(counts) + k))
                 cell = _cell(problem, q, m, np.uint64(stream), bar)
                 rows += [_row(problem, name, q, m, wrt, cell) for wrt in problem.wrt]
+                if callable(progress):
+                    progress(one_line(rows[-len(problem.wrt)]))
                 tests += [merge([getattr(t, part) for t in cell.trials]) for part in _PARTS]
                 if m == shown and cell.theory is not None:
                     cells[name] = cell

@@ -213,7 +213,7 @@ def test_bad_input_exits_2_with_a_message(args, message, files, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert "Traceback" not in captured.err
-    assert captured.out == ""
+    assert all(line.startswith("- input: ") for line in captured.out.splitlines())
 
 
 def test_missing_standard_library_names_the_options(monkeypatch, tmp_path, capsys):

@@ -1,0 +1,98 @@
+"""What ``train`` and ``verify`` print while they work, and what a killed pipe keeps of it."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from samplesoft.training import read_checkpoint, read_log
+
+SAMPLESOFT = [sys.executable, "-m", "samplesoft"]
+
+
+@pytest.fixture
+def logits(tmp_path):
+    """Return arguments of ``verify``: a small input with many parts that take a while."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "logits.npy", rng.standard_normal((3, 200)))
+    args = ["verify", "--logits", str(tmp_path / "logits.npy"), "--labels", "0,1,2"]
+    return [*args, "--num-sampled", ",".join(map(str, range(2, 60))), "--trials", "2000"]
+
+
+def test_training_prints_each_epoch(tmp_path):
+    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path / "run"), "--epochs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("- toy in ")
+    records = [r for r in read_log(tmp_path / "run" / "log.jsonl") if "validation_loss" in r]
+    for epoch, (line, record) in enumerate(zip(lines[1:4], records, strict=True), start=1):
+        assert line.startswith(f"- epoch {epoch}: train loss {record['train_loss']:.4f}, ")
+        assert f"validation loss {record['validation_loss']:.4f}" in line
+    assert lines[4] == ""
+    assert lines[5].startswith("| epoch |")
+
+
+def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
+    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path), "--epochs", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        first = [process.stdout.readline() for _ in range(4)]
+        process.kill()
+        rest = process.stdout.readlines()
+    lines = [*first, *rest]
+    assert all(line.endswith("\n") for line in lines)
+    epochs = [int(re.match(r"- epoch (\d+): ", line)[1]) for line in lines[1:]]
+    assert epochs == list(range(1, len(epochs) + 1))
+    saved = read_checkpoint(tmp_path / "checkpoint.npz").values["epoch"]
+    assert saved - 1 <= len(epochs) <= saved  # it may die after it has saved, before it prints
+
+
+def test_killed_verification_has_printed_each_part_that_ended(logits):
+    with subprocess.Popen([*SAMPLESOFT, *logits], stdout=subprocess.PIPE, text=True) as process:
+        first = [process.stdout.readline() for _ in range(4)]
+        process.kill()
+        rest = process.stdout.readlines()
+    assert first[0].startswith("- input: logits of ")
+    for m, line in enumerate([*first[1:], *rest], start=2):
+        assert re.fullmatch(rf"- uniform, m = {m}: L1 bias \S+ in logits, .*\n", line)
+
+
+@pytest.mark.parametrize("which", ["train", "verify"])
+def test_reader_that_leaves_ends_neither_the_work_nor_the_lines(which, logits, tmp_path):
+    out, result = tmp_path / "run", tmp_path / "result.json"
+    args = logits if which == "verify" else ["train", "toy", "--out", str(out), "--epochs", "30"]
+    args = [*args, "--json", str(result)]
+    with subprocess.Popen(
+        [*SAMPLESOFT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline().startswith("- ")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+    assert result.exists()
+
+
+def test_a_terminal_has_bars_and_no_lines(tmp_path):
+    termios = pytest.importorskip("termios")
+    reader, writer = os.openpty()
+    termios.tcsetwinsize(writer, (24, 80))
+    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path), "--epochs", "2"]
+    with subprocess.Popen(command, stdout=writer, stderr=writer) as process:
+        os.close(writer)
+        shown = b""
+        while True:
+            try:
+                part = os.read(reader, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            shown += part
+    os.close(reader)
+    assert process.returncode == 0
+    assert b"- epoch" not in shown
+    assert b"\repoch 2:" in shown and b"step/s" in shown
+    assert b"| epoch |" in shown
