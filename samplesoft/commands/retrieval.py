@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft.commands.options import given, positive_float, positive_int, rate
 from samplesoft.commands.softmax_options import add_softmax, check_softmax
-from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
 LEARNING_RATE = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
-SEVERAL = [name for name in LOSSES if not getattr(make_loss(name), "excludes_label", False)]
+SEVERAL = [name for name, spec in LOSSES.items() if spec.several_labels]
 
 
 def add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, form: str) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
-from samplesoft.losses.jackknife import JackknifeLoss
-from samplesoft.losses.registry import LOSSES, make_loss
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.registry import LOSSES
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
@@ -119,19 +117,21 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
         If so, with the names of the options.
     """
     name = values.get("loss", defaults.loss)
-    loss = make_loss(name)
-    if not isinstance(loss, SampledLoss):
+    loss = LOSSES[name]
+    if not loss.draws:
         _refuse(values, SAMPLED, f"--loss {name}, which draws nothing")
         return {**values, "sampler": None, "num_sampled": None}
     if values.get("shared") and loss.excludes_label:
-        able = [other for other in LOSSES if not getattr(make_loss(other), "excludes_label", True)]
+        able = [other for other, spec in LOSSES.items() if spec.shares]
         raise ValueError(
             f"--shared does not go with --loss {name}, for one set of draws cannot leave out the "
             f"label of each word; take --loss {', '.join(able)}."
         )
-    if isinstance(loss, JackknifeLoss) and values.get("num_sampled") == 1:
+    num_sampled = values.get("num_sampled", loss.least_draws)
+    if num_sampled < loss.least_draws:
         raise ValueError(
-            f"--num-sampled must be at least 2 for --loss {name}, which leaves one out, got 1."
+            f"--num-sampled must be at least {loss.least_draws} for --loss {name}, got "
+            f"{num_sampled}; raise it."
         )
     sampler = str(values.get("sampler", defaults.sampler))
     if loss.needs_label_count and not SAMPLERS[sampler].every_class:

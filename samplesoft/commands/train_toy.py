@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from samplesoft.commands.options import class_count, draw_count, flag, given, positive_int
+from samplesoft.losses.registry import LOSSES
 from samplesoft.training.toy import LEARNING_RATE as RATE
-from samplesoft.training.toy import LOSSES, MOMENTUM, WEIGHTS, ToySettings
+from samplesoft.training.toy import MOMENTUM, TOY_LOSSES, WEIGHTS, ToySettings
 
 if TYPE_CHECKING:
     from samplesoft.training.settings import Settings
@@ -51,9 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--loss",
-        choices=LOSSES,
+        choices=TOY_LOSSES,
         metavar="NAME",
-        help=f"of {', '.join(LOSSES)} (default {DEFAULTS.loss}, whose label is adjusted as the "
+        help=f"of {', '.join(TOY_LOSSES)} (default {DEFAULTS.loss}, whose label is adjusted as the "
         "draws are)",
     )
     parser.add_argument(
@@ -87,12 +88,13 @@ def make_task(options: argparse.Namespace) -> ToyTask:
 
     values = given(options, ToySettings)
     n = values.get("num_classes", DEFAULTS.num_classes)
-    if values.get("loss") == "full":
-        for name in ("num_sampled", "proposal"):
-            if name in values:
+    name = values.get("loss", DEFAULTS.loss)
+    if not LOSSES[name].draws:
+        for option in ("num_sampled", "proposal"):
+            if option in values:
                 raise ValueError(
-                    f"{flag(name)} would do nothing to --loss full, which draws nothing; leave it "
-                    "out."
+                    f"{flag(option)} would do nothing to --loss {name}, which draws nothing; leave "
+                    "it out."
                 )
         values["num_sampled"] = None
     elif values.setdefault("num_sampled", min(DEFAULTS.num_sampled or n, n)) > n:

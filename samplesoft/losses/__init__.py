@@ -9,6 +9,7 @@ from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
+from samplesoft.losses.spec import LossSpec
 
 __all__ = [
     "LOSSES",
@@ -19,6 +20,7 @@ __all__ = [
     "ImportanceSamplingLoss",
     "JackknifeLoss",
     "Loss",
+    "LossSpec",
     "NCELoss",
     "NegativeSamplingLoss",
     "SampledLoss",

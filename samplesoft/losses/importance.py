@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
@@ -48,9 +48,6 @@ class ImportanceSamplingLoss(SampledLoss):
 
     schemes: ClassVar[dict[str, Scheme]] = select("importance")
     is_softmax = True
-
-    def __init__(self, *, scheme: str = "importance", **options: Any) -> None:
-        super().__init__(scheme=scheme, **options)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 1)

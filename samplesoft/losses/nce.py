@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
@@ -11,12 +11,12 @@ from samplesoft.schemes import Scheme, select
 
 
 class NCELoss(SampledLoss):
-    r"""Logistic regression that tells the label from the draws.
+    r"""Logistic regression of the label against the draws, whose scores learn log-probabilities.
 
     With k(j) the expected number of draws of class j, which is m q(j) with replacement, the logit
     of a class is :math:`o_j - \log k(j)`, and the loss is the sum of softplus of that of each draw
-    and of minus that of the label. The scores learn to be log-probabilities, with no sum over the
-    classes: where they are, the gradient tends to that of the full softmax as m grows.
+    and of minus that of the label. No sum over the classes is needed: where the scores are
+    log-probabilities, the gradient tends to that of the full softmax as m grows.
 
     Parameters
     ----------
@@ -52,9 +52,6 @@ class NCELoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = select("candidate", "candidate_masked")
-
-    def __init__(self, *, scheme: str = "candidate", **options: Any) -> None:
-        super().__init__(scheme=scheme, **options)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         logistic_terms(logits, losses)

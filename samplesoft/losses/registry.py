@@ -1,12 +1,10 @@
-"""Losses by name, for settings and for the suite that tests all of them.
+"""Losses by name, for settings, the command line and the suite that tests all of them.
 
 A new loss is a file, and a line here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from samplesoft._device.select import require_cpu
@@ -18,22 +16,30 @@ from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.sampled import SampledSoftmaxLoss
+from samplesoft.losses.spec import LossSpec
 
-LOSSES: dict[str, Callable[..., Loss]] = {
-    "full": FullSoftmaxLoss,
-    "full-absolute": partial(FullSoftmaxLoss, absolute=True),
-    "sampled": SampledSoftmaxLoss,
-    "sampled-masked": partial(SampledSoftmaxLoss, scheme="masked"),
-    "sampled-reject": partial(SampledSoftmaxLoss, scheme="reject"),
-    "sampled-candidate": partial(SampledSoftmaxLoss, scheme="candidate"),
-    "sampled-candidate-masked": partial(SampledSoftmaxLoss, scheme="candidate_masked"),
-    "sampled-absolute": partial(SampledSoftmaxLoss, absolute=True),
-    "jackknife": JackknifeLoss,
-    "jackknife-masked": partial(JackknifeLoss, scheme="masked"),
-    "nce": NCELoss,
-    "negative-sampling": NegativeSamplingLoss,
-    "negative-sampling-masked": partial(NegativeSamplingLoss, scheme="masked"),
-    "importance": ImportanceSamplingLoss,
+
+def _softmax(**options: Any) -> LossSpec:
+    return LossSpec(SampledSoftmaxLoss, cuda=True, **options)
+
+
+LOSSES: dict[str, LossSpec] = {
+    "full": LossSpec(FullSoftmaxLoss, classifier=True),
+    "full-absolute": LossSpec(FullSoftmaxLoss, {"absolute": True}),
+    "sampled": _softmax(masked="sampled-masked", classifier=True),
+    "sampled-masked": _softmax(fixed={"scheme": "masked"}),
+    "sampled-reject": _softmax(fixed={"scheme": "reject"}),
+    "sampled-candidate": _softmax(fixed={"scheme": "candidate"}),
+    "sampled-candidate-masked": _softmax(fixed={"scheme": "candidate_masked"}),
+    "sampled-absolute": _softmax(fixed={"absolute": True}),
+    "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
+    "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}),
+    "nce": LossSpec(NCELoss, classifier=True),
+    "negative-sampling": LossSpec(
+        NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
+    ),
+    "negative-sampling-masked": LossSpec(NegativeSamplingLoss, {"scheme": "masked"}),
+    "importance": LossSpec(ImportanceSamplingLoss),
 }
 
 
@@ -67,14 +73,13 @@ def make_loss(name: str, **options: Any) -> Loss:
     >>> make_loss("sampled-masked", tau=2.0).scheme
     'masked'
     """
-    make = LOSSES[as_choice("name", name, LOSSES)]
-    fixed = getattr(make, "keywords", {})
+    spec = LOSSES[as_choice("name", name, LOSSES)]
     for option in options:
-        if option in fixed:
+        if option in spec.fixed:
             raise ValueError(
-                f"`{option}` must be left out for {name!r}, which says {option}={fixed[option]!r}, "
-                f"got {options[option]!r}; take another name."
+                f"`{option}` must be left out for {name!r}, which says "
+                f"{option}={spec.fixed[option]!r}, got {options[option]!r}; take another name."
             )
-    if getattr(make, "func", make) is not SampledSoftmaxLoss:
+    if not spec.cuda:
         require_cpu(repr(name), options.pop("device", "cpu"))
-    return make(**options)
+    return spec.make(**spec.fixed, **options)

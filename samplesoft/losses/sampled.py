@@ -32,15 +32,17 @@ class SampledLoss(Loss):
 
     Parameters
     ----------
-    scheme : str
-        A key of `schemes`.
+    scheme : str, optional
+        A key of `schemes`; the first of them by default.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
     Attributes
     ----------
     schemes : dict of str to Scheme
-        Those that the loss makes sense with.
+        Those that the loss makes sense with, its default first.
+    is_softmax : bool
+        Whether the loss of an example is an estimate of that of the full softmax.
     scheme : str
         How draws are treated.
     facts : Scheme
@@ -57,13 +59,19 @@ class SampledLoss(Loss):
     schemes: ClassVar[dict[str, Scheme]]
     is_softmax: ClassVar[bool] = False
 
-    def __init__(self, *, scheme: str = "negatives", **options: Any) -> None:
+    def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.scheme = as_choice("scheme", scheme, self.schemes)
-        self.facts = facts = self.schemes[scheme]
+        name = self.default_scheme() if scheme is None else scheme
+        self.scheme = as_choice("scheme", name, self.schemes)
+        self.facts = facts = self.schemes[self.scheme]
         self.excludes_label = facts.excludes_label
         self.needs_label_count = facts.needs_label_count
         self.bias_scheme = facts.name if self.is_softmax and facts.has_exact_bias else None
+
+    @classmethod
+    def default_scheme(cls) -> str:
+        """Return the first of `schemes`."""
+        return next(iter(cls.schemes))
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None

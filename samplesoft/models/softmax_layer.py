@@ -108,7 +108,7 @@ class SoftmaxLayer:
         self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss)
-            self.num_sampled = as_count("num_sampled", num_sampled)
+            self.num_sampled = as_count("num_sampled", num_sampled, loss.facts.least_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "

@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import as_choice, as_count, as_positive
 from samplesoft.losses.registry import LOSSES, make_loss
-from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, Sampler
@@ -66,8 +65,8 @@ class SoftmaxSettings:
             as_count(name, getattr(self, name))
         for name in ("tau", "nu"):
             as_positive(name, getattr(self, name))
-        loss = make_loss(as_choice("loss", self.loss, LOSSES))
-        if not isinstance(loss, SampledLoss):
+        loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
+        if not loss.draws:
             if self.sampler is not None or self.num_sampled is not None:
                 raise ValueError(
                     f"`sampler` and `num_sampled` must be None for loss={self.loss!r}, which draws "
@@ -75,17 +74,18 @@ class SoftmaxSettings:
                 )
             return
         as_choice("sampler", self.sampler, SAMPLERS)
-        as_count("num_sampled", self.num_sampled)
+        as_count("num_sampled", self.num_sampled, loss.least_draws)
         if not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
             raise ValueError(
                 f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
                 "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "
                 "'unigram'."
             )
-        if self.shared and loss.excludes_label:
+        if self.shared and not loss.shares:
+            able = repr(loss.masked or "sampled-masked")
             raise ValueError(
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
-                "leave out the label of each example; take loss='sampled-masked'."
+                f"leave out the label of each example; take loss={able}."
             )
 
     def make_layer(

@@ -20,18 +20,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft._progress import progress_bar
 from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
+from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn import files
 from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.targets import LISTS, SINGLE, Targets, read_targets, require_targets
-
-LOSSES = {  # with draws that leave out the label of an example, and where they cannot
-    "sampled": ("sampled", "sampled-masked"),
-    "jackknife": ("jackknife", "jackknife-masked"),
-    "full": ("full", "full"),
-    "nce": ("nce", "nce"),
-    "negative": ("negative-sampling", "negative-sampling-masked"),
-}
 
 
 class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
@@ -45,10 +38,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     ----------
     embedding_dim : int
         Length d of the embedding of an input and of a class vector.
-    loss : {"sampled", "jackknife", "full", "nce", "negative"}
+    loss : {"sampled", "jackknife", "full", "nce", "negative-sampling"}
         Sampled softmax, the same with its bias of order 1/m removed, the full softmax,
-        noise-contrastive estimation, or negative sampling. Below some 5,000 classes a step of the
-        full softmax is faster, and has no bias.
+        noise-contrastive estimation, or negative sampling: the names in
+        `samplesoft.losses.LOSSES` that are declared for the classifier. Draws leave out the label
+        of an example where it has one and they are its own, and are masked elsewhere. Below some
+        5,000 classes a step of the full softmax is faster, and has no bias.
     sampler : str
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``.
     num_sampled : int
@@ -516,8 +511,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         self._settings(multilabel=False, num_classes=2)
 
     def _settings(self, multilabel: bool, num_classes: int) -> LinearSoftmaxSettings:
-        name = LOSSES[as_choice("loss", self.loss, LOSSES)][multilabel or bool(self.shared)]
-        draws = name != "full" and num_classes > 1
+        offered = [name for name, spec in LOSSES.items() if spec.classifier]
+        spec = LOSSES[as_choice("loss", self.loss, offered)]
+        name = (spec.masked if multilabel or self.shared else None) or self.loss
+        draws = spec.draws and num_classes > 1
         return LinearSoftmaxSettings(
             loss=name if draws else "full",
             sampler=self.sampler if draws else None,

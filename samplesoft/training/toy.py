@@ -11,7 +11,7 @@ import numpy as np
 from samplesoft._names import prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count
-from samplesoft.losses.registry import make_loss
+from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.models.module import uniform_weights
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.static import WeightedSampler
@@ -25,9 +25,10 @@ WEIGHTS: dict[str, Callable[[int], FloatArray]] = {
     "uniform": lambda n: np.ones(n),
     "zipf": lambda n: 1.0 / np.arange(5, n + 5, dtype=np.float64),
 }
-LOSSES = (
-    *("full", "sampled-candidate", "sampled-candidate-masked"),
-    *("sampled-masked", "sampled-reject", "nce", "importance"),
+TOY_LOSSES = tuple(
+    name
+    for name, spec in LOSSES.items()
+    if not spec.absolute and (not spec.draws or (spec.shares and spec.distinct))
 )
 _PROJECTION, _SOFTMAX, _TEST, _STEP = range(4)  # streams of the seed
 
@@ -43,8 +44,8 @@ class ToySettings:
     data, proposal : {"uniform", "zipf"}
         Distribution of the data, and of the draws; zipf is in proportion to 1 / (i + 5).
     loss : str
-        Of `LOSSES` in this module: those that can share a set of distinct classes. The tutorial
-        adjusts the label's score too, and keeps draws of it.
+        Of `TOY_LOSSES`: those that can share a set of distinct classes. The tutorial adjusts the
+        label's score too, and keeps draws of it.
     num_sampled : int or None
         Distinct classes drawn for a batch, at most all; None for the full loss.
     batch_size, num_steps, test_size : int
@@ -76,10 +77,10 @@ class ToySettings:
         as_count("seed", self.seed, 0)
         as_choice("data", self.data, WEIGHTS)
         as_choice("proposal", self.proposal, WEIGHTS)
-        if as_choice("loss", self.loss, LOSSES) == "full":
+        if not LOSSES[as_choice("loss", self.loss, TOY_LOSSES)].draws:
             if self.num_sampled is not None:
                 raise ValueError(
-                    "`num_sampled` must be None for loss='full', which draws nothing, got "
+                    f"`num_sampled` must be None for loss={self.loss!r}, which draws nothing, got "
                     f"{self.num_sampled}."
                 )
         elif as_count("num_sampled", self.num_sampled) > n:
@@ -163,7 +164,7 @@ class ToyTask(Task):
         glorot = float(np.sqrt(6.0 / (n + d)))
         seed = np.uint64(sub_seed(self._key, _SOFTMAX))
         rows = uniform_weights((n, d), glorot, self.projection.dtype, seed)
-        sampled = settings.loss != "full"
+        sampled = LOSSES[settings.loss].draws
         loss = make_loss(settings.loss, reduction="sum")
         weights = WEIGHTS[settings.proposal](n)
         return SoftmaxLayer(

@@ -7,6 +7,7 @@ from loss_cases import (
     NAMES,
     SAMPLED,
     Case,
+    check_value_and_gradients,
     dense,
     make_case,
     needs_count,
@@ -14,7 +15,7 @@ from loss_cases import (
     oracle_value,
 )
 from mpmath import mp
-from naive_losses import ORACLES, derivative, exact
+from naive_losses import derivative, exact
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss
@@ -28,21 +29,13 @@ OPTIONS = {
 }
 
 
-def least_draws(name):
-    return 2 if name.startswith("jackknife") else 1
-
-
 def options_for(name, options):
-    return {k: v for k, v in options.items() if not (k == "absolute" and "absolute" in name)}
+    return {k: v for k, v in options.items() if k not in LOSSES[name].fixed}
 
 
 @pytest.fixture(params=NAMES)
 def name(request):
     return request.param
-
-
-def test_every_loss_has_an_oracle():
-    assert set(ORACLES) == set(LOSSES)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
@@ -51,27 +44,7 @@ def test_value_and_gradients_follow_the_formula(name, kind, shared):
     loss = make_loss(name, **options_for(name, OPTIONS[kind]))
     small = {"batch": 2, "n": 5, "dim": 2}
     case = make_case(loss, shared=shared, full=kind != "plain", seed=len(kind), **small)
-    value, cache = case.forward(loss)
-    found = loss.backward(cache)
-    n = len(case.class_embeddings)
-    with mp.workdps(50):
-        total = float(oracle_value(name, loss, case))
-        np.testing.assert_allclose(np.sum(value), total, rtol=1e-13)
-        parts = [exact(case.h), exact(case.class_embeddings)]
-        names = ["h", "class_embeddings"]
-        if case.biases is not None:
-            parts, names = [*parts, exact(case.biases)], [*names, "biases"]
-
-        def change(*arrays):
-            return oracle_value(name, loss, case, **dict(zip(names, arrays, strict=True)))
-
-        wanted = derivative(change, parts)
-    np.testing.assert_allclose(found.dh, wanted[0], rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(dense(found.dW, n), wanted[1], rtol=1e-11, atol=1e-13)
-    if case.biases is None:
-        assert found.db is None
-    else:
-        np.testing.assert_allclose(dense(found.db, n), wanted[2], rtol=1e-11, atol=1e-13)
+    check_value_and_gradients(name, loss, case)
 
 
 def test_each_loss_by_itself(name):
@@ -152,7 +125,7 @@ def test_the_same_bits_at_any_number_of_threads(name, shared, threads):
 @pytest.mark.parametrize(("n", "m"), [(6, 1), (3, 12), (2, 3), (2, 1)])
 def test_few_classes_and_few_or_many_draws(name, n, m):
     loss = make_loss(name)
-    case = make_case(loss, n=n, m=max(m, least_draws(name)))
+    case = make_case(loss, n=n, m=max(m, LOSSES[name].least_draws))
     value, cache = case.forward(loss)
     gradients = loss.backward(cache)
     with mp.workdps(50):
@@ -170,14 +143,11 @@ def test_one_class(name):
     case.ids[:] = 0
     value, cache = case.forward(loss)
     dW = loss.backward(cache).dW.rows
-    if name in ("sampled-masked", "sampled-reject", "sampled-candidate-masked", "jackknife-masked"):
-        assert value == 0.0 and not dW.any()
-    elif name in ("sampled-candidate", "importance"):  # label and draws weigh 1 / m each
-        assert value == pytest.approx(np.log(5.0) if name == "sampled-candidate" else 0.0)
-        np.testing.assert_allclose(dW, 0.0, atol=1e-15)
-    else:
-        with mp.workdps(30):
-            assert value == pytest.approx(float(oracle_value(name, loss, case)), rel=1e-13)
+    with mp.workdps(30):
+        wanted = float(oracle_value(name, loss, case))
+    assert value == pytest.approx(wanted, rel=1e-13, abs=1e-15)
+    if loss.is_softmax:  # over the label alone
+        np.testing.assert_allclose(dW, 0.0, atol=1e-15 if loss.facts.draws_label else 0.0)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -196,7 +166,7 @@ def test_a_class_drawn_twice_counts_twice(name):
     np.testing.assert_allclose(dense(gradients.dW, 8), wanted, rtol=1e-10, atol=1e-13)
 
 
-MASKED = [name for name in HITS if name.endswith("masked") or name == "sampled-reject"]
+MASKED = [name for name in HITS if not LOSSES[name].scheme.draws_label]
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -208,13 +178,13 @@ def test_every_draw_of_the_label_is_left_out(name):
     case.ids[0] = [label, 3, label, 4, label, 3]
     value, cache = case.forward(loss)
     case.q[0, label] /= 7.0  # no longer a distribution, which draws of others do not notice
-    if name not in ("sampled-candidate-masked", "sampled-reject"):  # where q of the label counts
+    if not loss.needs_label_count:
         assert case.forward(loss)[0] == value
     gradients = loss.backward(cache)
     assert set(gradients.dW.ids) == {label, 3, 4}
     score_gradient = dense(gradients.dW, 5) @ case.h[0] / (case.h[0] @ case.h[0])
     assert score_gradient[label] < 0.0 < min(score_gradient[3], score_gradient[4])
-    if name != "jackknife-masked":
+    if not loss.facts.jackknife:
         assert score_gradient[label] > -1.0
 
 
@@ -256,7 +226,7 @@ def test_extreme_scores_and_probabilities(name, kind):
         rounding = 1e-15 * np.abs(o).max() if np.abs(o).max() > 100.0 else 1e-75
         assert value == pytest.approx(float(total), rel=2e-13, abs=rounding)
         change = lambda rows: oracle_value(name, loss, case, class_embeddings=rows)  # noqa: E731
-        if "absolute" not in name or np.all(np.array(o) != 0.0):  # |o| has no slope at 0
+        if not loss.absolute or np.all(np.array(o) != 0.0):  # |o| has no slope at 0
             (wanted,) = derivative(change, [exact(case.class_embeddings)])
             np.testing.assert_allclose(found, wanted, rtol=5e-12, atol=1e-15)
 
@@ -267,7 +237,8 @@ def test_a_small_loss_keeps_its_digits(name):
     case = extreme_case(loss, o, q, ids)
     value, cache = case.forward(loss)
     gradients = loss.backward(cache).dW
-    if name.startswith(("sampled", "jackknife", "full")):
+    spec = LOSSES[name]
+    if not spec.draws or (loss.is_softmax and spec.scheme.label_in_sum):
         assert 0.0 < value < 1e-24
         drawn = dense(gradients, 4)[1:, 0]
         np.testing.assert_allclose(dense(gradients, 4)[0, 0], -drawn.sum(), rtol=1e-12)

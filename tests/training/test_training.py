@@ -15,8 +15,7 @@ from samplesoft.training.checkpoint import read_checkpoint
 from samplesoft.training.language_settings import LanguageModelSettings
 from samplesoft.training.log import read_log
 from samplesoft.training.settings import Settings
-from samplesoft.training.toy import LOSSES as TOY_LOSSES
-from samplesoft.training.toy import ToySettings, ToyTask
+from samplesoft.training.toy import TOY_LOSSES, ToySettings, ToyTask
 from samplesoft.training.trainer import load_parameters, train
 
 TIMES = ("seconds", "examples_per_second")

@@ -1,0 +1,112 @@
+"""What a registered loss declares: how it is made, and what it needs of those who draw for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samplesoft.losses.base import Loss
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A loss under a name; most facts follow from its class and from its scheme.
+
+    Parameters
+    ----------
+    make : type of Loss
+        Its class.
+    fixed : mapping of str to object
+        Arguments of the class that the name stands for, such as a scheme.
+    masked : str or None
+        For a loss whose draws exclude the label: the name of the same loss for draws that may
+        contain it, as one set for a whole batch does.
+    cuda : bool
+        Whether it takes ``device="cuda"``.
+    classifier : bool
+        Whether `samplesoft.sklearn.SampledSoftmaxClassifier` offers it.
+
+    Examples
+    --------
+    >>> from samplesoft.losses import LOSSES
+    >>> LOSSES["sampled"].excludes_label, LOSSES["sampled"].masked
+    (True, 'sampled-masked')
+    >>> [name for name, spec in LOSSES.items() if not spec.draws]
+    ['full', 'full-absolute']
+    >>> LOSSES["jackknife"].bias_scheme, LOSSES["nce"].why_no_bias
+    ('jackknife', 'it is no estimate of the full softmax loss')
+    """
+
+    make: type[Loss]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    masked: str | None = None
+    cuda: bool = False
+    classifier: bool = False
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How it treats draws where no other scheme is asked for; None if it draws nothing."""
+        if not issubclass(self.make, SampledLoss):
+            return None
+        return self.make.schemes[self.fixed.get("scheme", self.make.default_scheme())]
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it is a loss of absolute scores."""
+        return bool(self.fixed.get("absolute"))
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is a loss on drawn classes, which a sampler must draw."""
+        return self.scheme is not None
+
+    @property
+    def excludes_label(self) -> bool:
+        """Whether no draw may be the label of its example."""
+        return self.scheme is not None and self.scheme.excludes_label
+
+    @property
+    def shares(self) -> bool:
+        """Whether one set of draws may serve a whole batch."""
+        return self.draws and not self.excludes_label
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether an example may have several labels."""
+        return not self.excludes_label
+
+    @property
+    def distinct(self) -> bool:
+        """Whether draws may be without replacement."""
+        return self.scheme is not None and not self.scheme.jackknife
+
+    @property
+    def needs_label_count(self) -> bool:
+        """Whether it must know how many draws of the label are expected."""
+        return self.scheme is not None and self.scheme.needs_label_count
+
+    @property
+    def least_draws(self) -> int:
+        """Smallest number of draws m."""
+        return 0 if self.scheme is None else self.scheme.least_draws
+
+    @property
+    def bias_scheme(self) -> str | None:
+        """The scheme under which `samplesoft.exact_bias` gives its bias, or None."""
+        if self.scheme is None or self.why_no_bias:
+            return None
+        return self.scheme.name
+
+    @property
+    def why_no_bias(self) -> str:
+        """Why `bias_scheme` is None, or an empty string."""
+        if self.scheme is None:
+            return "it sums over all classes, and has no bias"
+        if not getattr(self.make, "is_softmax", False):
+            return "it is no estimate of the full softmax loss"
+        if not self.scheme.has_exact_bias:
+            return f"no exact bias is known for scheme {self.scheme.name!r}"
+        return ""

@@ -1,0 +1,85 @@
+"""A new loss is a class, a line in the registry and an oracle: then all of the library takes it."""
+
+import naive_losses
+import numpy as np
+import pytest
+from loss_cases import check_value_and_gradients, make_case
+from mpmath import mp
+
+from samplesoft.losses import LOSSES, LossSpec, SampledLoss, make_loss
+from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer
+from samplesoft.schemes import SCHEMES
+
+
+class RankingLoss(SampledLoss):
+    """Sum over the draws of softplus of how far each scores above the label.
+
+    Rendle et al. (2009), "BPR: Bayesian personalized ranking from implicit feedback", section 4.
+    """
+
+    schemes = {"masked": SCHEMES["masked"].without_correction()}
+
+    def _terms(self, logits, losses):
+        margins = logits[:, 1:] - logits[:, :1]
+        losses[:] = np.logaddexp(0.0, margins).sum(axis=1)
+        logits[:, 1:] = np.exp(-np.logaddexp(0.0, -margins))  # the derivative of softplus
+        logits[:, 0] = -logits[:, 1:].sum(axis=1)
+
+
+def ranking(scores, label, ids, counts, own_count):
+    """Its oracle: the formula in many digits."""
+    return mp.fsum(mp.log(1 + mp.exp(scores[j] - scores[label])) for j in ids if j != label)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(LOSSES, "ranking", LossSpec(RankingLoss, classifier=True))
+    monkeypatch.setitem(naive_losses.ORACLES, "ranking", ranking)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"tau": 2.0, "normalize": True}, {"absolute": True, "reduction": "sum"}]
+)
+def test_it_follows_its_formula(options, shared):
+    loss = make_loss("ranking", **options)
+    case = make_case(loss, shared=shared, full=True, batch=2, n=5, dim=2)
+    check_value_and_gradients("ranking", loss, case)
+
+
+# WRONG: a draw of the label ranks it against itself.
+def test_the_formula_notices_a_wrong_loss():
+    class Wrong(RankingLoss):
+        schemes = {"masked": SCHEMES["kept"].without_correction()}
+
+    loss = Wrong()
+    with pytest.raises(AssertionError):
+        check_value_and_gradients("ranking", loss, make_case(make_loss("ranking")))
+
+
+def test_its_facts_follow_from_its_scheme():
+    spec = LOSSES["ranking"]
+    assert spec.draws and spec.shares and spec.several_labels and not spec.cuda
+    assert spec.bias_scheme is None and spec.why_no_bias
+
+
+def test_a_model_learns_by_it():
+    settings = LinearSoftmaxSettings(loss="ranking", sampler="uniform", num_sampled=3, shared=True)
+    model, optimizer = LinearSoftmax(6, 6, settings, rng=0), make_optimizer("adagrad", 0.1)
+    x, labels = np.eye(6, dtype=np.float32), np.array([1, 2, 3, 4, 5, 0])
+    for step in range(60):
+        _, gradients = model.step(x, labels, rng=step)
+        optimizer.step(model.parameters, gradients)
+        model.after_step(gradients)
+    np.testing.assert_array_equal(model.top_k(x, 1)[0].ravel(), labels)
+
+
+def test_the_classifier_offers_it():
+    pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
+    from samplesoft.sklearn import SampledSoftmaxClassifier
+
+    X, y = np.eye(4), np.array(["ape", "bee", "cat", "dog"])
+    classifier = SampledSoftmaxClassifier(
+        loss="ranking", num_sampled=2, num_features=16, max_iter=50, random_state=0
+    )
+    assert classifier.fit(X, y).score(X, y) == 1.0
