@@ -86,6 +86,10 @@ class FeatureMap(ABC):
             self._write(rows, out)
         return out
 
+    def __call__(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the features of each row, as `transform`."""
+        return self.transform(X)
+
     def kernel(self, X: ArrayLike, Y: ArrayLike) -> FloatArray:
         """Return the kernel that the features estimate, in float64.
 

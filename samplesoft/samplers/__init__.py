@@ -1,6 +1,8 @@
 """Samplers: proposal distributions over classes, with the exact probability of each draw."""
 
-from samplesoft.samplers.base import Draw, Sampler
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.dense import DenseSampler
+from samplesoft.samplers.draw import Draw
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.inputs import SamplerInputs
@@ -8,6 +10,7 @@ from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, Quadratic
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.proposals import dense_proposals
+from samplesoft.samplers.protocol import SamplerProtocol
 from samplesoft.samplers.registry import SAMPLERS, SamplerSpec, make_sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
@@ -15,6 +18,7 @@ from samplesoft.samplers.two_pass import TwoPassSampler
 
 __all__ = [
     "SAMPLERS",
+    "DenseSampler",
     "Draw",
     "KernelSampler",
     "LearnedUnigramSampler",
@@ -25,6 +29,7 @@ __all__ = [
     "RFSoftmaxSampler",
     "Sampler",
     "SamplerInputs",
+    "SamplerProtocol",
     "SamplerSpec",
     "SoftmaxSampler",
     "TwoPassSampler",

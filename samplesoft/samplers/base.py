@@ -1,81 +1,43 @@
-"""What every sampler is: draws with their exact log-probabilities."""
+"""The base of all samplers of the library: public methods that check, hooks that compute."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.select import arrays_on, as_device, device_of, require_copyable, to_host
-from samplesoft._random import as_key, mix64, uniform_block
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_count,
-)
+from samplesoft._device.select import arrays_on, as_device, require_copyable
+from samplesoft._random import as_key
+from samplesoft._validation import FloatArray, IntArray, as_count
+from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.shared import sample_shared
 
-Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
-NOTHING = -1  # in `exclude` of a private method: this example excludes no class
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """Sampled classes and the probability of each draw.
-
-    Parameters
-    ----------
-    ids : ndarray of int64, shape (B, m)
-        Sampled classes; shape (1, m) for one set shared by the batch.
-    log_q : ndarray of float64, shape (B, m)
-        Natural logarithm of the probability that one draw gives this class, in the distribution
-        that was drawn from: that without the excluded class where one was excluded.
-    log_inclusion : ndarray of float64, shape (B, m), or None
-        Where draws are without replacement, the natural logarithm of the probability that the
-        set of m contains this class; else None.
-    """
-
-    ids: IntArray
-    log_q: FloatArray
-    log_inclusion: FloatArray | None = None
-
-    @property
-    def log_expected_count(self) -> FloatArray:
-        """Natural logarithm of how often a draw of m contains each class in the mean.
-
-        That is ``log(m q)`` with replacement, and the log-probability of inclusion without.
-        """
-        if self.log_inclusion is not None:
-            return self.log_inclusion
-        log_counts: FloatArray = arrays_on(device_of(self.log_q)).plus(
-            self.log_q, np.log(self.ids.shape[1])
-        )
-        return log_counts
-
-    def to_host(self) -> Draw:
-        """Return the same in NumPy arrays, copied if they lie on a GPU."""
-        inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
-        return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
+__all__ = ["Draw", "Rows", "Sampler"]
 
 
 class Sampler(ABC):
     """A distribution over classes for each context vector.
 
-    A new sampler implements `_sample`, `_log_prob` and `_probs`, whose arguments are checked, and
-    `_prepare` if it looks at the class vectors; then it enters the registry in
-    `samplesoft.samplers`. With ``device="cuda"`` the arguments of these methods are device arrays:
-    kernels for them are in ``kernels/x_cuda.py``, and what launches them in
-    ``samplers/x_cuda.py``, as `samplers.static_cuda` shows.
+    To try a sampler of your own, derive from `DenseSampler` and write its one method. What follows
+    is for those of the library, which draw without computing all n probabilities.
+
+    The public methods check their arguments once and call the hooks below, which trust them:
+    `_sample`, `_log_prob` and `_probs`, and `_prepare` where draws depend on class vectors. In a
+    hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS` where there is
+    none; ``key`` is the key of a random stream, so that draws depend on the seed and not on
+    threads. With ``device="cuda"`` the arrays are on the device: kernels for them are in
+    ``kernels/samplers/x_cuda.py``, and what launches them in ``samplers/x_cuda.py``, as
+    `samplers.static_cuda` shows.
 
     Parameters
     ----------
     num_classes : int
         Number of classes n.
     dim : int or None
-        Length d of context and class vectors; None if the sampler does not look at them.
+        Length d of context and class vectors; None if draws do not depend on them.
     dtype : numpy.dtype or None
         Type that vectors are turned into; None for float32 as it comes and float64 for the rest.
     device : {"cpu", "cuda"}
@@ -124,8 +86,8 @@ class Sampler(ABC):
         Parameters
         ----------
         h : array_like, shape (B, d) or (d,), or None
-            Context vectors. A sampler that does not look at them takes B from their number; where
-            they are None from that of `exclude`, else B = 1.
+            Context vectors. A sampler whose draws do not depend on them takes B from their
+            number; where they are None, from that of `exclude`; else B = 1.
         num_sampled : int
             Number of draws m.
         exclude : int or array_like of int, shape (B,), optional
@@ -145,7 +107,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed, or nothing is left to draw.
         """
-        contexts, excluded = self._read(h, exclude)
+        contexts, excluded = self._check(h, exclude)
         m = as_count("num_sampled", num_sampled)
         key = as_key(rng)
         if not shared or contexts.shape[0] == 1:
@@ -180,7 +142,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        contexts, excluded = self._read(h, exclude)
+        contexts, excluded = self._check(h, exclude)
         classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
         return self._log_prob(contexts, classes, excluded)
 
@@ -211,7 +173,7 @@ class Sampler(ABC):
             If an argument is malformed.
         """
         m = as_count("num_sampled", num_sampled)
-        contexts, excluded = self._read(h, exclude)
+        contexts, excluded = self._check(h, exclude)
         classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
         return self._log_expected_count(contexts, classes, m, excluded)
 
@@ -235,10 +197,10 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        return self._probs(*self._read(h, exclude))
+        return self._probs(*self._check(h, exclude))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
-        """Tell the sampler of new class vectors; one that does not look at them ignores it.
+        """Follow changed class vectors; a sampler that does not depend on them ignores this.
 
         Parameters
         ----------
@@ -250,12 +212,12 @@ class Sampler(ABC):
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed; nothing has changed then.
+            If an argument is malformed; the sampler is unchanged then.
         """
         classes = self._arrays.ids("ids", ids, self.num_classes)
         if not classes.shape[0] and 0 in np.shape(class_embeddings):
             return
-        rows = self._class_rows(class_embeddings)
+        rows = self._check_class_rows(class_embeddings)
         if rows.shape[0] != classes.shape[0]:
             raise ValueError(
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
@@ -264,7 +226,7 @@ class Sampler(ABC):
         self._prepare(classes, rows)()
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
-        """Draw anew what serves many draws; most samplers have no such thing.
+        """Draw anew what serves all draws of a batch, such as candidates; most samplers have none.
 
         Parameters
         ----------
@@ -296,7 +258,7 @@ class Sampler(ABC):
         Raises
         ------
         TypeError, ValueError
-            If it is of another sampler; nothing has changed then.
+            If it is of another sampler; this one is unchanged then.
         """
         if state:
             raise ValueError(
@@ -304,16 +266,16 @@ class Sampler(ABC):
                 "that of another sampler."
             )
 
-    def _read(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
+    def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
         if h is None and self.dim is None:
             contexts: Rows = np.empty((max(1, sum(np.shape(exclude)[:1])), 0))
         else:
-            contexts = self._contexts(h)
-        return contexts, self._excluded(exclude, contexts.shape[0])
+            contexts = self._check_contexts(h)
+        return contexts, self._check_excluded(exclude, contexts.shape[0])
 
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        """Check context vectors; override to ask more of them."""
+    def _check_contexts(self, h: ArrayLike | None) -> Rows:
+        """Check context vectors; a subclass may ask more of them."""
         if h is None:
             raise TypeError(
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
@@ -330,17 +292,17 @@ class Sampler(ABC):
         rows: Rows = self._arrays.float_rows("h", h, self.dim, self._dtype)
         return rows
 
-    def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
-        """Check class vectors; override to ask more of them."""
+    def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
+        """Check class vectors; a subclass may ask more of them."""
         rows: Rows = self._arrays.float_rows(
             "class_embeddings", class_embeddings, self.dim, self._dtype
         )
         return rows
 
-    def _excluded(self, exclude: Any, batch: int) -> IntArray:
+    def _check_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
-            nobody: IntArray = self._arrays.filled(batch, NOTHING)
-            return nobody
+            none: IntArray = self._arrays.filled(batch, NO_CLASS)
+            return none
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
         if self.num_classes == 1:
             raise ValueError(
@@ -350,24 +312,16 @@ class Sampler(ABC):
         return labels
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        """Draw from the mean over the batch: each draw from a context of its own."""
+        """Draw one set from the mean over the batch."""
         if self.device == "cuda":
-            from samplesoft._device.draws_cuda import sample_shared
+            from samplesoft._device import draws_cuda
 
-            return Draw(*sample_shared(self, h, m, key))
-        stream, rest = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
-        owner = (uniform_block(stream, 1, m)[0] * len(h)).astype(np.int64)
-        order = np.argsort(owner, kind="stable")
-        contexts, counts = np.unique(owner, return_counts=True)
-        drawn = self._sample(h[contexts], counts.max(), np.full(len(contexts), NOTHING), rest).ids
-        ids = np.empty((1, m), np.int64)
-        ids[0, order] = drawn[np.arange(counts.max()) < counts[:, None]]
-        every = self._log_prob(h, np.repeat(ids, len(h), axis=0), np.full(len(h), NOTHING))
-        return Draw(ids, np.logaddexp.reduce(every, axis=0, keepdims=True) - np.log(len(h)))
+            return Draw(*draws_cuda.sample_shared(self, h, m, key))
+        return sample_shared(self, h, m, key)
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        """Draw for checked arguments; `exclude` (B,) holds `NOTHING` where nothing is excluded."""
+        """Draw m classes for each context."""
 
     @abstractmethod
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -383,5 +337,5 @@ class Sampler(ABC):
         """Return probabilities (B, n)."""
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        """Return what makes an update happen, having raised whatever there is to raise."""
+        """Check and compute an update, and return a function that applies it and cannot fail."""
         return lambda: None

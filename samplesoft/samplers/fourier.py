@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.select import arrays_on, as_device
 from samplesoft._temperature import as_tau
 from samplesoft.feature_maps import RandomFourierFeatures
-from samplesoft.samplers.base import Rows
+from samplesoft.samplers.draw import Rows
 from samplesoft.samplers.kernel import KernelSampler
 
 UNIT_TOLERANCE = 1e-3  # float32 vectors, normalised by their owner, are well within it
@@ -33,8 +33,8 @@ class RFSoftmaxSampler(KernelSampler):
     tau : float, optional
         Inverse temperature of the model, which softmax leaves follow; 10 by default.
     leaf, leaf_size, progress
-        As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Buckets with
-        softmax leaves need 1 / leaf_size of its memory, and draw closer to the softmax.
+        As for `KernelSampler`. The paper's sampler is ``leaf="kernel", leaf_size=1``. Larger
+        leaves need 1 / leaf_size of its memory, and softmax leaves draw closer to the softmax.
     rng : int, numpy.random.Generator or None
         Seed of the frequencies.
     device : {"cpu", "cuda"}
@@ -86,13 +86,13 @@ class RFSoftmaxSampler(KernelSampler):
         tau = as_tau(tau, unit_vectors=True)
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
-    def _contexts(self, h: ArrayLike | None) -> Rows:
-        rows = super()._contexts(h)
+    def _check_contexts(self, h: ArrayLike | None) -> Rows:
+        rows = super()._check_contexts(h)
         _require_unit("h", rows, self.device)
         return rows
 
-    def _class_rows(self, class_embeddings: ArrayLike) -> Rows:
-        rows = super()._class_rows(class_embeddings)
+    def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
+        rows = super()._check_class_rows(class_embeddings)
         _require_unit("class_embeddings", rows, self.device)
         return rows
 

@@ -15,7 +15,7 @@ from samplesoft._validation import (
     as_positive,
     as_real_array,
 )
-from samplesoft.samplers.base import Rows
+from samplesoft.samplers.draw import Rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ from samplesoft._device.select import arrays_on, as_device
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
-from samplesoft.samplers.base import Draw, Rows, Sampler
-from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree, Transform
 
 
 class KernelSampler(Sampler):
@@ -22,17 +23,19 @@ class KernelSampler(Sampler):
     ----------
     class_embeddings : array_like, shape (n, d)
         One row for each class, float32 or float64; copied.
-    feature_map : FeatureMap
-        Estimates the kernel, on the device where the sampler then works too. Its ``floor``, the
-        least kernel of two unit vectors, is the least mass that the tree gives to a class: of long
-        vectors it flattens the small kernels.
+    feature_map : FeatureMap, or callable
+        Estimates the kernel, on the device where the sampler then works too; or any function that
+        gives a new array of features (k, F) for rows (k, d), as `KernelTree` takes it.
     leaf : {"softmax", "kernel"}
-        How a class is drawn in its bucket: by ``exp(tau h . c)``, which costs d multiplications a
+        How a class is drawn in its leaf: by ``exp(tau h . c)``, which costs d multiplications a
         class and is closer to the softmax, or by the kernel, as everywhere in the tree.
     leaf_size : int, optional
-        Classes in a bucket, 1 for a tree down to single classes; see `KernelTree`.
+        Classes in a leaf, 1 for a tree down to single classes; see `KernelTree`.
     tau : float, optional
         Inverse temperature of ``leaf="softmax"``, 1 by default.
+    floor : float, optional
+        Least mass that the tree gives to a class. By default that of the map, its least kernel of
+        two unit vectors, which flattens the small kernels of longer ones; 1e-9 for a function.
     progress : bool
         Show a progress bar on stderr while building, if that is a terminal.
 
@@ -60,38 +63,44 @@ class KernelSampler(Sampler):
     >>> sampler = KernelSampler(vectors, RandomMaclaurinFeatures(2, 64, rng=0), leaf_size=2)
     >>> int(sampler.probs([1.0, 0.0]).argmax()), sampler.tree.feature_dim
     (0, 64)
+    >>> absolute = KernelSampler(vectors, np.abs, leaf="kernel", leaf_size=1)
+    >>> absolute.probs([1.0, 0.0]).round(2)
+    array([[0.5, 0. , 0.5]])
     """
 
     def __init__(
         self,
         class_embeddings: ArrayLike,
-        feature_map: FeatureMap,
+        feature_map: FeatureMap | Transform,
         *,
         leaf: str = "softmax",
         leaf_size: int | None = None,
         tau: float | None = None,
+        floor: float | None = None,
         progress: bool = False,
     ) -> None:
-        if not isinstance(feature_map, FeatureMap):
+        if not callable(feature_map):
             raise TypeError(
-                f"`feature_map` must be a FeatureMap, got {type(feature_map).__name__}; "
-                "samplesoft.feature_maps has some."
+                "`feature_map` must be a FeatureMap or a function from rows to features, got "
+                f"{type(feature_map).__name__}; samplesoft.feature_maps has some."
             )
         scale = as_tau(tau, unit_vectors=False)
-        self.tau = scale if leaf == "softmax" else None
-        if as_choice("leaf", leaf, ("softmax", "kernel")) == "kernel" and feature_map.closed_form:
-            leaf, scale = feature_map.closed_form
+        self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
+        dim, device, least = None, "cpu", 1e-9
+        if isinstance(feature_map, FeatureMap):
+            dim, device, least = feature_map.dim, feature_map.device, feature_map.floor
+            if leaf == "kernel" and feature_map.closed_form:
+                leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
-        arrays = arrays_on(feature_map.device)
         self.tree = KernelTree(
-            arrays.float_rows("class_embeddings", class_embeddings, feature_map.dim),
-            feature_map.transform,
+            arrays_on(device).float_rows("class_embeddings", class_embeddings, dim),
+            feature_map,
             leaf=leaf,
             leaf_size=leaf_size,
             scale=scale,
-            floor=max(feature_map.floor, SMALLEST_FLOOR),
+            floor=max(least, SMALLEST_FLOOR) if floor is None else floor,
             progress=progress,
-            device=feature_map.device,
+            device=device,
         )
         tree = self.tree
         super().__init__(tree.num_classes, tree.dim, tree._dtype, tree.device)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, as_ids, as_positive
-from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import Draw, Rows
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 

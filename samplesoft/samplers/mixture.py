@@ -12,7 +12,8 @@ from samplesoft._device.select import require_cpu
 from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_positive
-from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import Draw, Rows
 
 
 class MixtureSampler(Sampler):
@@ -110,7 +111,7 @@ class MixtureSampler(Sampler):
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
         ids = []
         for sampler, own in zip((self.first, self.second), keys, strict=True):
-            draw = sampler._sample(sampler._contexts(h), m, exclude, own)
+            draw = sampler._sample(sampler._check_contexts(h), m, exclude, own)
             if draw.log_inclusion is not None:
                 raise ValueError(
                     "`first` and `second` must draw with replacement, got "
@@ -121,21 +122,21 @@ class MixtureSampler(Sampler):
         return Draw(mixed, self._log_prob(h, mixed, exclude))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        first = self.first._log_prob(self.first._contexts(h), ids, exclude)
-        second = self.second._log_prob(self.second._contexts(h), ids, exclude)
+        first = self.first._log_prob(self.first._check_contexts(h), ids, exclude)
+        second = self.second._log_prob(self.second._check_contexts(h), ids, exclude)
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
         )
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        first = self.first._probs(self.first._contexts(h), exclude)
-        second = self.second._probs(self.second._contexts(h), exclude)
+        first = self.first._probs(self.first._check_contexts(h), exclude)
+        second = self.second._probs(self.second._check_contexts(h), exclude)
         return self.weight * first + (1.0 - self.weight) * second
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         both = [s for s in (self.first, self.second) if s.dim is not None]
-        commits = [sampler._prepare(ids, sampler._class_rows(rows)) for sampler in both]
+        commits = [sampler._prepare(ids, sampler._check_class_rows(rows)) for sampler in both]
 
         def commit() -> None:
             for one in commits:

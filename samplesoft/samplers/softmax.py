@@ -13,7 +13,8 @@ from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.kernels.samplers import softmax_draw
-from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import Draw, Rows
 
 _CONTEXTS = 32  # rows of one matrix product
 _LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed

@@ -19,7 +19,8 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels.samplers import static
 from samplesoft.kernels.samplers.alias import build_alias
-from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class StaticSampler(Sampler):
         """
         m = as_count("num_sampled", num_sampled)
         shape = () if exclude is None else np.shape(exclude)[:1]
-        excluded = self._excluded(exclude, *(shape or (1,)))
+        excluded = self._check_excluded(exclude, *(shape or (1,)))
         if self.replace:
             probs = self._probs(np.empty((len(excluded), 0)), excluded)
             with np.errstate(divide="ignore"):  # of a class that is drawn with certainty
@@ -113,11 +114,11 @@ class StaticSampler(Sampler):
         return Draw(ids, log_q, np.log(self._inclusion_of(m).of(ids, exclude)))
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        nobody: IntArray = self._arrays.filled(1, NOTHING)
+        none: IntArray = self._arrays.filled(1, NO_CLASS)
         if not self.replace or self.device == "cuda":
-            return self._sample(h[:1], m, nobody, key)
+            return self._sample(h[:1], m, none, key)
         ids = np.empty((1, m), np.int64)
-        self._draw(key, 0, nobody, ids)
+        self._draw(key, 0, none, ids)
         return Draw(ids, self._log_q(ids))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:

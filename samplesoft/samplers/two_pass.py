@@ -11,7 +11,8 @@ from samplesoft._device.select import require_cpu
 from samplesoft._random import as_key, mix64
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows
-from samplesoft.samplers.base import NOTHING, Draw, Rows, Sampler
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.softmax import SoftmaxSampler
 
 
@@ -127,7 +128,7 @@ class TwoPassSampler(Sampler):
         places = self._places(ids)
         within = np.maximum(places, 0)
         log_q = self._softmax._log_prob(h, within, self._excluded_places(exclude))
-        return np.where(places == NOTHING, -np.inf, log_q)
+        return np.where(places == NO_CLASS, -np.inf, log_q)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))
@@ -136,7 +137,7 @@ class TwoPassSampler(Sampler):
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         places = self._places(ids)
-        known = places != NOTHING
+        known = places != NO_CLASS
         among = self._softmax._prepare(places[known], rows[known])
 
         def commit() -> None:
@@ -146,10 +147,10 @@ class TwoPassSampler(Sampler):
         return commit
 
     def _places(self, ids: IntArray) -> IntArray:
-        """Return the place of each class among the candidates, or `NOTHING`."""
+        """Return the place of each class among the candidates, or `NO_CLASS`."""
         places = np.searchsorted(self.candidate_ids, ids)
         places = np.minimum(places, len(self.candidate_ids) - 1)
-        found: IntArray = np.where(self.candidate_ids[places] == ids, places, NOTHING)
+        found: IntArray = np.where(self.candidate_ids[places] == ids, places, NO_CLASS)
         return found
 
     def _excluded_places(self, exclude: IntArray) -> IntArray:

@@ -78,7 +78,9 @@ def test_no_classes_asked_for():
 
 
 def test_what_is_no_feature_map_is_named():
-    with pytest.raises(TypeError, match="`feature_map` must be a FeatureMap, got ndarray"):
+    with pytest.raises(
+        TypeError, match="`feature_map` must be a FeatureMap or a function .* got ndarray"
+    ):
         KernelSampler(np.eye(3), np.eye(3))
     with pytest.raises(TypeError, match="`transform` must be callable, got list"):
         tree.KernelTree(np.eye(3), [1])

@@ -1,0 +1,164 @@
+"""A base class for samplers of one's own: one method that weighs all classes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._jit import row_chunks
+from samplesoft._random import uniform_block
+from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_positive
+from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.draw import Draw, Rows
+
+_WEIGHTS = 1 << 22  # numbers held at a time, beside what `weights` itself needs
+
+
+class DenseSampler(Sampler):
+    """Draw classes in proportion to weights that you compute: write `weights`, and that is all.
+
+    Exact probabilities, exclusion of a label, sets shared by a batch, updates of class vectors and
+    checks of all arguments come from here. Every draw costs the weights of all n classes, as an
+    exact softmax does; this is the way to try an idea, not to make it fast.
+
+    Parameters
+    ----------
+    class_embeddings : array_like, shape (n, d), optional
+        Class vectors, float32 or float64; copied. Leave them out for a sampler that does not look
+        at vectors.
+    num_classes : int, optional
+        Number of classes n, where there are no class vectors.
+    tau : float, optional
+        Inverse temperature of the logits that the weights follow, if they follow any. A
+        `SoftmaxLayer` compares it with that of its loss.
+
+    Attributes
+    ----------
+    class_embeddings : ndarray, shape (n, d), or None
+        Class vectors as of the last `update`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed; from `sample`, `log_prob` and `probs` also if weights are.
+
+    Examples
+    --------
+    >>> class CosineSampler(DenseSampler):
+    ...     def weights(self, h):
+    ...         return 2.0 + h @ self.class_embeddings.T
+    >>> sampler = CosineSampler([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    >>> sampler.probs([1.0, 0.0])
+    array([[0.5       , 0.33333333, 0.16666667]])
+    >>> sampler.probs([1.0, 0.0], exclude=0)
+    array([[0.        , 0.66666667, 0.33333333]])
+    >>> sampler.sample([1.0, 0.0], 5, exclude=0, rng=0).ids
+    array([[2, 1, 2, 1, 1]])
+    """
+
+    def __init__(
+        self,
+        class_embeddings: ArrayLike | None = None,
+        *,
+        num_classes: int | None = None,
+        tau: float | None = None,
+    ) -> None:
+        if (class_embeddings is None) == (num_classes is None):
+            raise ValueError(
+                "one of `class_embeddings` and `num_classes` must be given, got "
+                f"{'neither' if num_classes is None else 'both'}; vectors say how many they are."
+            )
+        self.class_embeddings: Rows | None = None
+        if class_embeddings is None:
+            super().__init__(as_count("num_classes", num_classes))
+        else:
+            rows = as_float_rows("class_embeddings", class_embeddings).copy()
+            super().__init__(len(rows), rows.shape[1], rows.dtype)
+            self.class_embeddings = rows
+        self.tau = None if tau is None else as_positive("tau", tau)
+
+    @abstractmethod
+    def weights(self, h: Any) -> Any:
+        """Return the weight of every class for each context.
+
+        Parameters
+        ----------
+        h : ndarray, shape (B, d)
+            Context vectors, checked; of the type of the class vectors, which are in
+            `class_embeddings`. Of shape (B, 0) where there are none.
+
+        Returns
+        -------
+        array_like, shape (B, n) or (n,)
+            Weights: finite and at least 0, at least one of each row greater. They need not sum to
+            1. One row (n,) serves all contexts.
+        """
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        uniforms = uniform_block(key, len(h), m)
+        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+        for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
+            q = self._probs(h[part], exclude[part])
+            for row, p in enumerate(q, part.start):
+                ids[row] = _invert(p, uniforms[row])
+                log_q[row] = np.log(p[ids[row]])
+        return Draw(ids, log_q)
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        log_q = np.empty(ids.shape)
+        for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
+            q = self._probs(h[part], exclude[part])
+            with np.errstate(divide="ignore"):
+                log_q[part] = np.log(np.take_along_axis(q, ids[part], axis=1))
+        return log_q
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        given = np.asarray(self.weights(h))
+        if given.dtype.kind not in "buif" or given.shape not in (
+            (self.num_classes,),
+            (len(h), self.num_classes),
+        ):
+            raise ValueError(
+                f"`weights` must return real numbers of shape {(len(h), self.num_classes)} or "
+                f"{(self.num_classes,)} for {len(h)} contexts, got {given.dtype} of shape "
+                f"{given.shape}; correct {type(self).__name__}.weights."
+            )
+        weights = np.array(np.broadcast_to(given, (len(h), self.num_classes)), np.float64)
+        if not (np.isfinite(weights).all() and weights.min() >= 0.0):
+            raise ValueError(
+                f"`weights` must return finite numbers that are at least 0, got {weights.min()} "
+                f"to {weights.max()}; correct {type(self).__name__}.weights."
+            )
+        rows = np.flatnonzero(exclude >= 0)
+        weights[rows, exclude[rows]] = 0.0
+        largest = weights.max(axis=1, keepdims=True)
+        if not largest.all():
+            raise ValueError(
+                "`weights` must leave each context a class to draw, got only 0 for context "
+                f"{int(np.argmin(largest))} beside its excluded class; give another class a "
+                "weight greater than 0, or leave `exclude` out."
+            )
+        weights /= largest  # so that no sum overflows
+        weights /= weights.sum(axis=1, keepdims=True)
+        return weights
+
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        def commit() -> None:
+            if self.class_embeddings is not None:
+                self.class_embeddings[ids] = rows
+
+        return commit
+
+
+def _invert(probs: FloatArray, uniforms: FloatArray) -> IntArray:
+    """Return the class in whose part of the cumulative sum each uniform of [0, 1) falls."""
+    sums = np.cumsum(probs)
+    # on the right: where u equals a sum, the next class with a probability is drawn, never one
+    # without; rounding may bring u to the end, whose class is the last with a probability
+    places = np.searchsorted(sums, uniforms * sums[-1], side="right")
+    ids: IntArray = np.minimum(places, np.flatnonzero(probs)[-1])
+    return ids

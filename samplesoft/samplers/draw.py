@@ -1,0 +1,54 @@
+"""What a sampler returns: the drawn classes with the probability of each draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._device.select import arrays_on, device_of, to_host
+from samplesoft._validation import FloatArray, IntArray
+
+Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
+NO_CLASS = -1  # in arrays of classes inside the library: here there is none
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Sampled classes and the probability of each draw.
+
+    Parameters
+    ----------
+    ids : ndarray of int64, shape (B, m)
+        Sampled classes; shape (1, m) for one set shared by the batch.
+    log_q : ndarray of float64, shape (B, m)
+        Natural logarithm of the probability that one draw gives this class, in the distribution
+        that was drawn from: that without the excluded class where one was excluded.
+    log_inclusion : ndarray of float64, shape (B, m), or None
+        Where draws are without replacement, the natural logarithm of the probability that the
+        set of m contains this class; else None.
+    """
+
+    ids: IntArray
+    log_q: FloatArray
+    log_inclusion: FloatArray | None = None
+
+    @property
+    def log_expected_count(self) -> FloatArray:
+        """Natural logarithm of how often a draw of m contains each class in the mean.
+
+        That is ``log(m q)`` with replacement, and the log-probability of inclusion without.
+        """
+        if self.log_inclusion is not None:
+            return self.log_inclusion
+        log_counts: FloatArray = arrays_on(device_of(self.log_q)).plus(
+            self.log_q, np.log(self.ids.shape[1])
+        )
+        return log_counts
+
+    def to_host(self) -> Draw:
+        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
+        return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
