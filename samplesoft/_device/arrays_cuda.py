@@ -13,6 +13,7 @@ from samplesoft._cuda import (
     empty,
     first_found,
     launch_threads,
+    launch_warps,
     to_device,
 )
 from samplesoft._device.select import on_device
@@ -50,9 +51,31 @@ def copied(array: Any) -> Any:
 
 
 def take_rows(rows: Any, places: Any) -> Any:
-    """Return ``rows[places]``."""
+    """Return ``rows[places]``; `places` may lie on the processor."""
+    places = places if on_device(places) else to_device(places)
     out = empty((places.shape[0], rows.shape[1]), rows.dtype)
     launch_threads(kernels.take_rows, out.size, rows, places, out)
+    return out
+
+
+def take_numbers(numbers: Any, rows: Any, columns: Any) -> Any:
+    """Return ``numbers[rows, columns]`` as a row (1, k); the places lie on the processor."""
+    out = empty((1, len(rows)), numbers.dtype)
+    launch_threads(kernels.take_numbers, out.size, numbers, *map(to_device, (rows, columns)), out)
+    return out
+
+
+def repeat_row(row: Any, batch: int) -> Any:
+    """Return a row (1, k) as often as there are examples, (B, k)."""
+    out = empty((batch, row.shape[1]), row.dtype)
+    launch_threads(kernels.repeat_row, out.size, row, out)
+    return out
+
+
+def log_mean(logs: Any) -> Any:
+    """Return the logarithm of the mean of exp over each column of (B, k), as a row (1, k)."""
+    out = empty((1, logs.shape[1]), np.float64)
+    launch_warps(kernels.log_mean, out.size, logs, out)
     return out
 
 
@@ -87,8 +110,8 @@ def shaped_rows(
     return rows
 
 
-class DeviceArrays:
-    """Checks of arrays that a function takes, for work on a CUDA device.
+class CudaArrays:
+    """Checks of arrays that a function takes, and small work on arrays, on a CUDA device.
 
     What is there is used as it is; what is not is checked as for the processor, then copied.
     """
@@ -97,6 +120,10 @@ class DeviceArrays:
     empty = staticmethod(empty)
     filled = staticmethod(filled)
     plus = staticmethod(plus)
+    take_rows = staticmethod(take_rows)
+    take_numbers = staticmethod(take_numbers)
+    repeat_row = staticmethod(repeat_row)
+    log_mean = staticmethod(log_mean)
 
     @staticmethod
     def float_rows(

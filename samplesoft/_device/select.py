@@ -1,32 +1,44 @@
-"""Where arrays live and kernels run: the processor, or a GPU with CUDA."""
+"""Where arrays lie and kernels run: the one place that chooses the processor or a GPU."""
 
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from samplesoft import _memory
-from samplesoft._validation import as_choice, as_float_rows, as_ids, as_labels
+from samplesoft._validation import as_choice
 
 DEVICES = ("cpu", "cuda")
 
 
-class HostArrays:
-    """Checks of arrays that a function takes, for work on the processor."""
+def twin(device: str, name: str) -> Any:
+    """Return the class that does some work on a device, importing its module if need be.
 
-    empty = staticmethod(np.empty)
-    filled = staticmethod(np.full)
-    plus = staticmethod(np.add)
-    float_rows = staticmethod(as_float_rows)
-    ids = staticmethod(as_ids)
-    labels = staticmethod(as_labels)
+    This is the only way onto a GPU: modules whose names end in ``_cuda`` are imported nowhere
+    else than here and in each other, so that those who compute on the processor never load CUDA.
 
-    @staticmethod
-    def available_bytes() -> int | None:
-        """Return the bytes that new arrays may take, where the system tells."""
-        return _memory.available_bytes()
+    Parameters
+    ----------
+    device : {"cpu", "cuda"}
+        Where to work; checked by `as_device`.
+    name : str
+        Module and class, ``"package.x:Thing"``. On the processor that is ``HostThing`` in
+        ``package/x.py``; on a GPU ``CudaThing`` in ``package/x_cuda.py``, with the same methods.
+
+    Returns
+    -------
+    type
+        One of the two classes.
+
+    Examples
+    --------
+    >>> twin("cpu", "samplesoft._device.arrays:Arrays").__name__
+    'HostArrays'
+    """
+    module, thing = name.split(":")
+    if device == "cpu":
+        return getattr(import_module(module), f"Host{thing}")
+    return getattr(import_module(f"{module}_cuda"), f"Cuda{thing}")
 
 
 def as_device(value: Any) -> str:
@@ -53,15 +65,6 @@ def as_device(value: Any) -> str:
     if device == "cuda":
         _require_cuda()
     return device
-
-
-def arrays_on(device: str) -> Any:
-    """Return the checks of arrays for a device: `HostArrays`, or its twin for CUDA."""
-    if device == "cpu":
-        return HostArrays
-    from samplesoft._device.arrays_cuda import DeviceArrays
-
-    return DeviceArrays
 
 
 def on_device(value: Any) -> bool:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device, require_cpu
+from samplesoft._device.select import as_device, require_cpu, twin
 from samplesoft._validation import FloatArray
 from samplesoft.bias.inputs import read_inputs
 from samplesoft.bias.jacobian import contract, read_jacobian
 from samplesoft.bias.poisson import inclusion_bias
-from samplesoft.bias.sums import HOST, HostSums
 from samplesoft.bias.with_replacement import mixture_bias
 
 
@@ -145,15 +144,8 @@ def exact_bias(
         require_cpu("scheme='poisson'", device)
         rows = [inclusion_bias(o, t, p, m, scheme) for o, t, p in inputs.rows()]
     else:
-        rows = [mixture_bias(o, t, p, m, scheme, _sums_on(device)) for o, t, p in inputs.rows()]
+        sums = twin(device, "samplesoft.bias.sums:Sums")
+        rows = [mixture_bias(o, t, p, m, scheme, sums()) for o, t, p in inputs.rows()]
     if not inputs.batched:
         return ExactBias(*rows[0])
     return ExactBias(*(np.stack(column) for column in zip(*rows, strict=True)))
-
-
-def _sums_on(device: str) -> HostSums:
-    if device == "cpu":
-        return HOST
-    from samplesoft.bias.sums_cuda import CudaSums
-
-    return CudaSums()

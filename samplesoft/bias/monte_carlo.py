@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device
-from samplesoft._jit import chunks, thread_map
+from samplesoft._device.select import as_device, twin
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import read_inputs
-from samplesoft.kernels.bias.trials import Plan, run_block
+from samplesoft.bias.trials import HostTrials
+from samplesoft.kernels.bias.trials import Plan
 from samplesoft.kernels.samplers.alias import build_alias
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
-_MAX_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,16 @@ def monte_carlo_bias(
     >>> result.bias  # exactly [1/30, -3/40, 1/24]
     array([ 0.03..., -0.07...,  0.04...])
     """
-    on_cuda = as_device(device) == "cuda"
+    run = twin(as_device(device), "samplesoft.bias.trials:Trials").run
     inputs = read_inputs(logits, label, q, num_sampled, scheme)
     num_trials = as_count("num_trials", num_trials, 2)
     key = as_key(rng)
     results = [
         # a compiled function returns a plain int, which would not be taken for a uint64 again
-        (_simulate_on_cuda if on_cuda else simulate)(
-            o, t, qs, inputs.num_sampled, scheme, num_trials, np.uint64(mix64(key, np.uint64(i)))
+        _simulate_classes(
+            run,
+            *(o, t, qs, inputs.num_sampled, scheme, num_trials),
+            np.uint64(mix64(key, np.uint64(i))),
         )
         for i, (o, t, qs) in enumerate(inputs.rows())
     ]
@@ -198,36 +200,14 @@ def simulate(
     direction_center = p @ directions
     bin_of = np.zeros(0, np.int64) if bins is None else np.ascontiguousarray(bins, dtype=np.int64)
 
-    def block(trials: slice) -> tuple[FloatArray, FloatArray]:
-        return run_block(
-            plan,
-            key,
-            trials.start,
-            trials.stop,
-            bin_of,
-            center,
-            directions,
-            direction_center,
-        )
-
-    # a block allocates and returns O(n) numbers: have as many as its draws pay for
-    num_blocks = min(max(num_trials * plan.stride // (8 * len(p)), 1), _MAX_BLOCKS, num_trials)
-    parts = chunks(num_trials, -(-num_trials // num_blocks))
-    sums = np.zeros((len(center), 3))
-    mean = np.zeros(1 + directions.shape[1])
-    squares = np.zeros_like(mean)
-    for trials, (block_sums, (block_mean, block_squares)) in zip(
-        parts, thread_map(block, parts), strict=True
-    ):
-        sums += block_sums[:, 1:]
-        size = trials.stop - trials.start
-        change = block_mean - mean
-        mean += change * (size / trials.stop)
-        squares += block_squares + change**2 * (trials.start * size / trials.stop)
+    sums, mean, squares = HostTrials.run(
+        plan, center, num_trials, key, bin_of, directions, direction_center
+    )
     return _estimates(sums, center, mean, squares, num_trials, projection is not None)
 
 
-def _simulate_on_cuda(
+def _simulate_classes(
+    run: Callable[..., tuple[FloatArray, FloatArray, FloatArray]],
     logits: FloatArray,
     label: int,
     q: FloatArray,
@@ -236,13 +216,10 @@ def _simulate_on_cuda(
     num_trials: int,
     key: np.uint64,
 ) -> Simulation:
-    """Do as `simulate` does for classes of a bin each."""
-    from samplesoft.bias.monte_carlo_cuda import run
-
+    """Do as `simulate` does for classes of a bin each, by the `run` of a device."""
     log_p = log_softmax(logits)
     center = np.exp(log_p)
-    plan = _plan(log_p, label, q, m, scheme)
-    sums, mean, squares = run(plan, center, num_trials, key)
+    sums, mean, squares = run(_plan(log_p, label, q, m, scheme), center, num_trials, key)
     return _estimates(sums, center, mean, squares, num_trials, projected=False)
 
 

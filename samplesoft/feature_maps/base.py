@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.select import arrays_on, as_device
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, twin
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, as_count, as_float_rows
 
@@ -54,7 +55,7 @@ class FeatureMap(ABC):
         self.feature_dim = feature_dim
         self.floor = floor
         self.device = as_device(device)
-        self._arrays = arrays_on(device)
+        self._arrays = twin(device, ARRAYS)
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
         """Return the features of each row.

@@ -15,7 +15,7 @@ from samplesoft._cuda import (
     to_device,
 )
 from samplesoft._device.arrays_cuda import (
-    DeviceArrays,
+    CudaArrays,
     cast,
     contiguous,
     copied,
@@ -66,15 +66,15 @@ class CudaSampledSoftmax:
         if on_device(class_embeddings):  # too many to read them all at each step
             rows = shaped_rows("class_embeddings", class_embeddings)
         else:
-            rows = DeviceArrays.float_rows("class_embeddings", class_embeddings)
+            rows = CudaArrays.float_rows("class_embeddings", class_embeddings)
         n, d = rows.shape
-        contexts = DeviceArrays.float_rows("h", h, d, rows.dtype)
+        contexts = CudaArrays.float_rows("h", h, d, rows.dtype)
         if hasattr(labels, "tocsr"):
             raise TypeError(
                 "`labels` must hold one label an example with device='cuda', got a matrix; "
                 "compute on the processor, or expand the batch to pairs."
             )
-        checked = DeviceArrays.labels("labels", labels, n, (contexts.shape[0],))
+        checked = CudaArrays.labels("labels", labels, n, (contexts.shape[0],))
         offsets = biases
         if on_device(biases):
             offsets = contiguous("biases", biases, rows.dtype)

@@ -47,12 +47,3 @@ class HostLayer:
         every = sampler.log_expected_count(contexts, labels[None], m)
         counts: FloatArray = np.logaddexp.reduce(every, axis=0) - np.log(len(every))
         return counts
-
-
-def layer_on(device: str) -> Any:
-    """Return `HostLayer`, or its twin for a GPU."""
-    if device == "cpu":
-        return HostLayer
-    from samplesoft.models.layer_rows_cuda import CudaLayer
-
-    return CudaLayer

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import to_device
-from samplesoft._device.arrays_cuda import DeviceArrays, copied, plus, take_rows
-from samplesoft._device.draws_cuda import mean_log_prob
+from samplesoft._device.arrays_cuda import CudaArrays, copied, plus, take_rows
 from samplesoft._device.select import to_host
 from samplesoft._device.sort_ids_cuda import union
 from samplesoft.losses.sampled_cuda import unit_rows
 from samplesoft.losses.vectors import read_biases
+from samplesoft.samplers.shared import mean_log_prob
 
 
 class CudaLayer:
@@ -23,7 +23,7 @@ class CudaLayer:
     @staticmethod
     def own_rows(class_embeddings: Any) -> Any:
         """Return a copy of class vectors (n, d)."""
-        return copied(DeviceArrays.float_rows("class_embeddings", class_embeddings))
+        return copied(CudaArrays.float_rows("class_embeddings", class_embeddings))
 
     @staticmethod
     def own_biases(biases: Any, rows: Any) -> Any:
@@ -35,7 +35,7 @@ class CudaLayer:
         """Return a copy of ids (k,), or all."""
         if ids is None:
             return to_device(np.arange(num_classes))
-        return copied(DeviceArrays.ids("ids", ids, num_classes))
+        return copied(CudaArrays.ids("ids", ids, num_classes))
 
     @staticmethod
     def taken(rows: Any, ids: Any, normalize: bool) -> Any:

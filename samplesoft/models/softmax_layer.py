@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import require_copyable, to_host
+from samplesoft._device.select import require_copyable, to_host, twin
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.models.layer_rows import layer_on
 from samplesoft.samplers.base import Rows, Sampler
 
 
@@ -95,7 +94,7 @@ class SoftmaxLayer:
                 f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
                 "samplesoft.losses.make_loss(name)."
             )
-        self._device = layer_on(loss.device)
+        self._device = twin(loss.device, "samplesoft.models.layer_rows:Layer")
         rows = self._device.own_rows(class_embeddings)
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.select import arrays_on, as_device, require_copyable
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, require_copyable, twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
@@ -65,7 +66,7 @@ class Sampler(ABC):
         self.dim = dim
         self._dtype = dtype
         self.device = as_device(device)
-        self._arrays = arrays_on(device)
+        self._arrays = twin(device, ARRAYS)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made from."""
@@ -313,10 +314,6 @@ class Sampler(ABC):
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
         """Draw one set from the mean over the batch."""
-        if self.device == "cuda":
-            from samplesoft._device import draws_cuda
-
-            return Draw(*draws_cuda.sample_shared(self, h, m, key))
         return sample_shared(self, h, m, key)
 
     @abstractmethod

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.select import arrays_on, device_of, to_host
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import device_of, to_host, twin
 from samplesoft._validation import FloatArray, IntArray
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
@@ -43,7 +44,7 @@ class Draw:
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
-        log_counts: FloatArray = arrays_on(device_of(self.log_q)).plus(
+        log_counts: FloatArray = twin(device_of(self.log_q), ARRAYS).plus(
             self.log_q, np.log(self.ids.shape[1])
         )
         return log_counts

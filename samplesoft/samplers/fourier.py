@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import arrays_on, as_device
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.samplers.draw import Rows
@@ -78,7 +79,7 @@ class RFSoftmaxSampler(KernelSampler):
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
+        rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
         _require_unit("class_embeddings", rows, device)
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device

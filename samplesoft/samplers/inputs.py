@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device.select import arrays_on, as_device, to_host
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, to_host, twin
 from samplesoft._validation import (
     FloatArray,
     as_count,
@@ -69,7 +70,7 @@ class SamplerInputs:
     logits: Any = None
 
     def __post_init__(self) -> None:
-        arrays = arrays_on(as_device(self.device))
+        arrays = twin(as_device(self.device), ARRAYS)
         checked: dict[str, Any] = {
             name: as_positive(name, getattr(self, name))
             for name in ("tau", "nu", "alpha", "power")

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import arrays_on, as_device
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
@@ -93,7 +94,7 @@ class KernelSampler(Sampler):
                 leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
         self.tree = KernelTree(
-            arrays_on(device).float_rows("class_embeddings", class_embeddings, dim),
+            twin(device, ARRAYS).float_rows("class_embeddings", class_embeddings, dim),
             feature_map,
             leaf=leaf,
             leaf_size=leaf_size,
@@ -219,7 +220,7 @@ class PositiveSampler(KernelSampler):
         rng: int | np.random.Generator | None = None,
         device: str = "cpu",
     ) -> None:
-        rows = arrays_on(as_device(device)).float_rows("class_embeddings", class_embeddings)
+        rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
         tau = as_tau(tau, unit_vectors=False)
         phi = PositiveRandomFeatures(
             rows.shape[1],

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._random import mix64, uniform_block
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 
 
@@ -16,7 +17,7 @@ def sample_shared(sampler: Any, h: Rows, m: int, key: np.uint64) -> Draw:
     Parameters
     ----------
     sampler : Sampler
-        On the processor.
+        On any device.
     h : ndarray, shape (B, d)
         Context vectors, checked.
     m : int
@@ -29,13 +30,24 @@ def sample_shared(sampler: Any, h: Rows, m: int, key: np.uint64) -> Draw:
     Draw
         ``log_q`` is the logarithm of the mean probability over all contexts.
     """
+    arrays, batch = sampler._arrays, h.shape[0]
     choices, draws = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
-    chosen = (uniform_block(choices, 1, m)[0] * len(h)).astype(np.int64)
-    order = np.argsort(chosen, kind="stable")
-    contexts, counts = np.unique(chosen, return_counts=True)
+    chosen = (uniform_block(choices, 1, m)[0] * batch).astype(np.int64)
+    contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
+    turns = np.empty(m, np.int64)  # draw k is number turns[k] of those of its context
+    turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
+        np.cumsum(counts) - counts, counts
+    )
     # as many for each chosen context as the one chosen most often needs; the others keep some
-    drawn = sampler._sample(h[contexts], counts.max(), np.full(len(contexts), NO_CLASS), draws).ids
-    ids = np.empty((1, m), np.int64)
-    ids[0, order] = drawn[np.arange(counts.max()) < counts[:, None]]
-    every = sampler._log_prob(h, np.repeat(ids, len(h), axis=0), np.full(len(h), NO_CLASS))
-    return Draw(ids, np.logaddexp.reduce(every, axis=0, keepdims=True) - np.log(len(h)))
+    some, excluded = arrays.take_rows(h, contexts), arrays.filled(len(contexts), NO_CLASS)
+    drawn = sampler._sample(some, int(counts.max()), excluded, draws).ids
+    ids = arrays.take_numbers(drawn, slots, turns)
+    return Draw(ids, mean_log_prob(sampler, h, ids))
+
+
+def mean_log_prob(sampler: Any, h: Rows, ids: IntArray) -> FloatArray:
+    """Return the log-probability (1, k) of classes (1, k) in the mean over contexts (B, d)."""
+    arrays, batch = sampler._arrays, h.shape[0]
+    every = sampler._log_prob(h, arrays.repeat_row(ids, batch), arrays.filled(batch, NO_CLASS))
+    log_q: FloatArray = arrays.log_mean(every)
+    return log_q

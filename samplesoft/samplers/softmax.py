@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import arrays_on, as_device
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, twin
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau
@@ -79,7 +80,7 @@ class SoftmaxSampler(Sampler):
         block_size: int = 128,
         device: str = "cpu",
     ) -> None:
-        arrays = arrays_on(as_device(device))
+        arrays = twin(as_device(device), ARRAYS)
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.tau = as_tau(tau, unit_vectors=False)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from samplesoft import KernelTree, exact_bias, to_host
-from samplesoft._device.select import DEVICES, arrays_on, as_device
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import DEVICES, as_device, twin
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss, make_loss
 from samplesoft.models import SoftmaxLayer, clip_by_global_norm
@@ -49,7 +50,7 @@ class TestOnDevice:
     pytestmark = pytest.mark.gpu
 
     def test_the_same_arrays_are_refused_as_on_the_processor(self):
-        host, device = (arrays_on(name) for name in DEVICES)
+        host, device = (twin(name, ARRAYS) for name in DEVICES)
         rows = np.ones((2, 3))
         for name, arguments in [
             ("float_rows", ("h", rows, 4)),
@@ -72,7 +73,7 @@ class TestOnDevice:
     def test_arrays_on_the_device_are_checked_there(self):
         from samplesoft._cuda import to_device
 
-        arrays = arrays_on("cuda")
+        arrays = twin("cuda", ARRAYS)
         bad = np.ones((2, 3), np.float32)
         bad[1, 2] = np.inf
         for check, arguments, message in [
@@ -93,7 +94,7 @@ class TestOnDevice:
     def test_good_arrays_on_the_device_are_not_copied(self):
         from samplesoft._cuda import to_device
 
-        arrays = arrays_on("cuda")
+        arrays = twin("cuda", ARRAYS)
         rows, ids = to_device(np.ones((2, 3), np.float32)), to_device(np.array([0, 4]))
         assert arrays.float_rows("h", rows, 3) is rows
         assert arrays.ids("ids", ids, 5) is ids

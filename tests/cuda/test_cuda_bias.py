@@ -64,12 +64,12 @@ def test_trials_are_those_of_the_processor(scheme):
 
 
 def test_trials_that_do_not_fit_side_by_side(monkeypatch):
-    from samplesoft.bias import monte_carlo_cuda
+    from samplesoft.bias import trials_cuda
 
     logits, q = case(5)
     given = {"num_trials": 20, "rng": 3, "device": "cuda"}
     at_once = samplesoft.monte_carlo_bias([logits] * 2, [0, 1], q, 3, **given)
-    monkeypatch.setattr(monte_carlo_cuda, "_VALUES", 40)
+    monkeypatch.setattr(trials_cuda, "_VALUES", 40)
     in_parts = samplesoft.monte_carlo_bias([logits] * 2, [0, 1], q, 3, **given)
     np.testing.assert_allclose(in_parts.bias, at_once.bias, atol=1e-15)
     np.testing.assert_allclose(in_parts.loss_stderr, at_once.loss_stderr, rtol=1e-12)

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, Momentum, make_optimizer
-from samplesoft.models.optimizers import base as optimizer_base
+from samplesoft.models.optimizers import steps as optimizer_steps
 
 OPTIONS = [
     ("sgd", {}),
@@ -129,7 +129,7 @@ def test_parts_for_threads_change_nothing(name, sparse, threads, monkeypatch):
     ]
     results = []
     for part, count in ((1 << 18, 1), (16, 2), (3, 5)):
-        monkeypatch.setattr(optimizer_base, "_PART", part)
+        monkeypatch.setattr(optimizer_steps, "_PART", part)
         threads(count)
         parameters = {"w": start.copy()}
         run(make_optimizer(name, 1.0), parameters, steps)

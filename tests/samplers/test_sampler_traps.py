@@ -14,7 +14,7 @@ from samplesoft.samplers import (
     UniformSampler,
     UnigramSampler,
 )
-from samplesoft.samplers.tree import host
+from samplesoft.samplers.tree import engine
 from samplesoft.samplers.tree import kernel_tree as tree
 
 
@@ -65,7 +65,7 @@ def test_counts_far_apart_keep_their_weights():
 
 
 def test_a_uniform_of_zero_does_not_draw_what_has_no_weight(monkeypatch):
-    monkeypatch.setattr(host, "uniform_block", lambda key, batch, num: np.zeros((batch, num)))
+    monkeypatch.setattr(engine, "uniform_block", lambda key, batch, num: np.zeros((batch, num)))
     sampler = tree.KernelTree([[-1e4], [0.0]], leaf="softmax", leaf_size=2)
     draw = sampler.sample([1.0], 3)
     assert draw.ids.tolist() == [[1, 1, 1]]

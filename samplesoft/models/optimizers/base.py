@@ -9,16 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.select import on_device, to_host
-from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._device.select import device_of, to_host, twin
 from samplesoft._validation import as_nonnegative
 from samplesoft.losses.gradients import SparseRows
-from samplesoft.models.optimizers.updates import LARGEST, Update, as_update
+from samplesoft.models.optimizers.updates import LARGEST, Update
 
 Array = NDArray[Any]
-
-_PART = 1 << 18  # numbers below which threads cost more than they save
-_WHOLE = np.zeros(1, np.int64)
 
 
 class Optimizer(ABC):
@@ -110,11 +106,10 @@ class Optimizer(ABC):
                 f"`gradients` has {name!r}, which `parameters` has not; it has "
                 f"{', '.join(map(repr, parameters))}."
             )
-        if on_device(parameters[name]):
-            from samplesoft.models.optimizers import on_cuda
-
-            return on_cuda.as_update(name, parameters, gradient, self._squares)
-        return as_update(name, parameters, gradient, self._squares)
+        update: Update = _steps_of(parameters[name]).as_update(
+            name, parameters, gradient, self._squares
+        )
+        return update
 
     def _check_rate(self, update: Update) -> None:
         if self._learning_rate > LARGEST[update.parameter.dtype]:
@@ -125,14 +120,8 @@ class Optimizer(ABC):
 
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
-        state = self._state.get(update.name)
-        if on_device(like):
-            from samplesoft.models.optimizers import on_cuda
-
-            found: tuple[Any, ...] = state or (None,) * len(self._state_names)
-            state = tuple(on_cuda.state_like(like, array) for array in found)
-        if state is None:
-            return tuple(np.zeros(like.shape, like.dtype) for _ in self._state_names)
+        found: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
+        state = tuple(_steps_of(like).state_like(like, array) for array in found)
         for array in state:
             if array.shape != like.shape or array.dtype != like.dtype:
                 raise ValueError(
@@ -143,25 +132,8 @@ class Optimizer(ABC):
         return state
 
     def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
-        if on_device(update.parameter):
-            from samplesoft.models.optimizers import on_cuda
-
-            number = update.parameter.dtype.type
-            on_cuda.apply(self._kernel, update, state, tuple(map(number, numbers)))
-            return
-        ids, rows = update.ids, update.rows
-        shape = (1, -1) if ids is None else (len(update.parameter), rows.shape[1])
-        arrays = [array.reshape(shape) for array in (update.parameter, *state)]
-        tasks: list[tuple[Array, ...]]
-        if ids is None:  # one long row, of which threads take parts
-            tasks = [
-                (_WHOLE, rows[:, part], *(array[:, part] for array in arrays))
-                for part in _parts(rows.size, 1)
-            ]
-        else:
-            tasks = [(ids[part], rows[part], *arrays) for part in _parts(*rows.shape)]
-        kernel, scalars = self._kernel, [update.parameter.dtype.type(x) for x in numbers]
-        thread_each(lambda task: kernel(*task, *scalars), tasks)
+        number = update.parameter.dtype.type
+        _steps_of(update.parameter).apply(self._kernel, update, state, tuple(map(number, numbers)))
 
     def state(self) -> dict[str, Array]:
         """Return a copy of all that the next steps depend on, but for the settings.
@@ -219,6 +191,6 @@ def _as_state(name: str, state: Mapping[str, Array]) -> Array:
     return array
 
 
-def _parts(count: int, size: int) -> list[slice]:
-    """Split `count` items of `size` numbers among the threads, where there are enough."""
-    return chunks(count, max(-(-count // num_threads()), _PART // max(1, size), 1))
+def _steps_of(parameter: Any) -> Any:
+    """Return what checks and changes a parameter where it lies."""
+    return twin(device_of(parameter), "samplesoft.models.optimizers.steps:Steps")

@@ -1,18 +1,13 @@
-"""Checks of a parameter and its gradient, before anything changes."""
+"""What an update is, and the errors for one that is refused before anything changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import IntArray, as_nonnegative
-from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond
-from samplesoft.losses.gradients import SparseRows
-from samplesoft.models.module import check_changeable
 
 Array = NDArray[Any]
 
@@ -42,33 +37,6 @@ class Update(NamedTuple):
     rows: Array
 
 
-def as_update(
-    name: str, parameters: Mapping[str, Array], gradient: Array | SparseRows, squares: bool
-) -> Update:
-    """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
-    parameter = _as_parameter(name, parameters)
-    ids, given, shape = None, gradient, parameter.shape
-    if isinstance(gradient, SparseRows):
-        ids, given = _as_row_ids(name, gradient.ids, parameter), gradient.rows
-        shape = (len(ids), *parameter.shape[1:])
-    if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
-        raise TypeError(
-            f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
-            f"{getattr(given, 'dtype', type(given).__name__)} for {name!r}; convert it with astype."
-        )
-    if given.shape != shape:
-        raise wrong_shape(name, given.shape, shape, parameter.shape, ids)
-    with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused next
-        rows = np.ascontiguousarray(given, parameter.dtype).reshape(
-            (1, -1) if ids is None else (len(ids), prod(shape[1:]))
-        )
-    limit = greatest(parameter.dtype, squares)
-    if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
-        worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
-        raise too_large(name, worst, limit, parameter.dtype)
-    return Update(name, parameter, ids, rows)
-
-
 def greatest(dtype: np.dtype[Any], squares: bool) -> float:
     """Return how large a number of a gradient may be, of which squares may be added up."""
     limit = LARGEST[dtype]
@@ -93,25 +61,6 @@ def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> Valu
         f"`gradients` must be finite, and at most {limit:.2g} for a {dtype} parameter, got {worst} "
         f"for {name!r}; clip it, or look for the first step that is too large."
     )
-
-
-def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
-    parameter = parameters[name]
-    check_changeable("parameters", name, parameter)
-    return np.asarray(parameter)
-
-
-def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
-    array = np.asarray(ids)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
-        raise TypeError(
-            f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
-            f"{parameter.shape}; got shape {array.shape} of {array.dtype}."
-        )
-    rows = np.ascontiguousarray(array, np.int64)
-    if not are_rows(rows, len(parameter)):
-        raise rows_out_of_order(name, array, len(parameter))
-    return rows
 
 
 def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.select import arrays_on, as_device
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_memory
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_positive
 from samplesoft.samplers.base import Draw, Rows, Sampler
-from samplesoft.samplers.tree.host import HostTree
 from samplesoft.samplers.tree.shape import LEAVES, TreeShape
 
 Transform = Callable[[Rows], NDArray[Any]]
@@ -115,7 +115,7 @@ class KernelTree(Sampler):
         progress: bool = False,
         device: str = "cpu",
     ) -> None:
-        arrays = arrays_on(as_device(device))
+        arrays = twin(as_device(device), ARRAYS)
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.leaf = as_choice("leaf", leaf, LEAVES)
@@ -126,7 +126,7 @@ class KernelTree(Sampler):
                 f"`transform` must be callable, got {type(transform).__name__}; of a feature map, "
                 "pass its `transform`."
             )
-        engine = _engine_on(device)
+        engine = twin(device, "samplesoft.samplers.tree.engine:Tree")
         features = None if transform is None else engine.Features(transform, rows)
         self.feature_dim = rows.shape[1] if features is None else features.dim
         if leaf_size is None:
@@ -200,11 +200,3 @@ class KernelTree(Sampler):
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         commit: Callable[[], None] = self._engine.prepare(ids, rows)
         return commit
-
-
-def _engine_on(device: str) -> Any:
-    if device == "cpu":
-        return HostTree
-    from samplesoft.samplers.tree.cuda import CudaTree
-
-    return CudaTree

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from samplesoft.samplers.tree import host
+from samplesoft.samplers.tree import engine
 from samplesoft.samplers.tree.kernel_tree import KernelTree
 
 ROWS = np.arange(1.0, 11.0).reshape(5, 2)
@@ -157,7 +157,7 @@ def as_bytes(text):
 @pytest.mark.parametrize("available", [120_000, 200_000, 300_000])
 def test_a_tree_that_would_not_fit_names_a_leaf_size_that_does(monkeypatch, available, dtype):
     rows = np.ones((1000, 2), dtype)
-    monkeypatch.setattr(host, "_BLOCK", 500)
+    monkeypatch.setattr(engine, "_BLOCK", 500)
     monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: available)
     with pytest.raises(MemoryError) as caught:
         KernelTree(rows, hundred_features, leaf_size=1)

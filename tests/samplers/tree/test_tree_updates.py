@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplesoft.samplers.tree import host
+from samplesoft.samplers.tree import engine
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 
 
@@ -158,7 +158,7 @@ def test_a_failed_update_changes_nothing(name, leaf_size):
 
 
 def test_features_that_are_infinite_change_nothing(monkeypatch):
-    monkeypatch.setattr(host, "_BLOCK", 8)  # so that chunks before the bad one have been through
+    monkeypatch.setattr(engine, "_BLOCK", 8)  # so that chunks before the bad one have been through
     rng = np.random.default_rng(2)
     h = np.ones((1, 3))
     for bad in (np.inf, np.nan):
@@ -176,7 +176,7 @@ def test_features_that_are_infinite_change_nothing(monkeypatch):
 
 
 def test_a_transform_that_fails_changes_nothing(monkeypatch):
-    monkeypatch.setattr(host, "_BLOCK", 8)
+    monkeypatch.setattr(engine, "_BLOCK", 8)
 
     def transform(rows):
         if rows.max() > 3.0:
@@ -297,7 +297,7 @@ def work(leaf):
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
-    monkeypatch.setattr(host, "_BLOCK", 60)  # 12 rows of 5 features
+    monkeypatch.setattr(engine, "_BLOCK", 60)  # 12 rows of 5 features
     for name, recorder, _ in work(leaf):
         assert recorder.largest <= 12, name
         recorder.largest = 0
@@ -307,7 +307,7 @@ def test_the_transform_is_asked_for_few_rows_at_a_time(monkeypatch, leaf):
 @pytest.mark.parametrize("block", [1, 60, 500])
 def test_results_do_not_depend_on_the_chunks(monkeypatch, block, leaf):
     whole = [result for _, _, result in work(leaf)]
-    monkeypatch.setattr(host, "_BLOCK", block)
+    monkeypatch.setattr(engine, "_BLOCK", block)
     parts = [result for _, _, result in work(leaf)]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one, other)

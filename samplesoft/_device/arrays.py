@@ -1,0 +1,53 @@
+"""Arrays on the processor: what a function takes, checked, and what it returns.
+
+``twin(device, ARRAYS)`` gives `HostArrays` here or, with the same methods, `CudaArrays`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft import _memory
+from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids, as_labels
+
+ARRAYS = "samplesoft._device.arrays:Arrays"
+
+
+class HostArrays:
+    """Checks of arrays that a function takes, and small work on arrays, on the processor."""
+
+    empty = staticmethod(np.empty)
+    filled = staticmethod(np.full)
+    plus = staticmethod(np.add)
+    float_rows = staticmethod(as_float_rows)
+    ids = staticmethod(as_ids)
+    labels = staticmethod(as_labels)
+
+    @staticmethod
+    def available_bytes() -> int | None:
+        """Return the bytes that new arrays may take, where the system tells."""
+        return _memory.available_bytes()
+
+    @staticmethod
+    def take_rows(rows: NDArray[Any], places: IntArray) -> NDArray[Any]:
+        """Return ``rows[places]``."""
+        return rows[places]
+
+    @staticmethod
+    def take_numbers(numbers: NDArray[Any], rows: IntArray, columns: IntArray) -> NDArray[Any]:
+        """Return ``numbers[rows, columns]`` as a row (1, k)."""
+        return numbers[rows, columns][None]
+
+    @staticmethod
+    def repeat_row(row: NDArray[Any], batch: int) -> NDArray[Any]:
+        """Return a row (1, k) as often as there are examples, (B, k)."""
+        return np.repeat(row, batch, axis=0)
+
+    @staticmethod
+    def log_mean(logs: FloatArray) -> FloatArray:
+        """Return the logarithm of the mean of exp over each column of (B, k), as a row (1, k)."""
+        mean: FloatArray = np.logaddexp.reduce(logs, axis=0, keepdims=True) - np.log(len(logs))
+        return mean
