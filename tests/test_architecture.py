@@ -1,6 +1,7 @@
 """The shape of the package: imports point one way, and nothing is loaded before it is used."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -49,6 +50,13 @@ MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 ONLY = {"bias": {*LAYERS[0], "schemes", "kernels", "_device", "samplers.base"}}
 
 
+TWIN = re.compile(r"samplesoft\.([\w.]+):[A-Z]\w+")  # what `_device.select.twin` imports
+
+
+def file(name):
+    return Path(name.replace(".", "/") + ".py")
+
+
 def imports(source):
     """Yield the modules of the package that a source text imports, anywhere and in any form."""
     for node in ast.walk(ast.parse(source)):
@@ -57,7 +65,9 @@ def imports(source):
             if node.module == "samplesoft":  # a module, or a name that the package shows
                 yield from (samplesoft._HOMES.get(alias.name, alias.name) for alias in node.names)
             elif node.module.startswith("samplesoft."):
-                yield node.module.removeprefix("samplesoft.")
+                package = node.module.removeprefix("samplesoft.")
+                for name in (f"{package}.{alias.name}" for alias in node.names):
+                    yield name if file(name) in MODULES else package
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("samplesoft"):
@@ -66,6 +76,8 @@ def imports(source):
             name = getattr(node.args[0], "value", None)
             if isinstance(name, str) and name.startswith("samplesoft."):
                 yield name.removeprefix("samplesoft.")
+        elif isinstance(node, ast.Constant) and TWIN.fullmatch(str(node.value)):
+            yield from (TWIN.fullmatch(node.value)[1] + end for end in ("", "_cuda"))
 
 
 def wrong_imports(layer, source):
@@ -79,6 +91,43 @@ def wrong_imports(layer, source):
         if RANK[first] > RANK[layer] or only and not {first, name} & only:
             wrong.append(name)
     return wrong
+
+
+def files_imported(source):
+    """Yield the files that a source text imports when it runs, as in `MODULES`."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]  # names for annotations
+    for name in imports(ast.unparse(tree)):
+        yield from {file(name), file(f"{name}.__init__")} & set(MODULES)
+
+
+def loops(graph):
+    """Return the nodes of a graph that can be reached from themselves."""
+    reached = {node: set(after) - {node} for node, after in graph.items()}
+    for through in graph:
+        for after in reached.values():
+            if through in after:
+                after |= reached[through]
+    return sorted(str(node) for node, after in reached.items() if node in after)
+
+
+def test_no_module_imports_itself_through_others():
+    """Not even inside functions: what two modules both need is a module below them."""
+    graph = {path: set(files_imported((ROOT / path).read_text())) for path in MODULES}
+    del graph[Path("__init__.py")]  # which finds every public name, when it is asked for
+    assert sum(map(len, graph.values())) > 500
+    assert not loops(graph)
+
+
+def test_a_loop_is_found():
+    twins = "def f(device):\n    twin(device, 'samplesoft._device.arrays:Arrays')"
+    found = set(files_imported(twins)) | set(files_imported("from samplesoft.bias import sums"))
+    assert {str(path) for path in found} == {
+        *("_device/arrays.py", "_device/arrays_cuda.py", "bias/sums.py")
+    }
+    assert loops({1: {2}, 2: {3}, 3: {1}, 4: {1}}) == ["1", "2", "3"]
 
 
 def test_there_are_modules():
