@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.commands.options import say
 from samplesoft.data import (
@@ -18,11 +19,28 @@ from samplesoft.data import (
     read_tokens,
     stdlib_tokens,
 )
+from samplesoft.data.corpus import training_text
 
 
 @dataclass(frozen=True)
 class Source:
-    """Logits and labels, and where they came from; vectors where the logits are their products."""
+    """Logits and labels with the name of their origin, and what else the input says.
+
+    Attributes
+    ----------
+    title : str
+        Where they come from.
+    logits : ndarray, shape (B, n)
+        Logits of B examples.
+    labels : ndarray of int64, shape (B,)
+        Their classes.
+    embeddings : Embeddings or None
+        Contexts and class vectors, where logits are ``tau * h @ class_embeddings.T``.
+    counts : ndarray, shape (n,), or None
+        How often each class occurs.
+    tau : float
+        Inverse temperature; 1 where there are no vectors.
+    """
 
     title: str
     logits: FloatArray
@@ -30,6 +48,11 @@ class Source:
     embeddings: Embeddings | None = None
     counts: FloatArray | None = None
     tau: float = 1.0
+
+    @property
+    def unit_vectors(self) -> bool:
+        """Whether there are vectors, all of norm 1."""
+        return self.embeddings is not None and _have_norm_1(self.embeddings)
 
 
 def load_source(options: argparse.Namespace) -> Source:
@@ -64,12 +87,19 @@ def load_source(options: argparse.Namespace) -> Source:
         )
     else:
         version = ".".join(map(str, sys.version_info[:3]))
-        title = f"text of {options.corpus}" if options.corpus else f"Python {version}'s library"
+        path = None if options.corpus is None else training_text(options.corpus)
+        title = f"Python {version}'s library" if path is None else f"text of {path}"
         say(f"Reading and embedding: {title}.")
-        tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
+        tokens = stdlib_tokens() if path is None else read_tokens(path)
         vectors = examples_from_corpus(tokens, num_examples=options.examples, rng=options.seed)
         title += f" ({len(tokens):,} tokens)"
-    return _of_vectors(title, vectors, options.tau)
+    return _of_vectors(title, vectors, as_tau(options.tau, _have_norm_1(vectors)))
+
+
+def _have_norm_1(vectors: Embeddings) -> bool:
+    """Return whether contexts and class vectors have norm 1, to 1e-3 as the samplers ask."""
+    norms = [np.linalg.norm(rows, axis=1) for rows in (vectors.h, vectors.class_embeddings)]
+    return bool(np.abs(np.concatenate(norms) - 1.0).max() <= 1e-3)
 
 
 def _of_vectors(title: str, vectors: Embeddings, tau: float) -> Source:

@@ -39,9 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the model; None stands for what is not given."""
     parser.add_argument(
         "--corpus",
-        metavar="DIR",
-        help="folder with one text each named *train*, *valid*, *test*, .txt, also .gz, .xz, .bz2; "
-        "needed except with --resume",
+        metavar="PATH",
+        help="a folder with one text file each named *train*, *valid* and *test*, or one text "
+        "file, of whose lines 80%% are for training, 10%% for validation and 10%% for the test; "
+        ".txt, also .gz, .xz, .bz2; needed except with --resume",
     )
     parser.add_argument(
         "--vocabulary",
@@ -111,7 +112,7 @@ def make_task(options: argparse.Namespace) -> LanguageModelTask:
     Parameters
     ----------
     options : argparse.Namespace
-        As parsed; the folder of the corpus is made absolute.
+        As parsed; the path of the corpus is made absolute.
 
     Returns
     -------
@@ -132,7 +133,7 @@ def make_task(options: argparse.Namespace) -> LanguageModelTask:
     settings = LanguageModelSettings(**check_softmax(values, DEFAULTS))
     check_memory(settings)
     if options.corpus is None:
-        raise ValueError("--corpus must name the folder of the texts, got none; add it.")
+        raise ValueError("--corpus must name a text or a folder of texts, got none; add it.")
     options.corpus = str(Path(options.corpus).resolve())
     corpus = read_corpus(options.corpus, vocabulary_size=options.vocabulary or VOCABULARY_SIZE)
     needed = settings.batch_size * (settings.num_steps + 1)

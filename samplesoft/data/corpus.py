@@ -1,4 +1,4 @@
-"""A text in three parts, read from a folder into classes of one vocabulary."""
+"""A text in three parts, read from a file or a folder into classes of one vocabulary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from samplesoft._validation import IntArray
-from samplesoft.data.text import read_tokens
+from samplesoft.data.text import EOS, read_tokens
 from samplesoft.data.vocabulary import UNK, Vocabulary, build_vocabulary
 
 PARTS = ("train", "valid", "test")
@@ -33,14 +33,16 @@ class Corpus:
     test: IntArray
 
 
-def read_corpus(folder: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -> Corpus:
-    r"""Read a folder with a training, a validation and a test text.
+def read_corpus(path: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -> Corpus:
+    r"""Read a training, a validation and a test text.
 
     Parameters
     ----------
-    folder : str or Path
-        Holds one file for each of ``*train*``, ``*valid*`` and ``*test*``, each ``.txt``,
-        ``.txt.gz``, ``.txt.xz`` or ``.txt.bz2`` with one sentence a line; see `read_tokens`.
+    path : str or Path
+        A folder that holds one file for each of ``*train*``, ``*valid*`` and ``*test*``, each
+        ``.txt``, ``.txt.gz``, ``.txt.xz`` or ``.txt.bz2`` with one sentence a line; see
+        `read_tokens`. Or one such file: its first 80% of the lines are for training, the next 10%
+        for validation, and the rest for the test.
     vocabulary_size : int
         Largest number of classes; see `build_vocabulary`.
 
@@ -52,10 +54,10 @@ def read_corpus(folder: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -
     Raises
     ------
     FileNotFoundError
-        If the folder or a part is missing.
+        If the file, the folder or a part is missing.
     ValueError
-        If several files match a part, one cannot be read, or a part has a word that training has
-        not, and the training part only one.
+        If several files match a part, one cannot be read, a single file has fewer than 3 lines,
+        or a part has a word that training has not, and the training part only one.
 
     Notes
     -----
@@ -71,18 +73,54 @@ def read_corpus(folder: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -
     ...     read_corpus(folder).valid
     array([1, 2, 0, 1, 3, 0])
     """
-    paths = {part: find_part(folder, part) for part in PARTS}
-    tokens = {part: read_tokens(path) for part, path in paths.items()}
+    if Path(path).is_dir():
+        tokens = {part: read_tokens(find_part(path, part)) for part in PARTS}
+    else:
+        tokens = _split(path, read_tokens(path))
     vocabulary = build_vocabulary(tokens["train"], vocabulary_size)
     unseen = set(tokens["valid"] + tokens["test"]) - set(vocabulary.words)
     if unseen and UNK not in vocabulary.words:
         if len(vocabulary.words) < 3:
             raise ValueError(
-                f"{str(paths['train'])!r} must hold more than one word where other parts have "
-                f"words such as {min(unseen)!r}; give a longer training text."
+                f"the training text of {str(path)!r} must hold more than one word where other "
+                f"parts have words such as {min(unseen)!r}; give a longer one."
             )
         vocabulary = build_vocabulary(tokens["train"], len(vocabulary.words) - 1)
     return Corpus(vocabulary, **{part: vocabulary.encode(tokens[part]) for part in PARTS})
+
+
+def _split(path: str | Path, tokens: list[str]) -> dict[str, list[str]]:
+    """Return 80%, 10% and 10% of the lines of a text, in their order."""
+    ends = [place + 1 for place, token in enumerate(tokens) if token == EOS]
+    if len(ends) < len(PARTS):
+        raise ValueError(
+            f"{str(path)!r} must have at least {len(PARTS)} lines to be split into training, "
+            f"validation and test, got {len(ends)}; give a longer text."
+        )
+    tenth = max(len(ends) // 10, 1)
+    first, second = ends[-2 * tenth - 1], ends[-tenth - 1]
+    return {"train": tokens[:first], "valid": tokens[first:second], "test": tokens[second:]}
+
+
+def training_text(path: str | Path) -> Path:
+    """Return the file of the training text: `path` itself, or the one in that folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        As for `read_corpus`.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If a folder has no such file or several.
+    """
+    return find_part(path, "train") if Path(path).is_dir() else Path(path)
 
 
 def find_part(folder: str | Path, part: str) -> Path:

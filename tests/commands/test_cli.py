@@ -64,9 +64,9 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
     labels = ["--labels", str(files / "labels.npy")]
     assert main(["verify", "--logits", str(files / "logits.npy"), *labels, *QUICK]) == 0
     text = capsys.readouterr().out
-    assert "samplers left out: unigram (sampler 'unigram' needs class counts" in text
-    assert ", rff (sampler 'rff' needs context vectors" in text
-    for word in ("Gradient in h", "MSE", "lass vectors"):
+    assert "samplers left out: unigram (needs class counts)" in text
+    assert ", rff (needs contexts and class vectors)" in text
+    for word in ("Gradient in h", "MSE", "Class vectors"):
         assert word not in text
 
 
@@ -102,6 +102,29 @@ def test_corpus_and_schemes(files, scheme, capsys):
     args = ["verify", "--corpus", str(files / "text.txt"), "--scheme", scheme, "--wrt", "logits"]
     assert main([*args, *QUICK, "--samplers", "uniform,unigram", "--seed", "3"]) == 0
     assert f"scheme {scheme}" in capsys.readouterr().out
+
+
+def test_a_folder_stands_for_its_training_text(files, tmp_path):
+    out, words = tmp_path / "report.json", (files / "text.txt").read_text()
+    (tmp_path / "my.train.txt").write_text(words)
+    (tmp_path / "my.test.txt").write_text("another text\n")
+    args = ["--wrt", "logits", *QUICK, "--samplers", "uniform", "--json", str(out)]
+    rows = []
+    for path in (tmp_path, files / "text.txt"):
+        assert main(["verify", "--corpus", str(path), *args]) == 0
+        rows.append(json.loads(out.read_text())["rows"])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("norm, tau", [(1.0, 10.0), (2.0, 1.0)])
+def test_tau_is_10_for_vectors_of_norm_1_alone(norm, tau, files, tmp_path, capsys):
+    arrays = dict(np.load(files / "e.npz"))
+    arrays["class_embeddings"] *= norm
+    np.savez(tmp_path / "e.npz", **arrays)
+    assert main(["verify", "--embeddings", str(tmp_path / "e.npz"), *QUICK, "--trials", "500"]) == 0
+    text = capsys.readouterr().out
+    assert f"tau: {tau}" in text
+    assert ("rff (needs vectors of norm 1)" in text) is (norm != 1.0)
 
 
 def test_wrong_exact_values_exit_1(files, monkeypatch, capsys):
@@ -156,7 +179,7 @@ BAD = {
     "another npz": (["verify", "--checkpoint", "{f}/e.npz"], "not a whole checkpoint"),
     "tau of checkpoint": (
         ["verify", "--checkpoint", "{f}/e.npz", "--tau", "2"],
-        "--tau does nothing to --checkpoint",
+        "--tau has no effect with --checkpoint",
     ),
     "m for jackknife": (["verify", "--num-sampled", "1", "--scheme", "jackknife"], "at least 2"),
     "scheme": (["verify", "--scheme", "other"], "--scheme"),
@@ -177,6 +200,7 @@ BAD = {
         "--csv and --latex must name two files",
     ),
     "csv": (["verify", "--csv", "{f}/absent/x.csv"], "--csv must name a file"),
+    "corpus without a training text": (["verify", "--corpus", "{f}"], "a text named *train*"),
     "figure format": (["verify", "--figure", "{f}/x.bmp"], "--figure must end in .png"),
     "no corpus": (["verify", "--corpus", "{f}/absent.txt"], "no such file"),
     "no words": (["verify", "--corpus", "{f}/empty.txt"], "must hold words"),
@@ -192,7 +216,7 @@ BAD = {
     **{
         f"{option} of logits": (
             ["verify", "--logits", "{f}/logits.npy", "--labels", "0,1,2", option, "4"],
-            f"{option} does nothing to --logits",
+            f"{option} has no effect with --logits",
         )
         for option in ("--tau", "--nu", "--num-features")
     },

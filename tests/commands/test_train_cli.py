@@ -91,6 +91,13 @@ def test_language_model(corpus, tmp_path, capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_language_model_of_one_text(corpus, tmp_path):
+    results = tmp_path / "results.json"
+    text = corpus / "my.train.txt"
+    assert lm(text, tmp_path / "run", *SAMPLED, "--json", str(results)) == 0
+    assert json.loads(results.read_text())["test"]["perplexity"] > 1.0
+
+
 LEARNING = [
     "--layers",
     "1",
@@ -482,7 +489,7 @@ BAD = {
     "model": (["train"], "required: model"),
     "out": (["train", "toy"], "--out"),
     "corpus": (["train", "lm", "--out", "{t}/a"], "--corpus"),
-    "no corpus": (["train", "lm", "--corpus", "{t}/absent", "--out", "{t}/a"], "no such folder"),
+    "no corpus": (["train", "lm", "--corpus", "{t}/absent", "--out", "{t}/a"], "no such file"),
     "empty corpus": (["train", "lm", "--corpus", "{t}", "--out", "{t}/a"], "a text named *train*"),
     "loss": ([*LM, "--loss", "x"], "--loss: invalid choice"),
     "sampler": (

@@ -80,8 +80,23 @@ def test_corpus_from_files_of_any_compression(tmp_path):
     assert corpus.test.tolist() == [1, 1, 0, 3, 1, 0]
 
 
+def test_one_text_is_split_by_lines(tmp_path):
+    path = tmp_path / "text.txt.gz"
+    with gzip.open(path, "wt") as stream:
+        stream.write("".join(f"word{line % 7} a b\n" for line in range(25)))
+    corpus = read_corpus(path)
+    assert [len(part) for part in (corpus.train, corpus.valid, corpus.test)] == [84, 8, 8]
+    words = corpus.vocabulary.words
+    assert [words[i] for i in corpus.valid[::4]] == ["word0", "word1"]
+    (tmp_path / "short.txt").write_text("a b\na b\n")
+    with pytest.raises(ValueError, match="must have at least 3 lines to be split"):
+        read_corpus(tmp_path / "short.txt")
+    (tmp_path / "short.txt").write_text("a b\na b\nb\n")
+    assert read_corpus(tmp_path / "short.txt").test.size == 2
+
+
 def test_missing_and_ambiguous_parts(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such folder"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         read_corpus(tmp_path / "absent")
     write(tmp_path, {"train": "train.txt", "test": "test.txt"})
     with pytest.raises(FileNotFoundError, match=r"a text named \*valid\* .* got none"):

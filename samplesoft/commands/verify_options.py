@@ -1,0 +1,222 @@
+"""Options of ``samplesoft verify``, and those that do not go together."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
+from samplesoft.commands.options import (
+    check_writable,
+    draw_counts,
+    flag,
+    name_list,
+    positive_float,
+    positive_int,
+    seed,
+)
+from samplesoft.samplers.inputs import SamplerInputs
+from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.schemes import EXACT_SCHEMES, SCHEMES
+from samplesoft.verification.blocks import WRT
+from samplesoft.verification.plots import FORMATS
+
+DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
+OUTPUTS = ("json", "csv", "latex", "figure")
+OF_VECTORS = ("tau", "nu", "num_features")  # without use for logits
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add all options of the command."""
+    source = parser.add_argument_group(
+        "input (one of --corpus, --embeddings, --logits, --checkpoint)"
+    )
+    only = source.add_mutually_exclusive_group()
+    only.add_argument(
+        "--corpus",
+        metavar="PATH",
+        help="a text file with one sentence a line, or a folder with one whose name contains "
+        "train; also .gz, .xz or .bz2",
+    )
+    only.add_argument(
+        "--embeddings",
+        metavar="FILE",
+        help=".npz with the arrays h, class_embeddings, labels and, for unigram, counts; or "
+        "vectors in word2vec's text format, 'n d' and then 'word v_1 ... v_d' on n lines, where "
+        "the context is a word's vector and its label the nearest other word",
+    )
+    only.add_argument(
+        "--logits", metavar="FILE", help=".npy of logits (B, n); needs --labels as well"
+    )
+    only.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="written by samplesoft train: its class vectors, its tau, and contexts that the "
+        "trained model made",
+    )
+    source.add_argument(
+        "--labels", metavar="FILE", help=".npy of B integers for --logits, or the list, as 3,0,7"
+    )
+    source.add_argument(
+        "--examples",
+        type=positive_int,
+        default=5,
+        metavar="B",
+        help="number of examples (default %(default)s)",
+    )
+    _add_checks(parser.add_argument_group("what is checked"))
+    _add_model(parser.add_argument_group("model and samplers (not with --logits)"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="write the report as JSON")
+    output.add_argument("--csv", metavar="FILE", help="write the report as CSV")
+    output.add_argument(
+        "--latex", metavar="FILE", help="write its tables in LaTeX; no package is needed"
+    )
+    output.add_argument("--figure", metavar="FILE", help=f"draw a figure ({', '.join(FORMATS)})")
+
+
+def _add_checks(group: Any) -> None:
+    group.add_argument(
+        "--samplers",
+        type=name_list,
+        metavar="NAMES",
+        help=f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
+        "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
+    )
+    group.add_argument(
+        "--num-sampled",
+        type=draw_counts,
+        default=[10, 100, 1000],
+        metavar="M",
+        help="numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
+        "number, includes class j with probability 1 - (1 - q_j)^m",
+    )
+    group.add_argument(
+        "--wrt",
+        type=name_list,
+        default=list(WRT),
+        metavar="BLOCKS",
+        help=f"gradients to check, out of {','.join(WRT)} (default: all that the input allows)",
+    )
+    group.add_argument(
+        "--scheme",
+        choices=EXACT_SCHEMES,
+        default="negatives",
+        metavar="NAME",
+        help=f"how draws become a sum: {', '.join(EXACT_SCHEMES)} (default %(default)s)",
+    )
+    group.add_argument(
+        "--trials",
+        type=positive_int,
+        default=2000,
+        metavar="N",
+        help="Monte Carlo trials for each example, sampler and m (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed", type=seed, default=0, help="seed of examples, features and trials (default 0)"
+    )
+
+
+def _add_model(group: Any) -> None:
+    group.add_argument(
+        "--tau",
+        type=positive_float,
+        help="inverse temperature, logits being tau h . c (default "
+        f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
+        "--checkpoint has its own)",
+    )
+    group.add_argument(
+        "--nu",
+        type=positive_float,
+        help=f"sharpness of the Gaussian kernel of the rff samplers (default {SamplerInputs.nu:g})",
+    )
+    group.add_argument(
+        "--num-features",
+        type=positive_int,
+        metavar="D",
+        help="random frequencies of the rff samplers, features of positive "
+        f"(default {SamplerInputs.num_features})",
+    )
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Check the options before the long work.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        As parsed.
+
+    Raises
+    ------
+    ValueError
+        If an option has no effect, two do not go together, or a file could not be written.
+    """
+    _check_input(options)
+    _check_what_is_checked(options)
+    _check_output(options)
+
+
+def _check_input(options: argparse.Namespace) -> None:
+    for name in OF_VECTORS:
+        if options.logits and getattr(options, name) is not None:
+            raise ValueError(
+                f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
+                "use --corpus or --embeddings."
+            )
+    if options.checkpoint and options.tau is not None:
+        raise ValueError(
+            f"--tau has no effect with --checkpoint, which holds its own, got {options.tau}; "
+            "leave it out."
+        )
+    if (options.logits is None) != (options.labels is None):
+        given, absent = ("--logits", "--labels") if options.logits else ("--labels", "--logits")
+        raise ValueError(f"{given} needs {absent} with it; give both, or neither.")
+
+
+def _check_what_is_checked(options: argparse.Namespace) -> None:
+    for name in options.samplers or ():
+        if name not in SAMPLERS:
+            raise ValueError(
+                f"--samplers must be of {', '.join(SAMPLERS)}; got {name!r}; correct the name."
+            )
+    for name in options.wrt:
+        if name not in WRT:
+            raise ValueError(f"--wrt must be of {', '.join(WRT)}; got {name!r}.")
+    if options.logits and "logits" not in options.wrt:
+        raise ValueError(
+            f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
+            "class_embeddings need vectors: use --corpus or --embeddings."
+        )
+    if len(set(options.num_sampled)) < len(options.num_sampled):
+        raise ValueError(
+            f"--num-sampled must hold different numbers, got {options.num_sampled}; name each once."
+        )
+    least = SCHEMES[options.scheme].least_draws
+    if min(options.num_sampled) < least:
+        raise ValueError(
+            f"--num-sampled must be at least {least} for --scheme {options.scheme}, got "
+            f"{min(options.num_sampled)}."
+        )
+    if options.trials < 2:
+        raise ValueError("--trials must be at least 2, got 1; the default is 2000.")
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    if options.figure and Path(options.figure).suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"--figure must end in {', '.join(FORMATS)}; got {options.figure!r}; "
+            "rename it, for example report.png."
+        )
+    written: dict[Path, str] = {}
+    for option in OUTPUTS:
+        path = getattr(options, option)
+        if path:
+            other = written.setdefault(Path(path).resolve(), option)
+            if other != option:
+                raise ValueError(
+                    f"--{other} and --{option} must name two files, got {path!r} for both; "
+                    "rename one."
+                )
+            check_writable(f"--{option}", path)
