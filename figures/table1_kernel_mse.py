@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from samplesoft._files import replaced
 from samplesoft._jit import chunks
-from samplesoft.feature_maps import FEATURE_MAPS, QuadraticFeatures
+from samplesoft.feature_maps import QuadraticFeatures, make_feature_map
 
 SOURCE = (
     "USPS digits are published as zip.train.gz at https://hastie.su.domains/ElemStatLearn/data.html"
@@ -153,7 +153,7 @@ def measure(
     factor = np.exp(tau) if name.startswith("rff") else 1.0
     errors = []
     for seed in range(args.num_maps if num <= 10_000 else 1):
-        phi = FEATURE_MAPS[name](h.shape[1], num, tau, rng=args.seed + seed)
+        phi = make_feature_map(name, h.shape[1], num, tau, rng=args.seed + seed)
         errors.append(np.mean((factor * estimates(phi, h, c) - kernel) ** 2))
     expected: float | str = ""
     known = [phi.variance(x, y) for x, y in zip(h, c, strict=True)]

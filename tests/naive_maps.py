@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from mpmath import mp, mpf
@@ -111,3 +113,22 @@ def positive_variance(x, y, tau, num):
         for p in (1, 2)
     )
     return (second - first**2) / num
+
+
+class Oracle(NamedTuple):
+    """The kernel k(x, y, sharpness) of a map, and a sharpness at which estimates vary little."""
+
+    kernel: Callable[..., float]
+    sharpness: float
+    variance: Callable[..., float] | None = None  # of an estimate: (x, y, sharpness, num)
+
+
+ORACLES = {
+    "rff": Oracle(gaussian_kernel, 1.7, fourier_variance),
+    "rff:orthogonal": Oracle(gaussian_kernel, 1.7),
+    "rff:structured": Oracle(gaussian_kernel, 1.7),
+    "quadratic": Oracle(quadratic_kernel, 3.0, lambda x, y, alpha, num: 0.0),
+    "maclaurin": Oracle(exponential_kernel, 0.6, maclaurin_variance),
+    "positive": Oracle(exponential_kernel, 0.4, positive_variance),
+    "positive:orthogonal": Oracle(exponential_kernel, 0.4),
+}

@@ -21,8 +21,8 @@ class FeatureMap(ABC):
     """Features phi whose dot products estimate a kernel: ``E[phi(x) . phi(y)] = k(x, y)``.
 
     A map is drawn once, when it is made, and does not change: the same seed gives the same
-    features, in float32 up to its rounding. To add a map, write the three methods below whose
-    names start with an underscore, and enter it in ``FEATURE_MAPS``; one suite tests all entries.
+    features, in float32 up to its rounding. To add a map, write the three abstract methods, whose
+    arguments are checked, and enter it in ``FEATURE_MAPS``; one suite tests all entries.
 
     Parameters
     ----------
@@ -33,21 +33,18 @@ class FeatureMap(ABC):
     floor : float
         Least value that the kernel takes for two unit vectors.
     device : {"cpu", "cuda"}
-        Where features are computed, and stay; a map that passes it on has a fourth such method,
-        ``_write_on_cuda``.
+        Where features are computed, and stay; a map that has kernels for CUDA writes
+        `_write_on_cuda` too.
 
     Attributes
     ----------
     dim, feature_dim, floor, device
         As above.
-    is_nonnegative : bool
-        Whether no estimate is ever negative.
     closed_form : tuple of (str, float), or None
         Where features give the kernel itself, the ``leaf`` and ``scale`` of a `KernelTree` that
         do so from the vectors.
     """
 
-    is_nonnegative = False
     closed_form: tuple[str, float] | None = None
 
     def __init__(self, dim: int, feature_dim: int, floor: float, device: str = "cpu") -> None:

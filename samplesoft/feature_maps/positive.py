@@ -57,8 +57,6 @@ class PositiveRandomFeatures(FeatureMap):
     True
     """
 
-    is_nonnegative = True
-
     def __init__(
         self,
         dim: int,

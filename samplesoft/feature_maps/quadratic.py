@@ -42,8 +42,6 @@ class QuadraticFeatures(FeatureMap):
     (4.0, 4.0)
     """
 
-    is_nonnegative = True
-
     def __init__(self, dim: int, alpha: float = 100.0) -> None:
         dim = as_count("dim", dim)
         super().__init__(dim, dim * (dim + 1) // 2 + 1, floor=1.0)

@@ -9,6 +9,7 @@ from samplesoft.feature_maps import (
     QuadraticFeatures,
     RandomFourierFeatures,
     RandomMaclaurinFeatures,
+    make_feature_map,
 )
 
 NAMES = sorted(FEATURE_MAPS)
@@ -34,7 +35,7 @@ CLASSES = [PositiveRandomFeatures, RandomFourierFeatures, RandomMaclaurinFeature
     ],
 )
 def test_transform_refuses(name, X, error, words):
-    phi = FEATURE_MAPS[name](4, 8, rng=0)
+    phi = make_feature_map(name, 4, 8, rng=0)
     for call in (phi.transform, lambda X: phi.kernel(X, np.zeros(4))):
         with pytest.raises(error, match=words):
             call(X)
@@ -42,7 +43,7 @@ def test_transform_refuses(name, X, error, words):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernel_and_variance_name_the_second_argument(name):
-    phi = FEATURE_MAPS[name](4, 8, rng=0)
+    phi = make_feature_map(name, 4, 8, rng=0)
     for call in (phi.kernel, phi.variance):
         with pytest.raises(ValueError, match=r"`Y` must have 4 columns"):
             call(np.zeros((1, 4)), np.zeros((1, 3)))
@@ -54,8 +55,8 @@ def test_kernel_and_variance_name_the_second_argument(name):
     [
         ((0, 8), ValueError, "`dim` must be at least 1, got 0"),
         ((2.0, 8), TypeError, "`dim` must be an integer"),
-        ((4, 0), ValueError, "`num_(features|frequencies)` must be at least 1, got 0"),
-        ((4, 8.5), TypeError, "`num_(features|frequencies)` must be an integer"),
+        ((4, 0), ValueError, "`num_features` must be at least 1, got 0"),
+        ((4, 8.5), TypeError, "`num_features` must be an integer"),
         ((4, 8, 0.0), ValueError, "`(nu|tau)` must be finite and greater than 0, got 0.0"),
         ((4, 8, -1.0), ValueError, "`(nu|tau)` must be finite and greater than 0"),
         ((4, 8, np.nan), ValueError, "`(nu|tau)` must be finite"),
@@ -90,7 +91,7 @@ def test_huge_vectors_give_finite_features_or_an_error(name, dtype, size):
     if size > float(np.finfo(dtype).max):
         return
     X = np.random.default_rng(0).choice([-1.0, 1.0], (5, 16)).astype(dtype) * dtype(size)
-    phi = FEATURE_MAPS[name](16, 64, 2.0, rng=0)
+    phi = make_feature_map(name, 16, 64, 2.0, rng=0)
     try:
         features = phi.transform(X)
     except ValueError as error:
