@@ -1,36 +1,63 @@
-"""Every notebook runs from a clean kernel, and its committed outputs are those of a clean run."""
+"""Every notebook and its solutions run from a clean kernel; what is committed is a clean run."""
 
+import ast
+import base64
 import os
 import re
+import struct
 from pathlib import Path
 
 import pytest
+from documents import blocks
 
 nbformat = pytest.importorskip("nbformat", reason="needs the extra samplesoft[notebooks]")
 nbclient = pytest.importorskip("nbclient", reason="needs the extra samplesoft[notebooks]")
 pytest.importorskip("ipykernel", reason="needs the extra samplesoft[notebooks]")
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-MAX_BYTES = 300_000
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MAX_BYTES = 400_000
 FOLDERS = "|".join(("home", "Users", "tmp", "work", "opt"))
 MACHINE_PATH = re.compile(rf"(/(?:{FOLDERS})/|[A-Z]:\\\\)")
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
 
 
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def outputs_of(cells):
+    return [output for cell in cells for output in cell.outputs]
+
+
+def add_solutions(notebook):
+    """Put a code cell after each exercise that is solved in Python; return them with outputs."""
+    cells, solutions = [], []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if cell.cell_type == "markdown":
+            for block in blocks(cell.source):
+                cells.append(nbformat.v4.new_code_cell(block.text))
+                solutions.append((cells[-1], block.output))
+    notebook.cells = cells
+    return solutions
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each_notebook
 def test_committed_outputs(path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
+    outputs = outputs_of(cells)
     assert any(output.output_type == "stream" for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
@@ -41,13 +68,47 @@ def test_committed_outputs(path):
     assert path.stat().st_size < MAX_BYTES
 
 
+@each_notebook
+def test_figures_are_sharp(path):
+    """A figure has twice the pixels that it takes on the page, for screens that show them."""
+    for output in outputs_of(code_cells(read(path))):
+        if "image/png" in output.get("data", {}):
+            width = struct.unpack(">I", base64.b64decode(output.data["image/png"])[16:20])[0]
+            assert width >= 2 * output.metadata["image/png"]["width"] >= 600
+
+
+@each_notebook
+def test_uses_public_names_alone(path):
+    for cell in code_cells(read(path)):
+        for node in ast.walk(ast.parse(cell.source)):
+            names = [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "name")]
+            names += [getattr(node, "module", None) or "", getattr(node, "attr", "")]
+            private = [n for name in names for n in name.split(".") if re.match("_[^_]", n)]
+            assert not private, f"line {node.lineno} of {cell.id}"
+
+
+@each_notebook
+def test_exercises_have_solutions(path):
+    text = "".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    exercises = text[text.index("Exercises\n") :]
+    assert exercises.count("\n### ") == exercises.count("<details><summary>Solution</summary>\n\n")
+    assert exercises.count("\n### ") == exercises.count("\n</details>") >= 3
+
+
+def test_the_road_map_names_every_notebook():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"\((\d\d_\w+\.ipynb)\)", text)
+    assert sorted(set(named)) == [path.name for path in NOTEBOOKS]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the Jupyter packages are not ours
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each_notebook
 def test_runs_from_a_clean_kernel(path, tmp_path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
+    solutions = add_solutions(notebook)
     client = nbclient.NotebookClient(
         notebook,
         timeout=300,
@@ -55,5 +116,7 @@ def test_runs_from_a_clean_kernel(path, tmp_path):
         resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute(env={**os.environ, "PYTHONWARNINGS": "default"})  # raises if a cell does
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("image/png" in o.get("data", {}) for o in outputs_of(code_cells(notebook)))
+    for cell, expected in solutions:
+        if expected is not None:
+            assert "".join(o.get("text", "") for o in cell.outputs) == expected
