@@ -1,8 +1,10 @@
-"""Slow, independent oracles for static samplers; nothing here comes from samplesoft."""
+"""Slow, independent oracles for samplers; nothing here comes from samplesoft."""
 
 from functools import cache
-from math import log
+from math import exp, log
 
+import naive_draws
+import naive_tree
 import numpy as np
 from mpmath import mp, mpf
 from scipy import stats
@@ -108,3 +110,82 @@ def chi_square(counts, probs):
         return 1.0
     statistic = ((observed - wanted) ** 2 / wanted)[wanted > 0.0].sum()
     return float(stats.chi2.sf(statistic, len(wanted) - 1))
+
+
+# by the names of the registry: probabilities of all classes for one context, from the sampler (only
+# for what it has drawn at random: features, candidates), the context, a SamplerInputs, and the
+# excluded class or None
+
+
+def _uniform(sampler, h, inputs, excluded):
+    return conditional([1.0] * len(inputs.counts), excluded)
+
+
+def _log_uniform(sampler, h, inputs, excluded):
+    return conditional(zipf(len(inputs.counts)), excluded)
+
+
+def _unigram(sampler, h, inputs, excluded):
+    return conditional([c**inputs.power for c in inputs.counts], excluded)
+
+
+def _learned_unigram(sampler, h, inputs, excluded):
+    return conditional([(c + 1.0) ** inputs.power for c in inputs.counts], excluded)
+
+
+def _softmax(sampler, h, inputs, excluded):
+    return naive_draws.softmax(h, inputs.class_embeddings, inputs.tau, excluded)
+
+
+def _quadratic(sampler, h, inputs, excluded):
+    alpha = inputs.alpha * inputs.tau**2
+    return naive_draws.quadratic(h, inputs.class_embeddings, alpha, excluded)
+
+
+def _tree(sampler, h, inputs, excluded, **settings):
+    phi, rows = sampler.feature_map.transform, inputs.class_embeddings
+    settings = {"leaf_size": sampler.tree.leaf_size, **settings}
+    return naive_tree.probabilities(
+        h, rows, phi(h)[0], phi(rows), exclude=excluded, scale=inputs.tau, **settings
+    )
+
+
+def _rff(sampler, h, inputs, excluded):
+    floor = exp(-2.0 * inputs.nu)
+    return _tree(sampler, h, inputs, excluded, leaf_size=1, floor=floor)
+
+
+def _rff_softmax_leaf(sampler, h, inputs, excluded):
+    floor = exp(-2.0 * inputs.nu)
+    return _tree(sampler, h, inputs, excluded, kind="softmax", floor=floor)
+
+
+def _positive(sampler, h, inputs, excluded):
+    return _tree(sampler, h, inputs, excluded, floor=exp(-inputs.tau))
+
+
+def _two_pass(sampler, h, inputs, excluded):
+    candidates = sampler.candidate_ids
+    return naive_draws.two_pass(h, inputs.class_embeddings, candidates, inputs.tau, excluded)
+
+
+def _mixture(sampler, h, inputs, excluded):
+    first = _rff_softmax_leaf(sampler.first, h, inputs, excluded)
+    return naive_draws.mixture(first, _unigram(sampler.second, h, inputs, excluded), 0.5)
+
+
+ORACLES = {
+    "uniform": _uniform,
+    "log-uniform": _log_uniform,
+    "unigram": _unigram,
+    "learned-unigram": _learned_unigram,
+    "softmax": _softmax,
+    "quadratic": _quadratic,
+    "rff": _rff,
+    "rff:orthogonal": _rff,
+    "rff:structured": _rff,
+    "rff+softmax-leaf": _rff_softmax_leaf,
+    "positive": _positive,
+    "two-pass": _two_pass,
+    "mixture": _mixture,
+}

@@ -21,8 +21,10 @@ class FeatureMap(ABC):
     """Features phi whose dot products estimate a kernel: ``E[phi(x) . phi(y)] = k(x, y)``.
 
     A map is drawn once, when it is made, and does not change: the same seed gives the same
-    features, in float32 up to its rounding. To add a map, write the three abstract methods, whose
-    arguments are checked, and enter it in ``FEATURE_MAPS``; one suite tests all entries.
+    features, in float32 up to its rounding. To add a map, write `_write` and `_kernel`, whose
+    arguments are checked, and `_variance` where you know it, and enter it in ``FEATURE_MAPS``; one
+    suite tests all entries. To try one, a function from rows (k, d) to features (k, F) will do
+    wherever a sampler or a tree takes a map.
 
     Parameters
     ----------
@@ -154,9 +156,9 @@ class FeatureMap(ABC):
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         """Return the kernel (N, M)."""
 
-    @abstractmethod
     def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray | None:
-        """Return the variance (N, M) of an estimate, or None."""
+        """Return the variance (N, M) of an estimate; None where no formula is known."""
+        return None
 
     def _pair(self, X: ArrayLike, Y: ArrayLike) -> tuple[FloatArray, FloatArray]:
         x, y = (as_float_rows(n, v, self.dim) for n, v in (("X", X), ("Y", Y)))

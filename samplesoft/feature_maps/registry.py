@@ -20,11 +20,9 @@ from samplesoft.feature_maps.maclaurin import RandomMaclaurinFeatures
 from samplesoft.feature_maps.positive import PositiveRandomFeatures
 from samplesoft.feature_maps.quadratic import QuadraticFeatures
 
-KERNELS = {
-    "gaussian": "exp(-nu |x - y|^2 / 2)",
-    "exponential": "exp(tau x . y)",
-    "quadratic": "alpha (x . y)^2 + 1",
-}
+GAUSSIAN = "exp(-nu |x - y|^2 / 2)"
+EXPONENTIAL = "exp(tau x . y)"
+QUADRATIC = "alpha (x . y)^2 + 1"
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class FeatureMapSpec:
         Makes the map from d, a number of features, a sharpness and ``rng=``; also ``device=`` if
         `cuda`. The sharpness has a default.
     kernel : str
-        What it estimates, a key of `KERNELS`, whose parameter is the sharpness.
+        The formula of what it estimates, whose one parameter is the sharpness.
     summary : str
         One line on how.
     random : bool
@@ -52,7 +50,7 @@ class FeatureMapSpec:
     Examples
     --------
     >>> spec = FEATURE_MAPS["positive"]
-    >>> KERNELS[spec.kernel], spec.nonnegative
+    >>> spec.kernel, spec.nonnegative
     ('exp(tau x . y)', True)
     """
 
@@ -72,37 +70,37 @@ def _quadratic(dim: int, num: int, alpha: float = 100.0, *, rng: Any = None) -> 
 
 FEATURE_MAPS: dict[str, FeatureMapSpec] = {
     "rff": FeatureMapSpec(
-        RandomFourierFeatures, "gaussian", "cosines and sines at independent frequencies", cuda=True
+        RandomFourierFeatures, GAUSSIAN, "cosines and sines at independent frequencies", cuda=True
     ),
     "rff:orthogonal": FeatureMapSpec(
         partial(RandomFourierFeatures, frequencies="orthogonal"),
-        "gaussian",
+        GAUSSIAN,
         "cosines and sines at frequencies orthogonal in blocks: a smaller variance",
         cuda=True,
     ),
     "rff:structured": FeatureMapSpec(
         partial(RandomFourierFeatures, frequencies="structured"),
-        "gaussian",
+        GAUSSIAN,
         "cosines and sines at products of Hadamard matrices: the fastest for long vectors",
         unbiased=False,
         cuda=True,
     ),
     "quadratic": FeatureMapSpec(
-        _quadratic, "quadratic", "all products of two entries", random=False, nonnegative=True
+        _quadratic, QUADRATIC, "all products of two entries", random=False, nonnegative=True
     ),
     "maclaurin": FeatureMapSpec(
-        RandomMaclaurinFeatures, "exponential", "products of random projections"
+        RandomMaclaurinFeatures, EXPONENTIAL, "products of random projections"
     ),
     "positive": FeatureMapSpec(
         PositiveRandomFeatures,
-        "exponential",
+        EXPONENTIAL,
         "exponentials of random projections",
         nonnegative=True,
         cuda=True,
     ),
     "positive:orthogonal": FeatureMapSpec(
         partial(PositiveRandomFeatures, frequencies="orthogonal"),
-        "exponential",
+        EXPONENTIAL,
         "exponentials of projections orthogonal in blocks: a smaller variance",
         nonnegative=True,
         cuda=True,
@@ -131,8 +129,8 @@ def make_feature_map(
         Number D of random features; of frequencies, each a cosine and a sine, for ``rff``. The
         quadratic map has ``d (d + 1) / 2 + 1`` features, whatever this is.
     sharpness : float, optional
-        Parameter of the kernel: nu, tau or alpha, as `KERNELS` says. By default that of the map:
-        1, and 100 for alpha.
+        Parameter of the kernel: nu, tau or alpha, as ``FEATURE_MAPS[name].kernel`` says. By
+        default that of the map: 1, and 100 for alpha.
     rng : int, numpy.random.Generator or None
         Seed of the map.
     device : {"cpu", "cuda"}
