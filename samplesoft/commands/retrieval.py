@@ -1,4 +1,4 @@
-"""What ``train xc`` and ``train items`` share."""
+"""The common frame of ``train xc`` and ``train items``: classes ranked for sparse inputs."""
 
 from __future__ import annotations
 
@@ -8,46 +8,86 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samplesoft.commands.model import Model, learning_rate, rates_in_words
 from samplesoft.commands.options import given, positive_float, positive_int, rate
 from samplesoft.commands.softmax_options import add_softmax, check_softmax
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from samplesoft.training.retrieval import RetrievalSettings
+    from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
     from samplesoft.training.settings import Settings
 
+EPOCHS = 20
 RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
-LEARNING_RATE = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
-SEVERAL = [name for name, spec in LOSSES.items() if spec.several_labels]
+SEVERAL_LABELS = [name for name, spec in LOSSES.items() if spec.several_labels]
 
 
-def add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, form: str) -> None:
-    """Add the options of the model; None stands for what is not given.
+def retrieval_model(
+    *,
+    help: str,
+    description: str,
+    headline: str,
+    defaults: RetrievalSettings,
+    form: str,
+    make_task: Callable[[dict[str, str], RetrievalSettings], RetrievalTask],
+) -> Model:
+    """Return a model that ranks classes for sparse inputs.
 
     Parameters
     ----------
-    parser : argparse.ArgumentParser
-        To add to.
+    help, description, headline : str
+        As in `Model`.
     defaults : RetrievalSettings
-        What the help texts name.
+        What holds for options that are not given.
     form : str
-        What the files hold.
+        What the lines of its files are, for the help texts.
+    make_task : callable
+        Reads the files ``train`` and, if given, ``test``, and makes the task; the test data go to
+        its attribute ``test``.
+
+    Returns
+    -------
+    Model
+        The model.
     """
-    for name, what in (("train", "to train on"), ("test", "to score at the end")):
-        parser.add_argument(f"--{name}", metavar="FILE", help=f"{form} {what}, also .gz, .xz, .bz2")
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        _add_options(parser, defaults, form)
+
+    def make(options: argparse.Namespace) -> RetrievalTask:
+        settings = replace(defaults, **check_softmax(given(options, type(defaults)), defaults))
+        return make_task(_absolute_paths(options), settings)
+
+    return Model(
+        help=help,
+        description=description,
+        epochs=EPOCHS,
+        learning_rate=rates_in_words(RATES),
+        headline=headline,
+        add_options=add_options,
+        make_task=make,
+        make_settings=_make_settings,
+        results=_results,
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, form: str) -> None:
+    for name, what in (("train", "training data"), ("test", "data to evaluate at the end")):
+        parser.add_argument(
+            f"--{name}", metavar="FILE", help=f"{what}: {form}; also .gz, .xz, .bz2"
+        )
     add_softmax(
         parser.add_argument_group("softmax"),
         defaults,
-        tau=f"{defaults.tau:g}, with --no-normalize 1",
         example="example",
         batch="examples of a batch",
-        losses=SEVERAL,
+        losses=SEVERAL_LABELS,
     )
     group = parser.add_argument_group("model")
     for flag, name, what in (
         ("embedding-dim", "embedding_dim", "length of embedded inputs and of class vectors"),
-        ("batch", "batch_size", "examples in a step"),
+        ("batch", "batch_size", "examples in a batch"),
     ):
         group.add_argument(
             f"--{flag}",
@@ -60,116 +100,58 @@ def add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, fo
         "--dropout",
         type=rate,
         metavar="RATE",
-        help=f"share of an input's entries that a step leaves out (default {defaults.dropout:g})",
+        help="probability with which an entry of an input is dropped in a step "
+        f"(default {defaults.dropout:g})",
     )
     group.add_argument(
         "--validation",
         type=rate,
         metavar="SHARE",
-        help="share of the examples held out, of which 2,000 at most are scored each epoch; with "
-        f"0 some that are trained on (default {defaults.validation:g})",
+        help="share of the examples that are held out; after each epoch at most 2,000 of them are "
+        "evaluated, or with a share of 0 as many of the training data "
+        f"(default {defaults.validation:g})",
     )
     group.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
         metavar="NAME",
-        help=f"of {', '.join(OPTIMIZERS)} (default adagrad)",
+        help=f"one of {', '.join(OPTIMIZERS)} (default adagrad)",
     )
     group.add_argument(
-        "--clip", type=positive_float, metavar="X", help="largest norm of a step's gradients"
+        "--clip",
+        type=positive_float,
+        metavar="X",
+        help="largest norm of the gradients of a step; larger ones are scaled down "
+        "(default: no limit)",
     )
 
 
-def read_settings(options: argparse.Namespace, defaults: RetrievalSettings) -> RetrievalSettings:
-    """Return the settings that the options ask for.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-    defaults : RetrievalSettings
-        The others.
-
-    Returns
-    -------
-    RetrievalSettings
-        Settings.
-
-    Raises
-    ------
-    ValueError
-        If an option is bad, or does nothing.
-    """
-    values = given(options, type(defaults))
-    if not values.get("normalize", True):
-        values.setdefault("tau", 1.0)
-    return replace(defaults, **check_softmax(values, defaults))
-
-
-def make_settings(options: argparse.Namespace, epochs: int) -> Settings:
-    """Return how the model is trained.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-    epochs : int
-        Times to go over the data, if the options do not say.
-
-    Returns
-    -------
-    Settings
-        Settings.
-
-    Raises
-    ------
-    ValueError
-        If an optimizer is chosen that needs a learning rate.
-    """
+def _make_settings(options: argparse.Namespace) -> Settings:
     from samplesoft.training.settings import Settings
 
     optimizer = options.optimizer or "adagrad"
-    learning_rate = options.learning_rate or RATES.get(optimizer)
-    if learning_rate is None:
-        raise ValueError(
-            f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
-        )
     return Settings(
-        epochs=options.epochs or epochs,
+        epochs=options.epochs or EPOCHS,
         optimizer=optimizer,
-        learning_rate=learning_rate,
+        learning_rate=learning_rate(options, optimizer, RATES),
         clip=options.clip,
         patience=options.patience,
         checkpoint_every=options.checkpoint_every,
     )
 
 
-def read_files(options: argparse.Namespace, read: Callable[[str], Any]) -> dict[str, Any]:
-    """Read ``--train`` and ``--test``, whose paths are made absolute.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed; changed.
-    read : callable
-        Reads a file.
-
-    Returns
-    -------
-    dict
-        What was read, by option; without ``test`` where no such file is named.
-
-    Raises
-    ------
-    OSError, ValueError
-        If a file is missing or malformed.
-    """
+def _absolute_paths(options: argparse.Namespace) -> dict[str, str]:
+    """Return the paths of ``--train`` and ``--test``, which become absolute in `options` too."""
     if options.train is None:
         raise ValueError("--train must name a file, got none; add it.")
-    found = {}
+    paths = {}
     for name in ("train", "test"):
-        path = getattr(options, name)
-        if path is not None:
-            setattr(options, name, str(Path(path).resolve()))
-            found[name] = read(path)
-    return found
+        if getattr(options, name) is not None:
+            paths[name] = str(Path(getattr(options, name)).resolve())
+            setattr(options, name, paths[name])
+    return paths
+
+
+def _results(task: RetrievalTask) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_unlabeled": task.num_unlabeled}
+    return found if task.test is None else {**found, "test": task.evaluate(*task.test)}

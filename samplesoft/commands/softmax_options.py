@@ -1,4 +1,4 @@
-"""Options of a softmax, and those that do not go together, found before any work."""
+"""Options of a softmax layer, and a check before the work of those that do not go together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from samplesoft._memory import available_bytes, human_bytes
+from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS, default_tau
 from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.softmax_settings import SoftmaxSettings
@@ -13,29 +14,28 @@ from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
 
 SAMPLED = ("sampler", "num_sampled", "shared", "nu", "num_features", "update_every")
-BYTES = 75  # of a draw in a step: measured 52, and 73 for a mixture
-SHARED_BYTES = 20  # of a word and a draw in common: measured 7 to 19
+BYTES = 75  # for each draw of a word in a step: measured 52, and 73 for a mixture
+SHARED_BYTES = 20  # for each word and each draw that all words share: measured 7 to 19
 
 
 def add_softmax(
     group: Any,
     defaults: SoftmaxSettings,
     *,
-    tau: str,
     example: str,
     batch: str,
     losses: Iterable[str] = LOSSES,
 ) -> None:
-    """Add the options of a softmax layer; None stands for what is not given.
+    """Add the options of a softmax layer, with None for an option that is not given.
 
     Parameters
     ----------
     group : argparse group
         To add to.
     defaults : SoftmaxSettings
-        What the help texts name.
-    tau, example, batch : str
-        The default of tau, and what an example and those of a step are, for the help texts.
+        Defaults for the help texts.
+    example, batch : str
+        What an example, and the examples of a batch, are called in the help texts.
     losses : iterable of str
         Names that may be chosen.
     """
@@ -43,25 +43,26 @@ def add_softmax(
         "--loss",
         choices=tuple(losses),
         metavar="NAME",
-        help=f"of {', '.join(losses)} (default {defaults.loss})",
+        help=f"one of {', '.join(losses)} (default {defaults.loss})",
     )
     group.add_argument(
         "--tau",
         type=positive_float,
-        help=f"inverse temperature (default {tau})",
+        help=f"inverse temperature (default {TAU_OF_UNIT_VECTORS:g}, with --no-normalize "
+        f"{TAU_OF_OTHER_VECTORS:g})",
     )
     group.add_argument(
         "--no-normalize",
         dest="normalize",
         action="store_const",
         const=False,
-        help="leave contexts and class vectors at their norms",
+        help="do not divide contexts and class vectors by their norms",
     )
     group.add_argument(
         "--sampler",
         choices=SAMPLERS,
         metavar="NAME",
-        help=f"of {', '.join(SAMPLERS)} (default {defaults.sampler})",
+        help=f"one of {', '.join(SAMPLERS)} (default {defaults.sampler})",
     )
     group.add_argument(
         "--num-sampled",
@@ -73,7 +74,7 @@ def add_softmax(
         "--shared",
         action="store_const",
         const=True,
-        help=f"draw once for all {batch}; with a loss such as sampled-masked",
+        help=f"draw one set of classes for all {batch}; needs a loss such as sampled-masked",
     )
     group.add_argument(
         "--nu",
@@ -91,31 +92,33 @@ def add_softmax(
         "--update-every",
         type=positive_int,
         metavar="N",
-        help="steps from one update of a sampler that looks at class vectors to the next "
+        help="steps between two updates of a sampler that follows the class vectors "
         f"(default {defaults.update_every})",
     )
 
 
 def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str, Any]:
-    """Raise ValueError for options that do nothing, or nothing can be done with.
+    """Check that options have an effect and go together, and add the default of tau.
 
     Parameters
     ----------
     values : dict
         Fields of `defaults` that are given.
     defaults : SoftmaxSettings
-        Holds the others.
+        What holds for the others.
 
     Returns
     -------
     dict
-        The values; without a sampler where the loss draws nothing.
+        The values, with ``tau``, and without a sampler where the loss draws nothing.
 
     Raises
     ------
     ValueError
-        If so, with the names of the options.
+        If not, with the names of the options.
     """
+    normalize = values.get("normalize", defaults.normalize)
+    values = {"tau": default_tau(unit_vectors=normalize), **values}
     name = values.get("loss", defaults.loss)
     loss = LOSSES[name]
     if not loss.draws:
@@ -124,8 +127,8 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
     if values.get("shared") and loss.excludes_label:
         able = [other for other, spec in LOSSES.items() if spec.shares]
         raise ValueError(
-            f"--shared does not go with --loss {name}, for one set of draws cannot leave out the "
-            f"label of each word; take --loss {', '.join(able)}."
+            f"--shared does not go with --loss {name}, as one set of draws cannot exclude the "
+            f"label of each example; take --loss {', '.join(able)}."
         )
     num_sampled = values.get("num_sampled", loss.least_draws)
     if num_sampled < loss.least_draws:
@@ -136,15 +139,15 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
     sampler = str(values.get("sampler", defaults.sampler))
     if loss.needs_label_count and not SAMPLERS[sampler].every_class:
         raise ValueError(
-            f"--sampler {sampler} does not go with --loss {name}, for labels that are not among "
-            "its candidates are never drawn; take --loss sampled or sampled-masked."
+            f"--sampler {sampler} does not go with --loss {name}, as labels that are not among its "
+            "candidates are never drawn; take --loss sampled or sampled-masked."
         )
     spec = SAMPLERS[sampler]
     unread = [option for option in ("nu", "num_features") if option not in spec.reads]
     _refuse(values, unread, f"--sampler {sampler}")
     if not spec.follows_vectors:
-        _refuse(values, ["update_every"], f"--sampler {sampler}, which sees no class vectors")
-    if not values.get("normalize", defaults.normalize) and spec.unit_vectors:
+        _refuse(values, ["update_every"], f"--sampler {sampler}, which does not use class vectors")
+    if not normalize and spec.unit_vectors:
         raise ValueError(
             f"--no-normalize does not go with --sampler {sampler}, whose kernel needs vectors of "
             "norm 1; leave it out, or take a sampler such as quadratic, softmax or unigram."
@@ -153,7 +156,7 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
 
 
 def check_memory(settings: LanguageModelSettings) -> None:
-    """Raise MemoryError if the draws of a step would not fit.
+    """Check that the draws of a step fit into memory.
 
     Parameters
     ----------
@@ -163,7 +166,7 @@ def check_memory(settings: LanguageModelSettings) -> None:
     Raises
     ------
     MemoryError
-        If so.
+        If they do not.
     """
     words, available = settings.batch_size * settings.num_steps, available_bytes()
     each = words * (SHARED_BYTES if settings.shared else BYTES)
@@ -177,7 +180,9 @@ def check_memory(settings: LanguageModelSettings) -> None:
         )
 
 
-def _refuse(values: dict[str, Any], useless: Any, to: str) -> None:
-    options = ", ".join(flag(name) for name in useless if name in values)
+def _refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
+    """Raise ValueError if options are given that have no effect with another one."""
+    options = [flag(name) for name in useless if name in values]
     if options:
-        raise ValueError(f"{options} would do nothing to {to}; leave it out.")
+        verb, it = ("has", "it") if len(options) == 1 else ("have", "them")
+        raise ValueError(f"{', '.join(options)} {verb} no effect with {by}; leave {it} out.")

@@ -1,6 +1,6 @@
-"""``samplesoft train``: the models that can be trained, and what all of them share.
+"""``samplesoft train``: train a model, and report on its epochs.
 
-A new model is a file like `train_lm`, and a line in `MODELS`.
+A new model is a file such as `train_lm`, and an entry of `MODELS`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samplesoft._tables import Column, markdown_table
-from samplesoft.commands import remembered, train_items, train_lm, train_toy, train_xc
+from samplesoft.commands import saved_options, train_items, train_lm, train_toy, train_xc
+from samplesoft.commands.model import Model
 from samplesoft.commands.options import (
     check_folder,
     check_writable,
@@ -27,7 +28,12 @@ from samplesoft.commands.options import (
 if TYPE_CHECKING:
     from samplesoft.training.settings import Progress
 
-MODELS = {"lm": train_lm, "toy": train_toy, "xc": train_xc, "items": train_items}
+MODELS: dict[str, Model] = {
+    "lm": train_lm.MODEL,
+    "toy": train_toy.MODEL,
+    "xc": train_xc.MODEL,
+    "items": train_items.MODEL,
+}
 
 
 def add(commands: Any) -> None:
@@ -35,42 +41,42 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train a model with a full or a sampled softmax",
-        description="Train a model, with a validation by the full softmax after each epoch. A run "
-        "that was interrupted in any way goes on with --resume, and ends with the same bits.",
+        description="Train a model and evaluate it by the full softmax after each epoch. A run "
+        "that was interrupted or killed continues with --resume, to exactly the same result.",
     )
     models = parser.add_subparsers(dest="model", required=True, metavar="model")
     for name, model in MODELS.items():
         one = models.add_parser(
             name,
-            help=model.HELP,
-            description=model.DESCRIPTION,
-            epilog="Exit status: 0 if training came to its end, 1 if it diverged, 2 for bad usage "
-            "or bad input, 130 if it was interrupted.",
+            help=model.help,
+            description=model.description,
+            epilog="Exit status: 0 if training was completed, 1 if it diverged, 2 for bad usage or "
+            "bad input, 130 if it was interrupted.",
         )
         model.add_options(one)
         _add_run(one.add_argument_group("run"), model)
         one.set_defaults(run=run)
 
 
-def _add_run(group: Any, model: Any) -> None:
+def _add_run(group: Any, model: Model) -> None:
     group.add_argument(
         "--out",
         required=True,
         type=folder_name,
         metavar="DIR",
-        help="folder for checkpoint.npz, best.npz, log.jsonl, options.json",
+        help="folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
     )
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in --out: options that are not given are as they were, and of "
-        "those that are, only --epochs, --patience and files may differ",
+        help="continue the run in --out; options that are left out keep their values, and only "
+        "--epochs, --patience and paths of data may be changed",
     )
     group.add_argument(
         "--epochs",
         type=positive_int,
         metavar="N",
-        help=f"times to go over the training data (default {model.EPOCHS})",
+        help=f"passes over the training data (default {model.epochs})",
     )
     group.add_argument(
         "--patience",
@@ -82,16 +88,16 @@ def _add_run(group: Any, model: Any) -> None:
         "--learning-rate",
         type=positive_float,
         metavar="RATE",
-        help=f"default: {model.LEARNING_RATE}",
+        help=f"learning rate of the first epoch (default {model.learning_rate})",
     )
     group.add_argument(
         "--checkpoint-every",
         type=positive_int,
         metavar="N",
-        help="steps of an epoch from one checkpoint to the next, with one more at its end "
-        f"(default: {model.CHECKPOINT_EVERY or 'only that one'})",
+        help="write a checkpoint after every N steps of an epoch, besides the one at its end "
+        f"(default {model.checkpoint_every or 'only at the end'})",
     )
-    group.add_argument("--seed", type=seed, help="of all randomness (default 0)")
+    group.add_argument("--seed", type=seed, help="seed of everything random (default 0)")
     group.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
@@ -113,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     FloatingPointError
         If training diverged.
     KeyboardInterrupt
-        If the user stopped it, with how to go on.
+        If the user stopped it; the message says how to continue.
     MemoryError, OSError, TypeError, ValueError
         If the input or an option is bad, or an output cannot be written.
     """
@@ -123,16 +129,16 @@ def run(options: argparse.Namespace) -> int:
     _check_json(options.json, Path(options.out))
     if options.resume:
         require_run(options.out)
-        remembered.recall(options)
+        saved_options.fill_in_saved_options(options)
     else:
         require_free(options.out)
     model = MODELS[options.model]
     if options.checkpoint_every is None:
-        options.checkpoint_every = model.CHECKPOINT_EVERY
+        options.checkpoint_every = model.checkpoint_every
     say(f"Preparing {options.out}.")
     task = model.make_task(options)
     settings = model.make_settings(options)
-    remembered.remember(options)
+    saved_options.save_options(options)
     show_part(f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch")
     try:
         at = train(
@@ -140,10 +146,10 @@ def run(options: argparse.Namespace) -> int:
             settings,
             options.out,
             resume=options.resume,
-            progress=lambda line: show_part(_one_line(line, model.HEADLINE)),
+            progress=lambda line: show_part(_one_line(line, model.headline)),
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_go_on(Path(options.out))) from None
+        raise KeyboardInterrupt(_how_to_continue(Path(options.out))) from None
     records = [line for line in read_log(Path(options.out, LOG)) if "validation_loss" in line]
     load_parameters(_best(Path(options.out)), task)
     results = {
@@ -151,37 +157,37 @@ def run(options: argparse.Namespace) -> int:
         "epochs": records,
         "best_epoch": at.best_epoch,
         "validation": _of_best_epoch(records, at),
-        **model.final(task),
+        **model.results(task),
     }
-    show_report(_report(results, at, model.HEADLINE))
+    show_report(_report(results, at, model.headline))
     if options.json:
         write_json(options.json, results)
     return 0
 
 
 def _check_json(json: str | None, out: Path) -> None:
-    """Find before the training that the results could not be written."""
+    """Check before the training that the results can be written."""
     from samplesoft.training import BEST, CHECKPOINT, LOG
 
     if json is None:
         return
     path, own = Path(json).resolve(), out.resolve()
-    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOG, remembered.FILE))):
+    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOG, saved_options.FILE))):
         raise ValueError(
-            f"--json must name a file of its own, got {json!r}, which is --out or in it and "
-            "needed there; rename it, for example results.json."
+            f"--json must name a file of its own, got {json!r}, which is --out or one of the files "
+            "of the run; rename it, for example results.json."
         )
     if path.parent != own:  # which may have to be made
         check_writable("--json", json)
 
 
-def _how_to_go_on(out: Path) -> str:
+def _how_to_continue(out: Path) -> str:
     from samplesoft.training import CHECKPOINT, read_checkpoint
 
     if not (out / CHECKPOINT).exists():
-        return "interrupted before the first checkpoint; begin again"
+        return "interrupted before the first checkpoint; start again"
     step = read_checkpoint(out / CHECKPOINT).values["step"]
-    return f"interrupted; go on from step {step:,} with --out {out} --resume"
+    return f"interrupted; continue from step {step:,} with --out {out} --resume"
 
 
 def _best(out: Path) -> Path:
@@ -190,14 +196,14 @@ def _best(out: Path) -> Path:
     path = out / BEST
     if not path.exists():
         raise FileNotFoundError(
-            f"no {BEST} in {str(out)!r}, which was there at the best epoch; copy {CHECKPOINT} to "
-            "that name for the parameters of the last epoch."
+            f"{BEST}, with the parameters of the best epoch, is missing from {str(out)!r}; copy "
+            f"{CHECKPOINT} to that name to use the parameters of the last epoch instead."
         )
     return path
 
 
 def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any]:
-    """Return the validation figures of the best epoch; its loss alone where the log is gone."""
+    """Return the validation figures of the best epoch; only its loss if the log is missing."""
     start, found = "validation_", {"loss": at.best_loss}
     for line in records:
         if line["epoch"] == at.best_epoch:
@@ -216,13 +222,13 @@ def _columns(headline: str) -> list[Column]:
 
 
 def _one_line(line: dict[str, Any], headline: str) -> str:
-    """Return an epoch's line of the log for people."""
+    """Return an epoch's line of the log as it is printed."""
     epoch, *others = ((title, show(line)) for title, show in _columns(headline))
     return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in others)}"
 
 
 def _words(name: str) -> str:
-    """Return the name of a figure for people."""
+    """Return the name of a figure as it is printed."""
     what, _, k = name.partition("_at_")
     return f"{what}@{k}" if k else what
 
@@ -245,14 +251,14 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
         [
             markdown_table(rows, _columns(headline))
             if rows
-            else "No table: the log of the epochs is gone.",
+            else "No table: the log of the epochs is missing.",
             "",
             f"Lowest validation loss in epoch {at.best_epoch}: "
             f"validation {_words(headline)} {best}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
-            "Losses are in nats. That of training is the one that was minimised, and validation",
-            "is by the full softmax.",
+            "Losses are in nats: in training the one that was minimised, in validation that of the",
+            "full softmax.",
             "",
         ]
     )

@@ -1,55 +1,21 @@
-"""``samplesoft train items``: items for users who have taken others."""
+"""``samplesoft train items``: items that users may want, from those that they have taken."""
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from samplesoft.commands import retrieval
+from samplesoft.commands.retrieval import retrieval_model
 from samplesoft.training.retrieval import RetrievalSettings
 
 if TYPE_CHECKING:
     from samplesoft.training.retrieval import RetrievalTask
-    from samplesoft.training.settings import Settings
-
-HELP = "items for users who have taken others"
-DESCRIPTION = (
-    "What a user has taken goes in, what else the user might take comes out: a linear embedding of "
-    "the items under a softmax layer over them. Items of --train are left out of the lists."
-)
-DEFAULTS = RetrievalSettings(dropout=0.5)
-EPOCHS, CHECKPOINT_EVERY, LEARNING_RATE = 20, None, retrieval.LEARNING_RATE
-HEADLINE = "recall_at_20"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the model; None stands for what is not given."""
-    retrieval.add_options(parser, DEFAULTS, "lines 'user item item ...'")
-
-
-def make_task(options: argparse.Namespace) -> RetrievalTask:
-    """Read the interactions and make the model.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed; paths are made absolute.
-
-    Returns
-    -------
-    RetrievalTask
-        The task, with the interactions of ``--test`` if there are some.
-
-    Raises
-    ------
-    OSError, TypeError, ValueError
-        If a file or an option is bad.
-    """
+def _make_task(files: dict[str, str], settings: RetrievalSettings) -> RetrievalTask:
     from samplesoft.data.interactions import load_interactions, padded
     from samplesoft.training.retrieval import RetrievalTask
 
-    settings = retrieval.read_settings(options, DEFAULTS)
-    found = retrieval.read_files(options, load_interactions)
+    found = {name: load_interactions(path) for name, path in files.items()}
     shape = tuple(max(matrix.shape[axis] for matrix in found.values()) for axis in range(2))
     taken = padded(found["train"], shape)
     task = RetrievalTask(taken, taken, settings, leave_out=True)
@@ -58,11 +24,13 @@ def make_task(options: argparse.Namespace) -> RetrievalTask:
     return task
 
 
-def make_settings(options: argparse.Namespace) -> Settings:
-    """Return how the model is trained."""
-    return retrieval.make_settings(options, EPOCHS)
-
-
-def final(task: RetrievalTask) -> dict[str, Any]:
-    """Return figures of the best epoch's parameters on the test interactions."""
-    return {} if task.test is None else {"test": task.evaluate(*task.test)}
+MODEL = retrieval_model(
+    help="further items for users, from those that they have taken",
+    description="Train a linear embedding of the items that a user has taken and a softmax over "
+    "all items, to predict what else the user may take. Items of --train do not appear in the "
+    "predictions for their user.",
+    headline="recall_at_20",
+    defaults=RetrievalSettings(dropout=0.5),
+    form="lines 'user item item ...'",
+    make_task=_make_task,
+)

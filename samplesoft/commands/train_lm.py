@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samplesoft.commands.model import Model, learning_rate, rates_in_words
 from samplesoft.commands.options import (
     class_count,
     given,
@@ -22,21 +23,12 @@ if TYPE_CHECKING:
     from samplesoft.training.language_model import LanguageModelTask
     from samplesoft.training.settings import Settings
 
-HELP = "a recurrent language model"
-DESCRIPTION = (
-    "An LSTM language model of the size of the small one of Zaremba et al. (2014), with a sampled "
-    "softmax of vectors of norm 1. Theirs is --loss full --no-normalize."
-)
 RATES = {"sgd": 1.0, "momentum": 0.1, "adagrad": 0.1, "adam": 0.003}  # others must be given
-LEARNING_RATE = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
-EPOCHS, CHECKPOINT_EVERY = 13, 500
-CLIP, HOLD, DECAY = 5.0, 4, 2.0
+EPOCHS, CLIP, HOLD, DECAY = 13, 5.0, 4, 2.0
 DEFAULTS = LanguageModelSettings()
-HEADLINE = "perplexity"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the model; None stands for what is not given."""
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus",
         metavar="PATH",
@@ -48,13 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--vocabulary",
         type=class_count,
         metavar="N",
-        help="the N most frequent words are told apart, <unk> for the rest among them "
+        help="number of classes: the most frequent words, and <unk> for all others "
         f"(default {VOCABULARY_SIZE:,})",
     )
     add_softmax(
         parser.add_argument_group("softmax"),
         DEFAULTS,
-        tau="1 / 0.3**2, with --no-normalize 1",
         example="word",
         batch="words of a window",
     )
@@ -63,14 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(group: Any) -> None:
     for flag, name, what in (
-        (
-            "embedding-dim",
-            "embedding_dim",
-            "length of the LSTM's state, of word and of class vectors",
-        ),
-        ("layers", "num_layers", "LSTMs on top of each other"),
-        ("batch", "batch_size", "rows of text that are read side by side"),
-        ("window", "num_steps", "words of a row that a step reads, and gradients go back"),
+        ("embedding-dim", "embedding_dim", "length of word vectors, class vectors and LSTM states"),
+        ("layers", "num_layers", "number of LSTM layers"),
+        ("batch", "batch_size", "rows of text in a batch"),
+        ("window", "num_steps", "words of each row in a step; gradients go back as far"),
     ):
         group.add_argument(
             f"--{flag}",
@@ -83,57 +70,42 @@ def _add_model(group: Any) -> None:
         "--dropout",
         type=rate,
         metavar="RATE",
-        help="probability to drop an input of a layer or of the softmax "
+        help="probability with which an input of a layer or of the softmax is dropped "
         f"(default {DEFAULTS.dropout:g})",
     )
     group.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
         metavar="NAME",
-        help=f"of {', '.join(OPTIMIZERS)} (default: sgd with --no-normalize, else adam; norms of 1 "
-        "make gradients of the first steps so large that sgd drives the LSTM into saturation)",
+        help=f"one of {', '.join(OPTIMIZERS)} (default sgd with --no-normalize, else adam: with "
+        "vectors of norm 1 the first gradients are so large that sgd saturates the LSTM)",
     )
     for name, value, what in (
-        ("init-scale", DEFAULTS.init_scale, "bound of all parameters at the start"),
-        ("clip", CLIP, "largest norm of the gradients of a step"),
-        ("decay", DECAY, "what the learning rate is divided by after each epoch from --hold on"),
+        ("init-scale", DEFAULTS.init_scale, "parameters start uniform in [-X, X]"),
+        ("clip", CLIP, "largest norm of the gradients of a step; larger ones are scaled down"),
+        ("decay", DECAY, "divisor of the learning rate after each epoch beyond --hold"),
     ):
         group.add_argument(
             f"--{name}", type=positive_float, metavar="X", help=f"{what} (default {value:g})"
         )
     group.add_argument(
-        "--hold", type=positive_int, metavar="N", help=f"see --decay (default {HOLD})"
+        "--hold",
+        type=positive_int,
+        metavar="N",
+        help=f"epochs with the full learning rate (default {HOLD})",
     )
 
 
-def make_task(options: argparse.Namespace) -> LanguageModelTask:
-    """Read the corpus and make the model.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed; the path of the corpus is made absolute.
-
-    Returns
-    -------
-    LanguageModelTask
-        The task.
-
-    Raises
-    ------
-    MemoryError, OSError, TypeError, ValueError
-        If the corpus or an option is bad.
-    """
+def _make_task(options: argparse.Namespace) -> LanguageModelTask:
+    """Read the corpus and make the model; the path of the corpus in `options` becomes absolute."""
     from samplesoft.data.corpus import read_corpus
     from samplesoft.training.language_model import LanguageModelTask
 
-    values = given(options, LanguageModelSettings)
-    if not values.get("normalize", DEFAULTS.normalize):
-        values.setdefault("tau", 1.0)
-    settings = LanguageModelSettings(**check_softmax(values, DEFAULTS))
+    values = check_softmax(given(options, LanguageModelSettings), DEFAULTS)
+    settings = LanguageModelSettings(**values)
     check_memory(settings)
     if options.corpus is None:
-        raise ValueError("--corpus must name a text or a folder of texts, got none; add it.")
+        raise ValueError("--corpus must name a text file or a folder of texts, got none; add it.")
     options.corpus = str(Path(options.corpus).resolve())
     corpus = read_corpus(options.corpus, vocabulary_size=options.vocabulary or VOCABULARY_SIZE)
     needed = settings.batch_size * (settings.num_steps + 1)
@@ -145,20 +117,14 @@ def make_task(options: argparse.Namespace) -> LanguageModelTask:
     return LanguageModelTask(corpus, settings)
 
 
-def make_settings(options: argparse.Namespace) -> Settings:
-    """Return how the model is trained."""
+def _make_settings(options: argparse.Namespace) -> Settings:
     from samplesoft.training.settings import Settings
 
     optimizer = options.optimizer or ("sgd" if options.normalize is False else "adam")
-    learning_rate = options.learning_rate or RATES.get(optimizer)
-    if learning_rate is None:
-        raise ValueError(
-            f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
-        )
     return Settings(
         epochs=options.epochs or EPOCHS,
         optimizer=optimizer,
-        learning_rate=learning_rate,
+        learning_rate=learning_rate(options, optimizer, RATES),
         schedule="zaremba",
         schedule_options={"hold": options.hold or HOLD, "decay": options.decay or DECAY},
         clip=options.clip or CLIP,
@@ -167,6 +133,17 @@ def make_settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def final(task: LanguageModelTask) -> dict[str, Any]:
-    """Return figures of the best epoch's parameters on the test text."""
-    return {"test": task.evaluate(task.corpus.test)}
+MODEL = Model(
+    help="a recurrent language model",
+    description="Train an LSTM language model of the size of the small one of Zaremba et al. "
+    "(2014), with a sampled softmax over vectors of norm 1. Their own model is --loss full "
+    "--no-normalize.",
+    epochs=EPOCHS,
+    learning_rate=rates_in_words(RATES),
+    headline="perplexity",
+    add_options=_add_options,
+    make_task=_make_task,
+    make_settings=_make_settings,
+    checkpoint_every=500,
+    results=lambda task: {"test": task.evaluate(task.corpus.test)},
+)

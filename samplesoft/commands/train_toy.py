@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from samplesoft.commands.model import Model
 from samplesoft.commands.options import class_count, draw_count, flag, given, positive_int
 from samplesoft.losses.registry import LOSSES
 from samplesoft.training.toy import LEARNING_RATE as RATE
@@ -14,34 +15,23 @@ if TYPE_CHECKING:
     from samplesoft.training.settings import Settings
     from samplesoft.training.toy import ToyTask
 
-HELP = "the toy task of CNTK's tutorial 207"
-DESCRIPTION = (
-    "Recover a class from a fixed random projection of it, by momentum SGD and a softmax over "
-    "classes drawn without replacement. An epoch is 10 batches of 100."
-)
-EPOCHS, CHECKPOINT_EVERY = 10, None
-LEARNING_RATE = (
-    f"{RATE}, for the sum of the losses of a batch; the log has it times 1 - {MOMENTUM:.4f}, for a "
-    "momentum whose sums have no such factor"
-)
+EPOCHS = 10
 DEFAULTS = ToySettings()
-HEADLINE = "perplexity"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the task; None stands for what is not given."""
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes",
         dest="num_classes",
         type=class_count,
         metavar="N",
-        help=f"classes to tell apart (default {DEFAULTS.num_classes})",
+        help=f"number of classes (default {DEFAULTS.num_classes})",
     )
     parser.add_argument(
         "--embedding-dim",
         type=positive_int,
         metavar="D",
-        help=f"length of their projections (default {DEFAULTS.embedding_dim})",
+        help=f"length of the projections (default {DEFAULTS.embedding_dim})",
     )
     for name, what in (("data", "data"), ("proposal", "draws")):
         parser.add_argument(
@@ -54,8 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--loss",
         choices=TOY_LOSSES,
         metavar="NAME",
-        help=f"of {', '.join(TOY_LOSSES)} (default {DEFAULTS.loss}, whose label is adjusted as the "
-        "draws are)",
+        help=f"one of {', '.join(TOY_LOSSES)} (default {DEFAULTS.loss}, which corrects the label's "
+        "score as it does those of the draws)",
     )
     parser.add_argument(
         "--num-sampled",
@@ -66,24 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_task(options: argparse.Namespace) -> ToyTask:
-    """Make the task.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-
-    Returns
-    -------
-    ToyTask
-        The task.
-
-    Raises
-    ------
-    ValueError
-        If an option is bad.
-    """
+def _make_task(options: argparse.Namespace) -> ToyTask:
     from samplesoft.training.toy import ToyTask
 
     values = given(options, ToySettings)
@@ -93,20 +66,19 @@ def make_task(options: argparse.Namespace) -> ToyTask:
         for option in ("num_sampled", "proposal"):
             if option in values:
                 raise ValueError(
-                    f"{flag(option)} would do nothing to --loss {name}, which draws nothing; leave "
+                    f"{flag(option)} has no effect with --loss {name}, which draws nothing; leave "
                     "it out."
                 )
         values["num_sampled"] = None
     elif values.setdefault("num_sampled", min(DEFAULTS.num_sampled or n, n)) > n:
         raise ValueError(
-            f"--num-sampled must be at most {n}, the number of --classes, for draws are distinct, "
+            f"--num-sampled must be at most {n}, the number of --classes, as draws are distinct, "
             f"got {options.num_sampled}."
         )
     return ToyTask(ToySettings(**values))
 
 
-def make_settings(options: argparse.Namespace) -> Settings:
-    """Return how the task is trained."""
+def _make_settings(options: argparse.Namespace) -> Settings:
     from samplesoft.training.settings import Settings
 
     return Settings(
@@ -119,6 +91,15 @@ def make_settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def final(task: ToyTask) -> dict[str, Any]:
-    """Return nothing: the task has no other data than that of validation."""
-    return {}
+MODEL = Model(
+    help="the toy task of CNTK's tutorial 207",
+    description="Recover a class from a fixed random projection of it, by SGD with momentum and a "
+    "softmax over classes drawn without replacement. An epoch is 10 batches of 100 examples.",
+    epochs=EPOCHS,
+    learning_rate=f"{RATE}, for the sum of the losses of a batch; the log shows it multiplied by "
+    f"1 - {MOMENTUM:.4f}, as our momentum does not have that factor",
+    headline="perplexity",
+    add_options=_add_options,
+    make_task=_make_task,
+    make_settings=_make_settings,
+)

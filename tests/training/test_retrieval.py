@@ -155,7 +155,7 @@ def test_what_predict_refuses(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--loss", "full", "--sampler", "rff"], "--sampler would do nothing"),
+        (["--loss", "full", "--sampler", "rff"], "--sampler has no effect with"),
         (["--no-normalize", "--sampler", "rff"], "--no-normalize does not go with"),
         (["--optimizer", "momentum"], "--learning-rate must be given"),
         (["--loss", "jackknife"], "invalid choice"),

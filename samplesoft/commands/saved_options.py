@@ -1,4 +1,4 @@
-"""The options of a run, remembered beside its checkpoint: ``--resume`` needs none of them again."""
+"""The options of a run in a file beside its checkpoint, so that ``--resume`` needs none of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import Any
 from samplesoft.commands.options import write_json
 
 FILE = "options.json"
-_OF_ONE_CALL = ("command", "run", "out", "resume", "json")
-_FREE = (
-    "epochs",
-    "patience",
-    "corpus",
-    "train",
-    "test",
-)  # may be others on resuming; training refuses the rest
+_NOT_SAVED = ("command", "run", "out", "resume", "json")
+_MAY_CHANGE = ("epochs", "patience", "corpus", "train", "test")  # training refuses other changes
 
 
-def recall(options: argparse.Namespace) -> None:
-    """Fill in from ``--out`` what is not given; what is given stands.
+def fill_in_saved_options(options: argparse.Namespace) -> None:
+    """Set the options that are not given to those that were saved in ``--out``.
 
     Parameters
     ----------
@@ -31,28 +25,28 @@ def recall(options: argparse.Namespace) -> None:
     Raises
     ------
     ValueError
-        If the run is of another model, or the file has been damaged.
+        If the run is one of another model, or the file has been damaged.
     """
     found = _read(options)
     if not found:  # of a run that was begun from Python
         return
     if found.get("model") != options.model:
         raise ValueError(
-            f"{str(options.out)!r} holds a run of samplesoft train {found.get('model')}, and train "
-            f"{options.model} is asked to resume it; correct the model or --out."
+            f"{str(options.out)!r} holds a run of samplesoft train {found.get('model')}, but train "
+            f"{options.model} was asked to resume it; correct the model or --out."
         )
     for name, value in found.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
 
 
-def remember(options: argparse.Namespace) -> None:
-    """Write into ``--out``, which is made, what `recall` needs, or what of it has changed.
+def save_options(options: argparse.Namespace) -> None:
+    """Write the options into ``--out``; on resuming, only those that may change.
 
     Parameters
     ----------
     options : argparse.Namespace
-        Of ``samplesoft train``.
+        Of ``samplesoft train``; the folder is made where there is none.
 
     Raises
     ------
@@ -62,13 +56,13 @@ def remember(options: argparse.Namespace) -> None:
     values = {
         name: value
         for name, value in vars(options).items()
-        if value is not None and name not in _OF_ONE_CALL
+        if value is not None and name not in _NOT_SAVED
     }
     if options.resume:
         found = _read(options)
         if not found:
             return
-        values = found | {name: values[name] for name in _FREE if name in values}
+        values = found | {name: values[name] for name in _MAY_CHANGE if name in values}
     Path(options.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(options.out, FILE), values)
 
@@ -81,6 +75,6 @@ def _read(options: argparse.Namespace) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (TypeError, ValueError):
         raise ValueError(
-            f"{str(path)!r} must hold the options of the run in JSON, and does not; delete it, "
-            "and give with --resume all options that the run was begun with."
+            f"{str(path)!r} must hold the options of the run as JSON, but does not; delete it, and "
+            "give all options of the run with --resume."
         ) from None

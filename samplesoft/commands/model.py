@@ -1,0 +1,90 @@
+"""What the file of a model that ``samplesoft train`` offers declares."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samplesoft.training.settings import Settings
+    from samplesoft.training.task import Task
+
+
+def _no_results(task: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model for the command line.
+
+    Parameters
+    ----------
+    help, description : str
+        For the help texts.
+    epochs : int
+        Default of ``--epochs``.
+    learning_rate : str
+        Default of ``--learning-rate`` in words.
+    headline : str
+        The figure of the validation, beside the loss, that is printed for each epoch.
+    add_options : callable
+        Adds the options of the model to a parser, with None for an option that is not given.
+    make_task : callable
+        Reads the data that the options name and makes a `Task`.
+    make_settings : callable
+        Turns the options into `Settings`: how the task is trained.
+    checkpoint_every : int, optional
+        Default of ``--checkpoint-every``.
+    results : callable
+        Takes the task with the parameters of the best epoch and returns what to report beside the
+        validation, such as figures of the test data under ``test``.
+    """
+
+    help: str
+    description: str
+    epochs: int
+    learning_rate: str
+    headline: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    make_task: Callable[[argparse.Namespace], Task]
+    make_settings: Callable[[argparse.Namespace], Settings]
+    checkpoint_every: int | None = None
+    results: Callable[[Any], dict[str, Any]] = _no_results
+
+
+def rates_in_words(rates: Mapping[str, float]) -> str:
+    """Return default learning rates by optimizer for a help text."""
+    return ", ".join(f"{rate} for {name}" for name, rate in rates.items())
+
+
+def learning_rate(options: argparse.Namespace, optimizer: str, rates: Mapping[str, float]) -> float:
+    """Return the learning rate.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        As parsed; ``learning_rate`` is None where it is not given.
+    optimizer : str
+        Name of the optimizer.
+    rates : mapping of str to float
+        Default learning rates of some optimizers.
+
+    Returns
+    -------
+    float
+        The one that is given, or the default.
+
+    Raises
+    ------
+    ValueError
+        If there is neither.
+    """
+    rate = options.learning_rate or rates.get(optimizer)
+    if rate is None:
+        raise ValueError(
+            f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
+        )
+    return float(rate)
