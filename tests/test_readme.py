@@ -1,0 +1,134 @@
+"""The documents keep their promises: Python runs in order, commands parse, links lead somewhere."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from documents import blocks, run
+
+from samplesoft.cli import build_parser
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = [
+    README,
+    ROOT / "CHANGELOG.md",
+    ROOT / ".github" / "CONTRIBUTING.md",
+    ROOT / "notebooks" / "README.md",
+]
+WITH_PYTHON = [path for path in DOCUMENTS if path.name in ("README.md", "CONTRIBUTING.md")]
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def on_a_gpu(block):
+    return 'device="cuda"' in block.text
+
+
+def python_blocks(path):
+    return [block for block in blocks(read(path)) if block.language == "python"]
+
+
+@pytest.mark.slow
+def test_python_runs_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "readme"}
+    for block in python_blocks(README):
+        if not on_a_gpu(block):
+            printed = run(block, namespace, str(README))
+            if block.output is not None:
+                assert printed == block.output, f"output of the block at line {block.line}"
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+def test_python_for_a_gpu_runs_as_printed(tmp_path, monkeypatch):
+    from numba import config
+
+    if config.ENABLE_CUDASIM:
+        pytest.skip("100,000 classes would take the simulator hours; it needs an NVIDIA GPU")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "readme"}
+    for block in python_blocks(README):
+        run(block, namespace, str(README))
+
+
+def test_python_blocks_show_their_output():
+    """A block that prints numbers which do not depend on the machine shows them."""
+    assert sum(block.output is not None for block in python_blocks(README)) >= 3
+
+
+def test_wrong_output_is_noticed():
+    (block,) = blocks("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
+    assert run(block, {}, "test") != block.output == "3\n"
+
+
+def shell_lines():
+    for path in DOCUMENTS:
+        for block in blocks(read(path)):
+            if block.language == "sh":
+                for line in block.text.splitlines():
+                    for command in line.split("&&"):
+                        words = shlex.split(command, comments=True)
+                        while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                            words = words[1:]  # a variable of the environment
+                        if words:
+                            yield pytest.param(words, id=f"{path.stem}: {command.strip()[:60]}")
+
+
+@pytest.mark.parametrize("words", [*shell_lines()])
+def test_shell_command_exists(words, capsys):
+    name, *arguments = [re.sub(r"^\.venv/bin/", "", word) for word in words]
+    if name == "samplesoft":
+        if "-h" in arguments:
+            with pytest.raises(SystemExit) as done:
+                build_parser().parse_args(arguments)
+            assert done.value.code == 0
+        else:
+            build_parser().parse_args(arguments)
+    elif name in ("python", "python3") and arguments[0] == "-m":
+        assert arguments[1] in ("venv", "pip", "pytest")
+    elif name == "python":
+        assert (ROOT / arguments[0]).is_file()
+    elif name not in ("cd", "find", "git"):
+        assert name in (".ci/run", "jupyter", "pip", "pytest", "ruff", "mypy")
+    extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    for extra in re.findall(r"\.\[([\w,]+)\]", " ".join(arguments)):
+        assert set(extra.split(",")) <= set(extras)
+    for place in arguments:
+        if place.split("/")[0] in ("tests", "samplesoft", "figures", "notebooks"):
+            assert (ROOT / place.split("::")[0]).exists(), place
+
+
+@each_document
+def test_links_lead_somewhere(path):
+    text = re.sub(r"```.*?```", "", read(path), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", read(file), flags=re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in slugs, target
+
+
+def test_names_in_the_glossary_exist():
+    """Names in code of the glossary are words of the package."""
+    table = read(README).split("## Glossary")[1].split("\n## ")[0]
+    source = "".join(read(path) for path in (ROOT / "samplesoft").rglob("*.py"))
+    names = re.findall(r"`([A-Za-z_]+)=?`", table)
+    assert len(names) > 15
+    assert not [name for name in names if not re.search(rf"\b{name}\b", source)]
+
+
+def test_continuous_integration_finds_its_command():
+    commands = re.findall(r"^.*-m pytest$", read(README), flags=re.MULTILINE)
+    assert len(commands) == 1 and ".[test]" in commands[0]
