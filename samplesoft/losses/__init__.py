@@ -1,4 +1,21 @@
-"""Losses of the softmax layer, forward and backward by hand."""
+"""Losses of the softmax layer, forward and backward by hand.
+
+========================  =====================================================================
+loss                      what it is
+========================  =====================================================================
+`FullSoftmaxLoss`         the full softmax, in blocks: never a matrix of all scores
+`SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
+`JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
+`ImportanceSamplingLoss`  log Z estimated from draws of all classes, not from the label
+`NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
+`NegativeSamplingLoss`    the same question without the correction, as in word2vec
+========================  =====================================================================
+
+Schemes ``"negatives"``, ``"masked"`` and ``"reject"`` tend to the full loss of each example as m
+grows; ``"candidate"`` and ``"candidate_masked"`` are those of CNTK and TensorFlow. All take `tau`,
+`normalize`, `absolute` (absolute softmax), class biases, weights of examples, draws for each
+example or one set for all, and labels as (B,) or as a sparse matrix (B, n).
+"""
 
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.full import FullSoftmaxLoss

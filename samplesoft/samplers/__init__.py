@@ -1,4 +1,32 @@
-"""Samplers: proposal distributions over classes, with the exact probability of each draw."""
+"""Samplers: proposal distributions over classes, with the exact probability of each draw.
+
+Each has `sample`, `log_prob`, `probs` (all n classes, for `exact_bias` and checks) and `update`.
+
+===================================  ==========================================  ==============
+sampler                              draws in proportion to                      cost of a draw
+===================================  ==========================================  ==============
+`UniformSampler`                     1                                           O(1)
+`LogUniformSampler`                  1 / rank, for classes sorted by frequency   O(1)
+`UnigramSampler`, `WeightedSampler`  counts to a power; weights of your own      O(1)
+`LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
+`SoftmaxSampler`                     the softmax itself                          O(n d)
+`RFSoftmaxSampler`                   about exp(nu h.c), by random features       O(D log n)
+`QuadraticSampler`                   alpha (h.c)**2 + 1                          O(d**2 log n)
+`PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
+`KernelSampler`                      a kernel of your own                        O(F log n)
+`MixtureSampler`                     two samplers, mixed                         of both
+`TwoPassSampler`                     the softmax among some candidates           O(candidates)
+`DenseSampler`                       weights that you write                      O(n)
+===================================  ==========================================  ==============
+
+Which one? Up to some 10,000 classes, `SoftmaxSampler`: it has no bias, and takes about as long as
+a tree. With more, `RFSoftmaxSampler`: at 500,000 classes a step is about 25 times faster. By
+default it draws inside a leaf by the exact softmax, which makes the bias several times smaller
+than ``leaf="kernel", leaf_size=1`` of Rawat et al. (2019). `UniformSampler` and `UnigramSampler`
+are the fastest, and the most biased. ``figures/bias_vs_cost.png`` shows bias against time.
+`UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler` take
+``replace=False``, with exact probabilities of inclusion.
+"""
 
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.dense import DenseSampler
