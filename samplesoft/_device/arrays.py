@@ -32,6 +32,13 @@ class HostArrays:
         return _memory.available_bytes()
 
     @staticmethod
+    def norm_outside(rows: NDArray[Any], least: float, most: float) -> tuple[int, float] | None:
+        """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
+        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+        worst = int(np.argmax(np.abs(norms - 0.5 * (least + most))))
+        return None if least <= norms[worst] <= most else (worst, float(norms[worst]))
+
+    @staticmethod
     def take_rows(rows: NDArray[Any], places: IntArray) -> NDArray[Any]:
         """Return ``rows[places]``."""
         return rows[places]

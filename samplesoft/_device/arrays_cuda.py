@@ -19,7 +19,7 @@ from samplesoft._cuda import (
 from samplesoft._device.select import on_device
 from samplesoft._validation import as_float_rows, as_ids, as_labels
 from samplesoft.kernels.arrays import elementwise_cuda as kernels
-from samplesoft.kernels.arrays.checks_cuda import find_not_finite, find_outside
+from samplesoft.kernels.arrays.checks_cuda import find_norm_outside, find_not_finite, find_outside
 
 
 def filled(shape: int | tuple[int, ...], value: Any) -> Any:
@@ -124,6 +124,14 @@ class CudaArrays:
     take_numbers = staticmethod(take_numbers)
     repeat_row = staticmethod(repeat_row)
     log_mean = staticmethod(log_mean)
+
+    @staticmethod
+    def norm_outside(rows: Any, least: float, most: float) -> tuple[int, float] | None:
+        """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
+        row = first_found(launch_warps, find_norm_outside, rows.shape[0], rows, least, most)
+        if row is None:
+            return None
+        return row, float(np.linalg.norm(rows[row : row + 1].copy_to_host().astype(np.float64)))
 
     @staticmethod
     def float_rows(

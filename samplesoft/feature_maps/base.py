@@ -35,8 +35,8 @@ class FeatureMap(ABC):
     floor : float
         Least value that the kernel takes for two unit vectors.
     device : {"cpu", "cuda"}
-        Where features are computed, and stay; a map that has kernels for CUDA writes
-        `_write_on_cuda` too.
+        Where features are computed, and stay. The `_write` of a map that passes it on gets arrays
+        there: `RandomFourierFeatures` shows how.
 
     Attributes
     ----------
@@ -80,10 +80,7 @@ class FeatureMap(ABC):
         """
         rows = self._arrays.float_rows("X", X, self.dim)
         out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
-        if self.device == "cuda":
-            self._write_on_cuda(rows, out)
-        else:
-            self._write(rows, out)
+        self._write(rows, out)
         return out
 
     def __call__(self, X: ArrayLike) -> NDArray[Any]:
@@ -143,14 +140,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write the features of `X` (N, d) into `out` (N, F), both of one type, in C order."""
-
-    def _write_on_cuda(self, X: Any, out: Any) -> None:
-        """Do as `_write` does, for arrays on the device."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must have `_write_on_cuda` to work with device='cuda'; "
-            "RandomFourierFeatures shows how."
-        )
+        """Write the features of `X` (N, d) into `out` (N, F), of one type, on the map's device."""
 
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

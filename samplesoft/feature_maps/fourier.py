@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device.select import twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, over_rows, shrink, squared_norms
@@ -80,37 +81,20 @@ class RandomFourierFeatures(FeatureMap):
         self.frequencies = as_choice("frequencies", frequencies, DRAWS)
         generator = np.random.default_rng(int(as_key(rng)))
         turns = self.nu**0.5 / (2.0 * np.pi)
-        self._limits = {
+        self.limits = {
             np.dtype(t): (_ROUNDING / float(np.finfo(t).eps) / turns) ** 2
             for t in (np.float32, np.float64)
         }
-        self._turns = DRAWS[frequencies](self.dim, self.num_features, turns, generator)
+        self.turns = DRAWS[frequencies](self.dim, self.num_features, turns, generator, self.device)
+        self._writer = twin(self.device, "samplesoft.feature_maps.fourier:Fourier")
 
-    def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        self._require_resolved(X)
-        scale, terms = self.num_features**-0.5, TERMS[out.dtype]
+    def _write(self, X: Any, out: Any) -> None:
+        self._writer.write(self, X, out)
 
-        def write(part: slice) -> None:
-            self._turns.project(X[part], out[part, : self.num_features])
-            cos_sin_rows(out[part], scale, *terms)
-
-        over_rows(write, out)
-
-    def _write_on_cuda(self, X: Any, out: Any) -> None:
-        from samplesoft._cuda import first_found, launch_warps
-        from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
-        from samplesoft.kernels.features.fourier_cuda import write_fourier
-
-        longest = self._limits[X.dtype] ** 0.5
-        row = first_found(launch_warps, find_norm_outside, X.shape[0], X, 0.0, longest)
-        if row is not None:
-            self._require_resolved(X[row : row + 1].copy_to_host())
-        scale = X.dtype.type(self.num_features**-0.5)
-        self._turns.project_on_cuda(write_fourier, X, out, (scale, *TERMS[X.dtype]))
-
-    def _require_resolved(self, X: NDArray[Any]) -> None:
+    def require_resolved(self, X: NDArray[Any]) -> None:
+        """Raise for a row of `X` (N, d), on the processor, that is too long."""
         largest = squared_norms(X).max()
-        if largest > self._limits[X.dtype]:
+        if largest > self.limits[X.dtype]:
             raise ValueError(
                 f"`X` has a row of norm {largest**0.5:.3g}, whose angles at nu = {self.nu:g} are "
                 f"too large for {X.dtype}; {shrink(X.dtype)}."
@@ -135,3 +119,20 @@ class RandomFourierFeatures(FeatureMap):
         # from differences: |x|^2 + |y|^2 - 2 x . y would cancel for neighbours
         exponent: FloatArray = 0.5 * self.nu * cdist(X, Y, "sqeuclidean")
         return exponent
+
+
+class HostFourier:
+    """Writes random Fourier features on the processor."""
+
+    @staticmethod
+    def write(phi: RandomFourierFeatures, X: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write the features of `X` (N, d) into `out` (N, F)."""
+        phi.require_resolved(X)
+        num = phi.num_features
+        scale, terms = num**-0.5, TERMS[out.dtype]
+
+        def write(part: slice) -> None:
+            phi.turns.project(X[part], out[part, :num])
+            cos_sin_rows(out[part], scale, *terms)
+
+        over_rows(write, out)

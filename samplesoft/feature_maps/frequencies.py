@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device.select import twin
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.math.hadamard import structured_rows
@@ -16,21 +16,18 @@ from samplesoft.kernels.math.hadamard import structured_rows
 _COLUMNS = 64  # of a dense matrix, multiplied at a time
 _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
 _LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
+DENSE = "samplesoft.feature_maps.frequencies:Dense"
+STRUCTURED = "samplesoft.feature_maps.frequencies:Structured"
 
 
 class Frequencies(Protocol):
-    """Frequencies, to be multiplied by vectors."""
+    """Frequencies, to be multiplied by vectors on the processor."""
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write ``scale * w_j . x_i`` into `out` (N, D) for `X` (N, d) of the same type."""
 
-    def project_on_cuda(
-        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
-    ) -> None:
-        """Call ``finish(out, i, j, scale * w_j . x_i, parameters)``, for arrays on the device."""
 
-
-class DenseFrequencies:
+class HostDense:
     """Frequencies held as matrices of a few columns each.
 
     Parameters
@@ -40,7 +37,6 @@ class DenseFrequencies:
     """
 
     def __init__(self, matrix: FloatArray) -> None:
-        self._matrix = matrix
         num, dim = matrix.shape
         whole = num - num % _COLUMNS
         tiles = matrix[:whole].reshape(-1, _COLUMNS, dim).transpose(0, 2, 1)
@@ -69,61 +65,29 @@ class DenseFrequencies:
                     np.matmul(blocks, tiles, out=target.transpose(0, 2, 1, 3))
             start = columns.stop
 
-    def project_on_cuda(
-        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
-    ) -> None:
-        """Do as in `project`, in tiles."""
-        from samplesoft.kernels.math.product_cuda import multiply
 
-        multiply(finish, X, self._on_cuda[X.dtype], out, parameters)
-
-    @cached_property
-    def _on_cuda(self) -> dict[np.dtype[Any], Any]:
-        from samplesoft._cuda import to_device
-
-        return {dtype: to_device(self._matrix.T.astype(dtype)[None]) for dtype in self._parts}
-
-
-class StructuredFrequencies:
+class HostStructured:
     """Blocks of ``scale * sqrt(p) * H S_3 H S_2 H S_1`` with random signs S, never stored.
 
     Parameters
     ----------
     signs : ndarray of float64, shape (blocks, 3, p)
-        Diagonals of +-1 in the order in which they are applied; p is a power of two.
+        Diagonals of +-1 in the order in which they are applied, the first times all factors; p is
+        a power of two.
     num : int
         Number of frequencies D, of which the last block is cut short.
-    scale : float
-        Factor of all frequencies.
 
     References
     ----------
     Yu et al. (2016), "Orthogonal random features", section 4.
     """
 
-    def __init__(self, signs: FloatArray, num: int, scale: float) -> None:
-        self._num = num
-        scaled = signs.copy()
-        scaled[:, 0] *= scale / signs.shape[2]  # sqrt(p), and p**-0.5 for each of the three H
-        self._signs = {np.dtype(t): scaled.astype(t) for t in (np.float32, np.float64)}
+    def __init__(self, signs: FloatArray, num: int) -> None:
+        self._signs = {np.dtype(t): signs.astype(t) for t in (np.float32, np.float64)}
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write the products into `out` in O(log p) for each."""
         structured_rows(X, self._signs[X.dtype], out)
-
-    def project_on_cuda(
-        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
-    ) -> None:
-        """Do as in `project`, in shared memory."""
-        from samplesoft.kernels.math import hadamard_cuda
-
-        hadamard_cuda.project(finish, X, self._on_cuda[X.dtype], self._num, out, parameters)
-
-    @cached_property
-    def _on_cuda(self) -> dict[np.dtype[Any], Any]:
-        from samplesoft._cuda import to_device
-
-        return {dtype: to_device(signs) for dtype, signs in self._signs.items()}
 
 
 def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
@@ -131,12 +95,16 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray
     return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
 
 
-def draw_iid(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
+def draw_iid(
+    dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
+) -> Any:
     """Draw all entries from ``N(0, scale**2)``."""
-    return DenseFrequencies(scale * rng.standard_normal((num, dim)))
+    return twin(device, DENSE)(scale * rng.standard_normal((num, dim)))
 
 
-def draw_orthogonal(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
+def draw_orthogonal(
+    dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
+) -> Any:
     """Draw blocks of d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``."""
     directions = np.empty((num, dim))
     for block in chunks(num, dim):
@@ -144,16 +112,21 @@ def draw_orthogonal(dim: int, num: int, scale: float, rng: np.random.Generator) 
         # without these signs LAPACK's bases are not uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
     norms = np.sqrt(rng.chisquare(dim, num))
-    return DenseFrequencies(scale * norms[:, None] * directions)
+    return twin(device, DENSE)(scale * norms[:, None] * directions)
 
 
-def draw_structured(dim: int, num: int, scale: float, rng: np.random.Generator) -> Frequencies:
+def draw_structured(
+    dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
+) -> Any:
     """Draw blocks of p rows that are orthogonal where p = d, and nearly Gaussian for large p."""
     size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())
-    return StructuredFrequencies(random_signs((-(-num // size), 3, size), rng), num, scale)
+    signs = random_signs((-(-num // size), 3, size), rng)
+    signs[:, 0] *= scale / size  # sqrt(p), and p**-0.5 for each of the three H
+    return twin(device, STRUCTURED)(signs, num)
 
 
-DRAWS: dict[str, Callable[[int, int, float, np.random.Generator], Frequencies]] = {
+# from a dimension, a number, a factor, a generator and a device: `Frequencies` or their twins
+DRAWS: dict[str, Callable[..., Any]] = {
     "iid": draw_iid,
     "orthogonal": draw_orthogonal,
     "structured": draw_structured,

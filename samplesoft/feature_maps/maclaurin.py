@@ -11,7 +11,7 @@ from samplesoft._jit import row_chunks
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, require_finite, squared_norms
-from samplesoft.feature_maps.frequencies import DenseFrequencies, random_signs
+from samplesoft.feature_maps.frequencies import HostDense, random_signs
 
 _PRODUCTS = 1 << 22  # numbers held beside the result
 
@@ -73,7 +73,7 @@ class RandomMaclaurinFeatures(FeatureMap):
         self._factors = []
         for degree in range(1, degrees[0] + 1):
             size = (int((degrees >= degree).sum()), self.dim)
-            self._factors.append((size[0], DenseFrequencies(random_signs(size, generator))))
+            self._factors.append((size[0], HostDense(random_signs(size, generator))))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         for part in row_chunks((len(out), self.num_features), _PRODUCTS):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device.select import twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, over_rows, shrink, squared_norms
@@ -73,33 +74,16 @@ class PositiveRandomFeatures(FeatureMap):
         # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
         self.frequencies = as_choice("frequencies", frequencies, ("iid", "orthogonal"))
         generator = np.random.default_rng(int(as_key(rng)))
-        self._projections = DRAWS[frequencies](self.dim, num_features, self.tau**0.5, generator)
+        self.projections = DRAWS[frequencies](
+            self.dim, num_features, self.tau**0.5, generator, self.device
+        )
+        self._writer = twin(self.device, "samplesoft.feature_maps.positive:Positive")
 
-    def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        over_rows(lambda part: self._write_rows(X[part], out[part]), out)
+    def _write(self, X: Any, out: Any) -> None:
+        self._writer.write(self, X, out)
 
-    def _write_rows(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        with np.errstate(all="ignore"):
-            self._projections.project(X, out)
-            out -= 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))[:, None]
-            np.exp(out, out=out)
-        self._require_in_range(out)
-
-    def _write_on_cuda(self, X: Any, out: Any) -> None:
-        from samplesoft._cuda import empty, first_found, launch_warps
-        from samplesoft.kernels.arrays.checks_cuda import find_greatest_outside
-        from samplesoft.kernels.features.fourier_cuda import positive_shifts, write_positive
-
-        number, num = X.dtype.type, X.shape[0]
-        shifts = empty(num, X.dtype)
-        half, constant = number(0.5 * self.tau), number(0.5 * np.log(self.num_features))
-        launch_warps(positive_shifts, num, X, half, constant, shifts)
-        self._projections.project_on_cuda(write_positive, X, out, (shifts,))
-        row = first_found(launch_warps, find_greatest_outside, num, out, 0.0, np.inf)
-        if row is not None:
-            self._require_in_range(out[row : row + 1].copy_to_host())
-
-    def _require_in_range(self, features: NDArray[Any]) -> None:
+    def require_in_range(self, features: NDArray[Any]) -> None:
+        """Raise for rows of features, on the processor, that overflow or are all 0."""
         largest = features.max(axis=1)
         if not np.all((largest > 0.0) & (largest < np.inf)):
             what = "overflow" if np.any(largest == np.inf) else "are all 0"
@@ -123,3 +107,22 @@ class PositiveRandomFeatures(FeatureMap):
             together = orthogonal_moment(self.dim, exponent) * np.exp(-2.0 * exponent) - 1.0
             variance += orthogonal_pairs(self.dim, num) / num**2 * together * square
         return np.maximum(variance, 0.0)
+
+
+class HostPositive:
+    """Writes positive features on the processor."""
+
+    @staticmethod
+    def write(phi: PositiveRandomFeatures, X: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write the features of `X` (N, d) into `out` (N, F)."""
+
+        def write(part: slice) -> None:
+            rows, features = X[part], out[part]
+            with np.errstate(all="ignore"):
+                phi.projections.project(rows, features)
+                shifts = 0.5 * (phi.tau * squared_norms(rows) + np.log(phi.num_features))
+                features -= shifts[:, None]
+                np.exp(features, out=features)
+            phi.require_in_range(features)
+
+        over_rows(write, out)

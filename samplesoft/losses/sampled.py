@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device
+from samplesoft._device.select import as_device, twin
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.losses.candidate_logits import correct, spread
@@ -205,17 +206,14 @@ class SampledSoftmaxLoss(SampledLoss):
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)
         self.device = as_device(device)
-        if device == "cuda":
-            from samplesoft.losses.sampled_cuda import CudaSampledSoftmax
-
-            self._twin = CudaSampledSoftmax(self)
+        self._passes: Any = twin(device, "samplesoft.losses.sampled:Passes")(self)
 
     def read(
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts."""
-        read = self._twin.read if self.device == "cuda" else super().read
-        return read(h, class_embeddings, labels, biases)
+        batch: Batch = self._passes.read(h, class_embeddings, labels, biases)
+        return batch
 
     def forward_batch(
         self,
@@ -226,13 +224,30 @@ class SampledSoftmaxLoss(SampledLoss):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `read` has checked."""
-        if self.device == "cuda":
-            return self._twin.forward_batch(batch, draw, label_log_count, weights)
-        return super().forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
+        found: tuple[Any, Cache] = self._passes.forward_batch(
+            batch, draw, label_log_count=label_log_count, weights=weights
+        )
+        return found
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum."""
-        return self._twin.backward(cache) if self.device == "cuda" else super().backward(cache)
+        gradients: Gradients = self._passes.backward(cache)
+        return gradients
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 0)
+
+
+class HostPasses:
+    """The passes of a `SampledSoftmaxLoss` on the processor: those of every loss.
+
+    Parameters
+    ----------
+    loss : SampledSoftmaxLoss
+        Its settings.
+    """
+
+    def __init__(self, loss: SampledSoftmaxLoss) -> None:
+        self.read = partial(SampledLoss.read, loss)
+        self.forward_batch = partial(SampledLoss.forward_batch, loss)
+        self.backward = partial(SampledLoss.backward, loss)

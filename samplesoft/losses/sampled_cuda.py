@@ -49,8 +49,8 @@ class _Saved:
     shared: bool
 
 
-class CudaSampledSoftmax:
-    """What a `SampledSoftmaxLoss` does with arrays on the device.
+class CudaPasses:
+    """The passes of a `SampledSoftmaxLoss` on the device.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class CudaSampledSoftmax:
         return Batch(contexts, norms, z, rows, Targets(checked), offsets)
 
     def forward_batch(
-        self, batch: Batch, draw: Draw | None, label_log_count: Any, weights: Any
+        self, batch: Batch, draw: Draw | None, *, label_log_count: Any, weights: Any
     ) -> tuple[Any, Cache]:
         """Compute the loss of arguments that `read` has checked."""
         size, scheme = batch.z.shape[0], self._loss.facts

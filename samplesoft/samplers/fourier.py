@@ -99,20 +99,11 @@ class RFSoftmaxSampler(KernelSampler):
 
 
 def _require_unit(name: str, rows: Rows, device: str) -> None:
-    first = 0
-    if device == "cuda":
-        from samplesoft._cuda import first_found, launch_warps
-        from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
-
-        limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
-        row = first_found(launch_warps, find_norm_outside, rows.shape[0], rows, *limits)
-        if row is None:
-            return
-        first, rows = row, rows[row : row + 1].copy_to_host()  # type: ignore[attr-defined]
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    worst = int(np.argmax(np.abs(norms - 1.0)))
-    if abs(norms[worst] - 1.0) > UNIT_TOLERANCE:
+    limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
+    found = twin(device, ARRAYS).norm_outside(rows, *limits)
+    if found is not None:
+        row, norm = found
         raise ValueError(
-            f"rows of `{name}` must have norm 1, got {norms[worst]:.6g} at row {first + worst}; "
-            "divide each row by its norm."
+            f"rows of `{name}` must have norm 1, got {norm:.6g} at row {row}; divide each row by "
+            "its norm."
         )

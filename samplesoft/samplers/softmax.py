@@ -85,18 +85,47 @@ class SoftmaxSampler(Sampler):
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.tau = as_tau(tau, unit_vectors=False)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
-        if device == "cuda":
-            from samplesoft.samplers.softmax_cuda import CudaSoftmax
-
-            self._twin = CudaSoftmax(rows, self.tau, self.block_size)
-            return
-        num_blocks = -(-self.num_classes // self.block_size)
-        self._buckets = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
-        self._prepare(np.arange(self.num_classes), rows)()
+        engine = twin(device, "samplesoft.samplers.softmax:Softmax")
+        self._engine = engine(rows, self.tau, self.block_size)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        if self.device == "cuda":
-            return self._twin.sample(h, m, exclude, key)
+        draw: Draw = self._engine.sample(h, m, exclude, key)
+        return draw
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        log_q: FloatArray = self._engine.log_prob(h, ids, exclude)
+        return log_q
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        probs: FloatArray = self._engine.probs(h, exclude)
+        return probs
+
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        commit: Callable[[], None] = self._engine.prepare(ids, rows)
+        return commit
+
+
+class HostSoftmax:
+    """What a `SoftmaxSampler` does, for arguments that have been checked.
+
+    Parameters
+    ----------
+    rows : ndarray, shape (n, d)
+        Class vectors; copied.
+    tau : float
+        Inverse temperature.
+    block_size : int
+        Classes in a block.
+    """
+
+    def __init__(self, rows: Rows, tau: float, block_size: int) -> None:
+        self.num_classes, self.tau, self.block_size = len(rows), tau, block_size
+        num_blocks = -(-self.num_classes // self.block_size)
+        self._buckets = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
+        self.prepare(np.arange(self.num_classes), rows)()
+
+    def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        """Draw m classes for each context."""
         queries, masses = self._first_pass(h, exclude)
         uniforms = uniform_block(key, len(h), m)
         order = np.argsort(uniforms, axis=1)
@@ -118,10 +147,8 @@ class SoftmaxSampler(Sampler):
         thread_each(draw, row_chunks((len(h), m), _VISITS))
         return Draw(ids, log_q)
 
-    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        if self.device == "cuda":
-            on_device: FloatArray = self._twin.log_prob(h, ids, exclude)
-            return on_device
+    def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the log-probabilities (B, k) of classes."""
         queries, masses = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 
@@ -140,17 +167,14 @@ class SoftmaxSampler(Sampler):
         thread_each(read, row_chunks(ids.shape, _VISITS))
         return log_q
 
-    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        if self.device == "cuda":
-            on_device: FloatArray = self._twin.probs(h, exclude)
-            return on_device
+    def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return the probabilities (B, n) of all classes."""
         every = np.tile(np.arange(self.num_classes), (len(h), 1))
-        log_q = self._log_prob(h, every, exclude)
+        log_q = self.log_prob(h, every, exclude)
         return np.exp(log_q, out=log_q)
 
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        if self.device == "cuda":
-            return self._twin.prepare(ids, rows)
+    def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        """Return what makes an update happen."""
 
         def commit() -> None:
             self._buckets[ids // self.block_size, :, ids % self.block_size] = rows

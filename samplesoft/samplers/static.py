@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import to_host
+from samplesoft._device.select import to_host, twin
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import (
     FloatArray,
@@ -22,9 +22,6 @@ from samplesoft.kernels.samplers.alias import build_alias
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
-
-if TYPE_CHECKING:
-    from samplesoft.samplers.static_cuda import CudaStatic
 
 _CHUNK_DRAWS = 1 << 16
 _EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a difference of logs keeps
@@ -42,6 +39,8 @@ class StaticSampler(Sampler):
     device : {"cpu", "cuda"}
         Where it works, and where what it returns stays; without replacement on the CPU alone.
     """
+
+    _engine_name: ClassVar[str]
 
     def __init__(self, num_classes: int, replace: bool, device: str) -> None:
         super().__init__(num_classes, device=device)
@@ -97,36 +96,15 @@ class StaticSampler(Sampler):
         return every.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        if self.device == "cuda":
-            return self._twin.sample(m, exclude, key)
-        log_left = self._log_left(exclude)[:, None]
-        if not self.replace:
-            self._check_left(m, exclude)
-        ids = np.empty((len(h), m), np.int64)
-
-        def fill(part: slice) -> None:
-            self._draw(key, part.start, exclude[part], ids[part])
-
-        thread_each(fill, row_chunks((len(h), m), _CHUNK_DRAWS))
-        log_q = self._log_q(ids) - log_left
-        if self.replace:
-            return Draw(ids, log_q)
-        return Draw(ids, log_q, np.log(self._inclusion_of(m).of(ids, exclude)))
+        draw: Draw = self._engine.sample(m, exclude, key)
+        return draw
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        none: IntArray = self._arrays.filled(1, NO_CLASS)
-        if not self.replace or self.device == "cuda":
-            return self._sample(h[:1], m, none, key)
-        ids = np.empty((1, m), np.int64)
-        self._draw(key, 0, none, ids)
-        return Draw(ids, self._log_q(ids))
+        return self._sample(h[:1], m, self._arrays.filled(1, NO_CLASS), key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        if self.device == "cuda":
-            on_device: FloatArray = self._twin.log_prob(ids, exclude)
-            return on_device
-        log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
-        return np.where(ids == exclude[:, None], -np.inf, log_q)
+        log_q: FloatArray = self._engine.log_prob(ids, exclude)
+        return log_q
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         if self.replace:
@@ -138,11 +116,7 @@ class StaticSampler(Sampler):
         return np.where(drawn, inclusion, -np.inf)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        if self.device == "cuda":
-            on_device: FloatArray = self._twin.probs(exclude)
-            return on_device
-        every = np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
-        probs: FloatArray = np.exp(self._log_prob(h, every, exclude))
+        probs: FloatArray = self._engine.probs(exclude)
         return probs
 
     def _check_left(self, m: int, exclude: IntArray) -> None:
@@ -160,9 +134,9 @@ class StaticSampler(Sampler):
         return last[1]
 
     @cached_property
-    @abstractmethod
-    def _twin(self) -> CudaStatic:
-        """The same distribution on the device."""
+    def _engine(self) -> Any:
+        """What draws and computes on the sampler's device."""
+        return twin(self.device, self._engine_name)(self)
 
     @abstractmethod
     def _log_q(self, ids: IntArray) -> FloatArray:
@@ -222,6 +196,8 @@ class WeightedSampler(StaticSampler):
     array([[0.333, 0.667, 0.333, 0.667, 0.667]])
     """
 
+    _engine_name = "samplesoft.samplers.static:Weighted"
+
     def __init__(self, weights: ArrayLike, *, replace: bool = True, device: str = "cpu") -> None:
         values = as_real_array("weights", to_host(weights), (1,))
         if values.min() < 0.0 or not values.any():
@@ -239,18 +215,6 @@ class WeightedSampler(StaticSampler):
         self._table = build_alias(ratios)
         self._top = int(np.argmax(values))
         self._positive = values > 0.0
-
-    @cached_property
-    def _twin(self) -> CudaStatic:
-        from samplesoft.samplers.static_cuda import CudaWeighted
-
-        every = np.arange(self.num_classes)
-        alone = self._positive.sum() == 1
-        left = self._log_left(every[every != self._top]) if alone else self._log_left(every)
-        if alone:
-            left = np.insert(left, self._top, -np.inf)
-        tables = self._table, self._table if alone else self._others[0]
-        return CudaWeighted(tables, self._top, self._log_q(every), left)
 
     @cached_property
     def _others(self) -> tuple[static.Table, float]:
@@ -317,14 +281,10 @@ class UniformSampler(StaticSampler):
     array([[3, 0, 1]])
     """
 
+    _engine_name = "samplesoft.samplers.static:Uniform"
+
     def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
         super().__init__(as_count("num_classes", num_classes), replace, device)
-
-    @cached_property
-    def _twin(self) -> CudaStatic:
-        from samplesoft.samplers.static_cuda import CudaUniform
-
-        return CudaUniform(self.num_classes)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
         return np.full(ids.shape, -np.log(self.num_classes))
@@ -342,3 +302,48 @@ class UniformSampler(StaticSampler):
 
     def _make_inclusion(self, m: int) -> Inclusion:
         return UniformInclusion(self.num_classes, m)
+
+
+class HostWeighted:
+    """What a `StaticSampler` does on the processor, for arguments that have been checked.
+
+    Parameters
+    ----------
+    sampler : StaticSampler
+        Whose distribution it is.
+    """
+
+    def __init__(self, sampler: StaticSampler) -> None:
+        self._sampler = sampler
+
+    def sample(self, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        """Draw m classes for each of the excluded ones (B,)."""
+        own = self._sampler
+        log_left = own._log_left(exclude)[:, None]
+        if not own.replace:
+            own._check_left(m, exclude)
+        ids = np.empty((len(exclude), m), np.int64)
+
+        def fill(part: slice) -> None:
+            own._draw(key, part.start, exclude[part], ids[part])
+
+        thread_each(fill, row_chunks(ids.shape, _CHUNK_DRAWS))
+        log_q = own._log_q(ids) - log_left
+        if own.replace:
+            return Draw(ids, log_q)
+        return Draw(ids, log_q, np.log(own._inclusion_of(m).of(ids, exclude)))
+
+    def log_prob(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the log-probabilities (B, k) of classes."""
+        log_q = self._sampler._log_q(ids) - self._sampler._log_left(exclude)[:, None]
+        return np.where(ids == exclude[:, None], -np.inf, log_q)
+
+    def probs(self, exclude: IntArray) -> FloatArray:
+        """Return the probabilities (B, n) of all classes."""
+        every = np.arange(self._sampler.num_classes)
+        shape = len(exclude), len(every)
+        probs: FloatArray = np.exp(self.log_prob(np.broadcast_to(every, shape), exclude))
+        return probs
+
+
+HostUniform = HostWeighted

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import empty, first_found, launch_threads, to_device
-from samplesoft._validation import FloatArray
 from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
 from samplesoft.kernels.samplers import static_cuda
-from samplesoft.kernels.samplers.static import Table
 from samplesoft.samplers.base import Draw
 
 
@@ -20,12 +18,12 @@ class CudaStatic(ABC):
 
     Parameters
     ----------
-    num_classes : int
-        Number of classes n.
+    sampler : StaticSampler
+        Whose distribution it is.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        self._num_classes = num_classes
+    def __init__(self, sampler: Any) -> None:
+        self._num_classes = sampler.num_classes
 
     def sample(self, m: int, exclude: Any, key: np.uint64) -> Draw:
         """Return draws (B, m), with replacement."""
@@ -73,26 +71,20 @@ class CudaUniform(CudaStatic):
 
 
 class CudaWeighted(CudaStatic):
-    """Classes by weight.
+    """Classes by weight: from the alias table of all, or from that of all but the heaviest."""
 
-    Parameters
-    ----------
-    tables : tuple of two alias tables
-        That of all classes, and that without class `top`.
-    top : int
-        The heaviest class.
-    log_q, log_left : ndarray of float64, shape (n,)
-        Log-probabilities of all classes, and of all others beside each.
-    """
-
-    def __init__(
-        self, tables: tuple[Table, Table], top: int, log_q: FloatArray, log_left: FloatArray
-    ) -> None:
-        super().__init__(len(log_q))
+    def __init__(self, sampler: Any) -> None:
+        super().__init__(sampler)
+        every, self._top = np.arange(sampler.num_classes), sampler._top
+        self._one_alone = bool(sampler._positive.sum() == 1)  # who cannot be excluded
+        if self._one_alone:
+            log_left = np.insert(sampler._log_left(every[every != self._top]), self._top, -np.inf)
+            tables = sampler._table, sampler._table
+        else:
+            log_left = sampler._log_left(every)
+            tables = sampler._table, sampler._others[0]
         self._tables = [to_device(array) for table in tables for array in table]
-        self._top = top
-        self._every_log_q, self._log_left = to_device(log_q), to_device(log_left)
-        self._one_alone = bool(np.isinf(log_left).any())
+        self._every_log_q, self._log_left = to_device(sampler._log_q(every)), to_device(log_left)
 
     def _require_left(self, exclude: Any) -> None:
         if not self._one_alone:
