@@ -1,4 +1,4 @@
-"""The one progress bar: on stderr, if that is a terminal and the caller wants it."""
+"""Progress bars on stderr, where that is a terminal and the caller wants one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def progress_bar(wanted: bool, **options: Any) -> Any:
-    """Return a tqdm bar that leaves no trace.
+    """Return a tqdm bar that disappears when it is closed.
 
     Parameters
     ----------
     wanted : bool
-        Whether to show it, where stderr is a terminal.
+        Whether to show it if stderr is a terminal.
     **options
-        Of ``tqdm``: what to iterate over, or the total.
+        Arguments of ``tqdm``, such as ``total``.
 
     Returns
     -------

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(exit_.code or 0)
     try:
         return int(options.run(options))
-    except BrokenPipeError:  # such as that of `| head`, which has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except FloatingPointError as error:
@@ -59,8 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong in one line; an error of the system comes without the remedy."""
+    """Return what went wrong in one line, with a remedy for errors of the operating system."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     where = "" if error.filename is None else f"{error.filename!r}: "
-    return f"{where}{error.strerror}; check the path, its permissions, and the room on the disk."
+    return f"{where}{error.strerror}; check the path, its permissions, and the space on the disk."

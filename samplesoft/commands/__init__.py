@@ -1,6 +1,6 @@
-"""The commands: one file each, with its options and what it does.
+"""The commands, one file each.
 
-A new one is a file with a function that adds a parser, and a line in `COMMANDS`.
+A new one is a file with a function `add`, which adds its parser, and an entry of `COMMANDS`.
 """
 
 from samplesoft.commands import predict, train, verify

@@ -1,4 +1,4 @@
-"""Types of options, and what commands say and where."""
+"""Parsing of option values, checks of output paths, and printing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from samplesoft._validation import LARGEST_COUNT
 
 
 def name_list(text: str) -> list[str]:
-    """Read names parted by commas, each once."""
+    """Parse names separated by commas, each at most once."""
     names = [part.strip() for part in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"expected names parted by commas, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"expected each name once, got {text!r}")
     return names
 
 
 def positive_int(text: str, least: int = 1) -> int:
-    """Read an integer of at least 1, or `least`."""
+    """Parse an integer of at least `least`."""
     try:
         value = int(text)
     except ValueError:
@@ -36,12 +36,12 @@ def positive_int(text: str, least: int = 1) -> int:
 
 
 def class_count(text: str) -> int:
-    """Read a number of classes, of which there must be two to tell apart."""
+    """Parse a number of classes, at least 2."""
     return positive_int(text, 2)
 
 
 def draw_count(text: str) -> int:
-    """Read a number of draws."""
+    """Parse a number of draws."""
     value = positive_int(text)
     if value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(f"expected at most {LARGEST_COUNT} draws, got {value}")
@@ -49,19 +49,19 @@ def draw_count(text: str) -> int:
 
 
 def draw_counts(text: str) -> list[int]:
-    """Read numbers of draws parted by commas."""
+    """Parse numbers of draws separated by commas."""
     return [draw_count(part) for part in text.split(",")]
 
 
 def seed(text: str) -> int:
-    """Read an integer of at least 0."""
+    """Parse an integer of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
     return int(text)
 
 
 def positive_float(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -72,7 +72,7 @@ def positive_float(text: str) -> float:
 
 
 def rate(text: str) -> float:
-    """Read a number from 0 to below 1."""
+    """Parse a number from 0 to below 1."""
     try:
         value = float(text)
     except ValueError:
@@ -83,7 +83,7 @@ def rate(text: str) -> float:
 
 
 def folder_name(text: str) -> str:
-    """Read the name of a folder; none is not the folder that the command runs in."""
+    """Parse the name of a folder, which must not be empty."""
     if not text:
         raise argparse.ArgumentTypeError("expected the name of a folder, got ''")
     return text
@@ -95,44 +95,44 @@ def flag(name: str) -> str:
 
 
 def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return the fields of a dataclass that the options of the same names give.
+    """Return the options that are given and have the name of a field of a dataclass.
 
     Parameters
     ----------
     options : argparse.Namespace
-        Holds None for what is not given.
+        As parsed, with None for an option that is not given.
     settings : type
         The dataclass.
 
     Returns
     -------
     dict
-        Values by field, for the dataclass to put its defaults beside them.
+        Arguments of the dataclass; its defaults hold for all others.
     """
     values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def check_folder(option: str, folder: str | Path) -> None:
-    """Raise ValueError unless files can be written to `folder`, which may have to be made."""
-    there = Path(folder)
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        what = "cannot be written to" if there.is_dir() else "is a file"
+    """Raise ValueError unless `folder` is writable, or can be created."""
+    existing = Path(folder)
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        what = "is not writable" if existing.is_dir() else "is a file"
         raise ValueError(
-            f"{option} must name a folder that can be written to, or made, got {str(folder)!r}, "
-            f"and {str(there)!r} {what}; choose another."
+            f"{option} must name a folder that is writable or can be created, got "
+            f"{str(folder)!r}, and {str(existing)!r} {what}; choose another."
         )
 
 
 def check_writable(option: str, path: str | Path) -> None:
-    """Raise ValueError unless a file can be written at `path`."""
+    """Raise ValueError unless a file can be written to `path`."""
     folder = Path(path).parent
     if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(
-            f"{option} must name a file in a folder that can be written to, got {str(path)!r}; "
-            "create the folder first, or choose another."
+            f"{option} must name a file in a writable folder, got {str(path)!r}; create the folder "
+            "first, or choose another."
         )
 
 
@@ -164,7 +164,7 @@ def show_report(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print on stderr what is being done, if a person sits there."""
+    """Print on stderr what is being done, if that is a terminal."""
     if _is_terminal(sys.stderr):
         print(message, file=sys.stderr)
 
@@ -175,4 +175,4 @@ def _on_terminal() -> bool:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()  # None where it was closed before the start
+    return stream is not None and stream.isatty()  # None if it was closed at the start

@@ -1,4 +1,4 @@
-"""``samplesoft predict``: the best classes for inputs of a file."""
+"""``samplesoft predict``: the best classes for the inputs of a file."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
 from samplesoft.commands.options import check_writable, positive_int
 
-_ROWS = 1024  # at a time
+_ROWS = 1024  # scored at a time
 
 
 def add(commands: Any) -> None:
     """Add the parser of the command."""
     parser = commands.add_parser(
         "predict",
-        help="rank classes for the inputs of a file",
-        description="Rank classes by a model of samplesoft train xc or items, or one that "
-        "SampledSoftmaxClassifier.save wrote. Each input gives a line of JSON with its row (or "
+        help="predict the best classes for the inputs of a file",
+        description="Predict the best classes with a model of samplesoft train xc or items, or one "
+        "that SampledSoftmaxClassifier.save wrote. For each input a line of JSON has its row (or "
         "user), the best classes, and their scores, which are logits.",
         epilog="Exit status: 0 if all went well, 2 for bad usage or bad input.",
     )
-    parser.add_argument("--model", required=True, metavar="FILE", help="such as run/best.npz")
+    parser.add_argument(
+        "--model", required=True, metavar="FILE", help="the trained model, such as run/best.npz"
+    )
     parser.add_argument(
         "--input",
         required=True,
         metavar="FILE",
-        help="in the format that the model was trained on, also .gz, .xz, .bz2; labels are not "
-        "read",
+        help="inputs in the format of the training data, also .gz, .xz, .bz2; labels are ignored",
     )
     parser.add_argument(
-        "--k", type=positive_int, metavar="K", help="classes for each (default 5, or all if fewer)"
+        "--k",
+        type=positive_int,
+        metavar="K",
+        help="number of classes for each input (default 5, or all if fewer)",
     )
-    parser.add_argument("--output", metavar="FILE", help="where the lines go (default: stdout)")
+    parser.add_argument("--output", metavar="FILE", help="file for the lines (default: stdout)")
     parser.set_defaults(run=run)
 
 
@@ -101,8 +105,8 @@ def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
             labels = ids if trained.classes is None else trained.classes[ids]
             for row in range(len(ids)):
                 if trained.leave_out and not inputs[[part.start + row]].nnz:
-                    continue  # no user of the file
-                kept = scores[row] > -float("inf")  # the rest is left out
+                    continue  # the file has no such user
+                kept = scores[row] > -float("inf")  # the user's own items have -inf
                 line = {
                     name: part.start + row,
                     "classes": labels[row][kept].tolist(),

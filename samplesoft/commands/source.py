@@ -1,4 +1,4 @@
-"""What ``samplesoft verify`` runs on, from each kind of input."""
+"""The input of ``samplesoft verify``: text, vectors, logits or a checkpoint."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def load_source(options: argparse.Namespace) -> Source:
         count = options.examples
         return Source(f"logits of {options.logits}", logits[:count], labels[:count])
     if options.checkpoint:
-        return _of_checkpoint(options)
+        return _from_checkpoint(options)
     if options.embeddings:
         say(f"Reading {options.embeddings}.")
         title = f"embeddings of {options.embeddings}"
@@ -93,7 +93,7 @@ def load_source(options: argparse.Namespace) -> Source:
         tokens = stdlib_tokens() if path is None else read_tokens(path)
         vectors = examples_from_corpus(tokens, num_examples=options.examples, rng=options.seed)
         title += f" ({len(tokens):,} tokens)"
-    return _of_vectors(title, vectors, as_tau(options.tau, _have_norm_1(vectors)))
+    return _from_vectors(title, vectors, as_tau(options.tau, _have_norm_1(vectors)))
 
 
 def _have_norm_1(vectors: Embeddings) -> bool:
@@ -102,18 +102,18 @@ def _have_norm_1(vectors: Embeddings) -> bool:
     return bool(np.abs(np.concatenate(norms) - 1.0).max() <= 1e-3)
 
 
-def _of_vectors(title: str, vectors: Embeddings, tau: float) -> Source:
+def _from_vectors(title: str, vectors: Embeddings, tau: float) -> Source:
     logits = tau * (vectors.h @ vectors.class_embeddings.T)
     return Source(title, logits, vectors.labels, vectors, vectors.counts, tau)
 
 
-def _of_checkpoint(options: argparse.Namespace) -> Source:
+def _from_checkpoint(options: argparse.Namespace) -> Source:
     from samplesoft.training.examples import read_examples
 
     trained = read_examples(options.checkpoint)
     vectors = trained.embeddings.take(options.examples, options.seed)
     title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
-    source = _of_vectors(title, vectors, trained.tau)
-    if trained.absolute:  # |o| is no product of vectors
+    source = _from_vectors(title, vectors, trained.tau)
+    if trained.absolute:  # logits |o| are not products of vectors
         return Source(f"{title}, |o|", np.abs(source.logits), source.labels, counts=source.counts)
     return source

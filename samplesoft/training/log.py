@@ -1,4 +1,4 @@
-"""The log of a run: JSON lines, cut back to the checkpoint where a run resumes."""
+"""The log of a run: a file of JSON lines that ends where the checkpoint does."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from samplesoft.training.checkpoint import writing
 
 
 class Log:
-    r"""A file of JSON lines, one more for each record.
+    r"""A file of JSON lines, one for each record.
 
     Parameters
     ----------
     path : str or Path
-        The file; made where there is none.
+        The file; created if there is none.
     step : int
-        The step of the checkpoint that the run goes on from. Lines of later steps are cut off,
-        and so is a last line that was not written to its end.
+        The step of the checkpoint from which the run continues. Lines of later steps are removed,
+        and so is a last line that is incomplete.
 
     Raises
     ------
     OSError
         If the file cannot be written.
     ValueError
-        If another line than the last is no record with a step.
+        If a line other than the last is not a record with a step.
 
     Examples
     --------
@@ -45,12 +45,12 @@ class Log:
             stream.truncate(_end(self.path, stream.read(), step))
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; it outlives this process, killed or not.
+        """Append a record, which is in the file when this returns, even if the process is killed.
 
         Parameters
         ----------
         record : dict
-            Plain JSON with a ``step``.
+            A ``step``, and other values that JSON can hold.
         """
         with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(record, allow_nan=False) + "\n")
@@ -67,18 +67,18 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        One for each whole line: ``epoch``, counted from 1; ``step`` and ``seconds`` since the run
-        began, the time of its steps alone; ``train_loss`` and ``gradient_norm``, before clipping,
-        as means over the epoch so far; ``learning_rate`` as the optimizer has it, which for the
-        toy task multiplies the gradient of the sum over a batch; ``examples_per_second`` of the
-        epoch so far; and at the end of an epoch ``validation_...``.
+        One for each complete line. ``epoch`` is counted from 1. ``step`` counts the steps since
+        the run began, and ``seconds`` is their time. ``train_loss`` and ``gradient_norm`` (before
+        clipping) are means over the epoch so far, and so is ``examples_per_second``.
+        ``learning_rate`` is that of the optimizer, which in the toy task multiplies the gradient
+        of the sum over a batch. The last line of an epoch also has ``validation_...``.
     """
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]
 
 
 def _end(path: Path, content: bytes, step: int) -> int:
-    """Return how many bytes of the log belong to steps up to `step`."""
+    """Return the number of bytes of the lines up to `step`."""
     end = 0
     *lines, _ = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
