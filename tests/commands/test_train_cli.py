@@ -11,6 +11,7 @@ import pytest
 
 from samplesoft.cli import main
 from samplesoft.data.corpus import read_corpus
+from samplesoft.losses import SparseRows
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
     LanguageModelSettings,
@@ -246,11 +247,12 @@ def test_gradients_of_the_language_model(corpus):
     for name, array in task.parameters.items():
         gradient = gradients[name]
         dense = np.zeros_like(array)
-        if hasattr(gradient, "ids"):
+        if isinstance(gradient, SparseRows):
             dense[gradient.ids] = gradient.rows
         else:
             dense[...] = gradient
         place = np.unravel_index(np.abs(dense).argmax(), dense.shape)
+        assert abs(dense[place]) > 0.04, f"{name} is not tested by an error of 0.01"
         losses = []
         for change in (0.002, -0.002):
             array[place] += change

@@ -159,6 +159,7 @@ def test_a_sampler_learns_labels_after_they_were_used_and_not_from_refused_calls
 
     monkeypatch.setattr(LearnedUnigramSampler, "_log_prob", spy)
     layer.forward(np.ones((1, 2)), [1], rng=0)
+    assert seen
     np.testing.assert_array_equal(seen, np.ones((len(seen), 4)))
     before = layer.sampler.counts
     with pytest.raises(ValueError, match="weights"):
@@ -177,6 +178,8 @@ def test_a_resumed_run_has_the_counts_of_its_sampler(tmp_path):
         training.read_checkpoint(tmp_path / name / training.CHECKPOINT).arrays
         for name in ("whole", "halves")
     ]
+    assert runs[0].keys() == runs[1].keys()
+    assert any("counts" in key for key in runs[0])
     for key, array in runs[0].items():
         np.testing.assert_array_equal(runs[1][key], array, err_msg=key)
 
