@@ -3,9 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "figures" / "table2_walltime.py"
 
 
+@pytest.mark.slow
 def test_the_table_has_every_method_at_every_size(tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPT, "--num-classes", "40,3e2", "--repeats", "3", "--output", tmp_path],

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -30,6 +31,7 @@ def run(folder, output, *options):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_method_is_scored_on_both(tmp_path):
     rng = np.random.default_rng(0)
     for part in ("train", "test"):

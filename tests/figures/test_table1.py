@@ -52,6 +52,7 @@ def test_committed_table_agrees_with_the_theory_and_with_the_paper():
     assert png.stat().st_size < 300_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["npz", "text"])
 def test_small_run(tmp_path, kind):
     pixels = np.random.default_rng(0).integers(-1000, 1001, size=(30, 20))
@@ -73,6 +74,7 @@ def test_small_run(tmp_path, kind):
     assert "printed (no tau)" in done.stdout
 
 
+@pytest.mark.slow
 def test_says_where_the_digits_are_published(tmp_path):
     for arguments in ((), ("--usps", tmp_path / "none.npz")):
         done = run(*arguments)
