@@ -32,7 +32,10 @@ from samplesoft.training.trainer import CHECKPOINT, LOG, train
 
 UPDATE_EVERY = 20  # steps from one update of a sampler to the next
 INIT_SCALE = 0.3  # with 0.1 outputs start near 0, and dividing by their norms blows gradients up
-FULL = LanguageModelSettings(loss="full", sampler=None, num_sampled=None, init_scale=INIT_SCALE)
+TAU = 1.0 / 0.3**2  # of the paper
+FULL = LanguageModelSettings(
+    loss="full", tau=TAU, sampler=None, num_sampled=None, init_scale=INIT_SCALE
+)
 FIELDS = (
     "method",
     "epoch",
@@ -47,7 +50,7 @@ FIELDS = (
 def sampled(sampler: str, **options: Any) -> LanguageModelSettings:
     """Return the small model with a sampled softmax."""
     return LanguageModelSettings(
-        sampler=sampler, update_every=UPDATE_EVERY, init_scale=INIT_SCALE, **options
+        sampler=sampler, tau=TAU, update_every=UPDATE_EVERY, init_scale=INIT_SCALE, **options
     )
 
 

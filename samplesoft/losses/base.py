@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
     as_choice,
     as_float_rows,
-    as_positive,
     as_real_array,
 )
 from samplesoft.losses.gradients import Gradients
@@ -86,8 +86,8 @@ class Loss(ABC):
 
     Parameters
     ----------
-    tau : float
-        Inverse temperature.
+    tau : float, optional
+        Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
         Divide context and class vectors by their Euclidean norms first.
     absolute : bool
@@ -111,13 +111,13 @@ class Loss(ABC):
     def __init__(
         self,
         *,
-        tau: float = 1.0,
+        tau: float | None = None,
         normalize: bool = False,
         absolute: bool = False,
         reduction: str = "mean",
     ) -> None:
-        self.tau = as_positive("tau", tau)
         self.normalize = bool(normalize)
+        self.tau = as_tau(tau, unit_vectors=self.normalize)
         self.absolute = bool(absolute)
         self.reduction = as_choice("reduction", reduction, REDUCTIONS)
 

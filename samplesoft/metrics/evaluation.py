@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._validation import IntArray, as_count, as_float_rows, as_positive
+from samplesoft._temperature import as_tau
+from samplesoft._validation import IntArray, as_count, as_float_rows
 from samplesoft.kernels.losses.full_softmax import finish, keep_best
 from samplesoft.losses.full import FullSoftmaxLoss, class_blocks
 from samplesoft.losses.targets import read_targets
@@ -60,7 +61,7 @@ def evaluate(
     class_embeddings: ArrayLike,
     labels: Any,
     *,
-    tau: float = 1.0,
+    tau: float | None = None,
     normalize: bool = False,
     absolute: bool = False,
     biases: ArrayLike | None = None,
@@ -152,7 +153,7 @@ def top_k_classes(
     class_embeddings: ArrayLike,
     k: int,
     *,
-    tau: float = 1.0,
+    tau: float | None = None,
     normalize: bool = False,
     absolute: bool = False,
     biases: ArrayLike | None = None,
@@ -197,7 +198,7 @@ def top_k_classes(
     offsets = None if biases is None else read_biases(biases, n, rows.dtype)
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
-    z = contexts * contexts.dtype.type(as_positive("tau", tau))
+    z = contexts * contexts.dtype.type(as_tau(tau, unit_vectors=normalize))
     ids = np.full((len(z), k), n)
     best = np.full((len(z), k), -np.inf, z.dtype)
     for block in class_blocks(z, rows, offsets, normalize):

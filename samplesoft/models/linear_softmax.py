@@ -50,7 +50,6 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         If a value is malformed, or the loss and the sampler do not go together.
     """
 
-    tau: float = 10.0
     sampler: str | None = "rff+softmax-leaf"
     embedding_dim: int = 64
     dropout: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isclose
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ class SoftmaxLayer:
     update_every : int
         The sampler follows the class vectors after so many calls of `update`. In between, draws
         and their probabilities still agree: both come from the vectors of the last time.
+    allow_other_tau : bool
+        Take a sampler whose `tau` is not that of the loss. Draws and their probabilities agree
+        then too, but draws follow another softmax than the one that is trained.
 
     Attributes
     ----------
@@ -88,6 +92,7 @@ class SoftmaxLayer:
         biases: ArrayLike | None = None,
         shared: bool = False,
         update_every: int = 1,
+        allow_other_tau: bool = False,
     ) -> None:
         if not isinstance(loss, Loss):
             raise TypeError(
@@ -106,7 +111,7 @@ class SoftmaxLayer:
         self.update_every = as_count("update_every", update_every)
         self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
-            self._check_sampler(loss)
+            self._check_sampler(loss, allow_other_tau)
             self.num_sampled = as_count("num_sampled", num_sampled, loss.facts.least_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
@@ -281,7 +286,7 @@ class SoftmaxLayer:
         self.sampler.update(ids, rows)
         self._changed = []
 
-    def _check_sampler(self, loss: SampledLoss) -> None:
+    def _check_sampler(self, loss: SampledLoss, allow_other_tau: bool) -> None:
         n, d = self._rows.shape
         if isinstance(self.sampler, Sampler) and self.sampler.device != loss.device:
             raise ValueError(
@@ -303,6 +308,12 @@ class SoftmaxLayer:
             raise ValueError(
                 f"`sampler` must be of {self._rows.dtype}, like `class_embeddings`, on "
                 f"{loss.device!r}, got {dtype}; make it from the same array."
+            )
+        tau = self.sampler.tau
+        if tau is not None and not (allow_other_tau or isclose(tau, loss.tau, rel_tol=1e-6)):
+            raise ValueError(
+                f"`sampler` must have the tau of the loss, {loss.tau}, got one with {tau}; make "
+                "both with the same tau, or pass allow_other_tau=True."
             )
         if loss.excludes_label and self.shared:
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from samplesoft._temperature import as_tau
 from samplesoft._validation import as_choice, as_count, as_positive
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
@@ -18,14 +19,14 @@ from samplesoft.samplers.registry import SAMPLERS, make_sampler
 
 @dataclass(frozen=True)
 class SoftmaxSettings:
-    """A softmax layer; the defaults are those of [1]_, for vectors of norm 1.
+    """A softmax layer; the sampler by default is that of [1]_, for vectors of norm 1.
 
     Parameters
     ----------
     loss : str
         A key of `samplesoft.losses.LOSSES`.
-    tau : float
-        Inverse temperature.
+    tau : float, optional
+        Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
         Divide contexts and class vectors by their norms.
     sampler : str or None
@@ -35,7 +36,10 @@ class SoftmaxSettings:
     nu, num_features : float, int
         Of the sampler; see `SamplerInputs`.
     shared : bool
-        Draw once for all examples of a batch.
+        Draw one set for all examples of a batch, from the mean of their distributions. Fewer
+        class vectors change then, which makes a step with a kernel tree 2 to 3 times faster; but
+        draws follow each example less. By default each example has draws of its own: every loss
+        takes them, and their bias is what `samplesoft.exact_bias` gives.
     update_every : int
         Steps from one update of the sampler to the next.
 
@@ -51,7 +55,7 @@ class SoftmaxSettings:
     """
 
     loss: str = "sampled"
-    tau: float = 1.0 / 0.3**2
+    tau: float | None = None
     normalize: bool = True
     sampler: str | None = "rff"
     num_sampled: int | None = 100
@@ -63,8 +67,8 @@ class SoftmaxSettings:
     def __post_init__(self) -> None:
         for name in ("num_features", "update_every"):
             as_count(name, getattr(self, name))
-        for name in ("tau", "nu"):
-            as_positive(name, getattr(self, name))
+        as_positive("nu", self.nu)
+        object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=self.normalize))
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
         if not loss.draws:
             if self.sampler is not None or self.num_sampled is not None:

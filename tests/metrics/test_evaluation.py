@@ -55,6 +55,15 @@ def test_against_the_definition(model, several, batch_size):
     assert result.top_k[23] == 1.0
 
 
+@pytest.mark.parametrize("normalize, tau", [(False, 1.0), (True, 10.0)])
+def test_the_default_tau_follows_normalize(normalize, tau):
+    h, rows, labels, _ = case()
+    wanted = evaluate(h, rows, labels, tau=tau, normalize=normalize)
+    assert evaluate(h, rows, labels, normalize=normalize) == wanted
+    scores = top_k_classes(h, rows, 3, tau=tau, normalize=normalize)[1]
+    np.testing.assert_array_equal(top_k_classes(h, rows, 3, normalize=normalize)[1], scores)
+
+
 @pytest.mark.parametrize("k", [1, 2, 5, 22, 23])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: ",".join(model))
 def test_best_classes(block_size, model, k):

@@ -79,7 +79,8 @@ def test_lists_are_those_of_all_scores(normalize):
     x = inputs(False)
     scores = np.concatenate([block for _, block in model.scores(x)])
     h = model.embed(x)
-    np.testing.assert_allclose(scores, 10.0 * h @ model.class_vectors().T, rtol=1e-12)
+    tau = 10.0 if normalize else 1.0  # the default
+    np.testing.assert_allclose(scores, tau * h @ model.class_vectors().T, rtol=1e-12)
     ids, best = model.top_k(x, 4)
     np.testing.assert_array_equal(ids, np.argsort(-scores, axis=1)[:, :4])
     np.testing.assert_allclose(best, np.sort(scores, axis=1)[:, ::-1][:, :4], rtol=1e-12)

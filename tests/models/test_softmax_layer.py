@@ -6,7 +6,7 @@ from scipy import sparse
 
 from samplesoft.losses import FullSoftmaxLoss, SampledSoftmaxLoss, make_loss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.models import SoftmaxLayer
+from samplesoft.models import LinearSoftmaxSettings, SoftmaxLayer, SoftmaxSettings
 from samplesoft.samplers import (
     SAMPLERS,
     LearnedUnigramSampler,
@@ -176,6 +176,26 @@ def test_a_matrix_of_labels_and_evaluation(rows, rng):
     excluding = SoftmaxLayer(rows, make_loss("sampled"), UniformSampler(N), M)
     with pytest.raises(ValueError, match="`labels` must hold one label an example"):
         excluding.forward(h, matrix)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_of_another_tau_is_refused_unless_it_is_asked_for(name, rows):
+    sampler = made(name, rows)
+    layer = make_loss("sampled", tau=TAU + 1.0, normalize=True), sampler, M
+    if sampler.tau is None:  # it follows no tau
+        SoftmaxLayer(rows, *layer)
+    else:
+        with pytest.raises(ValueError, match=f"tau of the loss, {TAU + 1.0}, got one with {TAU}"):
+            SoftmaxLayer(rows, *layer)
+    SoftmaxLayer(rows, *layer, allow_other_tau=True)
+    SoftmaxLayer(rows, make_loss("sampled", tau=TAU * (1 + 1e-9), normalize=True), sampler, M)
+
+
+def test_the_default_tau_follows_normalize():
+    for normalize, tau in ((False, 1.0), (True, 10.0)):
+        options = {"normalize": normalize, "sampler": "softmax"}
+        assert make_loss("sampled", normalize=normalize).tau == tau
+        assert SoftmaxSettings(**options).tau == LinearSoftmaxSettings(**options).tau == tau
 
 
 def test_what_does_not_fit_is_refused_at_once(rows):
