@@ -1,4 +1,4 @@
-"""What every feature map offers, and the threads and checks that they share."""
+"""The base of all feature maps: public methods that check, hooks that compute."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ class HostDense:
         }
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write ``X @ matrix.T`` into `out`, in products too small for BLAS to wake its threads.
+        """Write ``X @ matrix.T`` into `out`, in products too small for BLAS to use its threads.
 
-        Those would turn idly for a while and slow down the threads that work on the features.
+        Those would wait for work in a busy loop, and slow down the threads of this library.
         """
         rows = max(1, _SMALL // (X.shape[1] * _COLUMNS))
         whole = len(X) - len(X) % rows
@@ -135,8 +135,8 @@ DRAWS: dict[str, Callable[..., Any]] = {
 
 def orthogonal_pairs(dim: int, num: int) -> int:
     """Return how many ordered pairs of `num` orthogonal frequencies share a block."""
-    blocks, rest = divmod(num, dim)
-    return blocks * dim * (dim - 1) + rest * (rest - 1)
+    blocks, remainder = divmod(num, dim)
+    return blocks * dim * (dim - 1) + remainder * (remainder - 1)
 
 
 def orthogonal_moment(dim: int, t: FloatArray) -> FloatArray:

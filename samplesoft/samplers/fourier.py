@@ -12,7 +12,7 @@ from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.samplers.draw import Rows
 from samplesoft.samplers.kernel import KernelSampler
 
-UNIT_TOLERANCE = 1e-3  # float32 vectors, normalised by their owner, are well within it
+UNIT_TOLERANCE = 1e-3  # the norms of float32 vectors divided by their norms are well within it
 
 
 class RFSoftmaxSampler(KernelSampler):

@@ -19,7 +19,7 @@ from samplesoft.samplers.draw import Draw, Rows
 
 _CONTEXTS = 32  # rows of one matrix product
 _LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed
-_VISITS = 1 << 9  # draws in one task of a thread
+_DRAWS = 1 << 9  # draws in one task of a thread
 
 
 class SoftmaxSampler(Sampler):
@@ -27,7 +27,7 @@ class SoftmaxSampler(Sampler):
 
     The one proposal that leaves sampled softmax without bias, at the price of all n logits for
     each context. They are never held at once: a first pass keeps the sum of each block of
-    classes, and a second computes again the blocks in which a draw falls.
+    classes, and a second computes the logits of a block again where a draw falls into it.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class HostSoftmax:
     def __init__(self, rows: Rows, tau: float, block_size: int) -> None:
         self.num_classes, self.tau, self.block_size = len(rows), tau, block_size
         num_blocks = -(-self.num_classes // self.block_size)
-        self._buckets = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
+        self._blocks = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
         self.prepare(np.arange(self.num_classes), rows)()
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -134,7 +134,7 @@ class HostSoftmax:
         def draw(part: slice) -> None:
             softmax_draw.draw(
                 queries[part],
-                self._buckets,
+                self._blocks,
                 masses[part],
                 exclude[part],
                 uniforms[part],
@@ -144,7 +144,7 @@ class HostSoftmax:
                 log_q[part],
             )
 
-        thread_each(draw, row_chunks((len(h), m), _VISITS))
+        thread_each(draw, row_chunks((len(h), m), _DRAWS))
         return Draw(ids, log_q)
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -152,10 +152,10 @@ class HostSoftmax:
         queries, masses = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 
-        def read(part: slice) -> None:
+        def look_up(part: slice) -> None:
             softmax_draw.log_prob(
                 queries[part],
-                self._buckets,
+                self._blocks,
                 masses[part],
                 exclude[part],
                 ids[part],
@@ -164,7 +164,7 @@ class HostSoftmax:
                 log_q[part],
             )
 
-        thread_each(read, row_chunks(ids.shape, _VISITS))
+        thread_each(look_up, row_chunks(ids.shape, _DRAWS))
         return log_q
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -177,7 +177,7 @@ class HostSoftmax:
         """Return what makes an update happen."""
 
         def commit() -> None:
-            self._buckets[ids // self.block_size, :, ids % self.block_size] = rows
+            self._blocks[ids // self.block_size, :, ids % self.block_size] = rows
 
         return commit
 
@@ -185,11 +185,11 @@ class HostSoftmax:
         """Return queries (B, d), and the log of the sum of exp(logit) of each block (B, L)."""
         with np.errstate(over="ignore"):
             queries = h * h.dtype.type(self.tau)
-        masses = np.empty((len(h), len(self._buckets)))
+        masses = np.empty((len(h), len(self._blocks)))
         step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
         parts = [
             (contexts, blocks)
-            for blocks in chunks(len(self._buckets), step)
+            for blocks in chunks(len(self._blocks), step)
             for contexts in chunks(len(h), _CONTEXTS)
         ]
 
@@ -209,8 +209,8 @@ class HostSoftmax:
 
     def _log_sums(self, queries: Rows, exclude: IntArray, blocks: slice) -> FloatArray:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            logits = np.matmul(queries, self._buckets[blocks])  # (blocks, contexts, block_size)
-            if blocks.stop == len(self._buckets):
+            logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
+            if blocks.stop == len(self._blocks):
                 logits[-1, :, self.num_classes - (blocks.stop - 1) * self.block_size :] = -np.inf
             own = exclude // self.block_size - blocks.start
             here = np.flatnonzero((own >= 0) & (own < len(logits)))

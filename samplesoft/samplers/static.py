@@ -92,7 +92,7 @@ class StaticSampler(Sampler):
                 every: FloatArray = -np.expm1(m * np.log1p(-np.minimum(probs, 1.0)))
         else:
             self._check_left(m, excluded)
-            every = self._inclusion_of(m).every(excluded)
+            every = self._inclusion_of(m).of_all(excluded)
         return every.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -111,7 +111,7 @@ class StaticSampler(Sampler):
             return super()._log_expected_count(h, ids, m, exclude)
         self._check_left(m, exclude)
         with np.errstate(divide="ignore"):
-            inclusion = np.log(self._inclusion_of(m).of(ids, exclude))
+            inclusion = np.log(self._inclusion_of(m).of_classes(ids, exclude))
         drawn = np.isfinite(self._log_prob(h, ids, exclude))
         return np.where(drawn, inclusion, -np.inf)
 
@@ -162,8 +162,8 @@ class StaticSampler(Sampler):
 class WeightedSampler(StaticSampler):
     """Draw classes in proportion to any weights.
 
-    One draw takes constant time from an alias table. An excluded class is refused and drawn
-    again, unless it has more than half of the mass: then a second table without it serves.
+    One draw takes constant time from an alias table. Where the excluded class comes up, the draw is
+    repeated; if that class is the heaviest, a second table without it is used instead.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ class HostWeighted:
         log_q = own._log_q(ids) - log_left
         if own.replace:
             return Draw(ids, log_q)
-        return Draw(ids, log_q, np.log(own._inclusion_of(m).of(ids, exclude)))
+        return Draw(ids, log_q, np.log(own._inclusion_of(m).of_classes(ids, exclude)))
 
     def log_prob(self, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""

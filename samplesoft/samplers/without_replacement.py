@@ -12,10 +12,10 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.bias import panels
 from samplesoft.kernels.samplers import successive
 
-# Late, a factor of the product is steep in log w. A crowd as late as that is so unlikely that the
-# time hardly matters: panels this narrow and this crowded keep 1e-11.
+# At a late time t, 1 - exp(-w t) is steep in log w. But that none of many classes has rung by then
+# is so unlikely that such times add nothing: the two numbers keep a relative error of 1e-11.
 _WIDTH = 0.2  # of a panel in log w
-_CROWD = 32  # classes in a panel from which on its Chebyshev nodes stand for them
+_CROWD = 32  # a panel of so many classes or more is replaced by its Chebyshev nodes
 _TIMES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8
 
@@ -23,10 +23,10 @@ _TIME_CHUNK = 8
 class Inclusion(Protocol):
     """Probabilities that a sample of m contains a class; `exclude` (B,) is negative for none."""
 
-    def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+    def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return those of classes `ids` (B, k) that can be drawn."""
 
-    def every(self, exclude: IntArray) -> FloatArray:
+    def of_all(self, exclude: IntArray) -> FloatArray:
         """Return those of all classes, shape (B, n)."""
 
 
@@ -44,14 +44,16 @@ class UniformInclusion:
     def __init__(self, num_classes: int, m: int) -> None:
         self._n, self._m = num_classes, m
 
-    def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+    def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the probabilities of classes `ids` (B, k)."""
         left = self._n - (exclude >= 0).astype(np.int64)
         return np.broadcast_to((self._m / left)[:, None], ids.shape)
 
-    def every(self, exclude: IntArray) -> FloatArray:
+    def of_all(self, exclude: IntArray) -> FloatArray:
         """Return the probabilities of all classes, shape (B, n)."""
-        probs = np.repeat(self.of(np.empty((len(exclude), 1), np.int64), exclude), self._n, axis=1)
+        probs = np.repeat(
+            self.of_classes(np.empty((len(exclude), 1), np.int64), exclude), self._n, axis=1
+        )
         rows = np.flatnonzero(exclude >= 0)
         probs[rows, exclude[rows]] = 0.0
         return probs
@@ -68,11 +70,12 @@ class SuccessiveInclusion:
     N(t) is a sum of independent indicators. Its distribution function is a contour integral of
     its generating function over a circle near the saddle point, where nothing cancels; clock i,
     and that of an excluded class, leave the product by one division each. The integral in log t
-    is Gauss-Legendre on panels as wide as the law of N(t) allows. Chebyshev nodes stand for the
-    classes of a crowded panel of log w, so that n classes cost O(n) and a table.
+    is Gauss-Legendre on panels as wide as the law of N(t) allows. Classes
+    of nearly equal weight, many in one panel of log w, are replaced by the Chebyshev nodes of the
+    panel, so that n classes cost O(n) once.
 
-    The relative error of pi was at most 3e-12 in comparisons with enumeration for weights that
-    span up to 1e600, and of Chebyshev nodes with class by class for unfavourable crowds.
+    The relative error of pi was at most 3e-12, compared with enumeration for weights that span up
+    to 1e600, and compared with the sum over single classes where the nodes had the hardest case.
 
     TensorFlow takes ``1 - (1 - q_i)**tries`` with the number of tries that its draws needed, and
     CNTK the same with the mean number of tries in simulations; both are approximations.
@@ -106,15 +109,15 @@ class SuccessiveInclusion:
         z = np.zeros((shifts, len(log_t), successive.POINTS), np.complex128)
         values = np.zeros_like(z)
 
-        def lay(part: slice) -> None:
+        def fill_contours(part: slice) -> None:
             for shift in range(shifts):
                 out = z[shift, part], values[shift, part]
                 successive.contours(log_t[part], *atoms, m, shift, *out)
 
-        thread_each(lay, chunks(len(log_t), _TIME_CHUNK))
+        thread_each(fill_contours, chunks(len(log_t), _TIME_CHUNK))
         self._nodes = float(edges[0]), log_t, (half * _TIMES[1]).ravel(), z, values
 
-    def of(self, ids: IntArray, exclude: IntArray) -> FloatArray:
+    def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the probabilities of classes `ids` (B, k)."""
         probs = np.empty(ids.shape)
         order = np.argsort(exclude, kind="stable")
@@ -127,10 +130,10 @@ class SuccessiveInclusion:
         thread_each(fill, groups)
         return probs
 
-    def every(self, exclude: IntArray) -> FloatArray:
+    def of_all(self, exclude: IntArray) -> FloatArray:
         """Return the probabilities of all classes, shape (B, n)."""
         n = len(self._log_w)
-        return self.of(np.broadcast_to(np.arange(n), (len(exclude), n)), exclude)
+        return self.of_classes(np.broadcast_to(np.arange(n), (len(exclude), n)), exclude)
 
     @cached_property
     def _plain(self) -> FloatArray:

@@ -142,6 +142,16 @@ def test_what_is_missing_is_named_with_the_sampler_that_needs_it(name, attribute
     assert f"sampler {name!r}" in str(error.value)
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_vectors_in_float32_are_taken_in_float64(name):
+    inputs = replace(make_inputs(), logits=None)
+    vectors = {"h": inputs.h, "class_embeddings": inputs.class_embeddings}
+    single = {field: value.astype(np.float32) for field, value in vectors.items()}
+    double = {field: value.astype(np.float64) for field, value in single.items()}
+    q, wanted = (q_of(name, replace(inputs, **given)) for given in (single, double))
+    np.testing.assert_array_equal(q, wanted)
+
+
 @pytest.mark.parametrize("name", ["softmax", "quadratic"])
 def test_with_or_without_logits_it_is_the_same(name):
     inputs = make_inputs(tau=3.0)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from samplesoft.feature_maps import FEATURE_MAPS, make_feature_map
 from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.base import Sampler
 
@@ -89,6 +90,22 @@ def test_it_looks_at_contexts_and_follows_updates_if_it_says_so(name):
     assert (not np.array_equal(before[0], before[1])) == follows
     sampler.update(np.arange(4), UNIT[::-1])
     assert (not np.array_equal(sampler.probs(H), before)) == follows
+
+
+@pytest.mark.parametrize("name", sorted(set(SAMPLERS) & set(FEATURE_MAPS)))
+def test_its_features_are_those_of_the_map_of_its_name(name):
+    parts = FEATURE_MAPS[name].kernel.replace("(", " ").split()
+    sharpness = {"alpha": 50.0 * 2.0**2, "-nu": 3.0, "tau": 2.0}
+    (given,) = (sharpness[part] for part in parts if part in sharpness)
+    phi = make_feature_map(name, 2, GIVEN["num_features"], given, rng=GIVEN["rng"])
+    sampler = make_sampler(name, SamplerInputs(**GIVEN))
+    np.testing.assert_array_equal(sampler.feature_map.transform(H), phi.transform(H))
+
+
+@pytest.mark.parametrize(("n", "num"), [(4, 16), (128, 16), (400, 50)])
+def test_candidates_are_an_eighth_of_the_classes(n, num):
+    inputs = SamplerInputs(np.repeat(UNIT, n // 4, axis=0), np.ones(n), rng=0)
+    assert make_sampler("two-pass", inputs).num_candidates == num
 
 
 def test_its_tau_is_the_one_given_if_it_reads_one(name):

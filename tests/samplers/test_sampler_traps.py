@@ -1,4 +1,4 @@
-"""Traps that a hostile reader found: each failed before it was mended."""
+"""Mistakes that were found in samplers and corrected: each test failed before."""
 
 import numpy as np
 import pytest

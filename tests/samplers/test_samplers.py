@@ -104,6 +104,16 @@ def test_the_three_views_of_q_agree(name, n, dtype):
             assert (log_prob[range(4), exclude] == -np.inf).all()
 
 
+def test_expected_counts_are_those_of_the_draws(name):
+    sampler, h, every = make_sampler(name, inputs(37)), contexts(2), np.arange(37)
+    for exclude in (None, [3, 36]):
+        counts = np.exp(sampler.log_expected_count(h, every, 7, exclude=exclude))
+        np.testing.assert_allclose(counts, 7.0 * sampler.probs(h, exclude=exclude), rtol=1e-9)
+        draw = sampler.sample(h, 7, exclude=exclude, rng=0)
+        wanted = np.take_along_axis(counts, draw.ids, axis=1)
+        np.testing.assert_allclose(np.exp(draw.log_expected_count), wanted, rtol=1e-9)
+
+
 def test_draws_follow_q(name):
     n = 150  # more than one leaf or block
     sampler, h = make_sampler(name, inputs(n)), contexts(2)
@@ -161,7 +171,7 @@ def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(
     assert (again.ids != drawn[0].ids).any()
 
 
-def test_a_context_gets_the_same_draws_whoever_comes_after_it(name):
+def test_a_context_gets_the_same_draws_whatever_contexts_follow_it(name):
     sampler, h = make_sampler(name, inputs(300)), contexts(40)
     labels = np.arange(40)
     many = sampler.sample(h, 20, exclude=labels, rng=5)
