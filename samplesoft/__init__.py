@@ -8,89 +8,68 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same to Python
-    from samplesoft import (
-        bias,
-        data,
-        feature_maps,
-        losses,
-        metrics,
-        models,
-        samplers,
-        schemes,
-        sklearn,
-        training,
-        verification,
-    )
-    from samplesoft._device.select import to_host
-    from samplesoft.bias.asymptotic import asymptotic_bias
-    from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
-    from samplesoft.bias.exact import ExactBias, exact_bias
-    from samplesoft.bias.moments import GradientMoments, exact_gradient_moments
-    from samplesoft.bias.monte_carlo import MonteCarloBias, monte_carlo_bias
-    from samplesoft.bias.theorem1 import Theorem1Bounds, theorem1_bounds
-    from samplesoft.bias.theorem2 import Theorem2Ratio, theorem2_ratio
-    from samplesoft.samplers.tree.kernel_tree import KernelTree
-    from samplesoft.verification.report import VerificationReport
-    from samplesoft.verification.rows import VerificationRow
-    from samplesoft.verification.verify import verify
+if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same to Python
+    from samplesoft import bias as bias
+    from samplesoft import data as data
+    from samplesoft import feature_maps as feature_maps
+    from samplesoft import losses as losses
+    from samplesoft import metrics as metrics
+    from samplesoft import models as models
+    from samplesoft import samplers as samplers
+    from samplesoft import schemes as schemes
+    from samplesoft import sklearn as sklearn
+    from samplesoft import training as training
+    from samplesoft import verification as verification
+    from samplesoft._device.select import to_host as to_host
+    from samplesoft.bias.asymptotic import asymptotic_bias as asymptotic_bias
+    from samplesoft.bias.bounds import FiniteSampleBounds as FiniteSampleBounds
+    from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
+    from samplesoft.bias.exact import ExactBias as ExactBias
+    from samplesoft.bias.exact import exact_bias as exact_bias
+    from samplesoft.bias.moments import GradientMoments as GradientMoments
+    from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
+    from samplesoft.bias.monte_carlo import MonteCarloBias as MonteCarloBias
+    from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
+    from samplesoft.bias.theorem1 import Theorem1Bounds as Theorem1Bounds
+    from samplesoft.bias.theorem1 import theorem1_bounds as theorem1_bounds
+    from samplesoft.bias.theorem2 import Theorem2Ratio as Theorem2Ratio
+    from samplesoft.bias.theorem2 import theorem2_ratio as theorem2_ratio
+    from samplesoft.samplers.tree.kernel_tree import KernelTree as KernelTree
+    from samplesoft.verification.report import VerificationReport as VerificationReport
+    from samplesoft.verification.rows import VerificationRow as VerificationRow
+    from samplesoft.verification.verify import verify as verify
 
     __version__: str
 
-__all__ = [
-    "ExactBias",
-    "FiniteSampleBounds",
-    "GradientMoments",
-    "KernelTree",
-    "MonteCarloBias",
-    "Theorem1Bounds",
-    "Theorem2Ratio",
-    "VerificationReport",
-    "VerificationRow",
-    "__version__",
-    "asymptotic_bias",
+_MODULES = (
     "bias",
     "data",
-    "exact_bias",
-    "exact_gradient_moments",
     "feature_maps",
-    "finite_sample_bounds",
     "losses",
     "metrics",
     "models",
-    "monte_carlo_bias",
     "samplers",
     "schemes",
     "sklearn",
-    "theorem1_bounds",
-    "theorem2_ratio",
-    "to_host",
     "training",
     "verification",
-    "verify",
-]
-
-_HOMES = {
-    "ExactBias": "bias.exact",
-    "FiniteSampleBounds": "bias.bounds",
-    "GradientMoments": "bias.moments",
-    "KernelTree": "samplers.tree.kernel_tree",
-    "MonteCarloBias": "bias.monte_carlo",
-    "Theorem1Bounds": "bias.theorem1",
-    "Theorem2Ratio": "bias.theorem2",
-    "VerificationReport": "verification.report",
-    "VerificationRow": "verification.rows",
-    "asymptotic_bias": "bias.asymptotic",
-    "exact_bias": "bias.exact",
-    "exact_gradient_moments": "bias.moments",
-    "finite_sample_bounds": "bias.bounds",
-    "monte_carlo_bias": "bias.monte_carlo",
-    "theorem1_bounds": "bias.theorem1",
-    "theorem2_ratio": "bias.theorem2",
-    "to_host": "_device.select",
-    "verify": "verification.verify",
+)
+_NAMES = {  # by the module that defines them
+    "_device.select": ("to_host",),
+    "bias.asymptotic": ("asymptotic_bias",),
+    "bias.bounds": ("FiniteSampleBounds", "finite_sample_bounds"),
+    "bias.exact": ("ExactBias", "exact_bias"),
+    "bias.moments": ("GradientMoments", "exact_gradient_moments"),
+    "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
+    "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),
+    "bias.theorem2": ("Theorem2Ratio", "theorem2_ratio"),
+    "samplers.tree.kernel_tree": ("KernelTree",),
+    "verification.report": ("VerificationReport",),
+    "verification.rows": ("VerificationRow",),
+    "verification.verify": ("verify",),
 }
-
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 if not TYPE_CHECKING:  # type checkers would take any name for granted
 

@@ -61,27 +61,7 @@ def rates_in_words(rates: Mapping[str, float]) -> str:
 
 
 def learning_rate(options: argparse.Namespace, optimizer: str, rates: Mapping[str, float]) -> float:
-    """Return the learning rate.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed; ``learning_rate`` is None where it is not given.
-    optimizer : str
-        Name of the optimizer.
-    rates : mapping of str to float
-        Default learning rates of some optimizers.
-
-    Returns
-    -------
-    float
-        The one that is given, or the default.
-
-    Raises
-    ------
-    ValueError
-        If there is neither.
-    """
+    """Return the learning rate that is given, or else the default of the optimizer."""
     rate = options.learning_rate or rates.get(optimizer)
     if rate is None:
         raise ValueError(

@@ -95,20 +95,7 @@ def flag(name: str) -> str:
 
 
 def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return the options that are given and have the name of a field of a dataclass.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed, with None for an option that is not given.
-    settings : type
-        The dataclass.
-
-    Returns
-    -------
-    dict
-        Arguments of the dataclass; its defaults hold for all others.
-    """
+    """Return the options that are given, not None, and are fields of the dataclass `settings`."""
     values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -46,23 +46,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run ``samplesoft predict``.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-
-    Returns
-    -------
-    int
-        0.
-
-    Raises
-    ------
-    OSError, ValueError
-        If the model, the input or an option is bad, or the output cannot be written.
-    """
+    """Run ``samplesoft predict``."""
     from samplesoft.training.linear_model import read_linear_softmax
 
     if options.output:

@@ -15,18 +15,7 @@ _MAY_CHANGE = ("epochs", "patience", "corpus", "train", "test")  # training refu
 
 
 def fill_in_saved_options(options: argparse.Namespace) -> None:
-    """Set the options that are not given to those that were saved in ``--out``.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        Of ``samplesoft train``, with None for what is not given; changed.
-
-    Raises
-    ------
-    ValueError
-        If the run is one of another model, or the file has been damaged.
-    """
+    """Set the options that are not given, which are None, to those that were saved in ``--out``."""
     found = _read(options)
     if not found:  # of a run that was begun from Python
         return
@@ -41,18 +30,7 @@ def fill_in_saved_options(options: argparse.Namespace) -> None:
 
 
 def save_options(options: argparse.Namespace) -> None:
-    """Write the options into ``--out``; on resuming, only those that may change.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        Of ``samplesoft train``; the folder is made where there is none.
-
-    Raises
-    ------
-    OSError, ValueError
-        If the file cannot be written, or has been damaged.
-    """
+    """Write the options into ``--out``, which is made; on resuming, only those that may change."""
     values = {
         name: value
         for name, value in vars(options).items()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from samplesoft._memory import available_bytes, human_bytes
-from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS, default_tau
+from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.softmax_settings import SoftmaxSettings
@@ -98,7 +98,7 @@ def add_softmax(
 
 
 def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str, Any]:
-    """Check that options have an effect and go together, and add the default of tau.
+    """Check that the given options have an effect and go together.
 
     Parameters
     ----------
@@ -110,15 +110,9 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
     Returns
     -------
     dict
-        The values, with ``tau``, and without a sampler where the loss draws nothing.
-
-    Raises
-    ------
-    ValueError
-        If not, with the names of the options.
+        The values, without a sampler where the loss draws nothing.
     """
     normalize = values.get("normalize", defaults.normalize)
-    values = {"tau": default_tau(unit_vectors=normalize), **values}
     name = values.get("loss", defaults.loss)
     loss = LOSSES[name]
     if not loss.draws:
@@ -156,18 +150,7 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
 
 
 def check_memory(settings: LanguageModelSettings) -> None:
-    """Check that the draws of a step fit into memory.
-
-    Parameters
-    ----------
-    settings : LanguageModelSettings
-        The model.
-
-    Raises
-    ------
-    MemoryError
-        If they do not.
-    """
+    """Raise MemoryError if the draws of a step would not fit."""
     words, available = settings.batch_size * settings.num_steps, available_bytes()
     each = words * (SHARED_BYTES if settings.shared else BYTES)
     needed = (settings.num_sampled or 0) * each

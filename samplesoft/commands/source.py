@@ -56,23 +56,7 @@ class Source:
 
 
 def load_source(options: argparse.Namespace) -> Source:
-    """Load what the options name, or the standard library's text.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        Of ``samplesoft verify``.
-
-    Returns
-    -------
-    Source
-        At most ``--examples`` examples.
-
-    Raises
-    ------
-    OSError, TypeError, ValueError
-        If the input is bad.
-    """
+    """Load ``--examples`` examples of the input that the options name, or of Python's library."""
     if options.logits:
         logits, labels = load_logits(options.logits, options.labels)
         count = options.examples

@@ -104,24 +104,8 @@ def _add_run(group: Any, model: Model) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft train``.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-
-    Returns
-    -------
-    int
-        0.
-
-    Raises
-    ------
-    FloatingPointError
-        If training diverged.
-    KeyboardInterrupt
-        If the user stopped it; the message says how to continue.
-    MemoryError, OSError, TypeError, ValueError
-        If the input or an option is bad, or an output cannot be written.
+    Divergence raises FloatingPointError. An interrupt raises KeyboardInterrupt, whose message says
+    how to continue.
     """
     from samplesoft.training import LOG, load_parameters, read_log, require_free, require_run, train
 

@@ -35,20 +35,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft verify``.
 
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-
-    Returns
-    -------
-    int
-        0 if Monte Carlo agrees with the exact values and the finite-m bounds hold, 1 if not.
-
-    Raises
-    ------
-    OSError, TypeError, ValueError
-        If the input or an option is bad, or an output cannot be written.
+    The exit status is 0 if Monte Carlo agrees with the exact values and the finite-m bounds hold,
+    1 if not.
     """
     check_options(options)
     source = load_source(options)

@@ -141,18 +141,7 @@ def _add_model(group: Any) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check the options before the long work.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-        As parsed.
-
-    Raises
-    ------
-    ValueError
-        If an option has no effect, two do not go together, or a file could not be written.
-    """
+    """Raise ValueError if an option has no effect, two do not go together, or a file is no use."""
     _check_input(options)
     _check_what_is_checked(options)
     _check_output(options)
