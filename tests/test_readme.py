@@ -9,6 +9,10 @@ import pytest
 from documents import blocks, run
 
 from samplesoft.cli import build_parser
+from samplesoft.feature_maps import FEATURE_MAPS
+from samplesoft.losses import LOSSES
+from samplesoft.samplers import SAMPLERS
+from samplesoft.schemes import SCHEMES
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -34,9 +38,21 @@ def python_blocks(path):
     return [block for block in blocks(read(path)) if block.language == "python"]
 
 
-@pytest.mark.slow
-def test_python_runs_as_printed(tmp_path, monkeypatch):
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Work in an empty folder, and take what is registered out of the registries again."""
     monkeypatch.chdir(tmp_path)
+    registries = FEATURE_MAPS, LOSSES, SAMPLERS, SCHEMES
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("elsewhere")
+def test_python_runs_as_printed():
     namespace = {"__name__": "readme"}
     for block in python_blocks(README):
         if not on_a_gpu(block):
@@ -47,12 +63,12 @@ def test_python_runs_as_printed(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.gpu
-def test_python_for_a_gpu_runs_as_printed(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("elsewhere")
+def test_python_for_a_gpu_runs_as_printed():
     from numba import config
 
     if config.ENABLE_CUDASIM:
         pytest.skip("100,000 classes would take the simulator hours; it needs an NVIDIA GPU")
-    monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "readme"}
     for block in python_blocks(README):
         run(block, namespace, str(README))
