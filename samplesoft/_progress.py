@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -22,4 +23,5 @@ def progress_bar(wanted: bool, **options: Any) -> Any:
     """
     from tqdm import tqdm
 
-    return tqdm(leave=False, disable=None if wanted else True, **options)
+    possible = wanted and sys.stderr is not None  # None if it was closed at the start
+    return tqdm(leave=False, disable=None if possible else True, **options)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -73,6 +74,15 @@ def test_reader_that_leaves_ends_neither_the_work_nor_the_lines(which, logits, t
         assert process.stderr.read() == ""
     assert process.returncode == 0
     assert result.exists()
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
+def test_output_that_is_closed_is_no_error(closed, tmp_path):
+    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path / "run"), "--epochs", "2"]
+    shell = f"exec {shlex.join(command)} {closed}"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout.count("- epoch") == (2 if closed == "2>&-" else 0)
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.npz").values["epoch"] == 2
 
 
 def test_a_terminal_has_bars_and_no_lines(tmp_path):
