@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import frozen
 import naive
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ def test_integral_of_reject_sums_over_every_number_kept(m, share):
         assert abs(loss_bias - mp.log(naive.softmax(logits)[0]) - loss) < 1e-20
 
 
+@pytest.mark.slow
 def test_gauss_rule_and_plain_sum_over_the_draws_kept_agree(monkeypatch):
     args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 800, "reject")
     every = naive.laplace_mpmath(*args, dps=15)
@@ -110,6 +112,7 @@ def test_integral_at_a_billion_draws(scheme):
         assert float(bias[0] / limit) == pytest.approx(1.0, abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "spread", "least"),
     [("negatives", 700.0, 1e-300), ("candidate", 700.0, 1e-300), ("jackknife", 70.0, 1e-30)],
@@ -124,6 +127,23 @@ def test_integral_at_extreme_logits_and_proposals(scheme, spread, least):
         assert sum(abs(bias - exact)) < 1e-13 * sum(abs(exact))
 
 
+@pytest.mark.parametrize("scheme", naive.SCHEMES)
+def test_frozen_digits_are_computed_anew(scheme):
+    """One record of each scheme, for time; `python tests/frozen.py` computes them all."""
+    entries = [e for e in frozen.records().values() if e["scheme"] == scheme and e["m"] == 2]
+    entries = [e for e in entries if e["logits"] == [0.5, -0.5, 1.0]]
+    assert entries
+    for entry in entries:
+        new = frozen.compute(entry)
+        kept, again = ([*e["bias"], e["loss_bias"]] for e in (entry, new))
+        with mp.workdps(entry["dps"] + frozen.MORE):
+            kept, again = ([mp.mpf(x) for x in values] for values in (kept, again))
+            norm = mp.fsum(abs(x) for x in kept)
+            off = mp.fsum(abs(x - y) for x, y in zip(kept, again, strict=True))
+            assert off < mp.mpf(10) ** (1 - entry["dps"]) * norm
+
+
+@pytest.mark.slow
 def test_integral_finds_a_bias_of_zero():
     bias = naive.laplace_mpmath([1.0, 0.0, 0.0], 0, [0.2, 0.4, 0.4], 5, "negatives", dps=15)[1]
     assert all(abs(x) < mp.mpf("1e-400") for x in bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import frozen
 import naive
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def assert_exact(logits, label, q, m, scheme, rtol=1e-10, dps=30):
     result = exact_bias(logits, label, q, m, scheme=scheme)
     assert np.isfinite(result.bias).all() and np.isfinite(result.loss_bias)
     assert np.isfinite(result.error) and result.error >= 0.0
-    _, bias, loss_bias = naive.laplace_mpmath(logits, label, q, m, scheme, dps=dps)
+    bias, loss_bias = frozen.laplace(logits, label, q, m, scheme, dps=dps)
     error, norm = naive.l1_error(result.bias, bias)
     if norm < NO_MORE:
         assert np.abs(result.bias).sum() <= max(1e-289, 3 * result.error) < 1e-7
@@ -80,8 +81,6 @@ HUGE = {
 @pytest.mark.parametrize("m", [3, 10**9])
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("reject", "poisson")])
 def test_logits_of_700(scheme, m, case):
-    if scheme == "jackknife" and case == "700 with a rare class":
-        pytest.skip("the oracle needs minutes")
     assert_exact(*HUGE[case], m, scheme)
 
 
@@ -105,8 +104,8 @@ TINY = {
 @pytest.mark.parametrize("m", [3, 10**4])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_proposals_down_to_1e_300(scheme, m, case):
-    if (scheme, m) in (("poisson", 3), ("reject", 10**4)):
-        pytest.skip("poisson counts no draws; the oracle for reject needs seconds")
+    if (scheme, m) == ("poisson", 3):
+        pytest.skip("no draws to count")
     assert_exact(*TINY[case], m, scheme)
 
 
@@ -117,7 +116,7 @@ def test_proposal_close_to_the_softmax(scheme, m, size):
     # with size 0 the bias is that of the rounding of q, and still has its digits
     logits = [0.3, -1.0, 2.0, 0.7]
     q = off_by(softmax(logits), size)
-    _, bias, _ = naive.laplace_mpmath(logits, 1, q, m, scheme, dps=15)
+    bias, _ = frozen.laplace(logits, 1, q, m, scheme, dps=15)
     error, norm = naive.l1_error(exact_bias(logits, 1, q, m, scheme=scheme).bias, bias)
     if scheme == "reject" and m == 2:
         assert norm > 1e-6  # sometimes no draw is left
@@ -144,7 +143,7 @@ def test_a_label_with_nearly_all_the_mass_keeps_its_digits(scheme, gap):
     logits, q = [gap, 0.0, 0.5], THIRDS
     for m in (2, 100, 10**9):
         result = exact_bias(logits, 0, q, m, scheme=scheme)
-        bias = naive.laplace_mpmath(logits, 0, q, m, scheme, dps=40)[1]
+        bias = frozen.laplace(logits, 0, q, m, scheme, dps=40)[0]
         error, norm = naive.l1_error(result.bias, bias)
         assert error <= 10 * mpf(float(result.error)) + 1e-12 * norm
         assert error <= 1e-10 * norm
@@ -158,7 +157,7 @@ def test_error_estimate_is_fair(scheme):
         if scheme == "jackknife" and m == 1:
             continue
         result = exact_bias(logits, 2, q, m, scheme=scheme)
-        bias = naive.laplace_mpmath(logits, 2, q, m, scheme, dps=15)[1]
+        bias = frozen.laplace(logits, 2, q, m, scheme, dps=15)[0]
         error, norm = naive.l1_error(result.bias, bias)
         assert error <= 5 * mpf(float(result.error))
         assert result.error <= 1e-10 * float(norm), (m, result.error, float(norm))
