@@ -5,29 +5,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from samplesoft._memory import available_bytes, human_bytes
 from samplesoft._progress import progress_bar
-from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
-from samplesoft.losses.registry import LOSSES
-from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft._validation import FloatArray
 from samplesoft.sklearn import files
+from samplesoft.sklearn.example_weights import class_counts, example_weights, labelled_rows
+from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_codec, require_labels
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.targets import LISTS, SINGLE, Targets, read_targets, require_targets
+from samplesoft.sklearn.parameters import check_parameters, model_settings, require_same_model
+from samplesoft.sklearn.prediction import PredictionMixin
 
 
-class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
+class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
     """A linear embedding under a softmax over very many classes, trained on a few of them a step.
 
     Scores are ``tau * (x @ U + u) . c_j``, by default of vectors divided by their norms. A step
@@ -184,22 +181,22 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument or a parameter is malformed, or training diverges.
         """
-        self._check_parameters()
+        check_parameters(self)
         with self._unchanged_on_error():
             return self._fit(X, y)
 
     def _fit(self, X: Any, y: Any) -> SampledSoftmaxClassifier:
         go_on = self.warm_start and hasattr(self, "model_")
-        X = self._read_both(X, y, reset=not go_on)
-        targets = self._targets if go_on else read_targets(y)
-        codes = targets.encode(y)
-        labelled = _labelled(codes)
+        X = self._check_both(X, y, reset=not go_on)
+        codec = self._codec if go_on else infer_codec(y)
+        codes = codec.encode(y)
+        labelled = labelled_rows(codes)
         if not len(labelled):
             raise ValueError("`y` must hold a label for at least one example, got none.")
         if go_on:
             self._require_same_model()
         else:
-            self._begin(X, targets, _counts(codes, len(targets.classes)))
+            self._begin(X, codec, class_counts(codes, len(codec.classes)))
         self.num_unlabeled_ = X.shape[0] - len(labelled)
         if self.num_unlabeled_:
             warnings.warn(
@@ -207,7 +204,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "left out.",
                 stacklevel=4,
             )
-        weights = self._weights(codes)
+        weights = example_weights(self.class_weight, self._codec, codes)
         learner, train, held_out = self._learner, labelled, labelled[:0]
         if self.early_stopping:
             train, held_out = learner.split(labelled, self.validation_fraction)
@@ -258,7 +255,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument or a parameter is malformed, or classes differ from those of before.
         """
-        self._check_parameters()
+        check_parameters(self)
         if isinstance(self.class_weight, str):
             raise ValueError(
                 "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
@@ -269,15 +266,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _partial_fit(self, X: Any, y: Any, classes: Any) -> SampledSoftmaxClassifier:
         first = not hasattr(self, "model_")
-        X = self._read_both(X, y, reset=first)
+        X = self._check_both(X, y, reset=first)
         if first:
-            targets = read_targets(y, classes)
-            if classes is None and targets.form in (SINGLE, LISTS):
+            codec = infer_codec(y, classes)
+            if classes is None and codec.form in (SINGLE, LISTS):
                 raise ValueError(
                     "`classes` must hold all labels in the first call of partial_fit, got None."
                 )
-            codes = targets.encode(y)
-            self._begin(X, targets, _counts(codes, len(targets.classes)) + 1.0)
+            codes = codec.encode(y)
+            self._begin(X, codec, class_counts(codes, len(codec.classes)) + 1.0)
             self.n_iter_ = 0
         else:
             if classes is not None and not np.array_equal(
@@ -286,140 +283,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(
                     "`classes` must be those of the first call of partial_fit; leave it out."
                 )
-            codes = self._targets.encode(y)
+            codes = self._codec.encode(y)
             self._require_same_model()
-        labelled = _labelled(codes)
+        labelled = labelled_rows(codes)
         if len(labelled):
-            weights = self._weights(codes)[labelled]
+            weights = example_weights(self.class_weight, self._codec, codes)[labelled]
             self._learner.step(X[labelled], codes[labelled], weights, self.learning_rate)
         self.n_iter_ += 1
         return self
-
-    def predict(self, X: Any) -> Any:
-        """Return the most probable label of each input, or all of at least even odds.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs.
-
-        Returns
-        -------
-        ndarray, shape (N,), or labels in the form in which `fit` got several for an example
-            Labels. Of several, those with a probability of `predict_proba` of at least 1/2.
-        """
-        X = self._read(X)
-        if not self._targets.multilabel:
-            return self._targets.decode(self.model_.top_k(X, 1)[0][:, 0])
-        chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
-        return self._targets.decode_matrix(sparse.csr_array(sparse.vstack(chosen, format="csr")))
-
-    def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the labels of the greatest scores, without a matrix of all scores.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs.
-        k : int
-            How many labels, at most n.
-
-        Returns
-        -------
-        labels : ndarray, shape (N, k)
-            The best first.
-        scores : ndarray, shape (N, k)
-            Their scores: logits of the softmax.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument is malformed.
-        """
-        X = self._read(X)
-        if as_count("k", k) > len(self.classes_):
-            raise ValueError(
-                f"`k` must be at most the number of classes {len(self.classes_)}, got {k}."
-            )
-        ids, scores = self.model_.top_k(X, k)
-        return self._targets.decode(ids), scores
-
-    def decision_function(self, X: Any) -> NDArray[Any]:
-        """Return scores: logits of the softmax, or of two classes their difference.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs.
-
-        Returns
-        -------
-        ndarray, shape (N, n), or (N,) with two classes
-            Scores.
-
-        Raises
-        ------
-        MemoryError
-            If they would not fit.
-        """
-        X = self._read(X)
-        out = self._room(X.shape[0])
-        for part, scores in self.model_.scores(X):
-            out[part] = scores
-        if len(self.classes_) == 2 and not self._targets.multilabel:
-            difference: NDArray[Any] = out[:, 1] - out[:, 0]
-            return difference
-        return out
-
-    def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return probabilities.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs.
-
-        Returns
-        -------
-        ndarray, shape (N, n)
-            The softmax p of the scores. Where examples may have several labels,
-            ``1 - (1 - p)**L``: that of a label to be among L draws, the mean number of labels of
-            an example in training.
-
-        Raises
-        ------
-        MemoryError
-            If they would not fit.
-        """
-        X = self._read(X)
-        out = self._room(X.shape[0])
-        for part, probabilities in self._learner.probabilities(X):
-            out[part] = probabilities
-        return out
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of inputs whose label, or set of labels, is predicted.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs.
-        y : array_like or matrix
-            Labels, as in `fit`; with one an example also ones not seen there.
-        sample_weight : array_like, shape (N,), optional
-            Weights of the inputs.
-
-        Returns
-        -------
-        float
-            Accuracy.
-        """
-        predicted = self.predict(X)
-        if not self._targets.multilabel:
-            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
-        wrong = self._targets.encode(predicted) != self._targets.encode(y)
-        right = np.diff(sparse.csr_array(wrong).indptr) == 0
-        return float(np.average(right, weights=sample_weight))
 
     def save(self, path: str | Path) -> None:
         """Write the model, as arrays and JSON without any pickled object.
@@ -470,7 +341,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
-        """Forget what has been set if the body fails; parameters of a warm start stay moved."""
+        """Forget what has been set if the body fails; parameters of a warm start stay changed."""
         before = dict(vars(self))
         try:
             yield
@@ -479,139 +350,26 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             self.__dict__.update(before)
             raise
 
-    def _require_same_model(self) -> None:
-        """Raise for parameters that were changed after the model was made."""
-        wanted = asdict(self._settings(self._targets.multilabel, len(self.classes_)))
-        made = asdict(self.model_.settings)
-        changed = [name for name in wanted if wanted[name] != made[name]]
-        if changed:
-            raise ValueError(
-                f"the model was made with other {', '.join(changed)}: got "
-                f"{', '.join(repr(wanted[name]) for name in changed)}, and it has "
-                f"{', '.join(repr(made[name]) for name in changed)}; call fit without warm_start, "
-                "or set them back."
-            )
-
-    def _check_parameters(self) -> None:
-        for name in ("max_iter", "batch_size", "n_iter_no_change"):
-            as_count(name, getattr(self, name))
-        as_positive("learning_rate", self.learning_rate)
-        as_nonnegative("tol", self.tol)
-        if not 0.0 < self.validation_fraction < 1.0:
-            raise ValueError(
-                f"`validation_fraction` must lie between 0 and 1, got {self.validation_fraction}."
-            )
-        weights = self.class_weight
-        if isinstance(weights, dict):
-            for label, weight in weights.items():
-                as_nonnegative(f"class_weight[{label!r}]", weight)
-        elif weights is not None and not (isinstance(weights, str) and weights == "balanced"):
-            raise ValueError(
-                f"`class_weight` must be a dict, 'balanced' or None, got {type(weights).__name__}."
-            )
-        self._settings(multilabel=False, num_classes=2)
-
-    def _settings(self, multilabel: bool, num_classes: int) -> LinearSoftmaxSettings:
-        offered = [name for name, spec in LOSSES.items() if spec.classifier]
-        spec = LOSSES[as_choice("loss", self.loss, offered)]
-        name = (spec.masked if multilabel or self.shared else None) or self.loss
-        draws = spec.draws and num_classes > 1
-        return LinearSoftmaxSettings(
-            loss=name if draws else "full",
-            sampler=self.sampler if draws else None,
-            num_sampled=self.num_sampled if draws else None,
-            shared=bool(self.shared) and draws,
-            tau=self.tau,
-            normalize=self.normalize,
-            nu=self.nu,
-            num_features=self.num_features,
-            embedding_dim=self.embedding_dim,
-            dropout=self.dropout,
-        )
-
-    def _read_both(self, X: Any, y: Any, reset: bool) -> Any:
-        """Check inputs to train on, and that there are as many targets."""
-        require_targets(y)
-        X = self._checked(X, reset)
+    def _check_both(self, X: Any, y: Any, reset: bool) -> Any:
+        """Check inputs to train on, and that there are as many labels."""
+        require_labels(y)
+        X = self._check_inputs(X, reset)
         check_consistent_length(X, y)
         return X
 
-    def _read(self, X: Any) -> Any:
-        """Check inputs to predict for."""
-        check_is_fitted(self)
-        return self._checked(X, reset=False)
+    def _require_same_model(self) -> None:
+        wanted = model_settings(self, self._codec.multilabel, len(self.classes_))
+        require_same_model(wanted, self.model_.settings)
 
-    def _checked(self, X: Any, reset: bool) -> Any:
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=reset)
-        if not reset:
-            with np.errstate(over="ignore"):  # the model refuses infinity
-                X = X.astype(self.model_.dtype, copy=False)
-        return X
-
-    def _begin(self, X: Any, targets: Targets, counts: NDArray[np.float64]) -> None:
+    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray) -> None:
         """Make a model with random parameters."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        settings = self._settings(targets.multilabel, len(targets.classes))
-        self._take(Learner(targets, X.shape[1], settings, counts, X.dtype, seed))
+        settings = model_settings(self, codec.multilabel, len(codec.classes))
+        self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed))
 
     def _take(self, learner: Learner) -> None:
-        self._learner, self._targets = learner, learner.targets
-        self.classes_, self.model_ = learner.targets.classes, learner.model
-
-    def _weights(self, codes: Any) -> NDArray[np.float64]:
-        """Return the weight of each example."""
-        if self.class_weight is None:
-            return np.ones(codes.shape[0])
-        ids, places = np.unique(_class_numbers(codes), return_inverse=True)
-        if isinstance(self.class_weight, dict):
-            strange = [w for w in self.class_weight if not np.isin(w, self.classes_).any()]
-            if strange:
-                raise ValueError(
-                    f"`class_weight` must name classes, got {strange[0]!r}, which is none of the "
-                    f"{len(self.classes_)}; mind the type."
-                )
-            labels = self.classes_[ids].tolist()
-            of_class = np.array([self.class_weight.get(label, 1.0) for label in labels])
-        else:
-            counts = np.bincount(places)
-            of_class = counts.sum() / (len(counts) * counts)
-        weights: NDArray[np.float64] = of_class[places]
-        if not self._targets.multilabel:
-            return weights
-        matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
-        mean: NDArray[np.float64] = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
-        return mean
-
-    def _room(self, num: int) -> NDArray[Any]:
-        """Return room for a number for each input and class, if there is."""
-        n = len(self.classes_)
-        needed, available = 8 * num * n, available_bytes()
-        if available is not None and needed > available:
-            raise MemoryError(
-                f"{num:,} inputs times {n:,} classes need {human_bytes(needed)}, and "
-                f"{human_bytes(available)} are available; pass fewer inputs at a time, or take "
-                "predict_topk."
-            )
-        return np.empty((num, n))
-
-
-def _labelled(codes: Any) -> NDArray[np.int64]:
-    """Return the rows that have a label."""
-    if isinstance(codes, np.ndarray):
-        return np.arange(len(codes))
-    rows: NDArray[np.int64] = np.flatnonzero(np.diff(codes.indptr))
-    return rows
-
-
-def _class_numbers(codes: Any) -> NDArray[np.int64]:
-    """Return the labels of all examples, one after another."""
-    ids: NDArray[np.int64] = codes if isinstance(codes, np.ndarray) else codes.indices
-    return ids
-
-
-def _counts(codes: Any, num_classes: int) -> NDArray[np.float64]:
-    """Return how often each class occurs."""
-    return np.bincount(_class_numbers(codes), minlength=num_classes).astype(np.float64)
+        self._learner, self._codec = learner, learner.codec
+        self.classes_, self.model_ = learner.codec.classes, learner.model
 
 
 def _copy(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from samplesoft._names import part, prefixed
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.targets import Targets
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
@@ -37,15 +37,15 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     if isinstance(seed, (int, np.integer)):
         parameters["random_state"] = int(seed)
     learner = classifier._learner
-    targets, model = learner.targets, learner.model
-    classes = targets.classes
+    codec, model = learner.codec, learner.model
+    classes = codec.classes
     names = getattr(classifier, "feature_names_in_", None)
     about = {
         "model": MODEL,
         "parameters": parameters,
         "settings": asdict(model.settings),
-        "form": targets.form,
-        "labels": str(targets.dtype),
+        "form": codec.form,
+        "labels": str(codec.dtype),
         "classes": str(classes.dtype),
         "linear_softmax": linear_softmax_config(model, unit_inputs=False, leave_out=False),
         "feature_names": None if names is None else list(names),
@@ -89,7 +89,7 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
         parameters["class_weight"] = {label: weight for label, weight in parameters["class_weight"]}
     classifier = make(**parameters)
     learner = Learner(
-        Targets(
+        LabelCodec(
             arrays["classes"].astype(about["classes"]), about["form"], np.dtype(about["labels"])
         ),
         model["num_inputs"],

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._jit import chunks
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import make_optimizer
-from samplesoft.sklearn.targets import Targets
-from samplesoft.training.task import sub_seed
-
-_MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
+from samplesoft.sklearn.label_codec import LabelCodec
+from samplesoft.training.linear_steps import LinearSteps, held_out_order
 
 
 class Learner:
@@ -22,7 +20,7 @@ class Learner:
 
     Parameters
     ----------
-    targets : Targets
+    codec : LabelCodec
         Classes.
     num_inputs : int
         Columns of an input.
@@ -38,28 +36,24 @@ class Learner:
 
     def __init__(
         self,
-        targets: Targets,
+        codec: LabelCodec,
         num_inputs: int,
         settings: LinearSoftmaxSettings,
-        counts: NDArray[np.float64],
+        counts: FloatArray,
         dtype: Any,
         seed: int,
     ) -> None:
-        self.targets, self.counts, self.seed = targets, counts, seed
-        self.model = LinearSoftmax(
-            num_inputs,
-            len(targets.classes),
-            settings,
-            counts=counts,
-            dtype=dtype,
-            rng=sub_seed(seed, _MODEL),
-        )
+        self.codec, self.counts, self.seed = codec, counts, seed
+        self._steps = LinearSteps(num_inputs, len(codec.classes), settings, counts, seed, dtype)
         self.optimizer = make_optimizer("adagrad", 0.0)
         self.num_steps = self.num_epochs = self.num_examples = self.num_labels = 0
 
-    def split(
-        self, rows: NDArray[np.int64], share: float
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    @property
+    def model(self) -> LinearSoftmax:
+        """The model that is trained."""
+        return self._steps.model
+
+    def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a share of them that is held out."""
         held = int(np.ceil(share * len(rows)))
         if held >= len(rows):
@@ -67,55 +61,53 @@ class Learner:
                 f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
                 "off, or give more."
             )
-        order = np.random.default_rng(sub_seed(self.seed, _SPLIT)).permutation(rows)
+        order = held_out_order(rows, self.seed)
         return np.sort(order[held:]), np.sort(order[:held])
 
     def epoch(
         self,
         X: Any,
         codes: Any,
-        weights: NDArray[np.float64],
-        rows: NDArray[np.int64],
+        weights: FloatArray,
+        rows: IntArray,
         batch_size: int,
         learning_rate: float,
     ) -> float:
         """Go over some rows once; return the mean loss."""
-        generator = np.random.default_rng(sub_seed(self.seed, _ORDER, self.num_epochs))
+        total, order = 0.0, self._steps.order(rows, self.num_epochs)
         self.num_epochs += 1
-        total, order = 0.0, generator.permutation(rows)
         for part in chunks(len(order), batch_size):
             batch = order[part]
             loss = self.step(X[batch], codes[batch], weights[batch], learning_rate)
             total += loss * len(batch)
         return total / len(order)
 
-    def step(self, x: Any, codes: Any, weights: NDArray[np.float64], learning_rate: float) -> float:
+    def step(self, x: Any, codes: Any, weights: FloatArray, learning_rate: float) -> float:
         """Take a step on a batch; return its mean loss."""
-        seed = sub_seed(self.seed, _STEP, self.num_steps)
-        loss, gradients = self.model.step(x, codes, weights=weights, rng=seed)
+        loss, gradients = self._steps.gradients(self.num_steps, x, codes, weights)
         self.optimizer.learning_rate = learning_rate
         self.optimizer.step(self.model.parameters, gradients)
         self.model.after_step(gradients)
         self.num_steps += 1
         self.num_examples += x.shape[0]
-        self.num_labels += codes.nnz if self.targets.multilabel else x.shape[0]
+        self.num_labels += codes.nnz if self.codec.multilabel else x.shape[0]
         return loss
 
     def precision_at_1(self, X: Any, codes: Any) -> float:
         """Return how often the best class is a label."""
         best = self.model.top_k(X, 1)[0][:, 0]
-        if not self.targets.multilabel:
+        if not self.codec.multilabel:
             return float(np.mean(best == codes))
         return float(np.mean(codes[np.arange(len(best)), best]))
 
-    def probabilities(self, X: Any) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the softmax of the scores, or of several labels that of each to be among them."""
         for part, scores in self.model.scores(X):
             p = scores.astype(np.float64)
             p -= p.max(axis=1, keepdims=True)
             np.exp(p, out=p)
             p /= p.sum(axis=1, keepdims=True)
-            if self.targets.multilabel:
+            if self.codec.multilabel:
                 labels_each = self.num_labels / self.num_examples if self.num_examples else 1.0
                 with np.errstate(divide="ignore"):
                     p = -np.expm1(labels_each * np.log1p(-p))

@@ -13,20 +13,17 @@ from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.metrics.ranking import ranking_scores
-from samplesoft.models.linear_softmax import (
-    LinearSoftmax,
-    LinearSoftmaxSettings,
-    some_entries,
-)
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_model import linear_softmax_config
+from samplesoft.training.linear_steps import LinearSteps, held_out_order
 from samplesoft.training.task import Gradient, Task, sub_seed
 from samplesoft.training.unit_norm import unit_norm
 
 CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
 _VALIDATED = 2000  # examples of a validation
 _EACH = 256  # of them at a time
-_MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
+_HIDDEN = 3, 1  # the stream of the seed by which items of held-out users are hidden
 
 Matrix = sparse.csr_array
 
@@ -128,13 +125,8 @@ class RetrievalTask(Task):
         self._inputs = unit_norm(inputs)
         self._validation = self._held_out(held_out[:_VALIDATED])
         counts = np.bincount(labels.indices, minlength=labels.shape[1])
-        self.model = LinearSoftmax(
-            inputs.shape[1],
-            labels.shape[1],
-            settings,
-            counts=counts,
-            rng=sub_seed(self._key, _MODEL),
-        )
+        self._steps = LinearSteps(inputs.shape[1], labels.shape[1], settings, counts, self._key)
+        self.model = self._steps.model
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size
         self.num_steps = -(-len(self._rows) // settings.batch_size)
@@ -158,12 +150,11 @@ class RetrievalTask(Task):
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch."""
         if self._order[0] != epoch:
-            generator = np.random.default_rng(sub_seed(self._key, _ORDER, epoch))
-            self._order = epoch, generator.permutation(self._rows)
+            self._order = epoch, self._steps.order(self._rows, epoch)
         size = self.settings.batch_size
         rows = self._order[1][index * size : (index + 1) * size]
-        seed = sub_seed(self._key, _STEP, epoch * self.num_steps + index)
-        return self.model.step(self._inputs[rows], self._labels[rows], rng=seed)
+        step = epoch * self.num_steps + index
+        return self._steps.gradients(step, self._inputs[rows], self._labels[rows])
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that have changed."""
@@ -221,7 +212,7 @@ class RetrievalTask(Task):
     def _split(self) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and those held out."""
         rows = np.flatnonzero(np.diff(self._labels.indptr))
-        order = np.random.default_rng(sub_seed(self._key, _SPLIT)).permutation(rows)
+        order = held_out_order(rows, self._key)
         held = int(self.settings.validation * len(rows))
         if held == 0:
             return rows, order
@@ -232,7 +223,7 @@ class RetrievalTask(Task):
         given, labels = self._given[rows], self._labels[rows]
         if not self.leave_out:
             return given, labels
-        generator = np.random.default_rng(sub_seed(self._key, _SPLIT, 1))
+        generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN))
         hidden = generator.random(labels.nnz) < 0.2
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
         hidden[first] = True  # something is to be found, and something known

@@ -1,4 +1,4 @@
-"""What users call classes, and the numbers that models call them."""
+"""Labels as users write them, and the class numbers that models work with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", 
 
 
 @dataclass(frozen=True, eq=False)
-class Targets:
-    """Classes, and the form in which labels come and go.
+class LabelCodec:
+    """Classes, and the form in which labels come and go; encodes and decodes them.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Targets:
         return self.form != SINGLE
 
     def encode(self, y: Any) -> Any:
-        """Turn targets into class numbers (N,), or a CSR matrix (N, n) of ones.
+        """Turn labels into class numbers (N,), or a CSR matrix (N, n) of ones.
 
         Raises
         ------
@@ -55,10 +55,10 @@ class Targets:
                 f"`y` must come as {self.form}, as in the first call, got {found}; convert it."
             )
         if self.form == SINGLE:
-            return self._numbers(_read_labels(y))
+            return self._numbers(_check_labels(y))
         if self.form == LISTS:
             return _matrix([self._numbers(np.asarray(list(row))) for row in y], len(self.classes))
-        matrix = _read_indicator(y)
+        matrix = _check_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
@@ -96,33 +96,33 @@ class Targets:
         return found.astype(np.int64)
 
 
-def require_targets(y: Any) -> None:
-    """Raise ValueError where there are no targets."""
+def require_labels(y: Any) -> None:
+    """Raise ValueError where there are no labels."""
     if y is None:
         raise ValueError(
             "SampledSoftmaxClassifier requires y to be passed, but the target y is None."
         )
 
 
-def read_targets(y: Any, classes: Any = None) -> Targets:
-    """Find out in which form targets come, and which classes there are.
+def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
+    """Find out in which form labels come, and which classes there are.
 
     Parameters
     ----------
     y : array_like, sparse matrix or list of lists
-        Targets.
+        Labels.
     classes : array_like, shape (n,), optional
         All labels; those of `y` by default. Of an indicator matrix, what its columns are called.
 
     Returns
     -------
-    Targets
-        How to read and write labels.
+    LabelCodec
+        How to encode and decode labels.
 
     Raises
     ------
     ValueError
-        If targets are no labels.
+        If they are no labels.
     """
     form, given = _form(y), None
     if classes is not None:
@@ -130,8 +130,8 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
         if form in (SINGLE, DENSE) and _is_nested(y) and len(np.asarray(y)[0]) != len(given):
             form = LISTS  # of one length each
     if form == SINGLE:
-        labels = _read_labels(y)
-        return Targets(np.unique(labels) if given is None else given, form, labels.dtype)
+        labels = _check_labels(y)
+        return LabelCodec(np.unique(labels) if given is None else given, form, labels.dtype)
     if form == LISTS:
         if given is None:
             rows = [np.asarray(list(row)) for row in y if len(row)]
@@ -139,15 +139,15 @@ def read_targets(y: Any, classes: Any = None) -> Targets:
             if len(kinds) > 1:
                 raise ValueError("`y` must hold labels of one kind, got text and numbers.")
             given = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
-        return Targets(given, form, given.dtype)
-    matrix = _read_indicator(y)
+        return LabelCodec(given, form, given.dtype)
+    matrix = _check_indicator(y)
     columns = np.arange(matrix.shape[1])
     if given is not None and len(given) != len(columns):
         raise ValueError(
             f"`classes` must name the {len(columns)} columns of `y`, got {len(given)} of them."
         )
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-    return Targets(columns if classes is None else np.asarray(classes), form, dtype)
+    return LabelCodec(columns if classes is None else np.asarray(classes), form, dtype)
 
 
 def _form(y: Any) -> str:
@@ -171,7 +171,7 @@ def _is_nested(y: Any) -> bool:
     return isinstance(y, (list, tuple)) and all(isinstance(row, rows) for row in y)
 
 
-def _read_labels(y: Any) -> NDArray[Any]:
+def _check_labels(y: Any) -> NDArray[Any]:
     labels: NDArray[Any] = column_or_1d(
         check_array(y, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name="y"),
         warn=True,
@@ -183,9 +183,9 @@ def _read_labels(y: Any) -> NDArray[Any]:
     return labels
 
 
-def _read_indicator(y: Any) -> sparse.csr_array:
-    read = check_array(y, accept_sparse="csr", dtype=None, input_name="y")
-    matrix = sparse.csr_array(read, copy=True)
+def _check_indicator(y: Any) -> sparse.csr_array:
+    checked = check_array(y, accept_sparse="csr", dtype=None, input_name="y")
+    matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     if not (matrix.data == 1).all():

@@ -1,0 +1,88 @@
+"""Which examples have labels, how often each class occurs, and what examples weigh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from samplesoft._validation import FloatArray, IntArray, as_nonnegative
+from samplesoft.sklearn.label_codec import LabelCodec
+
+
+def labelled_rows(codes: Any) -> IntArray:
+    """Return the rows that have a label, for class numbers (N,) or a CSR matrix (N, n)."""
+    if isinstance(codes, np.ndarray):
+        return np.arange(len(codes))
+    rows: IntArray = np.flatnonzero(np.diff(codes.indptr))
+    return rows
+
+
+def class_counts(codes: Any, num_classes: int) -> FloatArray:
+    """Return how often each class occurs, (n,)."""
+    return np.bincount(_class_numbers(codes), minlength=num_classes).astype(np.float64)
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Require a dict of weights of at least 0, "balanced" or None."""
+    if isinstance(class_weight, dict):
+        for label, weight in class_weight.items():
+            as_nonnegative(f"class_weight[{label!r}]", weight)
+    elif class_weight is not None and not (
+        isinstance(class_weight, str) and class_weight == "balanced"
+    ):
+        raise ValueError(
+            f"`class_weight` must be a dict, 'balanced' or None, got {type(class_weight).__name__}."
+        )
+
+
+def example_weights(class_weight: Any, codec: LabelCodec, codes: Any) -> FloatArray:
+    """Compute the weights of examples from those of classes.
+
+    Parameters
+    ----------
+    class_weight : dict, "balanced" or None
+        Weights by label; "balanced" divides by how often a class occurs in `codes`.
+    codec : LabelCodec
+        Classes.
+    codes : ndarray of int64, shape (N,), or CSR matrix, shape (N, n)
+        Labels as class numbers.
+
+    Returns
+    -------
+    ndarray of float64, shape (N,)
+        Weights; where an example has several labels, the mean of theirs.
+
+    Raises
+    ------
+    ValueError
+        If a weight is for a label that is no class.
+    """
+    if class_weight is None:
+        return np.ones(codes.shape[0])
+    ids, places = np.unique(_class_numbers(codes), return_inverse=True)
+    if isinstance(class_weight, dict):
+        strange = [label for label in class_weight if not np.isin(label, codec.classes).any()]
+        if strange:
+            raise ValueError(
+                f"`class_weight` must name classes, got {strange[0]!r}, which is none of the "
+                f"{len(codec.classes)}; mind the type."
+            )
+        labels = codec.classes[ids].tolist()
+        of_class = np.array([class_weight.get(label, 1.0) for label in labels])
+    else:
+        counts = np.bincount(places)
+        of_class = counts.sum() / (len(counts) * counts)
+    weights: FloatArray = of_class[places]
+    if not codec.multilabel:
+        return weights
+    matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
+    mean: FloatArray = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
+    return mean
+
+
+def _class_numbers(codes: Any) -> IntArray:
+    """Return the labels of all examples, one after another."""
+    ids: IntArray = codes if isinstance(codes, np.ndarray) else codes.indices
+    return ids

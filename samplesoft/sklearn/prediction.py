@@ -1,0 +1,176 @@
+"""What a classifier predicts, once it has been fitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.metrics import accuracy_score
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from samplesoft._memory import available_bytes, human_bytes
+from samplesoft._validation import as_count
+from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.sklearn.label_codec import LabelCodec
+from samplesoft.sklearn.learner import Learner
+
+
+class PredictionMixin:
+    """Labels, scores and probabilities by a model that has been fitted."""
+
+    classes_: NDArray[Any]
+    model_: LinearSoftmax
+    _learner: Learner
+    _codec: LabelCodec
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable label of each input, or all of at least even odds.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N,), or labels in the form in which `fit` got several for an example
+            Labels. Of several, those with a probability of `predict_proba` of at least 1/2.
+        """
+        X = self._check_fitted_inputs(X)
+        if not self._codec.multilabel:
+            return self._codec.decode(self.model_.top_k(X, 1)[0][:, 0])
+        chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
+        return self._codec.decode_matrix(sparse.csr_array(sparse.vstack(chosen, format="csr")))
+
+    def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the labels of the greatest scores, without a matrix of all scores.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+        k : int
+            How many labels, at most n.
+
+        Returns
+        -------
+        labels : ndarray, shape (N, k)
+            The best first.
+        scores : ndarray, shape (N, k)
+            Their scores: logits of the softmax.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        X = self._check_fitted_inputs(X)
+        if as_count("k", k) > len(self.classes_):
+            raise ValueError(
+                f"`k` must be at most the number of classes {len(self.classes_)}, got {k}."
+            )
+        ids, scores = self.model_.top_k(X, k)
+        return self._codec.decode(ids), scores
+
+    def decision_function(self, X: Any) -> NDArray[Any]:
+        """Return scores: logits of the softmax, or of two classes their difference.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, n), or (N,) with two classes
+            Scores.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        """
+        X = self._check_fitted_inputs(X)
+        out = self._room(X.shape[0])
+        for part, scores in self.model_.scores(X):
+            out[part] = scores
+        if len(self.classes_) == 2 and not self._codec.multilabel:
+            difference: NDArray[Any] = out[:, 1] - out[:, 0]
+            return difference
+        return out
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return probabilities.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, n)
+            The softmax p of the scores. Where examples may have several labels,
+            ``1 - (1 - p)**L``: that of a label to be among L draws, the mean number of labels of
+            an example in training.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        """
+        X = self._check_fitted_inputs(X)
+        out = self._room(X.shape[0])
+        for part, probabilities in self._learner.probabilities(X):
+            out[part] = probabilities
+        return out
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of inputs whose label, or set of labels, is predicted.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+        y : array_like or matrix
+            Labels, as in `fit`; with one an example also ones not seen there.
+        sample_weight : array_like, shape (N,), optional
+            Weights of the inputs.
+
+        Returns
+        -------
+        float
+            Accuracy.
+        """
+        predicted = self.predict(X)
+        if not self._codec.multilabel:
+            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+        wrong = self._codec.encode(predicted) != self._codec.encode(y)
+        right = np.diff(sparse.csr_array(wrong).indptr) == 0
+        return float(np.average(right, weights=sample_weight))
+
+    def _check_fitted_inputs(self, X: Any) -> Any:
+        """Check inputs to predict for."""
+        check_is_fitted(self)
+        return self._check_inputs(X, reset=False)
+
+    def _check_inputs(self, X: Any, reset: bool) -> Any:
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=reset)
+        if not reset:
+            with np.errstate(over="ignore"):  # the model refuses infinity
+                X = X.astype(self.model_.dtype, copy=False)
+        return X
+
+    def _room(self, num: int) -> NDArray[Any]:
+        """Return room for a number for each input and class, if there is."""
+        n = len(self.classes_)
+        needed, available = 8 * num * n, available_bytes()
+        if available is not None and needed > available:
+            raise MemoryError(
+                f"{num:,} inputs times {n:,} classes need {human_bytes(needed)}, and "
+                f"{human_bytes(available)} are available; pass fewer inputs at a time, or take "
+                "predict_topk."
+            )
+        return np.empty((num, n))
