@@ -101,7 +101,7 @@ class Scheme:
     @property
     def random_count(self) -> bool:
         """Whether the number of draws that S is made of is random."""
-        return self.independent or self.hits == "counted"
+        return self.independent or self.hits in ("masked", "counted")
 
     @property
     def divides_by_kept(self) -> bool:

@@ -11,6 +11,7 @@ from mpmath import mp, mpf
 
 SCHEMES = (
     "negatives",
+    "masked",
     "reject",
     "candidate",
     "candidate_masked",
@@ -54,8 +55,8 @@ def _spec(logits, label, q, m, scheme):
         return p[label], qn, [ratio(e, x) / m for e, x in zip(p, qn, strict=True)]
     q = _normalise(q)
     w = [ratio(e, x) / m for e, x in zip(p, q, strict=True)]
-    base = mpf(0) if scheme == "importance" else w[label]
-    if scheme == "candidate_masked":
+    base = {"importance": mpf(0), "masked": p[label]}.get(scheme, w[label])
+    if scheme in ("masked", "candidate_masked"):
         w[label] = mpf(0)
     return base, q, w
 

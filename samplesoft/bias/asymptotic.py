@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import make_draws
-from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.transform import read_classes
+from samplesoft.bias.classes import make_classes
+from samplesoft.bias.draw_law import make_draw_law
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.schemes import SCHEMES
 
 
-def asymptotic_bias(logits: ArrayLike, label: Any, q: ArrayLike) -> FloatArray:
+def asymptotic_bias(
+    logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
+) -> FloatArray:
     """Return the limit of ``m * bias`` of sampled softmax as the number m of draws grows.
 
     The bias is ``E[p'] - p`` of the sampled softmax of [1]_, eq. 5: m negatives are drawn with
@@ -26,10 +30,13 @@ def asymptotic_bias(logits: ArrayLike, label: Any, q: ArrayLike) -> FloatArray:
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    label : int or array_like of int, shape () or (B,)
+    labels : int or array_like of int, shape () or (B,)
         The true class of each example.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all n classes, positive on every negative.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all n classes, positive on every negative; or an object with a method
+        ``probs(h)``.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------
@@ -58,32 +65,32 @@ def asymptotic_bias(logits: ArrayLike, label: Any, q: ArrayLike) -> FloatArray:
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
     """
-    inputs = read_inputs(logits, label, q, 1)
+    inputs = check_inputs(logits, labels, q, 1, h=h)
     limit = np.stack([_limit(*row) for row in inputs.rows()])
     return limit if inputs.batched else limit[0]
 
 
 def _limit(logits: FloatArray, label: int, q: FloatArray) -> FloatArray:
-    """Return the limit (n,) for one example.
+    """Return the limit (n,) for one example, eq. (B31).
 
     In units where Z = 1 it is e_j (mean - r_j) for a negative and 0 for the label, each less
     its average under the softmax, where the label counts with the mean of r.
     """
-    draws = make_draws(logits, label, q, 1, "negatives")
-    if draws.other_mass == 0.0:
-        return np.zeros_like(draws.probs)
-    classes = read_classes(draws)
-    reference = np.exp(min(classes.log_ref, 700.0))
+    law = make_draw_law(logits, label, q, 1, SCHEMES["negatives"])
+    if law.other_mass == 0.0:
+        return np.zeros_like(law.probs)
+    classes = make_classes(law)
+    reference = np.exp(min(classes.log_ref, LARGEST_EXPONENT))
     with np.errstate(all="ignore"):
         kappa = classes.contrast
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
-        flows = draws.probs * np.where(
-            near, ratio, np.exp(np.minimum(classes.log_r, 700.0)) - reference
+        flows = law.probs * np.where(
+            near, ratio, np.exp(np.minimum(classes.log_r, LARGEST_EXPONENT)) - reference
         )
         flows[label] = 0.0
         total = float(flows.sum())
         mean = classes.mean_deviation * float(reference)
-        limit: FloatArray = draws.probs * (total + draws.probs[label] * mean) - flows
-        limit[label] = max(draws.probs[label] * (total - draws.other_mass * mean), 0.0)
+        limit: FloatArray = law.probs * (total + law.probs[label] * mean) - flows
+        limit[label] = max(law.probs[label] * (total - law.other_mass * mean), 0.0)
     return limit

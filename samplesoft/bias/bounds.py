@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.jacobian import contract, read_jacobian
-from samplesoft.bias.negatives import EPS, Negatives, read_negatives
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.jacobian import check_jacobian, contract
+from samplesoft.bias.negatives import EPS, Negatives, make_negatives
 
 TINY = float(np.finfo(np.float64).tiny)
 WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
@@ -56,7 +56,7 @@ class FiniteSampleBounds:
         >>> bool(lower[0] <= 0.0237 <= upper[0])
         True
         """
-        jac = read_jacobian(jacobian, self.lower.shape)
+        jac = check_jacobian(jacobian, self.lower.shape)
         size = np.abs(jac)
         middle, radius = 0.5 * (self.lower + self.upper), 0.5 * (self.upper - self.lower)
         # A sum of n products is off by at most n half-ulps of the sum of their sizes.
@@ -66,7 +66,7 @@ class FiniteSampleBounds:
 
 
 def finite_sample_bounds(
-    logits: ArrayLike, label: Any, q: ArrayLike, num_sampled: int
+    logits: ArrayLike, labels: Any, q: Any, num_sampled: int, *, h: ArrayLike | None = None
 ) -> FiniteSampleBounds:
     """Bound the bias of sampled softmax for any number of draws, with no sign assumption.
 
@@ -84,12 +84,15 @@ def finite_sample_bounds(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    label : int or array_like of int, shape () or (B,)
+    labels : int or array_like of int, shape () or (B,)
         The true class of each example.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all n classes, positive on every negative.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all n classes, positive on every negative; or an object with a method
+        ``probs(h)``.
     num_sampled : int
         Number of draws m, at least 1.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------
@@ -121,8 +124,8 @@ def finite_sample_bounds(
     >>> bounds.upper.round(4)
     array([ 0.0063,  0.0136, -0.0163])
     """
-    inputs = read_inputs(logits, label, q, num_sampled)
-    rows = [_bounds(read_negatives(*row), inputs.num_sampled) for row in inputs.rows()]
+    inputs = check_inputs(logits, labels, q, num_sampled, h=h)
+    rows = [_bounds(make_negatives(*row), inputs.num_sampled) for row in inputs.rows()]
     lower, upper = (np.stack(side) for side in zip(*rows, strict=True))
     if not inputs.batched:
         lower, upper = lower[0], upper[0]
@@ -162,9 +165,9 @@ def _bounds(negatives: Negatives, m: int) -> tuple[FloatArray, FloatArray]:
             log_s = np.logaddexp(log_own, r + log_rest)
             second = np.exp(log_p + v + (log_rest - log_m) - 2.0 * log_mu - log_s)
             end = first + sign * (slack * size + TINY) + second * widen
-            ends.append(negatives.spread(float(label_end), end))
-        floor = negatives.spread(0.0, -np.exp(log_p) * (1.0 + slack) - TINY)
-        ceiling = negatives.spread(
+            ends.append(negatives.fill(float(label_end), end))
+        floor = negatives.fill(0.0, -np.exp(log_p) * (1.0 + slack) - TINY)
+        ceiling = negatives.fill(
             float(np.exp(log_zt)) * (1.0 + slack) + TINY, slack - np.expm1(log_p)
         )
     return np.maximum(ends[0], floor), np.minimum(ends[1], ceiling)

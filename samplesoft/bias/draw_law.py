@@ -7,21 +7,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from samplesoft._validation import FloatArray
+from samplesoft.schemes import Scheme
 
 
 @dataclass(frozen=True)
-class Draws:
-    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1.
+class DrawLaw:
+    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of the README.
 
     Attributes
     ----------
+    scheme : Scheme
+        The facts that it was made from.
+    num_draws : int
+        The number m of draws.
     logits, q : ndarray, shape (n,)
         As given.
     log_probs, probs : ndarray, shape (n,)
         log e_j and e_j for Z = 1, that is the full softmax.
     drawn : ndarray, shape (n,)
         The probability of each class in a draw that has a ratio; 0 where it is never drawn.
-    phantom : float
+    weightless : float
         Probability of a draw that adds nothing to S (the masked label).
     log_base : float
         log of the base mass; -inf for none.
@@ -33,28 +38,32 @@ class Draws:
         The label.
     label_draw, other_draw : float
         The probability that one draw from q is the label, and that it is not.
-    expected_label_draws : float
-        m times `label_draw`.
     """
 
+    scheme: Scheme
+    num_draws: int
     logits: FloatArray
     q: FloatArray
     log_probs: FloatArray
     probs: FloatArray
     drawn: FloatArray
-    phantom: float
+    weightless: float
     log_base: float
     mean: float
     other_mass: float
     label: int
     label_draw: float
     other_draw: float
-    expected_label_draws: float
 
     @property
     def expected_sum(self) -> float:
         """E[S]."""
         return float(np.exp(self.log_base)) + self.mean
+
+    @property
+    def expected_label_draws(self) -> float:
+        """Mean number of draws of the label."""
+        return self.num_draws * self.label_draw
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
@@ -65,11 +74,12 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     return shifted
 
 
-def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Draws:
+def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> DrawLaw:
     """Describe the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     p_label = probs[label]
+    # summed without the label: 1 - p_t has lost its digits where p_t is near 1
     probs[label] = 0.0
     other_mass = float(probs.sum())
     if p_label > 0.5:
@@ -78,31 +88,32 @@ def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: st
     drawn[label] = 0.0
     others = float(drawn.sum())
     label_draw = float(q[label]) / (others + float(q[label]))
-    phantom, log_base, mean = 0.0, -np.inf, 1.0
-    if scheme in ("negatives", "jackknife", "reject"):
+    weightless, mean = 0.0, other_mass
+    if scheme.excludes_label or scheme.divides_by_kept:
         drawn /= others if others > 0.0 else 1.0
-        log_base, mean = float(log_probs[label]), other_mass
     else:
         drawn /= others + q[label]
-        if scheme in ("candidate", "candidate_masked"):
-            log_base = float(log_probs[label]) - np.log(m) - np.log(label_draw)
-        if scheme == "candidate_masked":
-            phantom, mean = label_draw, other_mass
+        if scheme.draws_label:
+            drawn[label], mean = label_draw, 1.0
         else:
-            drawn[label] = label_draw
+            weightless = label_draw
+    log_base = float(log_probs[label]) if scheme.label_in_sum else -np.inf
+    if scheme.corrects_label:
+        log_base = log_base - np.log(m) - np.log(label_draw)
     probs[label] = p_label
-    return Draws(
+    return DrawLaw(
+        scheme,
+        m,
         logits,
         q,
         log_probs,
         probs,
         drawn,
-        phantom,
+        weightless,
         log_base,
         mean,
         other_mass,
         label,
         label_draw,
         others / (others + float(q[label])),
-        m * label_draw,
     )

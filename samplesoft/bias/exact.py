@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, require_cpu, twin
 from samplesoft._validation import FloatArray
-from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.jacobian import contract, read_jacobian
-from samplesoft.bias.poisson import inclusion_bias
-from samplesoft.bias.with_replacement import mixture_bias
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.jacobian import check_jacobian, contract
+from samplesoft.bias.poisson import poisson_bias
+from samplesoft.bias.with_replacement import with_replacement_bias
+from samplesoft.schemes import Scheme
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,17 @@ class ExactBias:
         TypeError, ValueError
             If `jacobian` is malformed or not for n classes.
         """
-        return contract(self.bias, read_jacobian(jacobian, self.bias.shape))
+        return contract(self.bias, check_jacobian(jacobian, self.bias.shape))
 
 
 def exact_bias(
     logits: ArrayLike,
-    label: Any,
-    q: ArrayLike,
+    labels: Any,
+    q: Any,
     num_sampled: int,
     *,
-    scheme: str = "negatives",
+    scheme: str | Scheme = "negatives",
+    h: ArrayLike | None = None,
     device: str = "cpu",
 ) -> ExactBias:
     """Compute exactly what sampled softmax does to the gradient, for one example or a batch.
@@ -78,19 +80,21 @@ def exact_bias(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    label : int or array_like of int, shape (B,)
+    labels : int or array_like of int, shape (B,)
         The true class t.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all n classes, one for all examples or one for each. ``negatives``,
-        ``jackknife`` and ``reject`` condition it on not being the label. For ``poisson`` the
-        probabilities with which the classes are included.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all n classes, one for all examples or one for each; or an object with a
+        method ``probs(h)``, such as a sampler. ``negatives``, ``jackknife`` and ``reject``
+        condition it on not being the label. For ``poisson`` the probabilities with which the
+        classes are included.
     num_sampled : int
         Number m of draws, at least 1; at least 2 for ``jackknife``. Of no effect for
         ``poisson``.
-    scheme : str
+    scheme : str or samplesoft.schemes.Scheme
         How the draws become a loss; e = exp(o), S is the sum below the fraction.
 
         - ``negatives``: S = e_t + sum of e_j / (m q_j) over m draws that are not the label.
+        - ``masked``: m draws from q, of which those equal to t have no weight.
         - ``reject``: m draws from q, of which those equal to t are dropped and m replaced by
           the number K that is left; without any left p' = 1 on t.
         - ``candidate``: the label's logit is corrected too, S = e_t / (m q_t) + sum of
@@ -99,6 +103,8 @@ def exact_bias(
         - ``importance``: S = sum of e_j / (m q_j), with no term for the label.
         - ``poisson``: class j is included with probability q_j, S = e_t + sum of e_j / q_j.
         - ``jackknife``: m L'_m - (m - 1) times the mean of L'_{m-1} over the draws left out.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
     device : {"cpu", "cuda"}
         Where the sums over classes are computed, which pays for millions of them; not for
         ``poisson``. Arguments and results are NumPy arrays.
@@ -116,7 +122,8 @@ def exact_bias(
     Notes
     -----
     From 1/S = int exp(-u S) du, E[p'_j] is a one-dimensional integral over powers of
-    phi(u) = sum_j q_j exp(-u w_j). The difference from p is taken under the integral, pair by
+    the Laplace transform sum_j q_j exp(-u w_j) of one draw; ``samplesoft/bias/README.md`` derives
+    it step by step. The difference from p is taken under the integral, pair by
     pair of classes, so it keeps its digits where the bias is many orders below p. The cost is
     O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of a few hundred nodes). As m
     grows ``candidate`` tends to the full softmax, ``candidate_masked`` to the softmax without the
@@ -136,16 +143,22 @@ def exact_bias(
     array([ 0.0035,  0.0323, -0.0359])
     >>> float(abs(result.bias.sum())) < 1e-15
     True
+
+    A sampler in place of q, at the contexts `h` if it looks at them:
+
+    >>> sampler = samplesoft.samplers.UniformSampler(3)
+    >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, sampler, num_sampled=5).bias.round(4)
+    array([ 0.0055,  0.0412, -0.0467])
     """
     as_device(device)
-    inputs = read_inputs(logits, label, q, num_sampled, scheme)
-    m = inputs.num_sampled
-    if scheme == "poisson":
-        require_cpu("scheme='poisson'", device)
-        rows = [inclusion_bias(o, t, p, m, scheme) for o, t, p in inputs.rows()]
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
+    m, facts = inputs.num_sampled, inputs.scheme
+    if facts.independent:
+        require_cpu(f"scheme={facts.name!r}", device)
+        rows = [poisson_bias(*row) for row in inputs.rows()]
     else:
         sums = twin(device, "samplesoft.bias.sums:Sums")
-        rows = [mixture_bias(o, t, p, m, scheme, sums()) for o, t, p in inputs.rows()]
+        rows = [with_replacement_bias(*row, m, facts, sums()) for row in inputs.rows()]
     if not inputs.batched:
         return ExactBias(*rows[0])
     return ExactBias(*(np.stack(column) for column in zip(*rows, strict=True)))

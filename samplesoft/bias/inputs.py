@@ -13,24 +13,13 @@ from samplesoft._device.select import to_host
 from samplesoft._validation import (
     FloatArray,
     IntArray,
-    as_choice,
     as_count,
     as_labels,
     as_probabilities,
     as_proposal,
     as_real_array,
 )
-
-SCHEMES = (
-    "negatives",
-    "reject",
-    "candidate",
-    "candidate_masked",
-    "importance",
-    "poisson",
-    "jackknife",
-)
-_NEEDS_LABEL = ("candidate", "candidate_masked", "importance")
+from samplesoft.schemes import Scheme, as_scheme
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,7 @@ class Inputs:
     labels: IntArray
     q: FloatArray
     num_sampled: int
-    scheme: str
+    scheme: Scheme
     batched: bool
 
     def rows(self) -> Iterator[tuple[FloatArray, int, FloatArray]]:
@@ -50,8 +39,13 @@ class Inputs:
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
 
 
-def read_inputs(
-    logits: ArrayLike, label: Any, q: ArrayLike, num_sampled: Any, scheme: str = "negatives"
+def check_inputs(
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    num_sampled: Any,
+    scheme: str | Scheme = "negatives",
+    h: ArrayLike | None = None,
 ) -> Inputs:
     """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
@@ -59,14 +53,16 @@ def read_inputs(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits.
-    label : int or array_like of int, shape () or (B,)
+    labels : int or array_like of int, shape () or (B,)
         The true class of each example.
-    q : array_like, shape (n,) or (B, n)
+    q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all classes; inclusion probabilities for ``scheme="poisson"``.
     num_sampled : int
         Number of draws m; ``poisson`` checks it and makes no use of it.
-    scheme : str
-        One of `SCHEMES`.
+    scheme : str or Scheme
+        A name of `samplesoft.schemes.EXACT_SCHEMES`, or a scheme of the caller's own.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors for a sampler.
 
     Returns
     -------
@@ -78,29 +74,89 @@ def read_inputs(
     TypeError, ValueError
         If an argument is malformed, or the proposal misses a class that the scheme needs.
     """
-    logits, label, q = (to_host(value) for value in (logits, label, q))
-    scheme = as_choice("scheme", scheme, SCHEMES)
-    m = as_count("num_sampled", num_sampled, 2 if scheme == "jackknife" else 1)
+    facts = as_scheme(scheme)
+    logits, labels = to_host(logits), to_host(labels)
+    m = as_count("num_sampled", num_sampled, facts.least_draws)
     o = as_real_array("logits", logits, (1, 2))
     n = o.shape[-1]
-    labels = as_labels("label", label, n, o.shape[:-1])
-    as_q = as_probabilities if scheme == "poisson" else as_proposal
-    proposal = as_q("q", q, n)
-    if proposal.ndim == 2 and (o.ndim == 1 or len(proposal) not in (1, len(o))):
-        raise ValueError(
-            f"`q` of shape {proposal.shape} does not match `logits` of shape {o.shape}; "
-            "give one row for all examples, or one row for each."
-        )
+    checked = as_labels("labels", labels, n, o.shape[:-1])
+    proposal = _check_proposal(q, h, o, facts)
     inputs = Inputs(
         np.atleast_2d(o),
-        np.atleast_1d(labels),
+        np.atleast_1d(checked),
         np.atleast_2d(proposal),
         m,
-        scheme,
+        facts,
         batched=o.ndim == 2,
     )
     _check_support(inputs)
     return inputs
+
+
+def probs_of(q: Any, h: ArrayLike | None, name: str = "q") -> Any:
+    """Return the probabilities of all classes, (1, n) or (B, n), of a sampler; an array as it is.
+
+    Parameters
+    ----------
+    q : array_like or object with a method ``probs(h)``
+        A proposal.
+    h : array_like, shape (d,) or (B, d), or None
+        Context vectors.
+    name : str
+        Of `q` in messages.
+
+    Returns
+    -------
+    array_like
+        In the host's memory.
+
+    Raises
+    ------
+    TypeError
+        If the sampler needs context vectors and there are none.
+    ValueError
+        If the sampler draws without replacement, or the context vectors do not fit it.
+    """
+    if not hasattr(q, "probs"):
+        return to_host(q)
+    if h is None and getattr(q, "dim", None) is not None:
+        raise TypeError(
+            f"`h` must hold context vectors of shape (B, {q.dim}) where `{name}` is a sampler "
+            "that looks at them, got None; give h, or probabilities as an array."
+        )
+    if not getattr(q, "replace", True):
+        raise ValueError(
+            f"`{name}` must draw with replacement, got a {type(q).__name__} with replace=False; "
+            "give one with replace=True, or scheme='poisson' and its inclusion probabilities."
+        )
+    return to_host(q.probs(h))
+
+
+def _check_proposal(q: Any, h: ArrayLike | None, logits: FloatArray, scheme: Scheme) -> FloatArray:
+    """Return the proposal, (n,) or (B, n), for checked logits."""
+    if hasattr(q, "probs"):
+        if scheme.independent:
+            raise ValueError(
+                f"`q` must hold inclusion probabilities for scheme {scheme.name!r}, got a "
+                f"{type(q).__name__}; write for example -numpy.expm1(m * numpy.log1p(-q.probs(h)))."
+            )
+        proposal = as_proposal("q", probs_of(q, h), logits.shape[-1])
+        if logits.ndim == 1 and len(proposal) == 1:
+            proposal = proposal[0]
+    else:
+        if h is not None:
+            raise ValueError(
+                "`h` must be None where `q` holds probabilities, got context vectors; leave h "
+                "out, or give a sampler as q."
+            )
+        as_q = as_probabilities if scheme.independent else as_proposal
+        proposal = as_q("q", to_host(q), logits.shape[-1])
+    if proposal.ndim == 2 and (logits.ndim == 1 or len(proposal) not in (1, len(logits))):
+        raise ValueError(
+            f"`q` of shape {proposal.shape} does not match `logits` of shape {logits.shape}; "
+            "give one row for all examples, or one row for each."
+        )
+    return proposal
 
 
 def _check_support(inputs: Inputs) -> None:
@@ -108,12 +164,13 @@ def _check_support(inputs: Inputs) -> None:
     zeros = inputs.q == 0.0
     if not zeros.any() and inputs.logits.shape[1] > 1:
         return
+    scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
-        if inputs.scheme not in _NEEDS_LABEL:
+        if not (scheme.draws_label or scheme.corrects_label):
             negatives = np.delete(q, label)
             if not negatives.any():
-                if inputs.scheme == "reject":
+                if scheme.divides_by_kept:
                     continue
                 raise ValueError(
                     f"`q` must leave mass on a class other than the label {label} "
@@ -124,6 +181,6 @@ def _check_support(inputs: Inputs) -> None:
         if missing.any():
             raise ValueError(
                 f"`q` must be greater than 0 on every class that scheme "
-                f"{inputs.scheme!r} can draw, got 0 at class {int(np.argmax(missing))} "
+                f"{scheme.name!r} can draw, got 0 at class {int(np.argmax(missing))} "
                 f"(example {row}); mix the proposal with a little of the uniform distribution."
             )

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from samplesoft._validation import FloatArray, as_real_array
 
 
-def read_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatArray:
+def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatArray:
     """Return a float64 Jacobian (n, P), or (B, n, P), that fits logits of shape (n,) or (B, n)."""
     array = as_real_array("jacobian", jacobian, (2, 3) if len(logits_shape) == 2 else (2,))
     wanted = logits_shape if array.ndim == 3 else logits_shape[-1:]

@@ -9,15 +9,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_map
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_positive, as_real_array
-from samplesoft.bias.draw_law import Draws, make_draws
-from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.node_weights import decay_rates
+from samplesoft.bias.classes import Classes, make_atoms, make_classes
+from samplesoft.bias.draw_law import DrawLaw, make_draw_law
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.node_weights import compute_decay_rates
 from samplesoft.bias.quadrature import STEP
-from samplesoft.bias.transform import Classes, Nodes, make_atoms, make_nodes, read_classes
-from samplesoft.bias.with_replacement import mixture_bias
+from samplesoft.bias.transform import Nodes, make_nodes
+from samplesoft.bias.with_replacement import with_replacement_bias
+from samplesoft.schemes import SCHEMES
 
 _CLASS_CHUNK = 2048
+_SCHEME = SCHEMES["negatives"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,13 @@ class GradientMoments:
 
 def exact_gradient_moments(
     logits: ArrayLike,
-    label: Any,
-    q: ArrayLike,
+    labels: Any,
+    q: Any,
     num_sampled: int,
     class_embeddings: ArrayLike,
     *,
     tau: float = 1.0,
+    h: ArrayLike | None = None,
 ) -> GradientMoments:
     """Compute exactly how far one sampled gradient in h is from the full one.
 
@@ -53,16 +58,19 @@ def exact_gradient_moments(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c.
-    label : int or array_like of int, shape (B,)
+    labels : int or array_like of int, shape (B,)
         The true class t.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all n classes, conditioned here on not being the label.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all n classes, conditioned here on not being the label; or an object with a
+        method ``probs(h)``.
     num_sampled : int
         Number m of draws, at least 1.
     class_embeddings : array_like, shape (n, d)
         Class vectors c.
     tau : float
         Inverse temperature.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------
@@ -88,7 +96,7 @@ def exact_gradient_moments(
     >>> round(moments.variance, 4), round(moments.squared_bias, 6)
     (0.032, 0.001059)
     """
-    inputs = read_inputs(logits, label, q, num_sampled)
+    inputs = check_inputs(logits, labels, q, num_sampled, h=h)
     vectors = as_real_array("class_embeddings", class_embeddings, (2,))
     if len(vectors) != inputs.logits.shape[1]:
         raise ValueError(
@@ -109,63 +117,63 @@ def _moments(
     logits: FloatArray, label: int, q: FloatArray, m: int, vectors: FloatArray
 ) -> tuple[float, float]:
     """Return the squared norm of the bias and the mean squared error, for tau = 1."""
-    draws = make_draws(logits, label, q, m, "negatives")
-    if draws.other_mass == 0.0:
+    law = make_draw_law(logits, label, q, m, _SCHEME)
+    if law.other_mass == 0.0:
         return 0.0, 0.0
     # around the heaviest class first: c - mean keeps its digits where one class has all the mass
-    centred = vectors - vectors[np.argmax(draws.probs)]
-    bias = mixture_bias(logits, label, q, m, "negatives").bias @ centred
-    centred -= draws.probs @ centred
-    classes = read_classes(draws)
-    atoms = make_atoms(draws, classes)
+    centred = vectors - vectors[np.argmax(law.probs)]
+    bias = with_replacement_bias(logits, label, q, m, _SCHEME).bias @ centred
+    centred -= law.probs @ centred
+    classes = make_classes(law)
+    atoms = make_atoms(law, classes)
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(classes, atoms, *decay_rates(draws, classes, m, "negatives"), STEP)
-        mse = _mean_squared_error(draws, classes, nodes, m, centred)
+        nodes = make_nodes(classes, atoms, *compute_decay_rates(law, classes), STEP)
+        mse = _mean_squared_error(law, classes, nodes, centred)
     return float(bias @ bias), mse
 
 
-def _mean_squared_error(
-    draws: Draws, classes: Classes, nodes: Nodes, m: int, centred: FloatArray
-) -> float:
+def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray) -> float:
     """Return E|sum_i p'_i c_i|**2 for class vectors `centred` (n, d) of mean 0 under p.
 
-    With A = e_t c_t + sum_k e_k psi_k c_k, which is 0 at v = 0, it is the integral of
+    With A = e_t c_t + sum_k e_k psi_k c_k, which is 0 at v = 0, it is the integral (B28) of
     m**2 v theta**m [|A|**2 + (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2) / m].
     """
-    v_base = np.exp(np.minimum(nodes.x + draws.log_base, 700.0))
-    label_part = np.outer(v_base, centred[draws.label])
-    change = label_part * (nodes.above * np.exp(-nodes.log_phi_least))[:, None]
+    m = law.num_draws
+    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
+    label_part = np.outer(v_base, centred[law.label])
+    # A, written as the label's and the classes' changes from psi_R: the centred sum is 0
+    change = label_part * (nodes.above * np.exp(-nodes.log_transform_least))[:, None]
     square = np.zeros(len(nodes.x))
 
     def work(part: slice) -> tuple[FloatArray, FloatArray]:
-        rise, second = _class_terms(draws, classes, nodes, part)
+        rise, second = _class_terms(law, classes, nodes, part)
         rows = centred[part]
         return rise @ rows, second @ np.einsum("jd,jd->j", rows, rows)
 
     for vector, scalar in thread_map(work, chunks(len(centred), _CLASS_CHUNK)):
         change += vector
         square += scalar
-    log_theta = nodes.log_phi - v_base
+    log_theta = nodes.log_transform - v_base
     drawn_part = change - label_part
-    spread = square - np.einsum("kd,kd->k", drawn_part, drawn_part)
-    total = np.einsum("kd,kd->k", change, change) + spread / m
-    return float((nodes.step * m * m * np.exp(m * log_theta)) @ total)
+    scatter = square - np.einsum("kd,kd->k", drawn_part, drawn_part)
+    total = np.einsum("kd,kd->k", change, change) + scatter / m
+    return float((nodes.dx * m * m * np.exp(m * log_theta)) @ total)
 
 
 def _class_terms(
-    draws: Draws, classes: Classes, nodes: Nodes, part: slice
+    law: DrawLaw, classes: Classes, nodes: Nodes, part: slice
 ) -> tuple[FloatArray, FloatArray]:
     """Return v e (psi - psi_R) and v**2 e r psi, both (K, classes of `part`)."""
     x = nodes.x[:, None]
-    q = draws.drawn[part]
+    q = law.drawn[part]
     kappa = classes.contrast[part]
     log_r = np.where(q > 0.0, classes.log_r[part], -np.inf)
     with np.errstate(divide="ignore"):
         log_away = np.logaddexp(log_r, classes.log_ref) + np.log(np.abs(kappa))
-    y = np.exp(np.minimum(x + log_r, 700.0))
-    away = np.sign(kappa) * np.exp(np.minimum(x + log_away, 700.0))
+    y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
+    away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
     psi_ref = np.exp(nodes.log_psi_ref)[:, None]
-    psi = np.exp(-y - nodes.log_phi[:, None])
+    psi = np.exp(-y - nodes.log_transform[:, None])
     rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), psi - psi_ref)
     mass = q * y
     return mass * rise, mass * y * psi

@@ -13,10 +13,11 @@ from samplesoft._device.select import as_device, twin
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inputs import read_inputs
+from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.trials import HostTrials
 from samplesoft.kernels.bias.trials import Plan
 from samplesoft.kernels.samplers.alias import build_alias
+from samplesoft.schemes import Scheme
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
 
@@ -70,12 +71,13 @@ class Simulation:
 
 def monte_carlo_bias(
     logits: ArrayLike,
-    label: Any,
-    q: ArrayLike,
+    labels: Any,
+    q: Any,
     num_sampled: int,
     *,
     num_trials: int,
-    scheme: str = "negatives",
+    scheme: str | Scheme = "negatives",
+    h: ArrayLike | None = None,
     rng: int | np.random.Generator | None = None,
     device: str = "cpu",
 ) -> MonteCarloBias:
@@ -85,17 +87,19 @@ def monte_carlo_bias(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits.
-    label : int or array_like of int, shape () or (B,)
+    labels : int or array_like of int, shape () or (B,)
         The true class of each example.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all classes; inclusion probabilities for ``scheme="poisson"``.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all classes, or an object with a method ``probs(h)``; inclusion
+        probabilities for ``scheme="poisson"``.
     num_sampled : int
         Number of draws m in a trial; ``poisson`` makes no use of it.
     num_trials : int
         Number of independent trials for each example, at least 2.
-    scheme : str, default "negatives"
-        ``negatives``, ``reject``, ``candidate``, ``candidate_masked``, ``importance``,
-        ``poisson`` or ``jackknife``.
+    scheme : str or samplesoft.schemes.Scheme
+        As in `samplesoft.exact_bias`.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
     device : {"cpu", "cuda"}
@@ -132,17 +136,17 @@ def monte_carlo_bias(
     array([ 0.03..., -0.07...,  0.04...])
     """
     run = twin(as_device(device), "samplesoft.bias.trials:Trials").run
-    inputs = read_inputs(logits, label, q, num_sampled, scheme)
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
     num_trials = as_count("num_trials", num_trials, 2)
     key = as_key(rng)
     results = [
         # a compiled function returns a plain int, which would not be taken for a uint64 again
         _simulate_classes(
             run,
-            *(o, t, qs, inputs.num_sampled, scheme, num_trials),
+            *(*row, inputs.num_sampled, inputs.scheme, num_trials),
             np.uint64(mix64(key, np.uint64(i))),
         )
-        for i, (o, t, qs) in enumerate(inputs.rows())
+        for i, row in enumerate(inputs.rows())
     ]
     if not inputs.batched:
         one = results[0]
@@ -161,7 +165,7 @@ def simulate(
     label: int,
     q: FloatArray,
     m: int,
-    scheme: str,
+    scheme: Scheme,
     num_trials: int,
     key: np.uint64,
     bins: IntArray | None = None,
@@ -175,8 +179,8 @@ def simulate(
         Logits and proposal, float64.
     label, m : int
         True class and number of draws.
-    scheme : str
-        One of `samplesoft.bias.inputs.SCHEMES`.
+    scheme : Scheme
+        Its facts.
     num_trials : int
         Number of trials, at least 2.
     key : numpy.uint64
@@ -212,7 +216,7 @@ def _simulate_classes(
     label: int,
     q: FloatArray,
     m: int,
-    scheme: str,
+    scheme: Scheme,
     num_trials: int,
     key: np.uint64,
 ) -> Simulation:
@@ -233,14 +237,14 @@ def _estimates(
 ) -> Simulation:
     """Turn moments of the bins, and of the loss and what is projected, into estimates."""
     bias, stderr = _bin_moments(sums, center, num_trials)
-    spread = np.sqrt(squares / (num_trials - 1) / num_trials)
+    stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
     return Simulation(
         bias,
         stderr,
         float(mean[0]),
-        float(spread[0]),
+        float(stderrs[0]),
         mean[1:] if projected else None,
-        spread[1:] if projected else None,
+        stderrs[1:] if projected else None,
     )
 
 
@@ -255,41 +259,28 @@ def _bin_moments(
     return total / num_trials, np.sqrt(variance / num_trials)
 
 
-def _plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Plan:
+def _plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Plan:
     """Reduce a scheme to draws from one alias table, weights and a base mass."""
-    negatives = q.copy()
-    negatives[label] = 0.0
-    draws_cdf = np.zeros(0)
-    fixed = np.zeros(0, np.int64)
+    draws_cdf, fixed = np.zeros(0), np.zeros(0, np.int64)
     num_draws, stride = m, m + 1
-    log_m = float(np.log(m))
-    log_base, offset = float(log_p[label]), 0.0
-    if scheme == "poisson":
+    if scheme.independent:
         # a class drawn at least once in Poisson(rate) draws is included with probability
-        # 1 - exp(-rate), independently of the others: the cost is that of the draws
-        inclusion = np.minimum(negatives, 1.0)
+        # 1 - exp(-rate), independently of the others, eq. (B29): the cost is that of the draws
+        inclusion = np.minimum(_without(q, label), 1.0)
         log_weights = _divide_logs(log_p, inclusion)
         fixed = np.flatnonzero(inclusion == 1.0)
         rates = -np.log1p(-np.where(inclusion == 1.0, 0.0, inclusion))
         num_draws, draws_cdf = _poisson_table(float(rates.sum()))
         stride = num_draws + len(draws_cdf) + 1
         probs = rates if draws_cdf.size else np.ones_like(q)
-    elif scheme in ("negatives", "jackknife", "reject"):
-        total = negatives.sum()
-        log_weights = _divide_logs(log_p, negatives) + (np.log(total) if total > 0 else 0.0)
-        if scheme != "reject":
-            log_weights -= log_m
-        probs = q if scheme == "reject" else negatives
     else:
-        probs = q
-        log_weights = _divide_logs(log_p, q) + np.log(q.sum()) - log_m
-        if scheme == "importance":
-            log_base = -np.inf
-        else:
-            log_base = float(log_weights[label])
-            offset = float(log_p[label]) - log_base
-        if scheme == "candidate_masked":
-            log_weights[label] = -np.inf
+        probs, log_weights = _weights_of_draws(log_p, label, q, m, scheme)
+    log_base, offset = float(log_p[label]) if scheme.label_in_sum else -np.inf, 0.0
+    if scheme.corrects_label:
+        log_base = float(log_weights[label])
+        offset = float(log_p[label]) - log_base
+    if not scheme.draws_label:
+        log_weights[label] = -np.inf
     linear = log_weights.max() <= _SAFE_LOG and log_base <= _SAFE_LOG
     linear = linear and max(log_base, log_weights.min()) >= -_SAFE_LOG
     thresholds, alias = build_alias(probs)
@@ -306,10 +297,31 @@ def _plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> 
         log_base=log_base,
         offset=offset,
         linear=bool(linear),
-        once=scheme == "poisson",
-        kept_only=scheme == "reject",
-        jackknife=scheme == "jackknife",
+        once=scheme.independent,
+        kept_only=scheme.divides_by_kept,
+        jackknife=scheme.jackknife,
     )
+
+
+def _weights_of_draws(
+    log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
+) -> tuple[FloatArray, FloatArray]:
+    """Return what a draw with replacement is made from, and the log weight of each class."""
+    if scheme.excludes_label or scheme.divides_by_kept:
+        negatives = _without(q, label)
+        total = negatives.sum()
+        log_weights = _divide_logs(log_p, negatives) + (np.log(total) if total > 0 else 0.0)
+        if scheme.divides_by_kept:  # by a number that each trial finds
+            return q, log_weights
+        return negatives, log_weights - float(np.log(m))
+    return q, _divide_logs(log_p, q) + np.log(q.sum()) - float(np.log(m))
+
+
+def _without(q: FloatArray, label: int) -> FloatArray:
+    """Return a copy of `q` with 0 at the label."""
+    negatives = q.copy()
+    negatives[label] = 0.0
+    return negatives
 
 
 def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:

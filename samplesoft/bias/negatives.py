@@ -48,14 +48,14 @@ class Negatives:
     log_chi2: float
     rounding: float
 
-    def spread(self, label_value: float, values: FloatArray) -> FloatArray:
+    def fill(self, label_value: float, values: FloatArray) -> FloatArray:
         """Return (n,) with `label_value` at the label and `values` (n - 1,) elsewhere."""
         out = np.full(self.keep.shape, label_value)
         out[self.keep] = values
         return out
 
 
-def read_negatives(logits: FloatArray, label: int, q: FloatArray) -> Negatives:
+def make_negatives(logits: FloatArray, label: int, q: FloatArray) -> Negatives:
     """Return the negatives of one checked example: `logits` (n,), `q` (n,) positive on them."""
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._jit import chunks, thread_each
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.quadrature import estimate_error, halving_change, make_grid
@@ -16,11 +17,11 @@ _NODE_CHUNK = 8
 _CLASS_CHUNK = 1 << 12
 
 
-def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Row:
+def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     """Return the exact bias of one example with inclusion probabilities `q`.
 
     E[p'_j] = e_j int exp(-u (e_t + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
-    w = e / q; `m` and `scheme` are those of its siblings and play no part.
+    w = e / q, eq. (B26).
     """
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
@@ -42,10 +43,10 @@ def inclusion_bias(logits: FloatArray, label: int, q: FloatArray, m: int, scheme
 
     thread_each(multiply, chunks(len(x), _NODE_CHUNK))
     with np.errstate(over="ignore", under="ignore"):
-        u_label = np.exp(np.minimum(x + log_probs[label], 700.0))
+        u_label = np.exp(np.minimum(x + log_probs[label], LARGEST_EXPONENT))
         log_weights = products[:, 0] - u_label
         weights = step * np.exp(log_weights)
-        u = np.exp(np.minimum(x, 700.0))
+        u = np.exp(np.minimum(x, LARGEST_EXPONENT))
         small = products[:, 1] < 1.0
         excess = np.exp(-u) * np.expm1(np.where(small, products[:, 1], 0.0))
         loss = -float(step @ np.where(small, excess, np.exp(log_weights) - np.exp(-u)))
@@ -105,7 +106,7 @@ def _label_contrast(x: FloatArray, log_w: float, pi: float) -> FloatArray:
     """Return 1 - psi_ref at each node (K,)."""
     if pi == 0.0:
         return np.zeros_like(x)
-    y = np.exp(np.minimum(x + log_w, 700.0))
+    y = np.exp(np.minimum(x + log_w, LARGEST_EXPONENT))
     decay = np.exp(-y)
     factor = (1.0 - pi) + pi * decay
     contrast: FloatArray = -(1.0 - pi) * np.expm1(-y) / np.where(factor > 0.0, factor, 1.0)

@@ -15,7 +15,7 @@ CLASS_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class PanelClasses:
     """Classes on Chebyshev panels: what `kernels.bias.panels` needs to know of them.
 
     Parameters
@@ -51,29 +51,29 @@ class Spread:
 class HostSums:
     """Sums on all threads."""
 
-    def class_moments(self, spread: Spread) -> FloatArray:
+    def class_moments(self, classes: PanelClasses) -> FloatArray:
         """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
-        shape = (spread.count, 3, panels.DEGREE)
+        shape = (classes.count, 3, panels.DEGREE)
 
         def work(part: slice) -> FloatArray:
             moments = np.zeros(shape)
-            panels.spread(
-                spread.log_r[part],
-                spread.drawn[part],
-                spread.contrast[part],
-                spread.log_ref,
-                spread.t_mean,
-                spread.kappa_mean,
-                spread.width,
-                spread.first,
-                spread.slot,
+            panels.add_moments(
+                classes.log_r[part],
+                classes.drawn[part],
+                classes.contrast[part],
+                classes.log_ref,
+                classes.t_mean,
+                classes.kappa_mean,
+                classes.width,
+                classes.first,
+                classes.slot,
                 moments,
                 np.empty(panels.DEGREE),
             )
             return moments
 
         total = np.zeros(shape)
-        for moments in thread_map(work, chunks(len(spread.log_r), CLASS_CHUNK)):
+        for moments in thread_map(work, chunks(len(classes.log_r), CLASS_CHUNK)):
             total += moments
         return total
 
@@ -107,19 +107,21 @@ class HostSums:
         thread_each(work, chunks(rows.shape[1], _ATOM_CHUNK))
         return integrals
 
-    def class_flows(self, spread: Spread, coefficients: FloatArray) -> tuple[FloatArray, float]:
+    def class_flows(
+        self, classes: PanelClasses, coefficients: FloatArray
+    ) -> tuple[FloatArray, float]:
         """Return the flow (n,) of each class and their sum, from a function on the panels."""
-        flows = np.empty(len(spread.log_r))
+        flows = np.empty(len(classes.log_r))
 
         def work(part: slice) -> float:
             return panels.evaluate(
-                spread.log_r[part],
-                spread.drawn[part],
-                spread.contrast[part],
-                spread.log_ref,
-                spread.width,
-                spread.first,
-                spread.slot,
+                classes.log_r[part],
+                classes.drawn[part],
+                classes.contrast[part],
+                classes.log_ref,
+                classes.width,
+                classes.first,
+                classes.slot,
                 coefficients,
                 flows[part],
                 np.empty(panels.DEGREE),

@@ -9,7 +9,7 @@ import numpy as np
 from samplesoft._cuda import WARP_SIZE, empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled
 from samplesoft._validation import FloatArray
-from samplesoft.bias.sums import HostSums, Spread
+from samplesoft.bias.sums import HostSums, PanelClasses
 from samplesoft.kernels.bias import laplace, panels
 from samplesoft.kernels.bias import laplace_cuda as kernels
 
@@ -26,26 +26,26 @@ class CudaSums(HostSums):
     def __init__(self) -> None:
         self._copied: dict[int, tuple[FloatArray, Any]] = {}
 
-    def class_moments(self, spread: Spread) -> FloatArray:
+    def class_moments(self, classes: PanelClasses) -> FloatArray:
         """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
-        size = spread.count * 3 * panels.DEGREE
-        num = max(1, min(_MOMENTS // size, -(-len(spread.log_r) // _LEAST_PART)))
-        parts = filled((num, spread.count, 3, panels.DEGREE), 0.0)
+        size = classes.count * 3 * panels.DEGREE
+        num = max(1, min(_MOMENTS // size, -(-len(classes.log_r) // _LEAST_PART)))
+        parts = filled((num, classes.count, 3, panels.DEGREE), 0.0)
         launch_threads(
-            kernels.spread,
+            kernels.add_moments,
             num,
-            *self._classes(spread),
-            spread.log_ref,
-            spread.t_mean,
-            spread.kappa_mean,
-            spread.width,
-            spread.first,
-            to_device(spread.slot),
+            *self._copies(classes),
+            classes.log_ref,
+            classes.t_mean,
+            classes.kappa_mean,
+            classes.width,
+            classes.first,
+            to_device(classes.slot),
             parts,
         )
         total = empty(size, np.float64)
         launch_threads(kernels.sum_parts, size, parts.reshape(num, size), total)
-        moments: FloatArray = total.copy_to_host().reshape(spread.count, 3, panels.DEGREE)
+        moments: FloatArray = total.copy_to_host().reshape(classes.count, 3, panels.DEGREE)
         return moments
 
     def node_sums(
@@ -74,26 +74,28 @@ class CudaSums(HostSums):
         integrals: FloatArray = out.copy_to_host()
         return integrals
 
-    def class_flows(self, spread: Spread, coefficients: FloatArray) -> tuple[FloatArray, float]:
+    def class_flows(
+        self, classes: PanelClasses, coefficients: FloatArray
+    ) -> tuple[FloatArray, float]:
         """Return the flow (n,) of each class and their sum, from a function on the panels."""
-        n = len(spread.log_r)
+        n = len(classes.log_r)
         flows, totals = empty(n, np.float64), empty(-(-n // kernels.EACH), np.float64)
         launch_threads(
             kernels.evaluate,
             totals.size,
-            *self._classes(spread),
-            spread.log_ref,
-            spread.width,
-            spread.first,
-            to_device(spread.slot),
+            *self._copies(classes),
+            classes.log_ref,
+            classes.width,
+            classes.first,
+            to_device(classes.slot),
             to_device(coefficients),
             flows,
             totals,
         )
         return flows.copy_to_host(), float(totals.copy_to_host().sum())
 
-    def _classes(self, spread: Spread) -> list[Any]:
-        given = spread.log_r, spread.drawn, spread.contrast
+    def _copies(self, classes: PanelClasses) -> list[Any]:
+        given = classes.log_r, classes.drawn, classes.contrast
         for array in given:
             if id(array) not in self._copied:
                 self._copied[id(array)] = array, to_device(array)

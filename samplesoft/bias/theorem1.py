@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, as_count, as_positive
-from samplesoft.bias.inputs import read_inputs
-from samplesoft.bias.jacobian import contract, read_jacobian
-from samplesoft.bias.negatives import Negatives, log_sum_exp, read_negatives
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.jacobian import check_jacobian, contract
+from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
@@ -140,17 +140,22 @@ class Theorem1Bounds:
         return self.terms.deviation
 
 
-def theorem1_terms(logits: ArrayLike, label: Any, q: ArrayLike) -> Theorem1Terms:
+def theorem1_terms(
+    logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
+) -> Theorem1Terms:
     """Return the parts of Theorem 1 that depend on the logits and the proposal only.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    label : int or array_like of int, shape () or (B,)
+    labels : int or array_like of int, shape () or (B,)
         The true class of each example.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all n classes, positive on every negative.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all n classes, positive on every negative; or an object with a method
+        ``probs(h)``.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------
@@ -173,8 +178,8 @@ def theorem1_terms(logits: ArrayLike, label: Any, q: ArrayLike) -> Theorem1Terms
     >>> print(f"{terms.second_moment:.4f} {terms.max_gap:.4f}", terms.deviation.round(4))
     0.5926 0.8889 [0.     0.2222 0.6667]
     """
-    inputs = read_inputs(logits, label, q, 1)
-    rows = [_terms(read_negatives(*row)) for row in inputs.rows()]
+    inputs = check_inputs(logits, labels, q, 1, h=h)
+    rows = [_terms(make_negatives(*row)) for row in inputs.rows()]
     names = Theorem1Terms.__dataclass_fields__
     columns = {name: np.stack([getattr(row, name) for row in rows]) for name in names}
     return Theorem1Terms(**columns) if inputs.batched else rows[0]
@@ -193,21 +198,23 @@ def _terms(negatives: Negatives) -> Theorem1Terms:
         return Theorem1Terms(
             second_moment=float(np.exp(log_second)),
             max_gap=float(np.exp(log_gap)),
-            deviation=negatives.spread(0.0, np.exp(log_zt + log_deviation)),
+            deviation=negatives.fill(0.0, np.exp(log_zt + log_deviation)),
             ub1=float(np.exp(2.0 * log_zt + negatives.log_chi2)),
             ub2=float(np.exp(log_ub2)),
             lb_sum=float(np.exp(log_zt + log_sum_exp(log_p + log_deviation))),
-            negative_probs=negatives.spread(0.0, np.exp(log_p)),
+            negative_probs=negatives.fill(0.0, np.exp(log_p)),
         )
 
 
 def theorem1_bounds(
     logits: ArrayLike,
-    label: Any,
-    q: ArrayLike,
+    labels: Any,
+    q: Any,
     num_sampled: int,
     jacobian: ArrayLike,
     grad_bound: float | None = None,
+    *,
+    h: ArrayLike | None = None,
 ) -> Theorem1Bounds:
     """Return the printed bounds of Theorem 1 on the bias of a gradient.
 
@@ -220,11 +227,11 @@ def theorem1_bounds(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    label : int or array_like of int, shape () or (B,)
+    labels : int or array_like of int, shape () or (B,)
         The true class t of each example.
-    q : array_like, shape (n,) or (B, n)
-        Proposal over all n classes, positive on every negative; it is conditioned on not being
-        the label.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal over all n classes, positive on every negative, or an object with a method
+        ``probs(h)``; it is conditioned on not being the label.
     num_sampled : int
         Number of draws m, at least 1.
     jacobian : array_like, shape (n, P) or (B, n, P)
@@ -232,6 +239,8 @@ def theorem1_bounds(
         parameters use `theorem1_terms` and its method `bounds`.
     grad_bound : float, optional
         M, a bound on every ``|jacobian|`` entry; by default the largest of each example.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------
@@ -264,8 +273,8 @@ def theorem1_bounds(
     73.96
     """
     m = as_count("num_sampled", num_sampled)
-    terms = theorem1_terms(logits, label, q)
-    jac = read_jacobian(jacobian, terms.negative_probs.shape)
+    terms = theorem1_terms(logits, labels, q, h=h)
+    jac = check_jacobian(jacobian, terms.negative_probs.shape)
     largest = np.max(np.abs(jac), axis=(-2, -1))
     if grad_bound is None:
         bound: Scalar = np.broadcast_to(largest, np.shape(terms.ub1)).copy()[()]

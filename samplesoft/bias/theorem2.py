@@ -55,7 +55,7 @@ class Theorem2Ratio:
 
 
 def theorem2_ratio(
-    cosine: ArrayLike, label: int, estimates: ArrayLike, *, tau: float, nu: float
+    cosine: ArrayLike, labels: int, estimates: ArrayLike, *, tau: float, nu: float
 ) -> Theorem2Ratio:
     """Return the ratio of eq. 20 for given random-feature estimates of the kernel.
 
@@ -68,8 +68,8 @@ def theorem2_ratio(
     ----------
     cosine : array_like, shape (n,)
         ``h.c_i`` for unit vectors h and c_i.
-    label : int
-        The true class; it takes no part.
+    labels : int
+        The true class of the one example; it takes no part.
     estimates : array_like, shape (n,)
         ``phi(c_i).phi(h)``, in any scale common to all classes; some may be negative.
     tau : float
@@ -105,7 +105,7 @@ def theorem2_ratio(
     """
     cosines = as_real_array("cosine", cosine, (1,))
     n = cosines.size
-    t = as_labels("label", label, n, ()).item()
+    t = as_labels("labels", labels, n, ()).item()
     features = as_real_array("estimates", estimates, (1,))
     tau, nu = as_positive("tau", tau), as_positive("nu", nu)
     if features.shape != cosines.shape:

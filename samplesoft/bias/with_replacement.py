@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import Draws, make_draws
-from samplesoft.bias.node_weights import Times, decay_rates, jackknife_cuts, make_times
+from samplesoft.bias.assemble import assemble
+from samplesoft.bias.classes import Atoms, Classes, make_atoms, make_classes, make_panel_classes
+from samplesoft.bias.draw_law import DrawLaw, make_draw_law
+from samplesoft.bias.jackknife import choose_cuts, make_jackknife_weights
+from samplesoft.bias.node_weights import NodeWeights, compute_decay_rates, make_node_weights
 from samplesoft.bias.quadrature import STEP, estimate_error, halving_change
 from samplesoft.bias.sums import HOST, HostSums
-from samplesoft.bias.transform import (
-    Atoms,
-    Classes,
-    Nodes,
-    make_atoms,
-    make_nodes,
-    read_classes,
-    spread_of,
-)
+from samplesoft.bias.transform import Nodes, make_nodes
 from samplesoft.kernels.bias import panels
+from samplesoft.schemes import Scheme
 
 _ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
 _LEAST_STEP = 0.02
@@ -45,54 +43,66 @@ class _Flows(NamedTuple):
     size: float
 
 
-def mixture_bias(
+def with_replacement_bias(
     logits: FloatArray,
     label: int,
     q: FloatArray,
     m: int,
-    scheme: str,
+    scheme: Scheme,
     sums: HostSums = HOST,
 ) -> Row:
     """Return the exact bias of one example; the step is halved until the error is small."""
-    draws = make_draws(logits, label, q, m, scheme)
-    if scheme == "reject" and not draws.drawn.any():  # the label alone is left: loss 0
-        bias = -draws.probs
-        bias[label] = draws.other_mass
-        return Row(bias, draws.probs, float(draws.log_probs[label]), 0.0)
-    if scheme not in ("importance", "candidate") and draws.other_mass == 0.0:
-        return Row(np.zeros_like(draws.probs), draws.probs, 0.0, 0.0)
-    classes = read_classes(draws)
-    atoms = make_atoms(draws, classes, sums)
+    law = make_draw_law(logits, label, q, m, scheme)
+    if scheme.divides_by_kept and not law.drawn.any():  # the label alone is left: loss 0
+        bias = -law.probs
+        bias[label] = law.other_mass
+        return Row(bias, law.probs, float(law.log_probs[label]), 0.0)
+    if not scheme.draws_label and law.other_mass == 0.0:
+        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0)
+    classes = make_classes(law)
+    atoms = make_atoms(law, classes, sums)
+    rates = compute_decay_rates(law, classes)
     best: Row | None = None
-    step = STEP if scheme != "jackknife" else 0.5 * STEP
-    with np.errstate(all="ignore"):  # what is not finite is told by its error, and not taken
+    step = STEP if not scheme.jackknife else 0.5 * STEP
+    with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         while best is None or step > _LEAST_STEP:
-            rates = decay_rates(draws, classes, m, scheme)
             nodes = make_nodes(classes, atoms, *rates, step, sums)
-            cuts = jackknife_cuts(nodes, draws.log_base, m) if scheme == "jackknife" else [np.inf]
-            for cut in cuts:
-                times = make_times(draws, nodes, m, scheme, cut)
-                flows = _class_flows(draws, classes, atoms, nodes, times, sums)
-                if scheme == "candidate":
-                    flows = _with_label_drawn(draws, classes, nodes, times, flows, sums)
-                bias, loss_bias = _assemble(draws, flows, times, m, scheme)
+            for weights in _node_weights(law, nodes):
+                flows = _class_flows(law, classes, atoms, nodes, weights, sums)
+                if scheme.label_is_a_draw:
+                    flows = _with_label_drawn(law, classes, nodes, weights, flows, sums)
+                bias, loss_bias = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
                 error = estimate_error(flows.coarse, flows.size, norm)
                 error = np.inf if np.isnan(error) else error
                 if best is None or not error >= best.error:
-                    best = Row(bias, draws.probs, loss_bias, error)
+                    best = Row(bias, law.probs, loss_bias, error)
                 if error <= _ENOUGH * norm:
                     return best
             step *= 0.5
     return best
 
 
+def _node_weights(law: DrawLaw, nodes: Nodes) -> Iterator[NodeWeights]:
+    """Yield the node weights to try, those first that most often suffice."""
+    if not law.scheme.jackknife:
+        yield make_node_weights(law, nodes)
+        return
+    for cut in choose_cuts(law, nodes):
+        yield make_jackknife_weights(law, nodes, cut)
+
+
 def _class_flows(
-    draws: Draws, classes: Classes, atoms: Atoms, nodes: Nodes, times: Times, sums: HostSums
+    law: DrawLaw,
+    classes: Classes,
+    atoms: Atoms,
+    nodes: Nodes,
+    weights: NodeWeights,
+    sums: HostSums,
 ) -> _Flows:
     integrals = sums.atom_integrals(
         nodes.x,
-        times.coefficients,
+        weights.coefficients,
         nodes.tilted,
         atoms.rows,
         float(classes.log_above_least[0]),
@@ -100,88 +110,57 @@ def _class_flows(
     weight = np.abs(atoms.weights[1])
     coarse = float(weight @ np.abs(integrals[0] - integrals[1]))
     size = float(weight @ integrals[2])
-    # the label's terms reach the bias times the mass of the other classes
-    terms = times.label
-    if draws.phantom:
-        terms = draws.expected_label_draws * times.label - times.base
-    coarse += 2.0 * draws.other_mass * halving_change(terms)
-    size += 2.0 * draws.other_mass * float(np.abs(terms).sum())
+    # the label's terms reach the bias times the mass of the other classes: at the label, and
+    # once more spread over the others
+    terms = weights.label_terms
+    if law.scheme.corrects_label and not law.scheme.draws_label:
+        terms = law.expected_label_draws * weights.label_terms - weights.base_terms
+    coarse += 2.0 * law.other_mass * halving_change(terms)
+    size += 2.0 * law.other_mass * float(np.abs(terms).sum())
     slot = atoms.slot
-    if slot is None:
-        flows, active = np.zeros(len(draws.probs)), draws.drawn > 0.0
+    if slot is None:  # each class is an atom; behind them may stand that of weightless draws
+        flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
         flows[active] = (atoms.weights[1] * integrals[0])[: active.sum()]
         return _Flows(flows, float(flows.sum()), coarse, size)
-    spread = spread_of(draws, classes, atoms.width, atoms.first, slot)
-    values = integrals[0, : spread.count * panels.DEGREE].reshape(-1, panels.DEGREE)
-    flows, total = sums.class_flows(spread, values @ panels.forward())
+    on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
+    values = integrals[0, : on_panels.count * panels.DEGREE].reshape(-1, panels.DEGREE)
+    flows, total = sums.class_flows(on_panels, values @ panels.to_coefficients())  # (B23)
     return _Flows(flows, total, coarse, size)
 
 
 def _with_label_drawn(
-    draws: Draws, classes: Classes, nodes: Nodes, times: Times, flows: _Flows, sums: HostSums
+    law: DrawLaw,
+    classes: Classes,
+    nodes: Nodes,
+    weights: NodeWeights,
+    flows: _Flows,
+    sums: HostSums,
 ) -> _Flows:
-    """Return the flows of scheme ``candidate``: each class is drawn together with the label.
+    """Return the flows where each class is drawn together with the label, eq. (B12).
 
-    With its base mass r_t / m, E[p'_j] = e_j int m phi**(m-1) exp(-v (r_j + r_t)) dv: the ratio
+    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv: the ratio
     of class j is r_j + r_t, while the total that it is compared with keeps r_j.
     """
-    t = draws.label
-    if draws.other_mass == 0.0:
+    t = law.label
+    if law.other_mass == 0.0:
         return flows
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, 700.0))
+        ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, LARGEST_EXPONENT))
         kappa = classes.contrast
+        # r / R - 1; from kappa it keeps its digits where r is near R
         above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
         # r_j + r_t - R, the smaller ratio added to what the larger has above R
         rise = np.where(ratio < ratio[t], ratio + above[t], above + ratio[t])
         contrast = rise / (ratio + ratio[t] + 1.0)
         log_r = np.logaddexp(classes.log_r, classes.log_r[t])
-        drawn = np.exp(draws.log_probs - log_r)
+        drawn = np.exp(law.log_probs - log_r)  # so that drawn times ratio is e_j again
     drawn[t] = 0.0
     shifted = replace(classes, log_r=log_r, contrast=contrast)
-    joined = replace(draws, drawn=drawn)
+    joined = replace(law, drawn=drawn)
     atoms = make_atoms(joined, shifted, sums)
-    parts = _class_flows(joined, shifted, atoms, nodes, times, sums)
+    parts = _class_flows(joined, shifted, atoms, nodes, weights, sums)
     return parts._replace(
         total=flows.total,
-        coarse=parts.coarse + 2.0 * draws.other_mass * flows.coarse,
-        size=parts.size + 2.0 * draws.other_mass * flows.size,
+        coarse=parts.coarse + 2.0 * law.other_mass * flows.coarse,
+        size=parts.size + 2.0 * law.other_mass * flows.size,
     )
-
-
-def _assemble(
-    draws: Draws, parts: _Flows, times: Times, m: int, scheme: str
-) -> tuple[FloatArray, float]:
-    """Return the bias (n,) and the loss bias from the flows between classes."""
-    t, flows, total = draws.label, parts.flows, parts.total
-    label_flow, base = float(times.label.sum()), float(times.base.sum())
-    loss = float(times.loss.sum())
-    if scheme in ("negatives", "jackknife", "reject"):
-        bias = flows - draws.probs * (total + label_flow)
-        bias[t] = label_flow * draws.other_mass - draws.probs[t] * total
-        if scheme == "negatives":
-            bias[t] = max(bias[t], 0.0)  # it is, by Jensen's inequality
-        if scheme == "reject":
-            none_kept = draws.label_draw**m
-            at_label = bias[t] + none_kept * draws.other_mass
-            bias -= none_kept * draws.probs
-            bias[t] = at_label
-            loss += float(none_kept * draws.log_probs[t])
-        return bias, loss
-    if scheme == "importance":
-        return flows - draws.probs * total, loss
-    expected = draws.expected_label_draws
-    if scheme == "candidate":
-        loss += float(np.log(draws.probs[t] + expected))
-        bias = flows - draws.probs * total
-        bias[t] = 0.0
-        bias[t] = -bias.sum()
-        return bias, loss
-    if draws.other_mass < 0.5:
-        loss += float(np.log1p(draws.other_mass * (expected - 1.0)))
-    else:
-        loss += float(np.log(draws.probs[t] + draws.other_mass * expected))
-    surplus = expected * label_flow - base
-    bias = flows - draws.probs * (total - surplus)
-    bias[t] = -draws.other_mass * surplus - draws.probs[t] * total
-    return bias, loss

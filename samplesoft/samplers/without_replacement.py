@@ -173,16 +173,16 @@ class SuccessiveInclusion:
         shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
         moments = np.zeros((int(crowded.sum()), 3, panels.DEGREE))
         room = np.empty(panels.DEGREE)
-        panels.spread(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments, room)
+        panels.add_moments(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments, room)
         places = self._first + np.flatnonzero(crowded)[:, None] + panels.node_places()
         self._log_rates = np.append((places * _WIDTH).ravel(), log_w[self._lone])
-        counts = (moments[:, 0] @ panels.forward().T).ravel()
+        counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
         self._counts = np.append(counts, np.ones(len(self._lone)))
 
     def _from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
         """Return (k,) the probabilities of classes `ids` from those of the atoms."""
         nodes = len(atoms) - len(self._lone)
-        coefficients = atoms[:nodes].reshape(-1, panels.DEGREE) @ panels.forward()
+        coefficients = atoms[:nodes].reshape(-1, panels.DEGREE) @ panels.to_coefficients()
         shared, probs = self._shared[ids], np.empty(len(ids))
         panels.evaluate(
             self._log_w[ids],

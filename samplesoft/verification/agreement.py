@@ -9,6 +9,7 @@ import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.monte_carlo import simulate
+from samplesoft.schemes import Scheme
 from samplesoft.verification.tails import (
     MAX_SKEWNESS,
     Foresight,
@@ -86,7 +87,7 @@ def compare(
     label: int,
     q: FloatArray,
     m: int,
-    scheme: str,
+    scheme: Scheme,
     p: FloatArray,
     exact: tuple[FloatArray, float, float],
     jacobian: FloatArray | None,

@@ -133,7 +133,7 @@ def _draw_curves(
                 {"color": _TRIALS, "marker": "o", "markersize": 4, "linestyle": "none"},
                 f"Monte Carlo, 95% ({report.num_trials:,} trials x {report.num_examples})",
             ),
-            *_bounds_entries(report.scheme == "negatives", "largest value that LB, UB allow"),
+            *_bounds_entries(report.has_bounds, "largest value that LB, UB allow"),
         ],
     )
 

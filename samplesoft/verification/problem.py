@@ -19,7 +19,8 @@ from samplesoft._validation import (
     as_proposal,
     as_real_array,
 )
-from samplesoft.bias.inputs import SCHEMES, read_inputs
+from samplesoft.bias.inputs import check_inputs, probs_of
+from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.blocks import WRT
 
 
@@ -33,7 +34,7 @@ class Problem:
     class_embeddings: FloatArray | None
     tau: float
     wrt: tuple[str, ...]
-    scheme: str
+    scheme: Scheme
     num_trials: int
 
     @property
@@ -42,14 +43,14 @@ class Problem:
         return None if self.class_embeddings is None else self.tau * self.class_embeddings
 
 
-def read_problem(
+def check_problem(
     logits: ArrayLike,
     labels: Any,
     h: ArrayLike | None,
     class_embeddings: ArrayLike | None,
     tau: float,
     wrt: Sequence[str],
-    scheme: str,
+    scheme: str | Scheme,
     num_trials: int,
 ) -> Problem:
     """Check the arguments of `verify` but the proposals and the numbers of draws."""
@@ -94,16 +95,15 @@ def read_problem(
         *vectors,
         as_positive("tau", tau),
         blocks,
-        as_choice("scheme", scheme, SCHEMES),
+        as_scheme(scheme),
         as_count("num_trials", num_trials, 2),
     )
 
 
-def read_counts(num_sampled: int | Iterable[int], scheme: str) -> list[int]:
+def check_counts(num_sampled: int | Iterable[int], scheme: Scheme) -> list[int]:
     """Return the numbers of draws, each checked, as a list."""
     values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
-    least = 2 if scheme == "jackknife" else 1
-    counts = [as_count("num_sampled", value, least) for value in values]
+    counts = [as_count("num_sampled", value, scheme.least_draws) for value in values]
     if not counts or len(set(counts)) < len(counts):
         raise ValueError(
             f"`num_sampled` must hold one or more different numbers of draws, got {counts}."
@@ -111,10 +111,10 @@ def read_counts(num_sampled: int | Iterable[int], scheme: str) -> list[int]:
     return sorted(counts)
 
 
-def read_proposals(
-    proposals: Mapping[str, ArrayLike], problem: Problem, counts: list[int]
+def check_proposals(
+    proposals: Mapping[str, Any], problem: Problem, counts: list[int]
 ) -> dict[str, FloatArray]:
-    """Return each proposal as (1, n) or (B, n)."""
+    """Return each proposal as (1, n) or (B, n); that of a sampler is taken at the contexts."""
     if not isinstance(proposals, Mapping) or not proposals:
         raise ValueError(
             "`proposals` must map at least one name to probabilities, got "
@@ -123,9 +123,10 @@ def read_proposals(
     checked = {}
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
-        q = np.atleast_2d(as_proposal(title, value, problem.logits.shape[1]))
+        q = probs_of(value, problem.h, title)
+        q = np.atleast_2d(as_proposal(title, q, problem.logits.shape[1]))
         try:
-            read_inputs(problem.logits, problem.labels, q, counts[0], problem.scheme)
+            check_inputs(problem.logits, problem.labels, q, counts[0], problem.scheme)
         except ValueError as error:
             raise ValueError(f"{title}: {error}") from None
         checked[str(name)] = q

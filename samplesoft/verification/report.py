@@ -57,6 +57,11 @@ class VerificationReport:
         return self.num_tests > 0 and self.max_abs_z <= self.z_limit
 
     @property
+    def has_bounds(self) -> bool:
+        """Whether the bounds are about this scheme, and rows tell of them."""
+        return any(row.finite_hold is not None for row in self.rows)
+
+    @property
     def bounds_hold(self) -> bool:
         """Whether the finite-m bounds hold everywhere; True for schemes that have none."""
         return all(row.finite_hold is not False for row in self.rows)

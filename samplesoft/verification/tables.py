@@ -63,7 +63,7 @@ def headline(report: VerificationReport) -> str:
         f"{report.z_limit:.2f} among {report.num_tests:,} statistics "
         f"({_sizes(report)}).",
     ]
-    if any(row.finite_hold is not None for row in report.rows):
+    if report.has_bounds:
         hold = "hold everywhere" if report.bounds_hold else "are VIOLATED"
         now, limit = report.outside_printed
         lines.append(
@@ -114,7 +114,7 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
     if wrt != "class_embeddings":
         columns.append(("max z", lambda row: _fixed(row.max_abs_z, 2)))
         columns.append(("tests", lambda row: _tests(row)))
-    if report.scheme == "negatives":
+    if report.has_bounds:
         columns += [
             ("outside LB/UB", lambda row: _count(row.outside_printed)),
             ("in limit", lambda row: _count(row.outside_printed_limit)),
@@ -125,7 +125,7 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
     if wrt == "logits":
         columns.append(("loss bias", lambda row: _number(row.loss_bias)))
         columns.append(("loss z", lambda row: _fixed(row.loss_z, 2)))
-    if wrt == "h" and report.scheme == "negatives":
+    if wrt == "h" and report.has_bounds:
         columns.append(("squared bias", lambda row: _number(row.squared_bias)))
         columns.append(("variance", lambda row: _number(row.variance)))
         columns.append(("MSE", lambda row: _number(row.mse)))
@@ -146,7 +146,7 @@ def legend(report: VerificationReport) -> str:
         "(+ left out, having too few effective draws)."
         + (" Class vectors share those of the logits." if "class_embeddings" in sizes else ""),
     ]
-    if report.scheme == "negatives":
+    if report.has_bounds:
         totals = ", ".join(f"{size:,} of {_NAMES[wrt]}" for wrt, size in sizes.items())
         lines += [
             f"outside LB/UB: coordinates outside the printed bounds at this m, in limit: as m "
@@ -155,7 +155,7 @@ def legend(report: VerificationReport) -> str:
             "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
             "over the L1 bias.",
         ]
-    if report.scheme == "negatives" and "h" in sizes:
+    if report.has_bounds and "h" in sizes:
         lines.append(
             "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates."
         )

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.schemes import Scheme
 
 HITS = 400  # a bin is expected to be hit in so many trials; a mean has skewness below 1/20
 MAX_SKEWNESS = 1.0 / math.sqrt(HITS)
@@ -58,25 +60,23 @@ class Foresight:
         return Foresight(self.skewness[part], self.stderr[part])
 
 
-def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Tails:
+def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Tails:
     """Return `Tails` for one example: `p` the softmax (n,), `q` the proposal (n,).
 
     As in the exact bias, ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!`` and the draws are
     independent, so the mean of ``S**-k`` is an integral over a power of one Laplace transform.
     """
     drawn = q.copy()
-    if scheme not in ("candidate", "importance"):
+    if not scheme.draws_label:
         drawn[label] = 0.0
-    if scheme in ("negatives", "jackknife") and drawn.any():
+    if scheme.excludes_label and not scheme.independent and drawn.any():
         drawn /= drawn.sum()
     drawn = np.minimum(drawn, 1.0)
-    num = 1 if scheme == "poisson" else m
+    num = 1 if scheme.independent else m
     weights = np.divide(p, num * drawn, out=np.zeros_like(p), where=drawn > 0.0)
-    base = float(p[label])
-    if scheme.startswith("candidate"):
+    base = float(p[label]) if scheme.label_in_sum else 0.0
+    if scheme.corrects_label:
         base /= m * float(q[label])
-    elif scheme == "importance":
-        base = 0.0
     with np.errstate(divide="ignore"):
         hits = -np.expm1(num * np.log1p(-drawn))
     rates = num * drawn * (1.0 - drawn)
@@ -86,7 +86,7 @@ def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Ta
     if not len(used):
         return Tails(rates, hits, shares, (0.0, 0.0), 1.0)
     keys = np.rint(np.log(weights[used]) / _ATOM)[:, None]
-    if scheme == "poisson":  # classes of like probabilities of being in, and of being out, too
+    if scheme.independent:  # classes of like probabilities of being in, and of being out, too
         inside = drawn[used, None]
         keys = np.hstack([keys, np.rint(np.log([inside, 1.0 - inside + 1e-18])[:, :, 0].T / _ATOM)])
     _, first, atom_of, count = np.unique(
@@ -94,17 +94,17 @@ def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Ta
     )
     atom_of = atom_of.ravel()
     mass = np.bincount(atom_of, drawn[used]) / count
-    atoms = np.exp(np.clip(keys[first, 0] * _ATOM, -700.0, 700.0))
-    least = max(base + (atoms.min() if scheme == "importance" else 0.0), 1e-300)
+    atoms = np.exp(np.clip(keys[first, 0] * _ATOM, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+    least = max(base + (0.0 if scheme.label_in_sum else atoms.min()), 1e-300)
     log_u = np.arange(
         -7.0 - math.log(base + float(num * mass @ (count * atoms)) + atoms.max()),
         5.0 - math.log(least),
         _STEP,
     )
-    u = np.exp(np.minimum(log_u, 700.0))
-    log_phi = _log_transform(u, atoms, mass, count, scheme)
-    inverse = _inverse_moments(u, log_phi * (num if num > 1 else 1), np.array([base]))[:, 0]
-    rest = log_phi * (num - 1) if scheme != "poisson" else log_phi
+    u = np.exp(np.minimum(log_u, LARGEST_EXPONENT))
+    log_one = _log_transform(u, atoms, mass, count, scheme)
+    inverse = _inverse_moments(u, log_one * (num if num > 1 else 1), np.array([base]))[:, 0]
+    rest = log_one * (num - 1) if not scheme.independent else log_one
     moments = _inverse_moments(u, rest, base + atoms)
     orders = np.array([[1.0], [2.0], [3.0]])
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -119,15 +119,15 @@ def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: str) -> Ta
 
 
 def _log_transform(
-    u: FloatArray, atoms: FloatArray, mass: FloatArray, count: IntArray, scheme: str
+    u: FloatArray, atoms: FloatArray, mass: FloatArray, count: IntArray, scheme: Scheme
 ) -> FloatArray:
-    """Return the log of the Laplace transform of one draw; for ``poisson`` of all draws."""
+    """Return the log of the Laplace transform of one draw, or of all if they are independent."""
     falls = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
-    if scheme == "poisson":
+    if scheme.independent:
         together: FloatArray = np.log1p(-np.minimum(mass * falls, 1.0 - 1e-16)) @ count
         return together
-    log_phi: FloatArray = np.log1p(-np.minimum(falls @ (mass * count), 1.0 - 1e-16))
-    return log_phi
+    log_one: FloatArray = np.log1p(-np.minimum(falls @ (mass * count), 1.0 - 1e-16))
+    return log_one
 
 
 def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray) -> FloatArray:
@@ -204,18 +204,18 @@ def bin_foresight(tails: Tails, bins: IntArray, expected: FloatArray, num_trials
 
 
 def loss_foresight(
-    tails: Tails, label: int, q: FloatArray, p: FloatArray, m: int, scheme: str, num_trials: int
+    tails: Tails, label: int, q: FloatArray, p: FloatArray, m: int, scheme: Scheme, num_trials: int
 ) -> Foresight:
     """Foresee the mean loss, shape (1,)."""
     shares = tails.shares[0]
     total = tails.rates.sum()
-    fixed_number = scheme != "poisson" and total > 0.0
+    fixed_number = not scheme.independent and total > 0.0
     mean = tails.rates @ shares / total if fixed_number else 0.0
     effects = np.abs(shares - mean)
     second, third = tails.rates @ effects**2, tails.rates @ effects**3
-    if scheme in ("reject", "candidate_masked", "poisson"):
+    if scheme.random_count:
         none = float(q[label]) ** m  # a trial of the label's draws only: loss 0
-        if scheme == "poisson":
+        if scheme.independent:
             none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))
         size = -math.log(max(float(p[label]), 1e-300))
         second, third = second + none * size**2, third + none * size**3

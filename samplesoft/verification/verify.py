@@ -14,6 +14,7 @@ from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias, exact_bias
 from samplesoft.bias.moments import exact_gradient_moments
+from samplesoft.schemes import Scheme
 from samplesoft.verification.agreement import (
     ALPHA,
     Scores,
@@ -34,7 +35,12 @@ from samplesoft.verification.blocks import (
     figures,
     read_theory,
 )
-from samplesoft.verification.problem import Problem, read_counts, read_problem, read_proposals
+from samplesoft.verification.problem import (
+    Problem,
+    check_counts,
+    check_problem,
+    check_proposals,
+)
 from samplesoft.verification.report import VerificationReport
 from samplesoft.verification.rows import Picture, VerificationRow
 from samplesoft.verification.tables import one_line
@@ -43,14 +49,14 @@ from samplesoft.verification.tables import one_line
 def verify(
     logits: ArrayLike,
     labels: Any,
-    proposals: Mapping[str, ArrayLike],
+    proposals: Mapping[str, Any],
     num_sampled: int | Iterable[int] = (10, 100, 1000),
     *,
     h: ArrayLike | None = None,
     class_embeddings: ArrayLike | None = None,
     tau: float = 1.0,
     wrt: Sequence[str] = WRT,
-    scheme: str = "negatives",
+    scheme: str | Scheme = "negatives",
     num_trials: int = 4000,
     rng: int | np.random.Generator | None = None,
     progress: bool | Callable[[str], object] = False,
@@ -64,10 +70,11 @@ def verify(
         Finite logits; ``tau * h @ class_embeddings.T`` where those are given.
     labels : int or array_like of int, shape () or (B,)
         The true class of each example.
-    proposals : mapping of str to array_like, shape (n,) or (B, n)
-        Samplers by name, as probabilities of all classes; see
-        `samplesoft.samplers.dense_proposals`. For scheme ``poisson`` class j is included with the
-        probability ``1 - (1 - q_j)^m`` of being among m draws.
+    proposals : mapping of str to array_like, shape (n,) or (B, n), or to sampler
+        Probabilities of all classes by name, see `samplesoft.samplers.dense_proposals`; or
+        samplers, that is objects with a method ``probs(h)``, which are taken at the contexts `h`.
+        For scheme ``poisson`` class j is included with the probability ``1 - (1 - q_j)^m`` of
+        being among m draws.
     num_sampled : int or iterable of int
         Numbers of draws m.
     h : array_like, shape (d,) or (B, d), optional
@@ -79,7 +86,7 @@ def verify(
     wrt : sequence of str
         Blocks of parameters: ``logits``, ``h``, ``class_embeddings``. The last two are left out
         where there are no vectors.
-    scheme : str
+    scheme : str or samplesoft.schemes.Scheme
         See `exact_bias`. The bounds, the limit and the moments are those of ``negatives``.
     num_trials : int
         Monte Carlo trials for each example, sampler and m; at least 2.
@@ -127,9 +134,9 @@ def verify(
     >>> [(row.num_sampled, round(row.l1_bias, 4)) for row in report.rows]
     [(2, 0.2588), (20, 0.0251)]
     """
-    problem = read_problem(logits, labels, h, class_embeddings, tau, wrt, scheme, num_trials)
-    counts = read_counts(num_sampled, scheme)
-    samplers = read_proposals(proposals, problem, counts)
+    problem = check_problem(logits, labels, h, class_embeddings, tau, wrt, scheme, num_trials)
+    counts = check_counts(num_sampled, problem.scheme)
+    samplers = check_proposals(proposals, problem, counts)
     key = as_key(rng)
     rows: list[VerificationRow] = []
     cells: dict[str, Cell] = {}  # those that the figure shows
@@ -150,7 +157,7 @@ def verify(
     everything = merge(tests)
     return VerificationReport(
         rows=tuple(rows),
-        scheme=problem.scheme,
+        scheme=problem.scheme.name,
         num_classes=problem.logits.shape[1],
         num_examples=len(problem.logits),
         num_trials=problem.num_trials,
@@ -179,11 +186,11 @@ class Cell:
 
 def _cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: Any) -> Cell:
     scheme = problem.scheme
-    if scheme == "poisson":
+    if scheme.independent:
         q = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
     exact = exact_bias(problem.logits, problem.labels, q, m, scheme=scheme)
     theory: list[Theory] | None = None
-    if scheme == "negatives":
+    if scheme.has_bounds:
         theory = read_theory(problem.logits, problem.labels, q, m)
     jacobian = problem.jacobian if "h" in problem.wrt else None
     blocks = {"logits": _block(exact.bias, exact, theory, m, 1.0)}
@@ -238,7 +245,7 @@ def _row(
         spread = float(np.sqrt((values[:, 1] ** 2).sum())) / len(values)
         norms[f"monte_carlo_{norm}_stderr"] = spread if shown else None
     moments: dict[str, float] = {}
-    if wrt == "h" and problem.scheme == "negatives" and problem.class_embeddings is not None:
+    if wrt == "h" and problem.scheme.has_bounds and problem.class_embeddings is not None:
         exact = exact_gradient_moments(
             problem.logits, problem.labels, q, m, problem.class_embeddings, tau=problem.tau
         )

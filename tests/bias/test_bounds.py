@@ -314,8 +314,8 @@ class TestGradient:
     [
         ({"logits": [0.0, math.nan, 1.0]}, ValueError, "`logits` must be finite"),
         ({"logits": [0.0, 1.0]}, ValueError, "`q` must cover all 2 classes"),
-        ({"label": 3}, ValueError, "`label` must lie in 0..2"),
-        ({"label": 0.0}, TypeError, "`label` must hold integers"),
+        ({"labels": 3}, ValueError, "`labels` must lie in 0..2"),
+        ({"labels": 0.0}, TypeError, "`labels` must hold integers"),
         ({"q": [0.5, -0.5, 1.0]}, ValueError, "`q` must hold probabilities"),
         ({"q": [0.5, 0.1, 0.1]}, ValueError, "`q` must sum to 1"),
         ({"q": [0.5, 0.5, 0.0]}, ValueError, "got 0 at class 2"),
@@ -327,7 +327,7 @@ class TestGradient:
 def test_bad_input_is_named(change, error, message):
     given_ = {
         "logits": [0.0, 1.0, 2.0],
-        "label": 0,
+        "labels": 0,
         "q": [0.2, 0.3, 0.5],
         "num_sampled": 4,
     } | change

@@ -116,10 +116,10 @@ def test_batch_equals_loop():
         ({"tau": 0.0}, ValueError, "`tau` must be finite and greater than 0"),
         ({"tau": "1"}, TypeError, "`tau` must be a number"),
         ({"num_sampled": 0}, ValueError, "`num_sampled` must be at least 1"),
-        ({"label": 9}, ValueError, "`label` must lie in"),
+        ({"labels": 9}, ValueError, "`labels` must lie in"),
     ],
 )
 def test_bad_input(change, error, message):
-    good = {"logits": LOGITS, "label": 0, "q": Q, "num_sampled": 5, "class_embeddings": C}
+    good = {"logits": LOGITS, "labels": 0, "q": Q, "num_sampled": 5, "class_embeddings": C}
     with pytest.raises(error, match=message):
         exact_gradient_moments(**{**good, **change})

@@ -231,13 +231,13 @@ class TestTheorem2:
             ({"estimates": [1.0, 1.0]}, "`estimates` of shape"),
             ({"estimates": [1.0, math.inf, 1.0]}, "`estimates` must be finite"),
             ({"cosine": [0.1, 0.2, 1.5]}, r"`cosine` must lie in \[-1, 1\]"),
-            ({"label": 3}, "`label` must lie in"),
+            ({"labels": 3}, "`labels` must lie in"),
             ({"tau": 0.0}, "`tau` must be finite and greater than 0"),
             ({"nu": -1.0}, "`nu` must be finite and greater than 0"),
             ({"cosine": [0.1], "estimates": [1.0]}, "at least 2 classes"),
         ],
     )
     def test_bad_input_is_named(self, change, message):
-        given = {"cosine": [0.1, 0.2, 0.3], "label": 0, "estimates": [1.0, 2.0, 3.0]}
+        given = {"cosine": [0.1, 0.2, 0.3], "labels": 0, "estimates": [1.0, 2.0, 3.0]}
         with pytest.raises(ValueError, match=message):
             theorem2_ratio(**({"tau": 2.0, "nu": 1.0} | given | change))

@@ -13,9 +13,9 @@ import math
 import numpy as np
 
 from samplesoft._jit import njit
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 
-_LARGEST = 700.0  # exp of this is finite; an exponent beyond it stands for infinity
 CENTRED_LIMIT = 600.0
 NUM_SUMS = 11
 (PHI, F, FIRST, SECOND, THIRD, ABOVE, P, H, T, Y2, Y3) = range(NUM_SUMS)
@@ -74,7 +74,7 @@ def third_order(x: float) -> float:
 @njit
 def _scaled(x: float, log_distance: float) -> float:
     """Return the product of v = exp(x) and a distance, capped at exp(700)."""
-    return math.exp(min(x + log_distance, _LARGEST))
+    return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
 @njit
@@ -83,7 +83,7 @@ def _contrast(
 ) -> float:
     """Return (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa, with away = v (r - R)."""
     if abs(away) < 1.0:
-        return -decay_ref * math.exp(min(x + log_sum, _LARGEST)) * _decay_ratio(away)
+        return -decay_ref * math.exp(min(x + log_sum, LARGEST_EXPONENT)) * _decay_ratio(away)
     return (decay - decay_ref) / kappa
 
 
@@ -176,7 +176,7 @@ def _bend(
         e = math.exp(-away)
         slope = c0 * ratio - c1 * (lead * ratio - e)
         slope += c2 * ((lead * lead - variance) * ratio - (2.0 * lead + away) * e)
-        return -decay_ref * math.exp(min(x + log_sum, _LARGEST)) * float(slope)
+        return -decay_ref * math.exp(min(x + log_sum, LARGEST_EXPONENT)) * float(slope)
     value = 0.0
     if decay > 0.0:
         value += decay * (c0 - c1 * ahead + c2 * (ahead * ahead - variance))
@@ -240,7 +240,7 @@ def atom_integrals(
                     tilted[k, 1],
                     tilted[k, 2],
                 )
-            term *= math.exp(min(x[k] + atoms[0, i], _LARGEST))
+            term *= math.exp(min(x[k] + atoms[0, i], LARGEST_EXPONENT))
             full += term
             size += abs(term)
             if k % 2 == 0:

@@ -28,7 +28,7 @@ EACH = 64  # classes that a thread evaluates one after another
 
 _node_sums = twin(laplace.node_sums)
 _atom_integrals = twin(laplace.atom_integrals, _bend=twin(laplace._bend))
-_spread = twin(panels.spread, _polynomials=twin(panels._polynomials))
+_add_moments = twin(panels.add_moments, _polynomials=twin(panels._polynomials))
 _evaluate = twin(panels.evaluate, _polynomials=twin(panels._polynomials))
 
 
@@ -62,7 +62,7 @@ def atom_integrals(
 
 
 @kernel
-def spread(
+def add_moments(
     log_r: Any,
     drawn: Any,
     contrast: Any,
@@ -81,7 +81,7 @@ def spread(
     room = cuda.local.array(DEGREE, np.float64)
     each = -(-log_r.shape[0] // parts.shape[0])
     a, b = thread * each, min((thread + 1) * each, log_r.shape[0])
-    _spread(
+    _add_moments(
         log_r[a:b],
         drawn[a:b],
         contrast[a:b],

@@ -73,7 +73,7 @@ def class_weights(
 
 
 @njit
-def spread(
+def add_moments(
     log_r: FloatArray,
     drawn: FloatArray,
     contrast: FloatArray,
@@ -155,7 +155,7 @@ def node_places() -> FloatArray:
     return places
 
 
-def forward() -> FloatArray:
+def to_coefficients() -> FloatArray:
     """Return the matrix (DEGREE, DEGREE) from values at the nodes to Chebyshev coefficients."""
     angles = (np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)
     matrix: FloatArray = np.cos(np.outer(angles, np.arange(DEGREE))) * (2.0 / DEGREE)

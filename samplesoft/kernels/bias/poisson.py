@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from samplesoft._jit import njit
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-
-_LARGEST = 700.0
 
 
 @njit
@@ -39,7 +38,7 @@ def log_products(x: FloatArray, log_w: FloatArray, pi: FloatArray, out: FloatArr
         total = excess = 0.0
         for j in range(len(pi)):
             if pi[j] > 0.0:
-                y = math.exp(min(x[k] + log_w[j], _LARGEST))
+                y = math.exp(min(x[k] + log_w[j], LARGEST_EXPONENT))
                 value, above = _log_factor(pi[j], y)
                 total += value
                 excess += above
@@ -81,13 +80,13 @@ def class_integrals(
             for k in range(len(x)):
                 if weights[k] == 0.0:
                     continue
-                y = math.exp(min(x[k] + log_w[j], _LARGEST))
+                y = math.exp(min(x[k] + log_w[j], LARGEST_EXPONENT))
                 e = math.exp(-y)
                 f = (1.0 - pi[j]) + pi[j] * e
                 if pi_ref == 0.0:
                     term = (1.0 - pi[j]) * math.expm1(-y) / f
                 else:
-                    y_ref = math.exp(min(x[k] + log_w_ref, _LARGEST))
+                    y_ref = math.exp(min(x[k] + log_w_ref, LARGEST_EXPONENT))
                     e_ref = math.exp(-y_ref)
                     f_ref = (1.0 - pi_ref) + pi_ref * e_ref
                     if f_ref == 0.0 or f == 0.0:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from samplesoft._jit import njit
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 
 # ln 2 in three parts, the first two short enough that a product with |k| < 2**11 is exact
@@ -134,8 +135,10 @@ def relative_ratios(
             continue
         t = log_r[j] - log_ref
         d = deviation(t, logits[j], o_ref, q[j], q_ref)
-        contrast[j] = d / (2.0 + d) if t < 700.0 else 1.0
-        mean += drawn[j] * d if t < 700.0 else math.exp(min(math.log(drawn[j]) + t, 709.0))
+        contrast[j] = d / (2.0 + d) if t < LARGEST_EXPONENT else 1.0
+        mean += (
+            drawn[j] * d if t < LARGEST_EXPONENT else math.exp(min(math.log(drawn[j]) + t, 709.0))
+        )
     return mean
 
 

@@ -1,0 +1,98 @@
+"""From the flows between classes to the bias: one short function for each kind of base mass.
+
+Each makes use of the masses of p' adding up to 1, eq. (B5), so that no E[p'] is subtracted from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from samplesoft._validation import FloatArray
+from samplesoft.bias.draw_law import DrawLaw
+from samplesoft.bias.node_weights import NodeWeights
+
+
+def assemble(
+    law: DrawLaw, flows: FloatArray, total: float, weights: NodeWeights
+) -> tuple[FloatArray, float]:
+    """Return the bias (n,) and the loss bias.
+
+    Parameters
+    ----------
+    law : DrawLaw
+        Of the scheme.
+    flows : ndarray, shape (n,)
+        e_j * integral of E (psi_j - psi_R), eq. (B6).
+    total : float
+        Their sum, with the ratios of (B12) those of the classes alone.
+    weights : NodeWeights
+        For the label's terms and those of the loss.
+
+    Returns
+    -------
+    bias : ndarray, shape (n,)
+        E[p'] - p.
+    loss_bias : float
+        E[L'] - L.
+    """
+    scheme = law.scheme
+    loss = float(weights.loss_terms.sum())
+    if not scheme.label_in_sum:
+        return flows - law.probs * total, loss  # (B9)
+    if scheme.label_is_a_draw:
+        return _base_is_a_draw(law, flows, total), loss + _log_sum_shift(law)
+    label_flow = float(weights.label_terms.sum())
+    if scheme.corrects_label:
+        base = float(weights.base_terms.sum())
+        return _corrected_base(law, flows, total, label_flow, base), loss + _log_sum_shift(law)
+    bias = _plain_base(law, flows, total, label_flow)
+    if scheme.divides_by_kept:
+        loss += _add_none_kept(law, bias)
+    elif not scheme.jackknife:
+        bias[law.label] = max(bias[law.label], 0.0)  # it is, by Jensen's inequality
+    return bias, loss
+
+
+def _plain_base(law: DrawLaw, flows: FloatArray, total: float, label_flow: float) -> FloatArray:
+    """Return the bias where the label has its own mass e_t in S, eq. (B8)."""
+    bias = flows - law.probs * (total + label_flow)
+    bias[law.label] = label_flow * law.other_mass - law.probs[law.label] * total
+    return bias
+
+
+def _add_none_kept(law: DrawLaw, bias: FloatArray) -> float:
+    """Add to `bias` the outcome that all draws are of the label; return its part of the loss."""
+    t = law.label
+    none_kept = law.label_draw**law.num_draws  # then p' = 1 on the label, eq. (B10)
+    at_label = bias[t] + none_kept * law.other_mass
+    bias -= none_kept * law.probs
+    bias[t] = at_label
+    return float(none_kept * law.log_probs[t])
+
+
+def _corrected_base(
+    law: DrawLaw, flows: FloatArray, total: float, label_flow: float, base: float
+) -> FloatArray:
+    """Return the bias for the base mass e_t / (m q_t), draws of the label masked, eq. (B11)."""
+    surplus = law.expected_label_draws * label_flow - base
+    bias = flows - law.probs * (total - surplus)
+    bias[law.label] = -law.other_mass * surplus - law.probs[law.label] * total
+    return bias
+
+
+def _base_is_a_draw(law: DrawLaw, flows: FloatArray, total: float) -> FloatArray:
+    """Return the bias where the base mass is one more draw of the label, eq. (B12)."""
+    bias = flows - law.probs * total
+    bias[law.label] = 0.0
+    bias[law.label] = -bias.sum()
+    return bias
+
+
+def _log_sum_shift(law: DrawLaw) -> float:
+    """Return log E[S] minus the label's corrected logit, plus its logit: 0 for a plain base."""
+    p_label, expected = law.probs[law.label], law.expected_label_draws
+    if law.scheme.draws_label:
+        return float(np.log(p_label + expected))
+    if law.other_mass < 0.5:
+        return float(np.log1p(law.other_mass * (expected - 1.0)))
+    return float(np.log(p_label + law.other_mass * expected))
