@@ -144,11 +144,12 @@ def exact_bias(
     >>> float(abs(result.bias.sum())) < 1e-15
     True
 
-    A sampler in place of q, at the contexts `h` if it looks at them:
+    A sampler in place of q, with its contexts `h` if it looks at them (here q is the same without
+    the label):
 
     >>> sampler = samplesoft.samplers.UniformSampler(3)
     >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, sampler, num_sampled=5).bias.round(4)
-    array([ 0.0055,  0.0412, -0.0467])
+    array([ 0.0035,  0.0323, -0.0359])
     """
     as_device(device)
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import samplesoft
-from samplesoft.schemes import EXACT_SCHEMES
+from samplesoft.schemes import EXACT_SCHEMES, SCHEMES
 from samplesoft.verification import agreement, tails
 from samplesoft.verification import verify as verify_module
 from samplesoft.verification.blocks import (
@@ -313,7 +313,7 @@ def test_bins_are_hit_often_enough():
     rng = np.random.default_rng(0)
     n, m, trials = 1000, 10, 5000
     p, q = rng.dirichlet(np.ones(n)), rng.dirichlet(np.full(n, 0.3)) * 0.9 + 0.1 / n
-    foreseen = tails.foresee(p, 7, q, m, "negatives")
+    foreseen = tails.foresee(p, 7, q, m, SCHEMES["negatives"])
     bins = tails.bin_classes(7, foreseen, trials)
     assert np.sum(bins == bins[7]) == 1
     hits = np.bincount(bins, trials * foreseen.hits)
