@@ -17,10 +17,10 @@ from samplesoft._validation import (
     as_real_array,
 )
 from samplesoft.losses.gradients import Gradients
-from samplesoft.losses.targets import Targets, read_targets
+from samplesoft.losses.targets import Targets, check_targets
 from samplesoft.losses.vectors import (
-    read_biases,
-    read_class_embeddings,
+    check_biases,
+    check_class_embeddings,
     require_finite_rows,
     unit_rows,
     unit_rows_backward,
@@ -166,18 +166,18 @@ class Loss(ABC):
         TypeError, ValueError
             If an argument is malformed, or the loss is not finite.
         """
-        batch = self.read(h, class_embeddings, labels, biases)
+        batch = self.check_batch(h, class_embeddings, labels, biases)
         return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
 
-    def read(
+    def check_batch(
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
-        rows = read_class_embeddings(class_embeddings)
+        rows = check_class_embeddings(class_embeddings)
         n, d = rows.shape
         contexts = as_float_rows("h", h, d, rows.dtype)
-        targets = read_targets(labels, len(contexts), n)
-        offsets = None if biases is None else read_biases(biases, n, rows.dtype)
+        targets = check_targets(labels, len(contexts), n)
+        offsets = None if biases is None else check_biases(biases, n, rows.dtype)
         norms = None
         if self.normalize:
             contexts, norms = unit_rows("h", contexts.copy())
@@ -192,8 +192,8 @@ class Loss(ABC):
         label_log_count: ArrayLike | None = None,
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
-        """Compute the loss, as `forward` does, of arguments that `read` has checked."""
-        per_example = read_weights(weights, len(batch.z))
+        """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
+        per_example = check_weights(weights, len(batch.z))
         losses, saved = self._forward(batch, draw, label_log_count)
         if not np.isfinite(losses).all():
             self.explain(batch, losses)
@@ -250,7 +250,7 @@ class Loss(ABC):
         )
 
 
-def read_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
+def check_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
     """Return the weights (B,) of the examples."""
     if weights is None:
         return np.ones(batch)

@@ -14,7 +14,7 @@ from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme
 
 
-def read_draw(
+def check_draw(
     draw: Draw | None, targets: Targets, batch: int, n: int
 ) -> tuple[IntArray, FloatArray]:
     """Check drawn classes.
@@ -89,7 +89,7 @@ def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
     )
 
 
-def read_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
+def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
     """Check the logarithms (P,) of how often a draw contains each label in the mean.
 
     Parameters

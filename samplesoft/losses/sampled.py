@@ -15,7 +15,7 @@ from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.losses.candidate_logits import correct, spread
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.draws import read_draw, read_label_count
+from samplesoft.losses.draws import check_draw, check_label_count
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
 from samplesoft.samplers.base import Draw, Rows
@@ -78,12 +78,12 @@ class SampledLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, CandidateScores]:
         targets = batch.targets
-        ids, log_counts = read_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
+        ids, log_counts = check_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
         if not self.facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         label_count = None
         if self.needs_label_count:
-            label_count = read_label_count(label_log_count, targets, self.facts)
+            label_count = check_label_count(label_log_count, targets, self.facts)
         candidates = candidate_scores(batch, ids, self.normalize)
         scores = candidates.scores
         losses = np.empty(len(scores))
@@ -208,11 +208,11 @@ class SampledSoftmaxLoss(SampledLoss):
         self.device = as_device(device)
         self._passes: Any = twin(device, "samplesoft.losses.sampled:Passes")(self)
 
-    def read(
+    def check_batch(
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts."""
-        batch: Batch = self._passes.read(h, class_embeddings, labels, biases)
+        batch: Batch = self._passes.check_batch(h, class_embeddings, labels, biases)
         return batch
 
     def forward_batch(
@@ -223,7 +223,7 @@ class SampledSoftmaxLoss(SampledLoss):
         label_log_count: ArrayLike | None = None,
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
-        """Compute the loss, as `forward` does, of arguments that `read` has checked."""
+        """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
         found: tuple[Any, Cache] = self._passes.forward_batch(
             batch, draw, label_log_count=label_log_count, weights=weights
         )
@@ -248,6 +248,6 @@ class HostPasses:
     """
 
     def __init__(self, loss: SampledSoftmaxLoss) -> None:
-        self.read = partial(SampledLoss.read, loss)
+        self.check_batch = partial(SampledLoss.check_batch, loss)
         self.forward_batch = partial(SampledLoss.forward_batch, loss)
         self.backward = partial(SampledLoss.backward, loss)

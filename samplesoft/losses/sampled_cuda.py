@@ -27,11 +27,11 @@ from samplesoft._device.select import on_device, to_host
 from samplesoft._device.sort_ids_cuda import group
 from samplesoft.kernels.arrays import checks_cuda
 from samplesoft.kernels.losses import sampled_loss_cuda as kernels
-from samplesoft.losses.base import Batch, Cache, read_weights, total_weight
-from samplesoft.losses.draws import no_draw, read_draw, read_label_count, require_shapes
+from samplesoft.losses.base import Batch, Cache, check_weights, total_weight
+from samplesoft.losses.draws import check_draw, check_label_count, no_draw, require_shapes
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
-from samplesoft.losses.vectors import no_norm, read_biases
+from samplesoft.losses.vectors import check_biases, no_norm
 from samplesoft.samplers.base import Draw
 
 
@@ -61,7 +61,7 @@ class CudaPasses:
     def __init__(self, loss: Any) -> None:
         self._loss = loss
 
-    def read(self, h: Any, class_embeddings: Any, labels: Any, biases: Any) -> Batch:
+    def check_batch(self, h: Any, class_embeddings: Any, labels: Any, biases: Any) -> Batch:
         """Check the arguments of a forward pass, and normalise contexts."""
         if on_device(class_embeddings):  # too many to read them all at each step
             rows = shaped_rows("class_embeddings", class_embeddings)
@@ -81,7 +81,7 @@ class CudaPasses:
             if offsets.shape != (n,):
                 raise ValueError(f"`biases` must have shape ({n},), got {offsets.shape}.")
         elif biases is not None:
-            offsets = to_device(read_biases(biases, n, rows.dtype))
+            offsets = to_device(check_biases(biases, n, rows.dtype))
         norms = None
         if self._loss.normalize:
             contexts, norms = unit_rows("h", copied(contexts))
@@ -91,9 +91,9 @@ class CudaPasses:
     def forward_batch(
         self, batch: Batch, draw: Draw | None, *, label_log_count: Any, weights: Any
     ) -> tuple[Any, Cache]:
-        """Compute the loss of arguments that `read` has checked."""
+        """Compute the loss of arguments that `check_batch` has checked."""
         size, scheme = batch.z.shape[0], self._loss.facts
-        ids, log_q = _read_draw(draw, size, batch.class_embeddings.shape[0])
+        ids, log_q = _check_draw(draw, size, batch.class_embeddings.shape[0])
         m, shared = ids.shape[1], ids.shape[0] == 1 < size
         counts = self._label_counts(batch, label_log_count)
         saved = self._scored(batch, ids, shared)
@@ -155,7 +155,7 @@ class CudaPasses:
             if self._loss.facts.divides_by_kept or first_found(*search, size, counts) is None:
                 return counts
         return to_device(
-            read_label_count(to_host(value), _on_host(batch).targets, self._loss.facts)
+            check_label_count(to_host(value), _on_host(batch).targets, self._loss.facts)
         )
 
     def _reduced(self, batch: Batch, losses: Any, weights: Any) -> tuple[Any, Any]:
@@ -164,7 +164,7 @@ class CudaPasses:
         if weights is None:
             per_example = filled(size, 1.0)
         else:
-            per_example = to_device(read_weights(to_host(weights), size))
+            per_example = to_device(check_weights(to_host(weights), size))
         sums = empty(2, np.float64)
         launch_warps(kernels.weighted_sum, 1, losses, per_example, sums)
         value, total = map(float, sums.copy_to_host())
@@ -185,12 +185,12 @@ def _on_host(batch: Batch) -> Batch:
     return replace(batch, class_embeddings=to_host(batch.class_embeddings))
 
 
-def _read_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
+def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     """Check drawn classes (B, m) or (1, m) and their log-probabilities."""
     if not isinstance(draw, Draw):
         raise no_draw(draw)
     if not on_device(draw.ids):
-        read_draw(draw, Targets(np.zeros(batch, np.int64)), batch, n)
+        check_draw(draw, Targets(np.zeros(batch, np.int64)), batch, n)
     ids, log_q = (
         contiguous(f"draw.{name}", value, dtype) if on_device(value) else to_device(value)
         for name, value, dtype in (("ids", draw.ids, np.int64), ("log_q", draw.log_q, np.float64))
@@ -204,7 +204,7 @@ def _read_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     bad_id = first_found(launch_threads, checks_cuda.find_outside, ids.size, ids.reshape(-1), n)
     search = launch_threads, checks_cuda.find_not_finite
     if bad_id is not None or first_found(*search, log_q.size, log_q.reshape(-1)) is not None:
-        read_draw(draw.to_host(), Targets(np.zeros(batch, np.int64)), batch, n)  # says what is
+        check_draw(draw.to_host(), Targets(np.zeros(batch, np.int64)), batch, n)  # says what is
     return ids, log_q
 
 

@@ -56,7 +56,7 @@ class Targets:
         return np.flatnonzero(np.diff(self.owners, prepend=-1))
 
 
-def read_targets(labels: Any, batch: int, num_classes: int) -> Targets:
+def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
     """Check labels.
 
     A sparse matrix (B, n) holds several labels for each example. Its loss is then the mean of the

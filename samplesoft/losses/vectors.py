@@ -15,7 +15,7 @@ from samplesoft.samplers.base import Rows
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
 
 
-def read_class_embeddings(value: Any) -> Rows:
+def check_class_embeddings(value: Any) -> Rows:
     """Return class vectors (n, d) in C order; large arrays are not read for finiteness here."""
     if (
         isinstance(value, np.ndarray)
@@ -41,7 +41,7 @@ def require_finite_rows(rows: Rows, first: int = 0) -> None:
         )
 
 
-def read_biases(value: ArrayLike, num_classes: int, dtype: np.dtype[Any]) -> Rows:
+def check_biases(value: ArrayLike, num_classes: int, dtype: np.dtype[Any]) -> Rows:
     """Return class biases (n,) of a type."""
     biases = as_real_array("biases", value, (1,))
     if len(biases) != num_classes:

@@ -15,8 +15,8 @@ from samplesoft._temperature import as_tau
 from samplesoft._validation import IntArray, as_count, as_float_rows
 from samplesoft.kernels.losses.full_softmax import finish, keep_best
 from samplesoft.losses.full import FullSoftmaxLoss, class_blocks
-from samplesoft.losses.targets import read_targets
-from samplesoft.losses.vectors import read_biases, read_class_embeddings, unit_rows
+from samplesoft.losses.targets import check_targets
+from samplesoft.losses.vectors import check_biases, check_class_embeddings, unit_rows
 from samplesoft.samplers.base import Rows
 
 
@@ -113,12 +113,12 @@ def evaluate(
     >>> result.precision_at_k
     {1: 0.5, 2: 0.5}
     """
-    rows = read_class_embeddings(class_embeddings)
+    rows = check_class_embeddings(class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     if normalize:  # here, so that messages have the row in the whole of h
         contexts, _ = unit_rows("h", contexts.copy())
-    targets = read_targets(labels, len(contexts), len(rows))
-    sizes = sorted({_read_k(size, len(rows)) for size in np.atleast_1d(k)})
+    targets = check_targets(labels, len(contexts), len(rows))
+    sizes = sorted({_check_k(size, len(rows)) for size in np.atleast_1d(k)})
     model: dict[str, Any] = {"tau": tau, "normalize": normalize, "absolute": absolute}
     loss = FullSoftmaxLoss(**model, reduction="sum")
     sliceable: Any = targets.labels
@@ -191,11 +191,11 @@ def top_k_classes(
     >>> top_k_classes([[1.0, 3.0, 2.0]], np.eye(3), 2)
     (array([[1, 2]]), array([[3., 2.]]))
     """
-    rows = read_class_embeddings(class_embeddings)
+    rows = check_class_embeddings(class_embeddings)
     n, d = rows.shape
     contexts = as_float_rows("h", h, d, rows.dtype)
-    k = _read_k(k, n)
-    offsets = None if biases is None else read_biases(biases, n, rows.dtype)
+    k = _check_k(k, n)
+    offsets = None if biases is None else check_biases(biases, n, rows.dtype)
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
     z = contexts * contexts.dtype.type(as_tau(tau, unit_vectors=normalize))
@@ -215,7 +215,7 @@ def top_k_classes(
     return np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
 
 
-def _read_k(k: Any, n: int) -> int:
+def _check_k(k: Any, n: int) -> int:
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     return int(k)

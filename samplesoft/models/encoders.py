@@ -231,7 +231,7 @@ class SparseLinear:
             If `x` has the wrong shape, is not a well-formed CSR matrix, or is not finite.
         """
         weights = self.parameters["weights"]
-        entries = _read_csr(x, weights)
+        entries = _check_csr(x, weights)
         y = np.empty((len(entries.starts) - 1, weights.shape[1]), weights.dtype)
 
         def multiply(part: slice) -> None:
@@ -294,7 +294,7 @@ def _weights(
     return {"weights": uniform_weights(shape, scale, as_float_dtype(dtype), as_key(rng))}
 
 
-def _read_csr(x: Any, weights: NDArray[Any]) -> _Entries:
+def _check_csr(x: Any, weights: NDArray[Any]) -> _Entries:
     """Check `x`, for its indices are followed without a look."""
     if getattr(x, "format", None) != "csr":
         raise TypeError(

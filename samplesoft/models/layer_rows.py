@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids
-from samplesoft.losses.vectors import read_biases, unit_rows
+from samplesoft.losses.vectors import check_biases, unit_rows
 from samplesoft.samplers.base import Rows, Sampler
 
 
@@ -22,7 +22,7 @@ class HostLayer:
     @staticmethod
     def own_biases(biases: Any, rows: Rows) -> Rows:
         """Return a copy of class biases (n,) of the type of the class vectors."""
-        return read_biases(biases, len(rows), rows.dtype)
+        return check_biases(biases, len(rows), rows.dtype)
 
     @staticmethod
     def own_ids(ids: Any, num_classes: int) -> IntArray:

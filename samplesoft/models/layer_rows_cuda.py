@@ -11,7 +11,7 @@ from samplesoft._device.arrays_cuda import CudaArrays, copied, plus, take_rows
 from samplesoft._device.select import to_host
 from samplesoft._device.sort_ids_cuda import union
 from samplesoft.losses.sampled_cuda import unit_rows
-from samplesoft.losses.vectors import read_biases
+from samplesoft.losses.vectors import check_biases
 from samplesoft.samplers.shared import mean_log_prob
 
 
@@ -28,7 +28,7 @@ class CudaLayer:
     @staticmethod
     def own_biases(biases: Any, rows: Any) -> Any:
         """Return a copy of class biases (n,) of the type of the class vectors."""
-        return to_device(read_biases(to_host(biases), rows.shape[0], rows.dtype))
+        return to_device(check_biases(to_host(biases), rows.shape[0], rows.dtype))
 
     @staticmethod
     def own_ids(ids: Any, num_classes: int) -> Any:

@@ -157,7 +157,7 @@ class SoftmaxLayer:
         TypeError, ValueError
             If an argument is malformed.
         """
-        batch = self.loss.read(h, self._rows, labels, self.parameters.get("biases"))
+        batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
         draw, label_log_count = None, None
         if isinstance(self.loss, SampledLoss):
             assert self.sampler is not None

@@ -16,7 +16,7 @@ from samplesoft.losses import (
     SampledSoftmaxLoss,
     make_loss,
 )
-from samplesoft.losses.targets import read_targets
+from samplesoft.losses.targets import check_targets
 from samplesoft.metrics import evaluate
 from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers import LearnedUnigramSampler, SoftmaxSampler, UniformSampler
@@ -39,7 +39,7 @@ def language_model(**options):
 def test_a_label_matrix_with_columns_out_of_range_is_refused(column):
     parts = np.ones(2), np.array([column, 1]), np.array([0, 2])
     with pytest.raises(ValueError, match="labels"):
-        read_targets(sparse.csr_array(parts, shape=(1, 8)), 1, 8)
+        check_targets(sparse.csr_array(parts, shape=(1, 8)), 1, 8)
 
 
 # WRONG: `update` keeps the caller's array until the sampler is updated, so a buffer that is used
@@ -120,7 +120,7 @@ def test_weights_whose_sum_overflows():
 def test_shares_of_labels_are_those_of_small_floats(unit):
     values = (np.array([4, 2, 1]) * unit).astype(type(unit))
     parts = values, np.array([1, 1, 2]), np.array([0, 3])
-    shares = read_targets(sparse.csr_array(parts, shape=(1, 4)), 1, 4).shares
+    shares = check_targets(sparse.csr_array(parts, shape=(1, 4)), 1, 4).shares
     np.testing.assert_allclose(shares, [6 / 7, 1 / 7])
 
 
