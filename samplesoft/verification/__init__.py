@@ -1,1 +1,1 @@
-"""Theory, bounds and Monte Carlo side by side: the report behind `samplesoft verify`."""
+"""A report that compares the exact bias with Monte Carlo, theory and bounds."""

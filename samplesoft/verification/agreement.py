@@ -1,4 +1,4 @@
-"""Monte Carlo against the exact bias: z-scores, and what they may be."""
+"""Monte Carlo against the exact bias: z-scores, and how large they may be."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from samplesoft.bias.monte_carlo import simulate
 from samplesoft.schemes import Scheme
 from samplesoft.verification.tails import (
     MAX_SKEWNESS,
-    Foresight,
+    Predicted,
     bin_classes,
-    bin_foresight,
-    foresee,
-    loss_foresight,
-    projection_foresight,
+    predict_bins,
+    predict_loss,
+    predict_projections,
+    predict_tails,
 )
 
 ALPHA = 1e-4  # chance of one false alarm in a whole report, for normal statistics
-_LEAST_SPREAD = 0.1  # of the foreseen standard error
-_ROUNDING = 1e-12  # relative error of p' in a trial of many draws
+_LEAST_STDERR = 0.1  # of the predicted standard error
+_ROUNDING = 1e-12  # relative rounding error of p' in a trial of many draws
 
 
 @dataclass(frozen=True)
 class Scores:
-    """z-scores of the statistics that were tested, and how many could not be.
+    """z-scores of the statistics that were tested, and the number of those that were not.
 
     Attributes
     ----------
     z : ndarray, shape (number tested,)
         Monte Carlo mean minus exact value, in standard errors.
     num_untested : int
-        Statistics that rest on too few effective draws to be close to normal.
+        Statistics with too few effective draws to be close to normal.
     """
 
     z: FloatArray
@@ -42,7 +42,7 @@ class Scores:
 
     @property
     def max_abs_z(self) -> float:
-        """Largest |z|; 0 where nothing could be tested."""
+        """Largest |z|; 0 if nothing was tested."""
         return float(np.abs(self.z).max(initial=0.0))
 
 
@@ -57,22 +57,22 @@ def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
 
 
 def p_value(max_abs_z: float, num_tests: int) -> float:
-    """Return Bonferroni's chance of so large a |z| among `num_tests` statistics."""
+    """Return the p-value of the largest |z| of `num_tests` statistics, by Bonferroni."""
     return min(1.0, 2.0 * num_tests * NormalDist().cdf(-max_abs_z))
 
 
 @dataclass(frozen=True)
-class Trials:
-    """Monte Carlo of one example beside its exact bias.
+class Comparison:
+    """Monte Carlo of one example compared with its exact bias.
 
     Attributes
     ----------
     logits, h, loss : Scores
-        Bins of classes with the two norms below; coordinates of h; the loss.
+        Those of bins of classes and of the two norms below; of coordinates of h; of the loss.
     max_bias, l1_bias : tuple of float
-        Estimate and standard error of the two norms of the bias in the logits: of
-        ``sign(b_i) b_i`` at the exact bias's largest coordinate i, and of ``sign(b) . b``. Both
-        are linear in b, so they have none of the upward bias of a norm of noisy numbers.
+        Estimate and standard error of two norms of the bias b in the logits: ``sign(b_i) b_i``
+        for the largest coordinate i of the exact bias, and ``sign(b) . b``. As both are linear in
+        b, they are unbiased, which the norm of a noisy estimate is not.
     """
 
     logits: Scores
@@ -93,31 +93,22 @@ def compare(
     jacobian: FloatArray | None,
     num_trials: int,
     key: np.uint64,
-) -> Trials:
+) -> Comparison:
     """Simulate one example and compare it with its exact bias.
 
     Parameters
     ----------
     logits, q, p : ndarray, shape (n,)
         Logits, proposal and softmax.
-    label, m, scheme
-        As for `samplesoft.exact_bias`.
+    label, m, scheme, num_trials, key
+        As for `samplesoft.monte_carlo_bias`, with the key of the random stream.
     exact : tuple
         Exact bias (n,), exact loss bias, and the numerical error of the former in L1.
     jacobian : ndarray, shape (n, d), or None
         Derivatives of the logits in h.
-    num_trials : int
-        Number of trials.
-    key : numpy.uint64
-        Key of the random stream.
-
-    Returns
-    -------
-    Trials
-        z-scores and the two norms.
     """
     bias, loss_bias, error = exact
-    tails = foresee(p, label, q, m, scheme)
+    tails = predict_tails(p, label, q, m, scheme)
     expected = p + bias
     bins = bin_classes(label, tails, num_trials)
     top = int(np.argmax(np.abs(bias)))
@@ -129,30 +120,30 @@ def compare(
     assert got.projection_bias is not None and got.projection_stderr is not None
 
     p_bin = _sum_bins(bins, p)
-    binned = _tested(
+    binned = _z_scores(
         got.bias,
         _sum_bins(bins, bias),
         got.stderr,
         error + _ROUNDING * p_bin,
-        bin_foresight(tails, bins, _sum_bins(bins, expected), num_trials),
+        predict_bins(tails, bins, _sum_bins(bins, expected), num_trials),
     )
     sizes = np.abs(directions).max(axis=0, initial=0.0)
     exactly = bias @ directions
     rounding = (error + _ROUNDING) * sizes
-    foreseen = projection_foresight(tails, label, directions - expected @ directions, num_trials)
+    predicted = predict_projections(tails, label, directions - expected @ directions, num_trials)
     mean, stderr = got.projection_bias, got.projection_stderr
     norm_scores, h_scores = (
-        _tested(mean[part], exactly[part], stderr[part], rounding[part], foreseen[part])
+        _z_scores(mean[part], exactly[part], stderr[part], rounding[part], predicted[part])
         for part in (slice(2), slice(2, None))
     )
-    loss = _tested(
+    loss = _z_scores(
         np.array([got.loss_bias]),
         np.array([loss_bias]),
         np.array([got.loss_stderr]),
         np.array([error + _ROUNDING * (1.0 + float(np.abs(logits).max()))]),
-        loss_foresight(tails, label, q, p, m, scheme, num_trials),
+        predict_loss(tails, label, q, p, m, scheme, num_trials),
     )
-    return Trials(
+    return Comparison(
         merge([binned, norm_scores]),
         h_scores,
         loss,
@@ -161,21 +152,21 @@ def compare(
     )
 
 
-def _tested(
+def _z_scores(
     estimate: FloatArray,
     exact: FloatArray,
     stderr: FloatArray,
     rounding: FloatArray,
-    foresight: Foresight,
+    predicted: Predicted,
 ) -> Scores:
-    """Return z-scores; a difference within rounding is none, whatever its standard error."""
+    """Return z-scores, 0 where a difference is within rounding."""
     difference = estimate - exact
     apart = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
     z = np.divide(apart, stderr, out=np.where(apart == 0.0, 0.0, np.inf), where=stderr > 0.0)
     z[apart == 0.0] = 0.0
-    normal = foresight.skewness <= MAX_SKEWNESS
-    # far less spread than foreseen: the rare trials that would make it have not been met
-    normal &= (apart == 0.0) | (stderr >= _LEAST_SPREAD * foresight.stderr)
+    normal = predicted.skewness <= MAX_SKEWNESS
+    # a standard error far below the predicted one: the rare trials that cause it are missing
+    normal &= (apart == 0.0) | (stderr >= _LEAST_STDERR * predicted.stderr)
     return Scores(z[normal], int((~normal).sum()))
 
 

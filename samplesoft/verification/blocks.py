@@ -1,4 +1,4 @@
-"""One example's bias beside its bounds, in the logits, in h, and in the class vectors."""
+"""The bias of one example and its bounds, in the logits, in h, and in the class vectors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.theorem1 import Theorem1Terms, theorem1_terms
 
 WRT = ("logits", "h", "class_embeddings")
-# A coordinate is outside a printed bound if it is so by more than these parts of the bound and
-# of M / m: far above rounding, far below the violations that are worth a count.
+# A coordinate counts as outside a printed bound if it is so by more than these fractions of the
+# bound and of M / m, which are far above rounding errors and far below violations that matter.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-14
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What is known of one example for scheme ``negatives``, in P parameters.
+    """Bounds and limit of the bias of one example with regard to P parameters.
+
+    They are about the scheme ``negatives``.
 
     Attributes
     ----------
@@ -42,8 +44,8 @@ class Theory:
     upper: FloatArray
 
 
-def read_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) -> list[Theory]:
-    """Return the theory of each example of a batch, in its logits."""
+def compute_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) -> list[Theory]:
+    """Return the bounds and the limit of each example of a batch, with regard to its logits."""
     terms = theorem1_terms(logits, labels, q)
     limit = asymptotic_bias(logits, labels, q)
     finite = finite_sample_bounds(logits, labels, q, m)
@@ -54,8 +56,8 @@ def read_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) -> 
     return out
 
 
-def carry(examples: list[Theory], jacobian: FloatArray) -> list[Theory]:
-    """Carry a batch from the logits to P parameters by a Jacobian (n, P)."""
+def transform_theory(examples: list[Theory], jacobian: FloatArray) -> list[Theory]:
+    """Go from the logits of a batch to P parameters, with the Jacobian (n, P)."""
     ends = FiniteSampleBounds(
         np.stack([one.lower for one in examples]), np.stack([one.upper for one in examples])
     )
@@ -69,7 +71,7 @@ def carry(examples: list[Theory], jacobian: FloatArray) -> list[Theory]:
 
 @dataclass(frozen=True)
 class Printed:
-    """The printed bounds on P coordinates of a gradient, and where the bias leaves them.
+    """The printed bounds on P coordinates of a gradient, and which coordinates are outside.
 
     Attributes
     ----------
@@ -102,7 +104,7 @@ class Coordinates:
     printed : Printed or None
         The printed bounds; None for schemes other than ``negatives``.
     lower, upper : ndarray, shape (P,), or None
-        Bounds that hold for every m; None as above.
+        Bounds that hold for every m, or None.
     """
 
     bias: FloatArray
@@ -112,10 +114,10 @@ class Coordinates:
     upper: FloatArray | None
 
 
-def coordinates(
+def compare_with_bounds(
     bias: FloatArray, error: float, theory: Theory | None, m: int, scale: float
 ) -> Coordinates:
-    """Put one example's bias beside its bounds.
+    """Compare the bias of one example with its bounds.
 
     Parameters
     ----------
@@ -124,16 +126,11 @@ def coordinates(
     error : float
         Numerical error of the bias in the logits, in the L1 norm.
     theory : Theory or None
-        In the same P parameters; None for schemes that have none.
+        With regard to the same P parameters; None for schemes without bounds.
     m : int
         Number of draws.
     scale : float
         M, the largest derivative of a logit.
-
-    Returns
-    -------
-    Coordinates
-        The bias, and where it leaves the printed bounds.
     """
     if theory is None:
         return Coordinates(bias, error * scale, None, None, None)
@@ -159,8 +156,8 @@ def _outside(
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a report says of one example in one block; None where scheme or block has no such.
+class BlockSummary:
+    """The figures of one example in one block; None for those that a scheme does not have.
 
     Attributes
     ----------
@@ -171,7 +168,7 @@ class Figures:
     resolved : bool
         Whether `l1_bias` is greater than its numerical error.
     printed_max : float
-        Largest absolute value that LB and UB leave to a coordinate.
+        Largest absolute value that LB and UB allow for a coordinate.
     outside, outside_limit : int
         Coordinates outside the printed bounds, at this m and in the limit.
     sign_condition : bool
@@ -181,7 +178,7 @@ class Figures:
     finite_width : float
         Sum of the widths of the finite-m intervals.
     finite_min_max, finite_max_max : float
-        Between these the finite-m bounds put the largest absolute bias.
+        Bounds on the largest absolute bias that follow from the finite-m bounds.
     """
 
     size: int
@@ -198,8 +195,8 @@ class Figures:
     finite_max_max: Any = None
 
 
-def figures(block: Coordinates) -> Figures:
-    """Sum up one example in one block whose coordinates are at hand."""
+def summarize(block: Coordinates) -> BlockSummary:
+    """Return the figures of one example in one block, from its coordinates."""
     size = np.abs(block.bias)
     values: dict[str, Any] = {
         "size": size.size,
@@ -224,34 +221,20 @@ def figures(block: Coordinates) -> Figures:
             "finite_min_max": float(np.maximum(np.maximum(block.lower, -block.upper), 0.0).max()),
             "finite_max_max": float(np.maximum(-block.lower, block.upper).max()),
         }
-    return Figures(**values)
+    return BlockSummary(**values)
 
 
-def class_vector_figures(
+def summarize_class_vectors(
     block: Coordinates, theory: Theory | None, m: int, slopes: FloatArray
-) -> Figures:
-    """Sum up one example in all its class vectors, with no array of their n * d coordinates.
+) -> BlockSummary:
+    """Return the figures of one example in all class vectors, without their n * d coordinates.
 
     Coordinate k of class vector i has the bias ``bias_i * slopes_k``, so the norms factor, the
     finite-m intervals scale, and for each k the printed bounds are thresholds on n numbers.
-
-    Parameters
-    ----------
-    block : Coordinates
-        The example in its logits.
-    theory : Theory or None
-        Of its logits; None for schemes other than ``negatives``.
-    m : int
-        Number of draws.
-    slopes : ndarray, shape (d,)
-        ``tau * h``, the derivatives of a logit in its class vector.
-
-    Returns
-    -------
-    Figures
-        With ``size = n * d``.
+    `block` and `theory` are those of the logits; `slopes`, (d,), are ``tau * h``, the derivatives
+    of a logit in its class vector.
     """
-    one = figures(block)
+    one = summarize(block)
     size = np.abs(slopes)
     largest, total = float(size.max()), float(size.sum())
     values: dict[str, Any] = {
@@ -279,7 +262,7 @@ def class_vector_figures(
             "finite_min_max": one.finite_min_max * largest,
             "finite_max_max": one.finite_max_max * largest,
         }
-    return Figures(**values)
+    return BlockSummary(**values)
 
 
 def _count_outer(
@@ -294,7 +277,7 @@ def _count_outer(
     lower, flat = limits
     with np.errstate(over="ignore", invalid="ignore"):
         signed = np.where(weights == 0.0, 0.0, rise * weights)
-        # the slack is that of `_outside`, taken into the numbers that are sorted
+        # the tolerance of `_outside`, included in the numbers before they are sorted
         under = np.sort(bias)
         gap = bias - signed
         over_rising = np.sort(gap - _RELATIVE * signed)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from samplesoft.verification.rows import Picture, VerificationRow
 
 FORMATS = (".png", ".pdf", ".svg")
-# Okabe and Ito's colours, which colour-blind readers tell apart
+# Okabe and Ito's colours, which colour-blind readers can distinguish
 _EXACT, _PRINTED, _TRIALS, _BAND = "#0072B2", "#D55E00", "#000000", "#A6CEE3"
 _COLUMNS = 3
 _NO_BIAS = 1e-13  # below, a bias is rounding
@@ -22,22 +22,7 @@ _QUANTILE = 1.96
 
 
 def plot_report(report: VerificationReport, path: str | Path) -> None:
-    """Draw a report; see `VerificationReport.plot`.
-
-    Parameters
-    ----------
-    report : VerificationReport
-        What to draw.
-    path : str or Path
-        Where to; the ending gives the format.
-
-    Raises
-    ------
-    ValueError
-        If the ending is not one of `FORMATS`.
-    OSError
-        If the file cannot be written.
-    """
+    """Draw a report; see `VerificationReport.plot`."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(
@@ -100,7 +85,7 @@ def _draw_curves(
     for axis, name in zip(axes, names, strict=True):
         mine = [row for row in rows if row.sampler == name]
         m = np.array([row.num_sampled for row in mine], dtype=float)
-        alone = len(m) == 1  # then a line or an area would have no extent
+        alone = len(m) == 1  # a line or an area needs two points
         axis.set_title(name, fontsize=10)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
         axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
@@ -139,7 +124,7 @@ def _draw_curves(
 
 
 def _draw_trials(axis: Any, m: Any, rows: list[VerificationRow]) -> None:
-    """Draw estimates with 95% intervals; one that is not above 0 as the end of its interval."""
+    """Draw estimates with 95% intervals; if one is not above 0, the upper end of its interval."""
     if rows[0].monte_carlo_max is None:
         return
     mean = np.array([_or(row.monte_carlo_max) for row in rows])

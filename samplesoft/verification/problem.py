@@ -53,7 +53,7 @@ def check_problem(
     scheme: str | Scheme,
     num_trials: int,
 ) -> Problem:
-    """Check the arguments of `verify` but the proposals and the numbers of draws."""
+    """Check the arguments of `verify` except the proposals and the numbers of draws."""
     o = as_real_array("logits", logits, (1, 2))
     t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
     o = np.atleast_2d(o)

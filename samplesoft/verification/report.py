@@ -1,4 +1,4 @@
-"""The verification report, and its forms for programs and for readers."""
+"""The verification report, and how it is written for programs and for readers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class VerificationReport:
     scheme : str
         The scheme.
     num_classes, num_examples, num_trials : int
-        Sizes; the trials are those of each example at each number of draws.
+        Numbers of classes, of examples, and of trials for each example, sampler and m.
     tau : float
         Inverse temperature.
     alpha : float
-        Chance that a correct library fails `agrees`, for normal statistics.
+        Probability that `agrees` is False by chance, if all statistics are normal.
     num_tests : int
-        Statistics tested in the whole report.
+        Number of statistics tested in the whole report.
     max_abs_z, z_limit : float
-        Largest |z| of the report, and what Bonferroni's correction allows.
+        Largest |z| of the report, and the limit by Bonferroni's correction.
     settings : dict
-        What the caller wants to be printed and saved with it.
+        What is printed and saved with it, as given to `verify`.
     pictures : tuple of Picture
         One for each sampler, for the figure; not part of `to_dict`.
     """
@@ -53,7 +53,7 @@ class VerificationReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether something was tested, and no |z| of the report is too large."""
+        """Whether statistics were tested and every |z| is within the limit."""
         return self.num_tests > 0 and self.max_abs_z <= self.z_limit
 
     @property
@@ -63,12 +63,12 @@ class VerificationReport:
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether the finite-m bounds hold everywhere; True for schemes that have none."""
+        """Whether the finite-m bounds hold everywhere; True for schemes without bounds."""
         return all(row.finite_hold is not False for row in self.rows)
 
     @property
     def ok(self) -> bool:
-        """Whether both do. A violated printed bound is a finding, and changes nothing here."""
+        """Whether `agrees` and `bounds_hold`. Violated printed bounds are findings, not errors."""
         return self.agrees and self.bounds_hold
 
     @property
@@ -102,7 +102,7 @@ class VerificationReport:
         Returns
         -------
         str
-            Markdown whose columns are aligned as plain text too.
+            Markdown with aligned columns.
         """
         return markdown(self)
 
@@ -112,7 +112,7 @@ class VerificationReport:
         Returns
         -------
         str
-            LaTeX that needs no package; what was found stands above in comments.
+            LaTeX that needs no package, with the headline and the settings as comments.
         """
         return latex(self)
 
@@ -127,7 +127,7 @@ class VerificationReport:
         return comma_separated(self)
 
     def plot(self, path: str | Path) -> None:
-        """Draw |bias| against m, and the coordinates beside their bounds.
+        """Draw the bias against m, and the coordinates of an example with their bounds.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class VerificationReport:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with NumPy scalars as Python's and numbers that are not finite as None."""
+    """Return `value` with Python's numbers for NumPy's, and None for those that are not finite."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What a verification report is made of: a row of figures, and a picture's coordinates."""
+"""The parts of a verification report: rows of figures, and the coordinates of a picture."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from samplesoft.verification.blocks import Coordinates
 class VerificationRow:
     """One sampler, one number of draws, one block of parameters.
 
-    Norms are those of each example's bias, averaged over the examples; counts are totals over
-    the examples. A field is None where the block or the scheme has no such figure, or where
-    it is not a finite number.
+    Norms are averaged over the examples, and counts are summed. A field is None if the block or
+    the scheme does not have that figure, or if it is not finite.
 
     Attributes
     ----------
     sampler, num_sampled, wrt
-        Which row it is; `wrt` is ``logits``, ``h`` or ``class_embeddings``.
+        What the row is about; `wrt` is ``logits``, ``h`` or ``class_embeddings``.
     num_coordinates : int
         Coordinates of the block, over all examples.
     max_bias, l1_bias : float
         Largest absolute value and sum of absolute values of the exact bias, in units of the
         gradient.
     monte_carlo_max, monte_carlo_l1 : float or None
-        Unbiased estimates of both norms; for ``logits`` only.
+        Unbiased estimates of both norms, for ``logits`` only.
     monte_carlo_max_stderr, monte_carlo_l1_stderr : float or None
         Their standard errors.
     max_abs_z : float or None
-        Largest |Monte Carlo - exact| in standard errors; ``class_embeddings`` shows that of the
-        logits, from which its bias follows by a product. None where nothing could be tested.
+        Largest |Monte Carlo - exact| in standard errors, or None if nothing was tested. For
+        ``class_embeddings`` that of the logits, as its bias is a product with theirs.
     num_tested, num_untested : int
-        Statistics that were tested; statistics left out because they rest on too few effective
-        draws.
+        Statistics that were tested, and those that were not as they have too few effective draws.
     p_value : float or None
-        Bonferroni's chance of so large a |z| among the `num_tested` of this row.
+        p-value of `max_abs_z` by Bonferroni, for the `num_tested` of this row.
     printed_max : float or None
-        Largest absolute value that the printed LB and UB leave to a coordinate.
+        Largest absolute value that the printed LB and UB allow for a coordinate.
     outside_printed, outside_printed_limit : int or None
         Coordinates outside the printed bounds at this m, and in the limit of many draws.
     sign_condition : int or None
@@ -46,17 +44,17 @@ class VerificationRow:
     finite_hold : bool or None
         Whether all coordinates are within the finite-m bounds.
     finite_outside : int or None
-        How many are not.
+        Number of coordinates that are not.
     finite_tightness : float or None
         Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
     finite_min_max, finite_max_max : float or None
-        Between these the finite-m bounds put `max_bias`.
+        Bounds on `max_bias` that follow from the finite-m bounds.
     loss_bias : float
         Exact E[L'] - L in nats, averaged over the examples.
     loss_z : float or None
         Largest |z| of the loss.
     squared_bias, variance, mse : float or None
-        Of the gradient in h, exact, summed over its coordinates, averaged over the examples.
+        Exact moments of the gradient in h, summed over coordinates, averaged over examples.
     """
 
     sampler: str
@@ -91,18 +89,18 @@ class VerificationRow:
 
 @dataclass(frozen=True)
 class Picture:
-    """The coordinates of one example for one sampler, as the figure shows them.
+    """The coordinates of one example for one sampler, in the order of the figure.
 
     Attributes
     ----------
     sampler, num_sampled, wrt
-        Which they are.
+        What the picture is about.
     example : int
         Index of the example.
     order : ndarray of int64, shape (P,)
         Coordinates from left to right.
     position : ndarray, shape (P,)
-        Their places: class probability for the logits, rank of the printed UB for h.
+        Places on the x axis: class probability for the logits, rank of the printed UB for h.
     coordinates : Coordinates
         Bias and bounds.
     """

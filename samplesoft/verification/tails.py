@@ -1,8 +1,9 @@
-"""Which Monte Carlo statistics are close to normal, foreseen from the proposal.
+"""Which Monte Carlo statistics are close to normal, predicted from the proposal.
 
-A mean of trials is close to normal where no rare trial carries its variance. What a rare trial
-weighs follows from the distribution of S, whose inverse moments are one-dimensional integrals.
-Figures here are to 10% or so: they decide what is tested, and enter no result.
+A mean over trials is close to normal unless its variance comes from few, rare trials. How much a
+rare trial contributes follows from the distribution of S, whose inverse moments are
+one-dimensional integrals. The predictions are good to about 10%: they decide which statistics are
+tested, and have no part in any result.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.schemes import Scheme
 
-HITS = 400  # a bin is expected to be hit in so many trials; a mean has skewness below 1/20
+HITS = 400  # trials that are expected to hit a bin; the skewness of a mean is below 1/20 then
 MAX_SKEWNESS = 1.0 / math.sqrt(HITS)
 _MAX_BINS = 128
-_ATOM = 0.1  # classes whose weights agree to e**0.1 are one atom of the distribution of S
+_ATOM = 0.1  # classes whose log weights agree to 0.1 are one atom of the distribution of S
 _STEP = 0.3  # of log u: the trapezoid rule is good to three digits
 
 
 @dataclass(frozen=True)
 class Tails:
-    """Moments of what one draw, and the sum S, contribute to a trial of one example.
+    """Moments of the contributions of one draw, and of 1/S, to a trial of one example.
 
     Attributes
     ----------
@@ -34,12 +35,12 @@ class Tails:
     hits : ndarray, shape (n,)
         Probability that a trial draws the class.
     shares : ndarray, shape (3, n)
-        Mean, root of the mean square, and cube root of the mean cube of the part of p' that one
-        draw of a class gets.
+        Mean, root mean square, and cube root of the mean cube of the share of p' that one draw of
+        a class has.
     common : tuple of float
-        Variance and third absolute central moment of 1/S over its mean, roughly.
+        Approximate variance and third absolute central moment of 1/S divided by its mean.
     base : float
-        Mean part of p' that the base mass gets.
+        Mean share of p' that the base mass has.
     """
 
     rates: FloatArray
@@ -50,17 +51,17 @@ class Tails:
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """Of means over the trials: about their skewness and standard errors, shape (P,)."""
+class Predicted:
+    """Approximate skewness and standard errors of P means over the trials, each (P,)."""
 
     skewness: FloatArray
     stderr: FloatArray
 
-    def __getitem__(self, part: slice) -> Foresight:
-        return Foresight(self.skewness[part], self.stderr[part])
+    def __getitem__(self, part: slice) -> Predicted:
+        return Predicted(self.skewness[part], self.stderr[part])
 
 
-def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Tails:
+def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Tails:
     """Return `Tails` for one example: `p` the softmax (n,), `q` the proposal (n,).
 
     As in the exact bias, ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!`` and the draws are
@@ -86,7 +87,7 @@ def foresee(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) ->
     if not len(used):
         return Tails(rates, hits, shares, (0.0, 0.0), 1.0)
     keys = np.rint(np.log(weights[used]) / _ATOM)[:, None]
-    if scheme.independent:  # classes of like probabilities of being in, and of being out, too
+    if scheme.independent:  # then classes of an atom agree in q and 1 - q too
         inside = drawn[used, None]
         keys = np.hstack([keys, np.rint(np.log([inside, 1.0 - inside + 1e-18])[:, :, 0].T / _ATOM)])
     _, first, atom_of, count = np.unique(
@@ -141,32 +142,20 @@ def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray
 
 
 def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
-    """Merge classes of like weight until a bin is expected to be hit in `HITS` trials.
+    """Merge classes of similar weight until a bin is expected to be hit in `HITS` trials.
 
-    Parameters
-    ----------
-    label : int
-        A bin of its own.
-    tails : Tails
-        Of this example.
-    num_trials : int
-        Number of trials.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Bin of each class; the label's is 0.
+    Returns the bin of each class, (n,) int64; bin 0 is the label's alone.
     """
     expected = num_trials * tails.hits
     expected[label] = 0.0
-    # like weights go together: one heavy, rare class would be the whole variance of its bin
+    # in order of weight, as one heavy and rare class would be the whole variance of its bin
     order = np.argsort(-tails.shares[0], kind="stable")
     order = order[order != label]
     filled = np.cumsum(expected[order])
     size = max(HITS, filled[-1] / _MAX_BINS)
     starts = [0]
     reached = 0.0
-    while filled[-1] - reached >= 2.0 * size:  # so that what is left is a bin too
+    while filled[-1] - reached >= 2.0 * size:  # leaves enough for another bin
         start = int(np.searchsorted(filled, reached + size)) + 1
         reached = float(filled[start - 1])
         if filled[-1] - reached < size:
@@ -178,10 +167,10 @@ def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
     return bins
 
 
-def projection_foresight(
+def predict_projections(
     tails: Tails, label: int, centered: FloatArray, num_trials: int
-) -> Foresight:
-    """Foresee means of ``p' @ directions``, signs left out.
+) -> Predicted:
+    """Predict the means of ``p' @ directions``, whatever their signs.
 
     `centered` (n, P) are the directions minus their means under the expected p'.
     """
@@ -191,22 +180,22 @@ def projection_foresight(
     own = tails.base * size[label]
     second = (tails.rates * tails.shares[1] ** 2) @ square + variance * own**2
     third = (tails.rates * tails.shares[2] ** 3) @ (square * size) + cube * own**3
-    return _foresight(second, third, num_trials)
+    return _predicted(second, third, num_trials)
 
 
-def bin_foresight(tails: Tails, bins: IntArray, expected: FloatArray, num_trials: int) -> Foresight:
-    """Foresee the mean mass of each bin; `expected` (number of bins,) is E[p']."""
+def predict_bins(tails: Tails, bins: IntArray, expected: FloatArray, num_trials: int) -> Predicted:
+    """Predict the mean mass of each bin; `expected`, (number of bins,), is E[p']."""
     variance, cube = tails.common
     size = np.abs(expected)
     second = np.bincount(bins, tails.rates * tails.shares[1] ** 2) + variance * size**2
     third = np.bincount(bins, tails.rates * tails.shares[2] ** 3) + cube * size**3
-    return _foresight(second, third, num_trials)
+    return _predicted(second, third, num_trials)
 
 
-def loss_foresight(
+def predict_loss(
     tails: Tails, label: int, q: FloatArray, p: FloatArray, m: int, scheme: Scheme, num_trials: int
-) -> Foresight:
-    """Foresee the mean loss, shape (1,)."""
+) -> Predicted:
+    """Predict the mean loss, shape (1,)."""
     shares = tails.shares[0]
     total = tails.rates.sum()
     fixed_number = not scheme.independent and total > 0.0
@@ -219,9 +208,9 @@ def loss_foresight(
             none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))
         size = -math.log(max(float(p[label]), 1e-300))
         second, third = second + none * size**2, third + none * size**3
-    return _foresight(np.array([second]), np.array([third]), num_trials)
+    return _predicted(np.array([second]), np.array([third]), num_trials)
 
 
-def _foresight(second: FloatArray, third: FloatArray, num_trials: int) -> Foresight:
+def _predicted(second: FloatArray, third: FloatArray, num_trials: int) -> Predicted:
     ratio = np.divide(third, second**1.5, out=np.zeros_like(second), where=second > 0.0)
-    return Foresight(ratio / math.sqrt(num_trials), np.sqrt(second / num_trials))
+    return Predicted(ratio / math.sqrt(num_trials), np.sqrt(second / num_trials))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,38 +10,14 @@ from numpy.typing import ArrayLike
 
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key, mix64
-from samplesoft._validation import FloatArray
-from samplesoft.bias.exact import ExactBias, exact_bias
-from samplesoft.bias.moments import exact_gradient_moments
 from samplesoft.schemes import Scheme
-from samplesoft.verification.agreement import (
-    ALPHA,
-    Scores,
-    Trials,
-    compare,
-    merge,
-    p_value,
-    z_limit,
-)
-from samplesoft.verification.blocks import (
-    WRT,
-    Coordinates,
-    Figures,
-    Theory,
-    carry,
-    class_vector_figures,
-    coordinates,
-    figures,
-    read_theory,
-)
-from samplesoft.verification.problem import (
-    Problem,
-    check_counts,
-    check_problem,
-    check_proposals,
-)
+from samplesoft.verification.agreement import ALPHA, Scores, merge, z_limit
+from samplesoft.verification.blocks import WRT
+from samplesoft.verification.cells import Cell, compute_cell
+from samplesoft.verification.problem import check_counts, check_problem, check_proposals
 from samplesoft.verification.report import VerificationReport
-from samplesoft.verification.rows import Picture, VerificationRow
+from samplesoft.verification.rows import VerificationRow
+from samplesoft.verification.summary import make_pictures, make_row
 from samplesoft.verification.tables import one_line
 
 
@@ -111,11 +86,11 @@ def verify(
 
     Notes
     -----
-    Monte Carlo is compared on bins of classes of like weight that are each hit in 400 trials or
+    Monte Carlo is compared on bins of classes of similar weight that are each hit in 400 trials or
     more, on every coordinate of h, on two norms and on the loss. A statistic whose skewness,
-    foreseen from the proposal, exceeds 1/20 is not tested, for its standard error would
-    mislead; the report counts it. One Bonferroni limit serves the whole report: a correct
-    library fails it with probability 1e-4 as far as the statistics are normal.
+    predicted from the proposal, exceeds 1/20 is not tested but counted, as its standard error
+    would be misleading. The whole report has one Bonferroni limit, which a correct library exceeds
+    with probability 1e-4 as far as the statistics are normal.
 
     References
     ----------
@@ -147,11 +122,11 @@ def verify(
         for i, (name, q) in enumerate(samplers.items()):
             for k, m in enumerate(counts):
                 stream = mix64(key, np.uint64(i * len(counts) + k))
-                cell = _cell(problem, q, m, np.uint64(stream), bar)
-                rows += [_row(problem, name, q, m, wrt, cell) for wrt in problem.wrt]
+                cell = compute_cell(problem, q, m, np.uint64(stream), bar)
+                rows += [make_row(problem, name, q, m, wrt, cell) for wrt in problem.wrt]
                 if callable(progress):
                     progress(one_line(rows[-len(problem.wrt)]))
-                tests += [merge([getattr(t, part) for t in cell.trials]) for part in _PARTS]
+                tests += cell.scores()
                 if m == shown and cell.theory is not None:
                     cells[name] = cell
     everything = merge(tests)
@@ -167,163 +142,5 @@ def verify(
         max_abs_z=everything.max_abs_z,
         z_limit=z_limit(everything.z.size),
         settings=dict(settings or {}),
-        pictures=_pictures(cells, shown),
+        pictures=make_pictures(cells, shown),
     )
-
-
-_PARTS = ("logits", "h", "loss")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One sampler at one m: the exact result, and for each example theory, blocks and trials."""
-
-    exact: ExactBias
-    theory: list[Theory] | None
-    blocks: dict[str, list[Coordinates]]
-    trials: list[Trials]
-
-
-def _cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: Any) -> Cell:
-    scheme = problem.scheme
-    if scheme.independent:
-        q = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
-    exact = exact_bias(problem.logits, problem.labels, q, m, scheme=scheme)
-    theory: list[Theory] | None = None
-    if scheme.has_bounds:
-        theory = read_theory(problem.logits, problem.labels, q, m)
-    jacobian = problem.jacobian if "h" in problem.wrt else None
-    blocks = {"logits": _block(exact.bias, exact, theory, m, 1.0)}
-    if jacobian is not None:
-        moved = None if theory is None else carry(theory, jacobian)
-        scale = float(np.abs(jacobian).max())
-        blocks["h"] = _block(exact.bias @ jacobian, exact, moved, m, scale)
-    trials = []
-    for b, label in enumerate(problem.labels):
-        one = (exact.bias[b], float(exact.loss_bias[b]), float(exact.error[b]))
-        trials.append(
-            compare(
-                problem.logits[b],
-                int(label),
-                q[b if len(q) > 1 else 0],
-                m,
-                scheme,
-                exact.probs[b],
-                one,
-                jacobian,
-                problem.num_trials,
-                np.uint64(mix64(key, np.uint64(b))),
-            )
-        )
-        bar.update()
-    return Cell(exact, theory, blocks, trials)
-
-
-def _block(
-    bias: FloatArray, exact: ExactBias, theory: list[Theory] | None, m: int, scale: float
-) -> list[Coordinates]:
-    return [
-        coordinates(bias[b], float(exact.error[b]), None if theory is None else theory[b], m, scale)
-        for b in range(len(bias))
-    ]
-
-
-def _row(
-    problem: Problem, name: str, q: FloatArray, m: int, wrt: str, cell: Cell
-) -> VerificationRow:
-    examples = _figures(problem, m, wrt, cell)
-    tested = merge([t.h if wrt == "h" else t.logits for t in cell.trials])
-    loss = merge([t.loss for t in cell.trials])
-    resolved = all(one.resolved for one in examples)
-    l1 = _mean(examples, "l1_bias")
-    width = _mean(examples, "finite_width")
-    norms: dict[str, float | None] = {}
-    for norm in ("max", "l1"):
-        values = np.array([getattr(t, f"{norm}_bias") for t in cell.trials])
-        shown = wrt == "logits"
-        norms[f"monte_carlo_{norm}"] = float(values[:, 0].mean()) if shown else None
-        spread = float(np.sqrt((values[:, 1] ** 2).sum())) / len(values)
-        norms[f"monte_carlo_{norm}_stderr"] = spread if shown else None
-    moments: dict[str, float] = {}
-    if wrt == "h" and problem.scheme.has_bounds and problem.class_embeddings is not None:
-        exact = exact_gradient_moments(
-            problem.logits, problem.labels, q, m, problem.class_embeddings, tau=problem.tau
-        )
-        for moment in ("squared_bias", "variance", "mse"):
-            moments[moment] = float(np.mean(getattr(exact, moment)))
-    outside = _total(examples, "finite_outside")
-    return VerificationRow(
-        sampler=name,
-        num_sampled=m,
-        wrt=wrt,
-        num_coordinates=sum(one.size for one in examples),
-        max_bias=float(np.mean([one.max_bias for one in examples])),
-        l1_bias=float(np.mean([one.l1_bias for one in examples])),
-        **norms,
-        max_abs_z=tested.max_abs_z if tested.z.size else None,
-        num_tested=tested.z.size,
-        num_untested=tested.num_untested,
-        p_value=p_value(tested.max_abs_z, tested.z.size) if tested.z.size else None,
-        printed_max=_mean(examples, "printed_max"),
-        outside_printed=_total(examples, "outside"),
-        outside_printed_limit=_total(examples, "outside_limit"),
-        sign_condition=_total(examples, "sign_condition"),
-        finite_hold=None if outside is None else outside == 0,
-        finite_outside=outside,
-        finite_tightness=width / l1 if width is not None and l1 and resolved else None,
-        finite_min_max=_mean(examples, "finite_min_max"),
-        finite_max_max=_mean(examples, "finite_max_max"),
-        loss_bias=float(np.mean(cell.exact.loss_bias)),
-        loss_z=loss.max_abs_z if loss.z.size else None,
-        **moments,
-    )
-
-
-def _figures(problem: Problem, m: int, wrt: str, cell: Cell) -> list[Figures]:
-    if wrt != "class_embeddings":
-        return [figures(block) for block in cell.blocks[wrt]]
-    assert problem.h is not None
-    theory: Sequence[Theory | None] = cell.theory or [None] * len(problem.h)
-    return [
-        class_vector_figures(block, known, m, problem.tau * slopes)
-        for block, known, slopes in zip(cell.blocks["logits"], theory, problem.h, strict=True)
-    ]
-
-
-def _mean(examples: list[Figures], name: str) -> float | None:
-    values = [getattr(one, name) for one in examples]
-    if values[0] is None:
-        return None
-    mean = float(np.mean(values))
-    return mean if np.isfinite(mean) else None
-
-
-def _total(examples: list[Figures], name: str) -> int | None:
-    values = [getattr(one, name) for one in examples]
-    return None if values[0] is None else int(sum(values))
-
-
-def _pictures(cells: dict[str, Cell], m: int) -> tuple[Picture, ...]:
-    """Keep, for all samplers, the example with most coordinates outside the printed bounds.
-
-    In h where there is one, for its coordinates are few.
-    """
-    pictures = []
-    outside: Any = 0
-    for cell in cells.values():
-        wrt = "h" if "h" in cell.blocks else "logits"
-        outside = outside + np.array(
-            [0 if one.printed is None else one.printed.outside.sum() for one in cell.blocks[wrt]]
-        )
-    example = int(np.argmax(outside))
-    for name, cell in cells.items():
-        block = cell.blocks[wrt][example]
-        probs = cell.exact.probs[example]
-        if wrt == "h" and block.printed is not None:
-            order = np.argsort(block.printed.upper)
-            position = np.arange(1.0, len(order) + 1.0)
-        else:
-            order = np.argsort(probs)
-            position = probs[order]
-        pictures.append(Picture(name, m, wrt, example, order, position, block))
-    return tuple(pictures)

@@ -12,7 +12,7 @@ import pytest
 import samplesoft
 from samplesoft.cli import main
 from samplesoft.samplers import SAMPLERS
-from samplesoft.verification import verify as verify_module
+from samplesoft.verification import cells
 
 QUICK = ["--trials", "1500", "--num-sampled", "5,20"]
 
@@ -132,7 +132,7 @@ def test_wrong_exact_values_exit_1(files, monkeypatch, capsys):
         wrong = np.full(logits.shape[1], 1.0 / logits.shape[1])
         return samplesoft.exact_bias(logits, labels, wrong, m, scheme=scheme)
 
-    monkeypatch.setattr(verify_module, "exact_bias", twin)
+    monkeypatch.setattr(cells, "exact_bias", twin)
     args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "unigram", *QUICK]
     assert main([*args, "--tau", "2"]) == 1
     assert "DISAGREES" in capsys.readouterr().out

@@ -13,14 +13,13 @@ import pytest
 
 import samplesoft
 from samplesoft.schemes import EXACT_SCHEMES, SCHEMES
-from samplesoft.verification import agreement, tails
-from samplesoft.verification import verify as verify_module
+from samplesoft.verification import agreement, cells, tails
 from samplesoft.verification.blocks import (
-    carry,
-    class_vector_figures,
-    coordinates,
-    figures,
-    read_theory,
+    compare_with_bounds,
+    compute_theory,
+    summarize,
+    summarize_class_vectors,
+    transform_theory,
 )
 from samplesoft.verification.verify import verify
 
@@ -79,7 +78,7 @@ def test_a_wrong_exact_value_is_found(problem, monkeypatch):
     def twin(logits, labels, q, m, scheme):
         return samplesoft.exact_bias(logits, labels, np.full(N, 1 / N), m, scheme=scheme)
 
-    monkeypatch.setattr(verify_module, "exact_bias", twin)
+    monkeypatch.setattr(cells, "exact_bias", twin)
     got = verify(**(problem | {"proposals": {"unigram": problem["proposals"]["unigram"]}}))
     assert not got.agrees
     assert not got.ok
@@ -175,11 +174,13 @@ def test_class_vectors_match_the_whole_jacobian(m):
         jacobian[i, i * d : (i + 1) * d] = slopes
     exact = samplesoft.exact_bias(logits, label, q, m)
     error, scale = float(exact.error[0]), float(np.abs(slopes).max())
-    theory = read_theory(logits, label, q, m)
-    block = coordinates(exact.bias[0], error, theory[0], m, 1.0)
-    got = class_vector_figures(block, theory[0], m, slopes)
-    dense = figures(
-        coordinates(exact.bias[0] @ jacobian, error, carry(theory, jacobian)[0], m, scale)
+    theory = compute_theory(logits, label, q, m)
+    block = compare_with_bounds(exact.bias[0], error, theory[0], m, 1.0)
+    got = summarize_class_vectors(block, theory[0], m, slopes)
+    dense = summarize(
+        compare_with_bounds(
+            exact.bias[0] @ jacobian, error, transform_theory(theory, jacobian)[0], m, scale
+        )
     )
     for name in got.__dataclass_fields__:
         if name == "finite_width":  # contracting with zeros widens by rounding
@@ -192,11 +193,11 @@ def test_class_vectors_match_the_whole_jacobian(m):
 def test_class_vector_counts_see_violations():
     logits = np.zeros((1, 1001))
     logits[0, :2] = math.log(1000.0)
-    theory = read_theory(logits, np.array([0]), np.full((1, 1001), 1 / 1001), 1000)
+    theory = compute_theory(logits, np.array([0]), np.full((1, 1001), 1 / 1001), 1000)
     exact = samplesoft.exact_bias(logits, [0], np.full(1001, 1 / 1001), 1000)
-    block = coordinates(exact.bias[0], float(exact.error[0]), theory[0], 1000, 1.0)
+    block = compare_with_bounds(exact.bias[0], float(exact.error[0]), theory[0], 1000, 1.0)
     slopes = np.array([1.0, -1.0, 0.01])
-    assert class_vector_figures(block, theory[0], 1000, slopes).outside >= 1
+    assert summarize_class_vectors(block, theory[0], 1000, slopes).outside >= 1
 
 
 def test_moments_and_norms(problem, report):
@@ -313,10 +314,10 @@ def test_bins_are_hit_often_enough():
     rng = np.random.default_rng(0)
     n, m, trials = 1000, 10, 5000
     p, q = rng.dirichlet(np.ones(n)), rng.dirichlet(np.full(n, 0.3)) * 0.9 + 0.1 / n
-    foreseen = tails.foresee(p, 7, q, m, SCHEMES["negatives"])
-    bins = tails.bin_classes(7, foreseen, trials)
+    predicted = tails.predict_tails(p, 7, q, m, SCHEMES["negatives"])
+    bins = tails.bin_classes(7, predicted, trials)
     assert np.sum(bins == bins[7]) == 1
-    hits = np.bincount(bins, trials * foreseen.hits)
+    hits = np.bincount(bins, trials * predicted.hits)
     assert np.delete(hits, bins[7]).min() >= tails.HITS
     assert 20 < bins.max() <= 130
 

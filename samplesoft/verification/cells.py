@@ -1,0 +1,96 @@
+"""One sampler at one number of draws: exact bias, theory and Monte Carlo of each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from samplesoft._random import mix64
+from samplesoft._validation import FloatArray
+from samplesoft.bias.exact import ExactBias, exact_bias
+from samplesoft.verification.agreement import Comparison, Scores, compare, merge
+from samplesoft.verification.blocks import (
+    Coordinates,
+    Theory,
+    compare_with_bounds,
+    compute_theory,
+    transform_theory,
+)
+from samplesoft.verification.problem import Problem
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One sampler at one m.
+
+    Attributes
+    ----------
+    exact : ExactBias
+        The exact bias of the batch.
+    theory : list of Theory or None
+        For each example bounds and limit; None for schemes without bounds.
+    blocks : dict of str to list of Coordinates
+        For each of ``logits`` and ``h`` and each example, its coordinates.
+    comparisons : list of Comparison
+        For each example Monte Carlo compared with the exact bias.
+    """
+
+    exact: ExactBias
+    theory: list[Theory] | None
+    blocks: dict[str, list[Coordinates]]
+    comparisons: list[Comparison]
+
+    def scores(self) -> list[Scores]:
+        """Return all z-scores."""
+        return [
+            merge([getattr(c, part) for c in self.comparisons]) for part in ("logits", "h", "loss")
+        ]
+
+
+def compute_cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: Any) -> Cell:
+    """Compute what is known of one sampler at one m; `bar` counts the examples."""
+    scheme = problem.scheme
+    if scheme.independent:
+        q = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
+    exact = exact_bias(problem.logits, problem.labels, q, m, scheme=scheme)
+    theory: list[Theory] | None = None
+    if scheme.has_bounds:
+        theory = compute_theory(problem.logits, problem.labels, q, m)
+    jacobian = problem.jacobian if "h" in problem.wrt else None
+    blocks = {"logits": _block(exact.bias, exact, theory, m, 1.0)}
+    if jacobian is not None:
+        theory_of_h = None if theory is None else transform_theory(theory, jacobian)
+        scale = float(np.abs(jacobian).max())
+        blocks["h"] = _block(exact.bias @ jacobian, exact, theory_of_h, m, scale)
+    comparisons = []
+    for b, label in enumerate(problem.labels):
+        one = (exact.bias[b], float(exact.loss_bias[b]), float(exact.error[b]))
+        comparisons.append(
+            compare(
+                problem.logits[b],
+                int(label),
+                q[b if len(q) > 1 else 0],
+                m,
+                scheme,
+                exact.probs[b],
+                one,
+                jacobian,
+                problem.num_trials,
+                np.uint64(mix64(key, np.uint64(b))),
+            )
+        )
+        bar.update()
+    return Cell(exact, theory, blocks, comparisons)
+
+
+def _block(
+    bias: FloatArray, exact: ExactBias, theory: list[Theory] | None, m: int, scale: float
+) -> list[Coordinates]:
+    return [
+        compare_with_bounds(
+            bias[b], float(exact.error[b]), None if theory is None else theory[b], m, scale
+        )
+        for b in range(len(bias))
+    ]
