@@ -75,6 +75,32 @@ def test_an_update_reaches_both_parts():
     np.testing.assert_allclose(sampler.probs(H), wanted, rtol=1e-10)
 
 
+def test_a_mixture_passes_labels_candidates_and_states_on_to_its_parts():
+    def make():
+        first = TwoPassSampler(UniformSampler(N), VECTORS, num_candidates=3, rng=0)
+        return MixtureSampler(first, LearnedUnigramSampler(N))
+
+    sampler, start = make(), make().first.candidate_ids
+    sampler.refresh(4)
+    again = TwoPassSampler(UniformSampler(N), VECTORS, num_candidates=3, rng=4)
+    np.testing.assert_array_equal(sampler.first.candidate_ids, again.candidate_ids)
+    assert sampler.first.candidate_ids.tolist() != start.tolist()
+    sampler.observe([3, 5, 3])
+    counts = np.ones(N) + np.bincount([3, 5, 3], minlength=N)
+    np.testing.assert_array_equal(sampler.second.counts, counts)
+    fresh = make()
+    fresh.load_state(sampler.state())
+    np.testing.assert_array_equal(fresh.second.counts, counts)
+    np.testing.assert_array_equal(fresh.second.probs(None), sampler.second.probs(None))
+
+
+def test_the_tau_of_a_mixture_is_that_of_the_part_that_has_one():
+    softmax_of_3, blind = SoftmaxSampler(VECTORS, tau=3.0), UniformSampler(N)
+    assert MixtureSampler(softmax_of_3, blind).tau == 3.0
+    assert MixtureSampler(blind, softmax_of_3).tau == 3.0
+    assert MixtureSampler(blind, blind).tau is None
+
+
 def test_mixtures_that_do_not_fit_are_refused():
     cases = [
         ((UniformSampler(3), UniformSampler(4)), ValueError, "the same number of classes, got 3"),
