@@ -14,7 +14,8 @@ from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.samplers.base import Rows, Sampler
+from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 
 
 class SoftmaxLayer:
@@ -28,8 +29,9 @@ class SoftmaxLayer:
         Full or sampled, from `samplesoft.losses`. The layer works on its device, and keeps
         parameters and gradients there; the sampler must be on it too.
     sampler : Sampler, optional
-        Where negatives come from; needed for sampled losses. If the loss normalises, the sampler
-        sees vectors of norm 1, and must have been made from such.
+        Where negatives come from; needed for sampled losses. Any object with the methods of
+        `SamplerProtocol` will do. If the loss normalises, the sampler sees vectors of norm 1, and
+        must have been made from such.
     num_sampled : int, optional
         Number of draws m of an example.
     biases : array_like, shape (n,), optional
@@ -86,7 +88,7 @@ class SoftmaxLayer:
         self,
         class_embeddings: ArrayLike,
         loss: Loss,
-        sampler: Sampler | None = None,
+        sampler: SamplerProtocol | None = None,
         num_sampled: int | None = None,
         *,
         biases: ArrayLike | None = None,
@@ -288,22 +290,18 @@ class SoftmaxLayer:
 
     def _check_sampler(self, loss: SampledLoss, allow_other_tau: bool) -> None:
         n, d = self._rows.shape
-        if isinstance(self.sampler, Sampler) and self.sampler.device != loss.device:
+        self.sampler = as_sampler("sampler", self.sampler)
+        if self.sampler.device != loss.device:
             raise ValueError(
                 f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
                 f"{self.sampler.device!r}; make both with the same device."
-            )
-        if not isinstance(self.sampler, Sampler):
-            raise TypeError(
-                f"`sampler` must be a Sampler for {type(loss).__name__}, got "
-                f"{type(self.sampler).__name__}; make one with samplesoft.samplers."
             )
         if self.sampler.num_classes != n or self.sampler.dim not in (None, d):
             raise ValueError(
                 f"`sampler` must be for {n} classes of dimension {d}, got "
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
             )
-        dtype = self.sampler._dtype
+        dtype = getattr(self.sampler, "_dtype", None)
         if loss.device != "cpu" and dtype is not None and dtype != self._rows.dtype:
             raise ValueError(
                 f"`sampler` must be of {self._rows.dtype}, like `class_embeddings`, on "

@@ -13,6 +13,7 @@ from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 
 
@@ -75,18 +76,14 @@ class TwoPassSampler(Sampler):
 
     def __init__(
         self,
-        candidates: Sampler,
+        candidates: SamplerProtocol,
         class_embeddings: ArrayLike,
         *,
         num_candidates: int,
         tau: float | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        if not isinstance(candidates, Sampler):
-            raise TypeError(
-                f"`candidates` must be a Sampler, got {type(candidates).__name__}; "
-                "samplesoft.samplers has some."
-            )
+        as_sampler("candidates", candidates)
         require_cpu("`candidates` of a two-pass sampler", candidates.device)
         if candidates.dim is not None:
             raise ValueError(

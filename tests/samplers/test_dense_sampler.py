@@ -136,6 +136,28 @@ def test_what_is_a_sampler():
         as_sampler("q", Half())
 
 
+class Delegate:
+    """A sampler that shares no class with the library."""
+
+    def __init__(self, sampler):
+        self._sampler = sampler
+
+    def __getattr__(self, name):
+        return getattr(self._sampler, name)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_layer_takes_what_keeps_the_protocol(shared):
+    rows, scheme = np.eye(4)[:, :3], "candidate_masked"  # which asks for expected counts too
+    losses = [
+        SoftmaxLayer(rows, SampledSoftmaxLoss(scheme=scheme), sampler, 3, shared=shared).forward(
+            rows[:3], [0, 1, 2], rng=0
+        )[0]
+        for sampler in (Cosine(rows), Delegate(Cosine(rows)), UniformSampler(4))
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_it_trains_a_layer():
     rows = np.eye(4)[:, :3] + 0.1
     layer = SoftmaxLayer(rows, SampledSoftmaxLoss(), Cosine(rows), 5)

@@ -139,6 +139,13 @@ def test_updates_copy_and_the_last_of_a_class_counts():
     np.testing.assert_allclose(sampler.probs(H), oracle(H, changed), rtol=1e-13)
 
 
+def test_the_context_of_a_shared_draw_does_not_decide_the_draw():
+    sampler, counts = SoftmaxSampler(VECTORS), np.zeros(N)
+    for seed in range(3000):
+        counts[sampler.sample(H[:2], 1, shared=True, rng=seed).ids] += 1
+    assert chi_square(counts, oracle(H[:2], VECTORS).mean(axis=0)) > 1e-4
+
+
 def test_many_parts_on_any_number_of_threads_give_the_same(threads):
     vectors, h = RNG.normal(size=(30_000, 3)), RNG.normal(size=(70, 3))
     sampler, labels = SoftmaxSampler(vectors), np.arange(70) * 400
