@@ -315,6 +315,16 @@ def test_a_kernel_sampler_takes_any_map():
         KernelSampler(VECTORS, QuadraticFeatures(DIM), leaf="quadratic")
 
 
+def test_the_floor_is_that_of_the_map_or_the_one_given():
+    for floor, least in ((None, 1e-9), (0.25, 0.25)):
+        sampler = KernelSampler(np.abs(VECTORS), np.copy, leaf="kernel", leaf_size=1, floor=floor)
+        # every kernel is below the floor
+        np.testing.assert_allclose(sampler.probs(-np.ones(DIM)), 1.0 / N, rtol=1e-12)
+        assert sampler.tree.floor == least
+    features = RandomFourierFeatures(DIM, 16, 1.0, rng=0)
+    assert KernelSampler(VECTORS, features, floor=0.25).tree.floor == 0.25
+
+
 def test_counts_and_vectors_need_not_come_together():
     sampler = MixtureSampler(RFSoftmaxSampler(UNIT, tau=1.0, rng=0), UnigramSampler(WEIGHTS), 0.9)
     least = 0.1 * UnigramSampler(WEIGHTS).probs(None)
