@@ -11,11 +11,7 @@ from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
 from samplesoft.samplers.base import Draw
 
-EXACT = {
-    name: spec.bias_scheme
-    for name, spec in LOSSES.items()
-    if spec.bias_scheme not in (None, "masked")
-}
+EXACT = {name: spec.bias_scheme for name, spec in LOSSES.items() if spec.bias_scheme}
 
 
 def enumerated(loss, o, label, q, m):
