@@ -1,1 +1,1 @@
-"""The exact bias of sampled softmax, its bounds, Monte Carlo, and the report that joins them."""
+"""The exact bias of sampled softmax, its bounds and limit, and Monte Carlo; see README.md here."""

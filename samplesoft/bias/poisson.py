@@ -35,6 +35,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
         log_w = np.where(drawn, log_probs - np.log(pi), -np.inf)
     reference, deviation = _reference(logits, probs, log_w, pi, label)
 
+    # largest rate: of a class that is in, or of the limit exp(-u); least: of the label alone
     x, step = make_grid(max(float(log_w.max()), 0.0), float(log_probs[label]))
     products = np.empty((len(x), 2))
 
@@ -68,9 +69,9 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     thread_each(integrate, chunks(len(pi), _CLASS_CHUNK))
     label_terms = weights * u_label * _label_contrast(x, log_w[reference], pi[reference])
     flows = integrals[0]
-    flows[label] = float(label_terms.sum())
+    flows[label] = float(label_terms.sum())  # psi = 1: the label is a class that is always in
     total = float(flows.sum())
-    bias = flows - probs * total
+    bias = flows - probs * total  # (B9); at the label without its own flow cancelling
     bias[label] = flows[label] * others - probs[label] * float(np.delete(flows, label).sum())
     coarse = float(np.abs(integrals[0] - integrals[1])[drawn].sum())
     coarse += halving_change(label_terms)

@@ -19,7 +19,7 @@ def make_grid(
     """Return log v and the weights of dv / v, both (K,).
 
     `log_largest` is the log of the largest rate at which the integrand changes with v,
-    `log_smallest` that of the least rate at which it decays.
+    `log_smallest` that of the least rate at which it decays; eq. (B24).
     """
     span = np.log(_RIGHT) - log_smallest + log_largest - _LEFT
     if span > _WIDEST:
@@ -27,6 +27,7 @@ def make_grid(
             f"`logits` and `q` must give sums within a factor exp({_WIDEST:.0f}) of each other, "
             f"got exp({span:.3g}); rescale or clip the logits."
         )
+    # z - exp(-z) cuts the left end off double exponentially, as v does the right end
     z = np.arange(_LEFT, _LEFT + span + step, step)
     return z - np.exp(-z) - log_largest, step * (1.0 + np.exp(-z))
 
@@ -40,7 +41,7 @@ def estimate_error(coarse: float, size: float, norm: float) -> float:
     """Return an L1 error from the change under half the nodes and the size of all terms.
 
     Halving the step squares the relative error of the trapezoid rule where the integrand is
-    analytic in a wide strip; the power 3/2 leaves room for a narrow one.
+    analytic in a wide strip; the power 3/2 leaves room for a narrow one. Eq. (B25).
     """
     relative = min(coarse / max(norm, 1e-300), 1.0)
     return _ROUNDING * (size + norm) + coarse * float(np.sqrt(relative))

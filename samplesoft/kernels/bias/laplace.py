@@ -1,9 +1,10 @@
 """The Laplace sums of the exact expectation, at each node v and at each atom r.
 
-A draw of class j contributes r_j = e_j / q_j, and phi(v) = sum_j q_j exp(-v r_j). Everything is
-written around three centres so that no difference of nearly equal numbers is ever formed: the
-least ratio r0 (keeps phi from underflowing), the reference R (differences between classes), and
-the mean of r (differences from the limit of many draws).
+A draw of class j contributes r_j = e_j / q_j, and T(v) = sum_j q_j exp(-v r_j) is the transform.
+Everything is written around three centres so that no difference of nearly equal numbers is ever
+formed: the least ratio r0 (keeps T from underflowing), the reference R (differences between
+classes), and the mean of r (differences from the limit of many draws). Section 4 of the README of
+`samplesoft.bias` derives it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 
-CENTRED_LIMIT = 600.0
+CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
 NUM_SUMS = 11
-(PHI, F, FIRST, SECOND, THIRD, ABOVE, P, H, T, Y2, Y3) = range(NUM_SUMS)
 
 
 @njit
@@ -32,6 +32,7 @@ def second_order(x: float) -> float:
     """Return (exp(-x) - 1 + x) / x**2."""
     if abs(x) >= 1.0:
         return (math.exp(-x) - 1.0 + x) / (x * x)
+    # the Taylor series, by Horner's rule: 20 terms reach the last bit for |x| < 1
     total = 0.0
     for k in range(20, 1, -1):
         total = (1.0 - total * x) / k if k > 2 else 0.5 * (1.0 - total * x)
@@ -73,7 +74,7 @@ def third_order(x: float) -> float:
 
 @njit
 def _scaled(x: float, log_distance: float) -> float:
-    """Return the product of v = exp(x) and a distance, capped at exp(700)."""
+    """Return the product of v = exp(x) and a distance, capped at exp(LARGEST_EXPONENT)."""
     return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
@@ -81,7 +82,7 @@ def _scaled(x: float, log_distance: float) -> float:
 def _contrast(
     x: float, decay: float, decay_ref: float, log_sum: float, away: float, kappa: float
 ) -> float:
-    """Return (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa, with away = v (r - R)."""
+    """Return (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa, with away = v (r - R); eq. (B19)."""
     if abs(away) < 1.0:
         return -decay_ref * math.exp(min(x + log_sum, LARGEST_EXPONENT)) * _decay_ratio(away)
     return (decay - decay_ref) / kappa
@@ -104,30 +105,31 @@ def node_sums(
     weights : ndarray, shape (3, A)
         q, q kappa and q zeta**2.
     atoms : ndarray, shape (8, A)
-        Rows as named in `atom_rows` of the caller: log r; log (r - r0);
-        kappa, log |r - R|, log (r + R); zeta, log |r - mean|, log (r + mean).
+        log r; log (r - r0); kappa, log |r - R|, log (r + R); zeta, log |r - mean|,
+        log (r + mean). `bias.classes` makes them.
     reference : ndarray, shape (2,)
         log (R - r0) and log (mean - r0).
     out : ndarray, shape (K, NUM_SUMS)
-        With d = v (r - r0): PHI: sum q exp(-d); F: sum q (exp(-d) - 1); FIRST, SECOND, THIRD:
-        sum q d**k exp(-d); ABOVE: sum q (exp(-d) - exp(-v (R - r0))). With y = v (r - mean):
-        P: sum q (exp(-y) - 1 + y); H: sum q (1 - (1 + y) exp(-y));
-        T: sum q ((y**2 + 2 y + 2) exp(-y) - 2); Y2, Y3: sum q y**k exp(-y).
+        In this order, with d = v (r - r0): sum q exp(-d), which is T exp(v r0);
+        sum q (exp(-d) - 1); sum q d**k exp(-d) for k = 1, 2, 3;
+        sum q (exp(-d) - exp(-v (R - r0))). With y = v (r - mean): sum q (exp(-y) - 1 + y);
+        sum q (1 - (1 + y) exp(-y)); sum q ((y**2 + 2 y + 2) exp(-y) - 2), eqs. (B20) and (B21);
+        sum q y**k exp(-y) for k = 2, 3.
     """
     for k in range(len(x)):
         decay_ref = math.exp(-_scaled(x[k], reference[0]))
         is_centred = x[k] + reference[1] < math.log(CENTRED_LIMIT)
-        phi = f = first = second = third = above = p = h = t = y2 = y3 = 0.0
+        transform = drops = d1 = d2 = d3 = above = p = h = t = y2 = y3 = 0.0
         for i in range(atoms.shape[1]):
             d = _scaled(x[k], atoms[1, i])
             drop = math.expm1(-d)
-            decay = 1.0 + drop if drop > -0.5 else math.exp(-d)
+            decay = 1.0 + drop if drop > -0.5 else math.exp(-d)  # one exponential, not two
             moment = weights[0, i] * decay
-            phi += moment
-            f += weights[0, i] * drop
-            first += moment * d
-            second += moment * d * d
-            third += moment * d * d * d
+            transform += moment
+            drops += weights[0, i] * drop
+            d1 += moment * d
+            d2 += moment * d * d
+            d3 += moment * d * d * d
             kappa = atoms[2, i]
             away = math.copysign(_scaled(x[k], atoms[3, i]), kappa)
             above += weights[1, i] * _contrast(x[k], decay, decay_ref, atoms[4, i], away, kappa)
@@ -137,6 +139,7 @@ def node_sums(
             y = math.copysign(_scaled(x[k], atoms[6, i]), zeta)
             e = math.exp(-y)
             if abs(y) < 1.0:
+                # q y**2 from q zeta**2: y / zeta = v (r + mean) has no difference in it
                 scale = weights[2, i] * math.exp(2.0 * (x[k] + atoms[7, i]))
                 p += scale * second_order(y)
                 h += scale * tangent(y)
@@ -150,7 +153,7 @@ def node_sums(
                 t += scale * (e * y * y + 2.0 * e * y + 2.0 * e - 2.0)
                 y2 += scale * (e * y) * y
                 y3 += scale * (e * y) * y * y
-        out[k] = (phi, f, first, second, third, above, p, h, t, y2, y3)
+        out[k] = (transform, drops, d1, d2, d3, above, p, h, t, y2, y3)
 
 
 @njit
@@ -166,9 +169,10 @@ def _bend(
     lead: float,
     variance: float,
 ) -> float:
-    """Return (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, times phi.
+    """Return (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, times T exp(v r0).
 
-    `ahead` and `lead` are v (r - rho) and v (R - rho); away = v (r - R) is their difference.
+    `ahead` and `lead` are v times r and R, each less the tilted mean; away = v (r - R) is their
+    difference. Derivatives of psi: above eq. (B16).
     """
     c0, c1, c2 = coefficients[0], coefficients[1], coefficients[2]
     if abs(away) < 1.0:
@@ -203,21 +207,22 @@ def atom_integrals(
     coefficients : ndarray, shape (K, 3)
         c0, c1 and c2 of each node.
     tilted : ndarray, shape (K, 3)
-        v (rho - r0), v (R - rho) and v**2 Var(r), mean rho and variance tilted by exp(-v r).
+        v (mean - r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r).
     atoms : ndarray, shape (8, A)
         As in `node_sums`.
     log_reference : float
         log (R - r0).
     out : ndarray, shape (3, A)
-        The integral of v r phi (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, the
-        same from every second node, and the integral of the absolute values.
+        The integral of v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for
+        D = psi - psi_R, eq. (B23), the same from every second node, and the integral of the
+        absolute values.
     """
     for i in range(atoms.shape[1]):
         full = half = size = 0.0
         kappa = atoms[2, i]
         for k in range(len(x)):
             c = coefficients[k]
-            if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
+            if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:  # has underflowed far to the right
                 continue
             d = _scaled(x[k], atoms[1, i])
             decay = math.exp(-d)
@@ -243,7 +248,7 @@ def atom_integrals(
             term *= math.exp(min(x[k] + atoms[0, i], LARGEST_EXPONENT))
             full += term
             size += abs(term)
-            if k % 2 == 0:
+            if k % 2 == 0:  # the trapezoid rule of twice the step
                 half += 2.0 * term
         out[0, i] = full
         out[1, i] = half

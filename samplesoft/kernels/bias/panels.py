@@ -14,7 +14,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
-DEGREE = 14
+DEGREE = 14  # polynomials, and nodes, of a panel: up to power 13
 WIDTH = 0.5  # of a panel in log r: with this degree its error is below 1e-14
 
 
@@ -52,7 +52,7 @@ def mark(
 def centred(t: float, kappa: float, t_mean: float, kappa_mean: float) -> float:
     """Return (r - mean) / (r + mean) from t = log(r / R) and kappa = (r - R) / (r + R)."""
     product = kappa * kappa_mean
-    if product < 0.9:
+    if product < 0.9:  # the addition theorem of tanh; keeps the digits of kappa - kappa_mean
         return (kappa - kappa_mean) / (1.0 - product)
     return math.tanh(0.5 * (t - t_mean))
 
@@ -87,6 +87,8 @@ def add_moments(
     values: FloatArray,
 ) -> None:
     """Add the Chebyshev moments of the three class weights to `moments` (panels, 3, DEGREE).
+
+    Eq. (B22) of the README of `samplesoft.bias`.
 
     The weights are q_j, q_j kappa_j and q_j zeta_j**2 with kappa = (r - R) / (r + R) and
     zeta = (r - mean) / (r + mean); `slot` numbers the occupied panels, and `values` (DEGREE,) is
@@ -124,7 +126,7 @@ def evaluate(
     out: FloatArray,
     values: FloatArray,
 ) -> float:
-    """Write q_j kappa_j f(log r_j) into `out` (n,) and return its sum.
+    """Write q_j kappa_j f(log r_j) into `out` (n,), eq. (B23), and return its sum.
 
     `coefficients` (panels, DEGREE) are those of f in Chebyshev polynomials, and `values` (DEGREE,)
     is room to work in.
@@ -140,7 +142,7 @@ def evaluate(
         s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
         _polynomials(s, values)
         c = coefficients[slot[panel]]
-        even = odd = 0.0
+        even = odd = 0.0  # two chains of additions run side by side
         for i in range(0, DEGREE, 2):
             even += c[i] * values[i]
             odd += c[i + 1] * values[i + 1]

@@ -11,12 +11,13 @@ from samplesoft._validation import FloatArray
 
 @njit
 def _log_factor(pi: float, y: float) -> tuple[float, float]:
-    """Return log (1 - pi + pi exp(-y)), and the same plus pi y, without cancellation."""
+    """Return log (1 - pi + pi exp(-y)), the log of f in (B26), and the same plus pi y."""
     drop = math.expm1(-y)
     z = pi * drop
     value = math.log1p(z) if z > -0.5 else math.log((1.0 - pi) + pi * math.exp(-y))
     if y > 0.1:
         return value, value + pi * y
+    # log(1 + z) + pi y = [log(1 + z) - z] + pi [exp(-y) - 1 + y], both by their series
     second, power = 0.0, 1.0
     for k in range(2, 16):  # (log1p(z) - z) / z**2
         second += (-power if k % 2 == 0 else power) / k
@@ -57,7 +58,7 @@ def class_integrals(
     deviation: FloatArray,
     out: FloatArray,
 ) -> None:
-    """Integrate u e_j (psi_j - psi_ref) over the nodes for each class.
+    """Integrate u e_j (psi_j - psi_ref) over the nodes for each class, eq. (B27).
 
     With E = exp(-u w) and f = 1 - pi + pi E, psi = E / f, and psi_j - psi_ref is
     [(1 - pi_j) (E_j - E_ref) + (pi_ref - pi_j) (E_ref - 1) E_j] / (f_j f_ref). The reference with

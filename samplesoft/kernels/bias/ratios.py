@@ -61,6 +61,7 @@ def _exp(x: float, x_low: float) -> tuple[float, float, int]:
     r, e = _two_sum(x, -k * _LN2_1)
     r, e2 = _two_sum(r, -k * _LN2_2)
     r, low = _two_sum(r, e + e2 - k * _LN2_3 + x_low)
+    # exp of a 16th by its series, of which only the first terms need two numbers; then squared
     r *= 0.0625
     low *= 0.0625
     tail = 1.0 / 39916800.0 + r / 479001600.0
@@ -105,7 +106,7 @@ def deviation(log_ratio: float, o: float, o_ref: float, q: float, q_ref: float) 
     Where the two nearly agree, log r carries an absolute error of many ulps of the logits;
     there the deviation is computed again in double-double.
     """
-    if abs(log_ratio) < _REFINE_BELOW:
+    if abs(log_ratio) < _REFINE_BELOW:  # else the deviation has most of the digits of log r
         return _accurate_deviation(o, o_ref, q, q_ref)
     return math.expm1(min(log_ratio, 709.0))
 

@@ -139,8 +139,8 @@ def jackknife_trial(
     """Fill `values` with the delete-one jackknife of p'; return that of log S.
 
     With S_k the sum without one draw of class k, the others rescaled by m / (m - 1), class j
-    gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``. Sums without a draw come from prefix and
-    suffix sums, never from a subtraction.
+    gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). Sums without a draw come from
+    prefix and suffix sums, never from a subtraction.
     """
     m = plan.num_draws
     ratio = m / (m - 1)

@@ -1,0 +1,125 @@
+"""A scheme of one's own, samplers in place of q, and losses whose bias is that of a scheme."""
+
+from itertools import product
+
+import naive
+import numpy as np
+import pytest
+
+import samplesoft
+from samplesoft import schemes
+from samplesoft.losses import LOSSES, make_loss
+from samplesoft.samplers import SoftmaxSampler, UniformSampler
+from samplesoft.samplers.base import Draw
+
+LOGITS, Q = np.array([0.4, -1.1, 2.0, 0.3]), np.array([0.4, 0.1, 0.2, 0.3])
+RNG = np.random.default_rng(0)
+H, W = RNG.normal(size=(3, 2)), RNG.normal(size=(5, 2))
+
+
+@pytest.mark.parametrize("m", [1, 3, 50])
+def test_a_scheme_of_ones_own_is_its_facts(m):
+    # draws of the label have no weight, as in `masked`; no code knows of the name
+    toy = schemes.Scheme("toy", "e_t + sum of e_j / (m q_j), j != t", base="plain", hits="masked")
+    exact = samplesoft.exact_bias(LOGITS, 2, Q, m, scheme=toy)
+    _, bias, loss_bias = naive.laplace_mpmath(LOGITS, 2, Q, m, "masked", dps=20)
+    np.testing.assert_allclose(exact.bias, bias.astype(float), rtol=1e-10)
+    assert exact.loss_bias == pytest.approx(float(loss_bias), rel=1e-10)
+    got = samplesoft.monte_carlo_bias(LOGITS, 2, Q, m, num_trials=20_000, scheme=toy, rng=0)
+    assert np.abs((got.bias - exact.bias) / got.stderr).max() < 4.5
+    report = samplesoft.verify(LOGITS, 2, {"q": Q}, (m,), scheme=toy, rng=0)
+    assert report.scheme == "toy"
+    assert report.rows[0].finite_hold is None
+
+
+FUNCTIONS = {
+    "exact_bias": lambda q, h: samplesoft.exact_bias(H @ W.T, [0, 1, 4], q, 7, h=h).bias,
+    "monte_carlo_bias": lambda q, h: (
+        samplesoft.monte_carlo_bias(H @ W.T, [0, 1, 4], q, 7, num_trials=9, h=h, rng=0).bias
+    ),
+    "exact_gradient_moments": lambda q, h: (
+        samplesoft.exact_gradient_moments(H @ W.T, [0, 1, 4], q, 7, W, h=h).mse
+    ),
+    "asymptotic_bias": lambda q, h: samplesoft.asymptotic_bias(H @ W.T, [0, 1, 4], q, h=h),
+    "finite_sample_bounds": lambda q, h: (
+        samplesoft.finite_sample_bounds(H @ W.T, [0, 1, 4], q, 7, h=h).upper
+    ),
+    "theorem1_bounds": lambda q, h: (
+        samplesoft.theorem1_bounds(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
+    ),
+}
+
+
+class Own:
+    """Anything with probs(h)."""
+
+    def probs(self, h):
+        return np.full((len(h), 5), 0.2)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_sampler_stands_for_its_probabilities(function):
+    sampler = SoftmaxSampler(W, tau=0.3)
+    np.testing.assert_array_equal(function(sampler, H), function(sampler.probs(H), None))
+    uniform = function(np.full(5, 0.2), None)
+    for q, h in [(UniformSampler(5), None), (UniformSampler(5), H), (Own(), H)]:
+        np.testing.assert_allclose(function(q, h), uniform, rtol=1e-9, atol=1e-15)
+    with pytest.raises(TypeError, match="`h` must hold context vectors of shape .B, 2. where `q`"):
+        function(sampler, None)
+    with pytest.raises(ValueError, match="`h` must be None where `q` holds probabilities"):
+        function(np.full(5, 0.2), H)
+    with pytest.raises(ValueError, match="does not match `logits`"):
+        function(sampler, H[:2])
+    with pytest.raises(ValueError, match="must draw with replacement, got a UniformSampler"):
+        function(UniformSampler(5, replace=False), None)
+    with pytest.raises(ValueError, match="`q` must cover all 5 classes"):
+        function(UniformSampler(4), None)
+
+
+def test_a_sampler_for_one_example():
+    sampler = SoftmaxSampler(W, tau=0.3)
+    one = samplesoft.exact_bias(W @ H[0], 1, sampler, 4, h=H[0])
+    assert one.bias.shape == (5,)
+    np.testing.assert_array_equal(
+        one.bias, samplesoft.exact_bias(W @ H[0], 1, sampler.probs(H[0])[0], 4).bias
+    )
+
+
+def test_a_sampler_has_no_inclusion_probabilities():
+    with pytest.raises(ValueError, match="`q` must hold inclusion probabilities for scheme 'poiss"):
+        samplesoft.exact_bias(LOGITS, 0, UniformSampler(4), 3, scheme="poisson")
+
+
+def test_verify_takes_samplers():
+    sampler = SoftmaxSampler(W, tau=0.3)
+    options = {"h": H, "class_embeddings": W, "tau": 1.0, "rng": 0, "num_trials": 500}
+    of = [
+        samplesoft.verify(H @ W.T, [0, 1, 4], {"s": q}, (3,), **options).to_dict()
+        for q in (sampler, sampler.probs(H))
+    ]
+    assert of[0] == of[1]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_has_the_bias_of_its_scheme(name):
+    loss = make_loss(name)
+    if getattr(loss, "bias_scheme", None) is None:
+        assert name.startswith(("full", "nce", "negative-sampling", "jackknife-masked"))
+        return
+    label, m = 2, 3
+    q = np.where(np.arange(4) == label, 0.0, Q) if loss.excludes_label else Q
+    q = q / q.sum()
+    ids = np.array(list(product(np.flatnonzero(q), repeat=m)))  # all there are
+    chances = q[ids].prod(axis=1)
+    scores = np.abs(LOGITS) if loss.absolute else LOGITS
+    value, _ = loss.forward(
+        np.ones((1, 1)).repeat(len(ids), 0),
+        LOGITS[:, None],
+        np.full(len(ids), label),
+        Draw(ids, np.log(q[ids])),
+        label_log_count=np.full(len(ids), np.log(m * Q[label])) if loss.needs_label_count else None,
+        weights=chances,
+    )
+    full = np.log(np.exp(scores).sum()) - scores[label]
+    exact = samplesoft.exact_bias(scores, label, Q, m, scheme=loss.bias_scheme)
+    assert value - full == pytest.approx(exact.loss_bias, abs=1e-12)
