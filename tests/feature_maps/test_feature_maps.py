@@ -5,6 +5,7 @@ from functools import cache
 import naive_maps
 import numpy as np
 import pytest
+from mpmath import mp
 from naive_maps import ORACLES
 from scipy.linalg import hadamard
 
@@ -177,6 +178,19 @@ def test_moment_of_orthogonal_frequencies_against_quadrature(dim, length):
     t = np.array([(length**2).real / 2])
     expected = naive_maps.orthogonal_moment(dim, length)
     assert orthogonal_moment(dim, t)[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("tau", [0.5, 5.0, 40.0])
+def test_variance_of_the_orthogonal_positive_map_at_any_tau(tau):
+    x, y = unit_rows(2, 4, 1)
+    phi = make_feature_map("positive:orthogonal", 4, 6, tau)  # a block of 4, and one of 2
+    for other in (x, y):
+        t, dot = float(tau * (x + other) @ (x + other) / 2), float(tau * x @ other)
+        together = mp.hyp1f1(4, 2, t) * mp.exp(-2 * t) - 1
+        pairs_of_a_block = (4 * 3 + 2 * 1) / 6**2
+        alone = (mp.exp(2 * t) - 1) / 6
+        wanted = (alone + pairs_of_a_block * together) * mp.exp(2 * dot)
+        assert phi.variance(x, other)[0, 0] == pytest.approx(float(wanted), rel=1e-9)
 
 
 def test_variance_of_the_positive_map_ends_in_infinity_without_nan():

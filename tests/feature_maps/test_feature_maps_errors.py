@@ -105,6 +105,11 @@ def test_huge_vectors_give_finite_features_or_an_error(name, dtype, size):
 @pytest.mark.parametrize("frequencies", ["iid", "orthogonal", "structured"])
 def test_angles_without_digits_are_refused(frequencies):
     phi = RandomFourierFeatures(4, 8, 4.0, frequencies=frequencies, rng=0)
+    # up to where rounding moves a typical angle by 1 / 128 of a turn
+    longest = 2.0**-7 / np.finfo(np.float32).eps * 2.0 * np.pi / 4.0**0.5
+    phi.transform(np.float32([[0.999 * longest, 0.0, 0.0, 0.0]]))
+    with pytest.raises(ValueError, match="too large for float32"):
+        phi.transform(np.float32([[1.001 * longest, 0.0, 0.0, 0.0]]))
     X = np.full((2, 4), 1e6)
     phi.transform(X)
     with pytest.raises(ValueError, match="norm 2e.06, whose angles .* or pass float64"):

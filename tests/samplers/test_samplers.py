@@ -171,6 +171,13 @@ def test_the_same_seed_gives_the_same_draws_at_any_number_of_threads(
     assert (again.ids != drawn[0].ids).any()
 
 
+def test_equal_contexts_draw_by_random_numbers_of_their_own(name, monkeypatch):
+    monkeypatch.setattr("samplesoft.samplers.static._CHUNK_DRAWS", 200)
+    sampler, h = make_sampler(name, inputs(300)), np.repeat(contexts(1), 64, axis=0)
+    ids = sampler.sample(h, 20, rng=6).ids  # in several parts
+    assert len(np.unique(ids, axis=0)) == 64
+
+
 def test_a_context_gets_the_same_draws_whatever_contexts_follow_it(name):
     sampler, h = make_sampler(name, inputs(300)), contexts(40)
     labels = np.arange(40)

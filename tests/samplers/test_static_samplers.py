@@ -217,6 +217,16 @@ def test_sets_follow_the_inclusion_probabilities():
     assert np.abs(counts - rounds * wrong).max() > 20.0 * np.sqrt(rounds)
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_inclusion_probabilities_are_those_of_the_number_asked_for(name):
+    sampler = SAMPLERS[name](replace=False)
+    for m in (2, 3, 2, 1):
+        pi = sampler.inclusion_probs(m)
+        assert pi.sum() == pytest.approx(m, rel=1e-11)
+        draw = sampler.sample(None, m, rng=m)
+        np.testing.assert_allclose(np.exp(draw.log_inclusion[0]), pi[draw.ids[0]], rtol=1e-12)
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_distinct_draws_of_any_weights(data):
