@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.select import twin
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, over_rows, shrink, squared_norms
@@ -103,7 +104,10 @@ class PositiveRandomFeatures(FeatureMap):
         variance: FloatArray = np.exp(2.0 * (dots + exponent)) * -np.expm1(-2.0 * exponent) / num
         if self.frequencies == "orthogonal":
             # beyond both limits the part above is all
-            exponent, square = np.minimum(exponent, 300.0), np.exp(np.minimum(2.0 * dots, 700.0))
+            exponent, square = (
+                np.minimum(exponent, 300.0),
+                np.exp(np.minimum(2.0 * dots, LARGEST_EXPONENT)),
+            )
             together = orthogonal_moment(self.dim, exponent) * np.exp(-2.0 * exponent) - 1.0
             variance += orthogonal_pairs(self.dim, num) / num**2 * together * square
         return np.maximum(variance, 0.0)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import njit
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 
 ComplexArray = NDArray[np.complex128]
 
 POINTS = 56  # of a half circle; at most 54 matter, where the variance of N is 17
 _LOG_TINY = -34.0  # smaller parts are left out
-_LARGEST = 700.0
 _STEP = 1.5  # of a panel in log t over the time in which the law changes: 16 nodes suffice
 _FARTHEST = 300.0  # of a saddle point, in log |z|: squares neither underflow nor overflow
 
@@ -29,7 +29,7 @@ _FARTHEST = 300.0  # of a saddle point, in log |z|: squares neither underflow no
 @njit
 def _clock(log_rate: float, log_t: float) -> tuple[float, float, float]:
     """Return w t and the probabilities that a clock of rate w is still silent, and has rung."""
-    age = math.exp(min(log_rate + log_t, _LARGEST))
+    age = math.exp(min(log_rate + log_t, LARGEST_EXPONENT))
     return age, math.exp(-age), -math.expm1(-age)
 
 
