@@ -93,7 +93,7 @@ def _found() -> Any:
     return _OF_THREAD.found
 
 
-def twin(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
+def for_device(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
     """Return a compiled function of the processor for the device, calling `others` by these names.
 
     One body so serves both, where a loop on the one is shared out among lanes on the other.

@@ -173,9 +173,13 @@ def launch_everything(dtype):
     for name in OPTIMIZERS:
         for shared in (False, True):
             loss = SampledSoftmaxLoss(
-                scheme="candidate", normalize=True, reduction="none", device="cuda"
+                scheme="candidate",
+                normalize=True,
+                tau=2.0,
+                reduction="none",
+                device="cuda",
             )
-            sampler = SoftmaxSampler(W, block_size=4, device="cuda")
+            sampler = SoftmaxSampler(W, tau=2.0, block_size=4, device="cuda")
             layer = SoftmaxLayer(W, loss, sampler, 4, biases=np.zeros(13), shared=shared)
             _, cache = layer.forward(X, [1, 2, 3], rng=0)
             _, gradients = layer.backward(cache)

@@ -16,8 +16,8 @@ from samplesoft.kernels.arrays import checks_cuda
 from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
 from samplesoft.kernels.math import product_cuda
 from samplesoft.kernels.samplers import softmax_draw_cuda
-from samplesoft.kernels.tree import leaf_cuda as tree_leaf_cuda
-from samplesoft.kernels.tree.leaf import SOFTMAX
+from samplesoft.kernels.tree import leaf_cuda
+from samplesoft.kernels.tree.records import SOFTMAX, Exclusion, TreeRules
 from samplesoft.samplers.base import Draw
 
 _LOGITS = 1 << 26  # numbers held at a time in the first pass
@@ -42,7 +42,7 @@ class CudaSoftmax:
         self._num_classes, self._tau = rows.shape[0], rows.dtype.type(tau)
         self._num_blocks = -(-self._num_classes // block_size)
         self._buckets = filled((self._num_blocks, rows.shape[1], block_size), rows.dtype.type(0))
-        self._inside = self._num_classes, block_size, SOFTMAX, 1.0
+        self._rules = TreeRules(self._num_classes, block_size, 1.0, SOFTMAX, 1.0)
         self._write(to_device(np.arange(self._num_classes)), rows)
 
     def sample(self, h: Any, m: int, exclude: Any, key: np.uint64) -> Draw:
@@ -58,47 +58,47 @@ class CudaSoftmax:
         blocks = empty(u.shape, np.int64)
         drawn = masses, shares, log_totals, u, blocks, log_q
         launch_threads(softmax_draw_cuda.choose_blocks, u.size, *drawn)
-        products, weights, rest = self._second_pass(queries, blocks)
-        visited = products, blocks, exclude, rest, u, *self._inside, weights, ids, log_q
-        launch_warps(tree_leaf_cuda.pick, u.size, *visited)
+        products, weights, exclusion = self._second_pass(queries, blocks, exclude)
+        visited = products, blocks, u, exclusion, self._rules, weights, ids, log_q
+        launch_warps(leaf_cuda.pick, u.size, *visited)
 
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
         log_q = empty(ids.shape, np.float64)
         for part in in_parts(self._room(ids.shape[1]), h, ids, exclude, log_q):
-            self._ask(*part)
+            self._read(*part)
         return log_q
 
-    def _ask(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
+    def _read(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
         queries, masses, _, log_totals = self._first_pass(h, exclude)
         blocks = empty(ids.shape, np.int64)
-        flat = ids.reshape(-1), self._inside[1], blocks.reshape(-1)
-        launch_threads(tree_leaf_cuda.leaf_of, ids.size, *flat)
+        flat = ids.reshape(-1), self._rules.leaf_size, blocks.reshape(-1)
+        launch_threads(leaf_cuda.leaf_of, ids.size, *flat)
         launch_threads(softmax_draw_cuda.log_blocks, ids.size, masses, log_totals, blocks, log_q)
-        products, weights, rest = self._second_pass(queries, blocks)
-        visited = products, ids, exclude, rest, *self._inside, weights, log_q
-        launch_warps(tree_leaf_cuda.log_inside, ids.size, *visited)
+        products, weights, exclusion = self._second_pass(queries, blocks, exclude)
+        visited = products, ids, exclusion, self._rules, weights, log_q
+        launch_warps(leaf_cuda.add_log_in_leaf, ids.size, *visited)
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
         probs = empty((h.shape[0], self._num_classes), np.float64)
         for part in in_parts(self._room(self._num_blocks), h, exclude, probs):
-            self._spread(*part)
+            self._fill(*part)
         return probs
 
-    def _spread(self, h: Any, exclude: Any, probs: Any) -> None:
+    def _fill(self, h: Any, exclude: Any, probs: Any) -> None:
         queries, masses, _, log_totals = self._first_pass(h, exclude)
         blocks, log_q = empty(masses.shape, np.int64), empty(masses.shape, np.float64)
         every = to_device(np.arange(self._num_blocks)[None])
         launch_threads(arrays_cuda.repeat_row, blocks.size, every, blocks)
         launch_threads(softmax_draw_cuda.log_blocks, blocks.size, masses, log_totals, blocks, log_q)
-        products, weights, rest = self._second_pass(queries, blocks)
-        visited = products, log_q, exclude, rest, *self._inside, weights, probs
-        launch_warps(tree_leaf_cuda.probs_inside, log_q.size, *visited)
+        products, weights, exclusion = self._second_pass(queries, blocks, exclude)
+        visited = products, log_q, exclusion, self._rules, weights, probs
+        launch_warps(leaf_cuda.probs_in_leaves, log_q.size, *visited)
 
     def _room(self, num: int) -> int:
         """Return how many numbers work on `num` classes of an example takes."""
-        room: int = 2 * self._num_blocks + 2 * num * self._inside[1]
+        room: int = 2 * self._num_blocks + 2 * num * self._rules.leaf_size
         return room
 
     def prepare(self, ids: Any, rows: Any) -> Callable[[], None]:
@@ -106,11 +106,11 @@ class CudaSoftmax:
         return lambda: self._write(*last_of_each(ids, rows, self._num_classes))
 
     def _write(self, ids: Any, rows: Any) -> None:
-        launch_threads(tree_leaf_cuda.scatter, rows.size, ids, rows, self._buckets)
+        launch_threads(leaf_cuda.scatter, rows.size, ids, rows, self._buckets)
 
     def _first_pass(self, h: Any, exclude: Any) -> tuple[Any, Any, Any, Any]:
         """Return queries (B, d), masses (B, L), their running sums and the logarithms of all."""
-        batch, size = h.shape[0], self._inside[1]
+        batch, size = h.shape[0], self._rules.leaf_size
         queries = empty(h.shape, h.dtype)
         launch_threads(softmax_draw_cuda.scale_rows, h.size, h, self._tau, queries)
         masses, shares = (empty((batch, self._num_blocks), np.float64) for _ in range(2))
@@ -135,9 +135,13 @@ class CudaSoftmax:
             )
         return queries, masses, shares, log_totals
 
-    def _second_pass(self, queries: Any, blocks: Any) -> tuple[Any, Any, Any]:
-        """Return logits (B, k, size) of blocks (B, k), room for weights, and nothing left out."""
-        products = empty((*blocks.shape, self._inside[1]), np.float64)
+    def _second_pass(self, queries: Any, blocks: Any, exclude: Any) -> tuple[Any, Any, Exclusion]:
+        """Return logits (B, k, size) of blocks (B, k), room for weights, and what is excluded.
+
+        The masses of the blocks are without the excluded class: nothing is left to correct.
+        """
+        products = empty((*blocks.shape, self._rules.leaf_size), np.float64)
         visited = queries, self._buckets, blocks, products
-        launch_warps(tree_leaf_cuda.bucket_products, blocks.size, *visited)
-        return products, empty(products.shape, np.float64), filled((blocks.shape[0], 2), 0.0)
+        launch_warps(leaf_cuda.bucket_products, blocks.size, *visited)
+        exclusion = Exclusion(exclude, filled((blocks.shape[0], 2), 0.0))
+        return products, empty(products.shape, np.float64), exclusion

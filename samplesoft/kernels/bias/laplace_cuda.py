@@ -13,10 +13,10 @@ import numpy as np
 from samplesoft._cuda import (
     WARP_SIZE,
     cuda,
+    for_device,
     kernel,
     lane,
     thread_index,
-    twin,
     warp_index,
     warp_sum,
     warp_sync,
@@ -26,10 +26,10 @@ from samplesoft.kernels.bias import laplace, panels
 DEGREE = panels.DEGREE
 EACH = 64  # classes that a thread evaluates one after another
 
-_node_sums = twin(laplace.node_sums)
-_atom_integrals = twin(laplace.atom_integrals, _bend=twin(laplace._bend))
-_add_moments = twin(panels.add_moments, _polynomials=twin(panels._polynomials))
-_evaluate = twin(panels.evaluate, _polynomials=twin(panels._polynomials))
+_node_sums = for_device(laplace.node_sums)
+_atom_integrals = for_device(laplace.atom_integrals, _bend=for_device(laplace._bend))
+_add_moments = for_device(panels.add_moments, _polynomials=for_device(panels._polynomials))
+_evaluate = for_device(panels.evaluate, _polynomials=for_device(panels._polynomials))
 
 
 @kernel

@@ -9,10 +9,10 @@ import numpy as np
 from samplesoft._cuda import (
     WARP_SIZE,
     device_function,
+    for_device,
     kernel,
     lane,
     thread_index,
-    twin,
     warp_index,
     warp_sum,
 )
@@ -52,15 +52,15 @@ def _forget(seen: Any, c: int) -> int:
     return times
 
 
-_draw_trial = twin(
+_draw_trial = for_device(
     trials.draw_trial,
     alias_draw=alias_draw,
-    _count_below=twin(trials._count_below),
+    _count_below=for_device(trials._count_below),
     _count=_count,
     _forget=_forget,
 )
-_plain_trial = twin(trials.plain_trial)
-_jackknife_trial = twin(trials.jackknife_trial)
+_plain_trial = for_device(trials.plain_trial)
+_jackknife_trial = for_device(trials.jackknife_trial)
 
 
 @kernel

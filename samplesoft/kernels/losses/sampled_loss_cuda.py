@@ -20,7 +20,7 @@ from samplesoft._cuda import (
 )
 from samplesoft.kernels.losses.candidate_logits import gain_of_kept
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.tree.walk_cuda import warp_dot
+from samplesoft.kernels.math.dot_cuda import warp_dot
 
 
 @kernel

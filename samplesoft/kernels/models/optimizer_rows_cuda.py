@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from samplesoft._cuda import cuda, kernel, thread_index, twin
+from samplesoft._cuda import cuda, for_device, kernel, thread_index
 
 
 @cache
@@ -16,7 +16,7 @@ def step_kernel(function: Callable[..., None], num_states: int) -> Any:
     It takes ids (k,), gradients (k, d), parameters (n, d), a tuple of state arrays (n, d) and a
     tuple of numbers.
     """
-    body = twin(function)
+    body = for_device(function)
 
     def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
         place, width = thread_index(), gradients.shape[1]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import cuda, kernel, thread_index, twin
+from samplesoft._cuda import cuda, for_device, kernel, thread_index
 from samplesoft._random import mix64, uniform
 from samplesoft.kernels.samplers import alias as alias_tables
 
-alias_draw = twin(alias_tables.alias_draw)
+alias_draw = for_device(alias_tables.alias_draw)
 
 
 @kernel

@@ -1,159 +1,153 @@
 """Inside a leaf of the kernel tree: the weight of each class, draws and probabilities.
 
-The weight of class c is a function of its inner product with the query alone. Arrays named
-`starts` tell at which of the `rows` the classes of a leaf begin.
+The weight of a class is a function of its inner product with the query alone. A probability in
+the whole tree is that of reaching the leaf times that of the class among its neighbours there;
+where a class is excluded, both are divided by the probability of what remains.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.math.dot import dot
 from samplesoft.kernels.math.prefetch import CACHE, prefetch_row
 from samplesoft.kernels.math.weights import exp_weights, find
+from samplesoft.kernels.tree.records import (
+    KERNEL,
+    SOFTMAX,
+    Draws,
+    Exclusion,
+    LeafRows,
+    Real,
+    TreeRules,
+)
 from samplesoft.kernels.tree.walk import clip
 
-Real = NDArray[Any]  # float32 or float64
-
 _LARGEST = 1e300  # of a logit: what has overflowed is as likely as this, and no difference is NaN
-KERNEL, SOFTMAX, QUADRATIC = 0, 1, 2  # max(x, scale), exp(scale x), scale x^2 + 1
 
 
 @njit
-def log_weight(product: float, kind: int, scale: float) -> float:
+def log_weight(product: float, rules: TreeRules) -> float:
     """Return the logarithm of the weight of a class from its inner product with the query."""
-    if kind == SOFTMAX:
-        x = scale * product
-        return min(x, _LARGEST) if x > -_LARGEST else -_LARGEST
-    return math.log(linear_weight(product, kind, scale))
+    if rules.kind == SOFTMAX:
+        logit = rules.scale * product
+        return min(logit, _LARGEST) if logit > -_LARGEST else -_LARGEST
+    return math.log(linear_weight(product, rules))
 
 
 @njit
-def linear_weight(product: float, kind: int, scale: float) -> float:
+def linear_weight(product: float, rules: TreeRules) -> float:
     """Return the weight of a class by one of the kinds that are no exponentials."""
-    if kind == KERNEL:
-        return clip(product, scale)
-    return clip(scale * product * product + 1.0, 1.0)
+    if rules.kind == KERNEL:
+        return clip(product, rules.scale)
+    return clip(rules.scale * product * product + 1.0, 1.0)
 
 
 @njit
-def weigh(
+def classes_in(leaf: int, rules: TreeRules) -> int:
+    """Return how many classes a leaf holds."""
+    return min(rules.leaf_size, rules.num_classes - leaf * rules.leaf_size)
+
+
+@njit
+def place_in(leaf: int, excluded: int, rules: TreeRules) -> int:
+    """Return the place of the excluded class in a leaf, or -1 where it is in another or none."""
+    place = excluded - leaf * rules.leaf_size
+    return place if 0 <= place < classes_in(leaf, rules) else -1
+
+
+@njit
+def weigh_leaf(
+    query: Real,
     rows: Real,
     start: int,
-    query: Real,
-    skip: int,
-    kind: int,
-    scale: float,
+    excluded_place: int,
+    rules: TreeRules,
     products: FloatArray,
     weights: FloatArray,
 ) -> tuple[float, float]:
-    """Write inner products of rows from `start` on, and weights up to a factor; 0 for `skip`.
+    """Write inner products of rows from `start` on, and weights up to a factor; 0 if excluded.
 
-    Returns the sum of the weights and the logarithm of the factor that makes them true.
+    `products` and `weights` are as long as the leaf. Returns the sum of the weights and the
+    logarithm of the factor that makes them true.
     """
     size = len(products)
     for c in range(size):
         products[c] = dot(rows[start + c], query)
-    if kind == SOFTMAX:
+    if rules.kind == SOFTMAX:
         for c in range(size):
-            weights[c] = log_weight(products[c], kind, scale)
-        return exp_weights(weights, skip)
+            weights[c] = log_weight(products[c], rules)
+        return exp_weights(weights, excluded_place)
     total = 0.0
     for c in range(size):
-        weights[c] = linear_weight(products[c], kind, scale) if c != skip else 0.0
+        weights[c] = linear_weight(products[c], rules) if c != excluded_place else 0.0
         total += weights[c]
     return total, 0.0
 
 
 @njit
-def log_others(total: float, barred: float) -> float:
-    """Return the log-probability of classes of weight `total` beside one of log-weight `barred`."""
+def log_share_of_others(total: float, log_excluded: float) -> float:
+    """Return the log-probability of all classes but one, from their weight and its log-weight."""
     others = math.log(total)
-    high, low = max(others, barred), min(others, barred)
+    high, low = max(others, log_excluded), min(others, log_excluded)
     every = high if low == -np.inf else high + math.log1p(math.exp(low - high))
     return others - every
 
 
 @njit
-def size_of(leaf: int, num_classes: int, leaf_size: int) -> int:
-    """Return how many classes a leaf holds."""
-    return min(leaf_size, num_classes - leaf * leaf_size)
+def log_correction(log_remaining: FloatArray, excluded_place: int) -> float:
+    """Return what excluding a class adds to the log-probabilities of a leaf's other classes.
 
-
-@njit
-def place_of(excluded: int, leaf: int, size: int, leaf_size: int) -> int:
-    """Return the place of the excluded class in a leaf, or -1."""
-    place = excluded - leaf * leaf_size
-    return place if 0 <= place < size else -1
-
-
-@njit
-def gain_of(rest: FloatArray, skip: int) -> float:
-    """Return what excluding a class adds to the log-probabilities of a leaf, its own or another.
-
-    `rest` (2,) is a row of what `log_rest` and `lift_rest` write.
+    Reached without exclusion, a leaf must be divided by what remains from the root; inside the
+    leaf of the excluded class the others have been divided by what remains there already, which
+    the way to the leaf must make up for. `log_remaining` (2,) is a row of `Exclusion`.
     """
-    gain: float = rest[0] - rest[1] if skip >= 0 else -rest[1]
-    return gain
+    if excluded_place < 0:
+        other: float = -log_remaining[1]
+        return other
+    own: float = log_remaining[0] - log_remaining[1]
+    return own
 
 
 @njit
-def log_rest(
-    queries: Real,
-    rows: Real,
-    starts: IntArray,
-    exclude: IntArray,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
-    rest: FloatArray,
-) -> None:
-    """Write to ``rest[:, 0]`` the log-probability, in the excluded class's leaf, of the others."""
-    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+def remaining_in_leaf(visited: LeafRows, exclusion: Exclusion, rules: TreeRules) -> None:
+    """Write the first column of ``log_remaining``, for leaves of excluded classes (B,)."""
+    queries, rows, starts = visited
+    classes, log_remaining = exclusion
+    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
     for b in range(len(queries)):
-        if exclude[b] < 0 or starts[b] < 0:
+        if classes[b] < 0 or starts[b] < 0:
             continue
-        size = size_of(exclude[b] // leaf_size, num_classes, leaf_size)
-        skip = exclude[b] % leaf_size
-        rest[b, 0] = -np.inf
+        size, place = classes_in(classes[b] // rules.leaf_size, rules), classes[b] % rules.leaf_size
+        log_remaining[b, 0] = -np.inf
         if size > 1:
-            total, shift = weigh(
-                rows, starts[b], queries[b], skip, kind, scale, products[:size], weights[:size]
+            total, shift = weigh_leaf(
+                queries[b], rows, starts[b], place, rules, products[:size], weights[:size]
             )
-            barred = log_weight(products[skip], kind, scale) - shift
-            rest[b, 0] = log_others(total, barred)
+            log_excluded = log_weight(products[place], rules) - shift
+            log_remaining[b, 0] = log_share_of_others(total, log_excluded)
 
 
 @njit
 def pick(
-    queries: Real,
-    rows: Real,
-    starts: IntArray,
-    leaves: IntArray,
-    exclude: IntArray,
-    rest: FloatArray,
-    uniforms: FloatArray,
-    order: IntArray,
-    log_p: FloatArray,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
+    visited: LeafRows,
+    draws: Draws,
+    exclusion: Exclusion,
+    rules: TreeRules,
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Draw a class in each leaf that was reached; all arrays of draws are (B, m)."""
-    products, weights = np.empty(leaf_size), np.empty(leaf_size)
-    m = leaves.shape[1]
+    """Draw a class in each leaf that was reached, and write its log-probability, (B, m)."""
+    queries, rows, starts = visited
+    uniforms, order, leaves, log_reach = draws
+    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
+    batch, m = leaves.shape
     far = rows.size * rows.itemsize > CACHE
-    for b in range(len(queries)):
+    for b in range(batch):
         stop = 0
         while stop < m:
             start, leaf = stop, leaves[b, stop]
@@ -161,96 +155,75 @@ def pick(
                 stop += 1
             if starts[b, start] < 0:
                 continue
-            if far:
-                ahead = starts[b, stop] if stop < m else starts[min(b + 1, len(queries) - 1), 0]
-                for row in range(ahead, min(ahead + leaf_size, len(rows))):
+            if far:  # the rows of the next leaf come while those of this one are multiplied
+                ahead = starts[b, stop] if stop < m else starts[min(b + 1, batch - 1), 0]
+                for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
                     prefetch_row(rows, row)
-            size = size_of(leaf, num_classes, leaf_size)
-            skip = place_of(exclude[b], leaf, size, leaf_size)
-            total, shift = weigh(
-                rows,
-                starts[b, start],
-                queries[b],
-                skip,
-                kind,
-                scale,
-                products[:size],
-                weights[:size],
+            size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+            total, shift = weigh_leaf(
+                queries[b], rows, starts[b, start], place, rules, products[:size], weights[:size]
             )
             log_total = math.log(total)
-            gain = gain_of(rest[b], skip)
+            correction = log_correction(exclusion.log_remaining[b], place)
             for k in range(start, stop):
                 c, _ = find(weights, size, uniforms[b, k] * total, 0, 0.0)
-                place = order[b, k]
-                ids[b, place] = leaf * leaf_size + c
-                inside = log_weight(products[c], kind, scale) - shift - log_total
-                log_q[b, place] = log_p[b, k] + gain + inside
+                own = order[b, k]
+                ids[b, own] = leaf * rules.leaf_size + c
+                log_in_leaf = log_weight(products[c], rules) - shift - log_total
+                log_q[b, own] = log_reach[b, k] + correction + log_in_leaf
 
 
 @njit
-def log_inside(
-    queries: Real,
-    rows: Real,
-    starts: IntArray,
-    ids: IntArray,
-    exclude: IntArray,
-    rest: FloatArray,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
-    log_q: FloatArray,
+def add_log_in_leaf(
+    visited: LeafRows, ids: IntArray, exclusion: Exclusion, rules: TreeRules, log_q: FloatArray
 ) -> None:
-    """Add to `log_q` (B, k), the reach of its leaf, the log-probability of each class in it."""
-    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+    """Add the log-probability of each class in its leaf to that of reaching it, in `log_q` (B, k).
+
+    What cannot be drawn gets -inf.
+    """
+    queries, rows, starts = visited
+    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
     for b in range(len(queries)):
         for k in range(ids.shape[1]):
-            leaf = ids[b, k] // leaf_size
-            size = size_of(leaf, num_classes, leaf_size)
-            skip = place_of(exclude[b], leaf, size, leaf_size)
             if starts[b, k] < 0:
                 continue
-            if ids[b, k] == exclude[b]:
+            if ids[b, k] == exclusion.classes[b]:
                 log_q[b, k] = -np.inf
                 continue
-            total, shift = weigh(
-                rows, starts[b, k], queries[b], skip, kind, scale, products[:size], weights[:size]
+            leaf = ids[b, k] // rules.leaf_size
+            size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+            total, shift = weigh_leaf(
+                queries[b], rows, starts[b, k], place, rules, products[:size], weights[:size]
             )
-            gain = gain_of(rest[b], skip)
-            inside = log_weight(products[ids[b, k] % leaf_size], kind, scale)
-            log_q[b, k] = log_q[b, k] + gain + (inside - shift - math.log(total))
+            correction = log_correction(exclusion.log_remaining[b], place)
+            log_own = log_weight(products[ids[b, k] % rules.leaf_size], rules)
+            log_q[b, k] = log_q[b, k] + correction + (log_own - shift - math.log(total))
 
 
 @njit
-def probs_inside(
-    queries: Real,
-    rows: Real,
-    starts: IntArray,
+def probs_in_leaves(
+    visited: LeafRows,
     leaves: IntArray,
-    log_p: FloatArray,
-    exclude: IntArray,
-    rest: FloatArray,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
+    log_reach: FloatArray,
+    exclusion: Exclusion,
+    rules: TreeRules,
     probs: FloatArray,
 ) -> None:
-    """Write probabilities (B, n) of the classes in `leaves` (k,), reached with `log_p` (B, L)."""
-    products, weights = np.empty(leaf_size), np.empty(leaf_size)
+    """Write probabilities (B, n) of the classes in `leaves` (k,), reached by `log_reach` (B, L)."""
+    queries, rows, starts = visited
+    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
     for b in range(len(queries)):
         for start, leaf in zip(starts, leaves):  # noqa: B905, Numba has no strict
-            size = size_of(leaf, num_classes, leaf_size)
-            skip = place_of(exclude[b], leaf, size, leaf_size)
-            total, shift = weigh(
-                rows, start, queries[b], skip, kind, scale, products[:size], weights[:size]
-            )
-            gain = gain_of(rest[b], skip)
-            if size == 1 and skip == 0:
-                probs[b, leaf * leaf_size] = 0.0
+            first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
+            place = place_in(leaf, exclusion.classes[b], rules)
+            if size == 1 and place == 0:  # the excluded class alone
+                probs[b, first] = 0.0
                 continue
-            reached = log_p[b, leaf] + gain - math.log(total)
+            total, shift = weigh_leaf(
+                queries[b], rows, start, place, rules, products[:size], weights[:size]
+            )
+            correction = log_correction(exclusion.log_remaining[b], place)
+            log_scale = log_reach[b, leaf] + correction - math.log(total)
             for c in range(size):
-                inside = log_weight(products[c], kind, scale) - shift
-                place = leaf * leaf_size + c
-                probs[b, place] = math.exp(reached + inside) if c != skip else 0.0
+                log_own = log_weight(products[c], rules) - shift
+                probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0

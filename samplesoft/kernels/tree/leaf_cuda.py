@@ -13,30 +13,30 @@ from typing import Any
 from samplesoft._cuda import (
     WARP_SIZE,
     device_function,
+    for_device,
     kernel,
     lane,
     thread_index,
-    twin,
     warp_index,
     warp_max,
     warp_sum,
     warp_sync,
 )
+from samplesoft.kernels.math import weights as host_weights
+from samplesoft.kernels.math.dot_cuda import warp_dot
 from samplesoft.kernels.math.weights import LEAST
-from samplesoft.kernels.math.weights import find as find_weight
-from samplesoft.kernels.tree import leaf as tree_leaf
+from samplesoft.kernels.tree import leaf as host
 from samplesoft.kernels.tree.leaf import (
-    SOFTMAX,
+    classes_in,
     linear_weight,
-    log_others,
+    log_share_of_others,
     log_weight,
-    place_of,
-    size_of,
+    place_in,
 )
-from samplesoft.kernels.tree.walk_cuda import warp_dot
+from samplesoft.kernels.tree.records import SOFTMAX, Exclusion, TreeRules
 
-find = twin(find_weight)
-gain_of = twin(tree_leaf.gain_of)
+find = for_device(host_weights.find)
+log_correction = for_device(host.log_correction)
 
 
 @kernel
@@ -113,25 +113,25 @@ def scatter(ids: Any, rows: Any, buckets: Any) -> None:
 
 
 @device_function
-def weigh(
-    products: Any, size: int, skip: int, kind: int, scale: float, weights: Any
+def weigh_on_lanes(
+    products: Any, size: int, excluded_place: int, rules: TreeRules, weights: Any
 ) -> tuple[float, float]:
-    """Write weights up to a factor, 0 for `skip`; return their sum and the factor's logarithm."""
+    """Write weights up to a factor, 0 if excluded; return their sum and the factor's logarithm."""
     shift = 0.0
-    if kind == SOFTMAX:
+    if rules.kind == SOFTMAX:
         shift = -math.inf
         for c in range(lane(), size, WARP_SIZE):
-            if c != skip:
-                shift = max(shift, log_weight(products[c], kind, scale))
+            if c != excluded_place:
+                shift = max(shift, log_weight(products[c], rules))
         shift = warp_max(shift)
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
         weight = 0.0
-        if c != skip and kind == SOFTMAX:
-            weight = math.exp(log_weight(products[c], kind, scale) - shift)
+        if c != excluded_place and rules.kind == SOFTMAX:
+            weight = math.exp(log_weight(products[c], rules) - shift)
             weight = weight if weight > LEAST else 0.0
-        elif c != skip:
-            weight = linear_weight(products[c], kind, scale)
+        elif c != excluded_place:
+            weight = linear_weight(products[c], rules)
         weights[c] = weight
         total += weight
     total = warp_sum(total)
@@ -139,62 +139,32 @@ def weigh(
     return total, shift
 
 
-@device_function
-def visit(
-    products: Any,
-    leaf: int,
-    excluded: int,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
-    weights: Any,
-) -> tuple[int, int, float, float]:
-    """Weigh the classes of a leaf; return their number, the place left out, and as `weigh`."""
-    size = size_of(leaf, num_classes, leaf_size)
-    skip = place_of(excluded, leaf, size, leaf_size)
-    total, shift = weigh(products, size, skip, kind, scale, weights)
-    return size, skip, total, shift
-
-
 @kernel
-def log_rest(
-    products: Any,
-    exclude: Any,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
-    weights: Any,
-    rest: Any,
-) -> None:
-    """Write to ``rest[:, 0]`` the log-probability, in the excluded class's leaf, of the others.
+def remaining_in_leaf(products: Any, exclusion: Exclusion, rules: TreeRules, weights: Any) -> None:
+    """Write the first column of ``log_remaining``, a warp for each example.
 
-    `products` and `weights` are (B, 1, leaf_size); a warp for each example.
+    `products` and `weights` are (B, 1, leaf_size), of the leaves of excluded classes.
     """
     b = warp_index()
-    if b >= exclude.shape[0] or exclude[b] < 0:
+    classes = exclusion.classes
+    if b >= classes.shape[0] or classes[b] < 0:
         return
-    size = size_of(exclude[b] // leaf_size, num_classes, leaf_size)
-    skip, others = exclude[b] % leaf_size, -math.inf
+    size, place = classes_in(classes[b] // rules.leaf_size, rules), classes[b] % rules.leaf_size
+    log_others = -math.inf
     if size > 1:
-        total, shift = weigh(products[b, 0], size, skip, kind, scale, weights[b, 0])
-        others = log_others(total, log_weight(products[b, 0, skip], kind, scale) - shift)
+        total, shift = weigh_on_lanes(products[b, 0], size, place, rules, weights[b, 0])
+        log_others = log_share_of_others(total, log_weight(products[b, 0, place], rules) - shift)
     if lane() == 0:
-        rest[b, 0] = others
+        exclusion.log_remaining[b, 0] = log_others
 
 
 @kernel
 def pick(
     products: Any,
     leaves: Any,
-    exclude: Any,
-    rest: Any,
     uniforms: Any,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
+    exclusion: Exclusion,
+    rules: TreeRules,
     weights: Any,
     ids: Any,
     log_q: Any,
@@ -208,70 +178,57 @@ def pick(
     if b >= leaves.shape[0]:
         return
     leaf = leaves[b, k]
-    size, skip, total, shift = visit(
-        products[b, k], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, k]
-    )
+    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+    total, shift = weigh_on_lanes(products[b, k], size, place, rules, weights[b, k])
     c, _ = find(weights[b, k], size, uniforms[b, k] * total, 0, 0.0)
     if lane() == 0:
-        inside = log_weight(products[b, k, c], kind, scale) - shift - math.log(total)
-        ids[b, k] = leaf * leaf_size + c
-        log_q[b, k] = log_q[b, k] + gain_of(rest[b], skip) + inside
+        ids[b, k] = leaf * rules.leaf_size + c
+        log_in_leaf = log_weight(products[b, k, c], rules) - shift - math.log(total)
+        correction = log_correction(exclusion.log_remaining[b], place)
+        log_q[b, k] = log_q[b, k] + correction + log_in_leaf
 
 
 @kernel
-def log_inside(
-    products: Any,
-    ids: Any,
-    exclude: Any,
-    rest: Any,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
-    weights: Any,
-    log_q: Any,
+def add_log_in_leaf(
+    products: Any, ids: Any, exclusion: Exclusion, rules: TreeRules, weights: Any, log_q: Any
 ) -> None:
-    """Add to `log_q` (B, k), the reach of its leaf, the log-probability of each class in it."""
+    """Add the log-probability of each class in its leaf to that of reaching it, in `log_q` (B, k).
+
+    What cannot be drawn gets -inf; a warp for each class.
+    """
     num = ids.shape[1]
     b, k = warp_index() // num, warp_index() % num
     if b >= ids.shape[0]:
         return
-    leaf = ids[b, k] // leaf_size
-    size, skip, total, shift = visit(
-        products[b, k], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, k]
-    )
-    if lane() == 0 and ids[b, k] == exclude[b]:
+    leaf = ids[b, k] // rules.leaf_size
+    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+    total, shift = weigh_on_lanes(products[b, k], size, place, rules, weights[b, k])
+    if lane() == 0 and ids[b, k] == exclusion.classes[b]:
         log_q[b, k] = -math.inf
     elif lane() == 0:
-        product = products[b, k, ids[b, k] % leaf_size]
-        inside = log_weight(product, kind, scale) - shift - math.log(total)
-        log_q[b, k] = log_q[b, k] + gain_of(rest[b], skip) + inside
+        log_own = log_weight(products[b, k, ids[b, k] % rules.leaf_size], rules)
+        correction = log_correction(exclusion.log_remaining[b], place)
+        log_q[b, k] = log_q[b, k] + correction + (log_own - shift - math.log(total))
 
 
 @kernel
-def probs_inside(
-    products: Any,
-    log_p: Any,
-    exclude: Any,
-    rest: Any,
-    num_classes: int,
-    leaf_size: int,
-    kind: int,
-    scale: float,
-    weights: Any,
-    probs: Any,
+def probs_in_leaves(
+    products: Any, log_reach: Any, exclusion: Exclusion, rules: TreeRules, weights: Any, probs: Any
 ) -> None:
-    """Write probabilities (B, n) of the classes in all leaves, reached with `log_p` (B, L)."""
-    num = log_p.shape[1]
+    """Write probabilities (B, n) of the classes in all leaves, reached by `log_reach` (B, L).
+
+    A warp for each leaf of each example.
+    """
+    num = log_reach.shape[1]
     b, leaf = warp_index() // num, warp_index() % num
-    if b >= log_p.shape[0]:
+    if b >= log_reach.shape[0]:
         return
-    size, skip, total, shift = visit(
-        products[b, leaf], leaf, exclude[b], num_classes, leaf_size, kind, scale, weights[b, leaf]
-    )
+    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+    total, shift = weigh_on_lanes(products[b, leaf], size, place, rules, weights[b, leaf])
+    correction = log_correction(exclusion.log_remaining[b], place)
     for c in range(lane(), size, WARP_SIZE):
         q = 0.0
-        if c != skip:
-            inside = log_weight(products[b, leaf, c], kind, scale) - shift - math.log(total)
-            q = math.exp(log_p[b, leaf] + gain_of(rest[b], skip) + inside)
-        probs[b, leaf * leaf_size + c] = q
+        if c != place:
+            log_in_leaf = log_weight(products[b, leaf, c], rules) - shift - math.log(total)
+            q = math.exp(log_reach[b, leaf] + correction + log_in_leaf)
+        probs[b, leaf * rules.leaf_size + c] = q

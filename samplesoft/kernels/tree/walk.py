@@ -3,22 +3,20 @@
 At a node the mass of each half is clipped from below by its number of classes times a floor, and
 a branch is taken with probability proportional to the clipped masses. All functions here take
 the same inner products in the same way, so that a probability computed later is that of the draw.
+Read `half_shares` first, then `read_path` for one leaf, and `walk` for many draws at once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.math.dot import dot
 from samplesoft.kernels.math.prefetch import CACHE, prefetch_row
-
-Real = NDArray[Any]  # float32 or float64
+from samplesoft.kernels.tree.records import Draws, Exclusion, Real, TreeRules
 
 MAX_DEPTH = 62
 _SMALL = 1e-100
@@ -32,33 +30,41 @@ def clip(mass: float, least: float) -> float:
 
 
 @njit
-def left_share(
-    mass: float,
-    difference: float,
-    lo: int,
-    half: int,
-    num_classes: int,
-    leaf_size: int,
-    least: float,
+def half_shares(
+    mass: float, difference: float, first: int, half: int, rules: TreeRules
 ) -> tuple[float, float]:
-    """Return the probabilities of the halves of the node over leaves [lo, lo + 2 half)."""
-    middle = (lo + half) * leaf_size
-    last = min(num_classes, middle + half * leaf_size)
-    left = clip(0.5 * (mass + difference), least * (half * leaf_size))
-    right = clip(0.5 * (mass - difference), least * (last - middle))
+    """Return the probabilities of the halves of the node over leaves [first, first + 2 half)."""
+    middle = (first + half) * rules.leaf_size
+    last = min(rules.num_classes, middle + half * rules.leaf_size)
+    left = clip(0.5 * (mass + difference), rules.floor * (half * rules.leaf_size))
+    right = clip(0.5 * (mass - difference), rules.floor * (last - middle))
     return left / (left + right), right / (left + right)
 
 
 @njit
-def descend(log_p: float, reach: float, share: float) -> tuple[float, float]:
+def excluding_share(
+    left: float, towards: float, away: float, first: int, half: int, excluded_leaf: int
+) -> float:
+    """Return the probability of the left half of a node, given that a class is not drawn.
+
+    `left` is that without exclusion, which holds at a node that does not lead to the class's
+    leaf; `towards` and `away` are the shares on its path that `condition_path` has written.
+    """
+    if first <= excluded_leaf < first + 2 * half:
+        return towards if excluded_leaf < first + half else away
+    return left
+
+
+@njit
+def times_share(log_reach: float, factor: float, share: float) -> tuple[float, float]:
     """Return a log-probability and a factor beside it, with one more share in their product.
 
     A logarithm is taken only where the factor becomes small, and at the end.
     """
-    reach *= share
-    if reach < _SMALL:
-        return log_p + math.log(reach), 1.0
-    return log_p, reach
+    factor *= share
+    if factor < _SMALL:
+        return log_reach + math.log(factor), 1.0
+    return log_reach, factor
 
 
 @njit
@@ -71,93 +77,74 @@ def top(num_leaves: int) -> int:
 
 
 @njit
-def read_path(
-    phi: Real,
-    nodes: Real,
-    leaf: int,
-    num_classes: int,
-    leaf_size: int,
-    least: float,
-    shares: FloatArray,
-) -> float:
+def read_path(phi: Real, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray) -> float:
     """Return the log-probability of reaching `leaf`.
 
     Writes for each level of its path the probability of the half towards the leaf and of the
     other one; where a node has one half, 1 and 0.
     """
     mass = dot(nodes[0], phi)
-    log_p, reach = 0.0, 1.0
-    lo = 0
+    log_reach, factor = 0.0, 1.0
+    first = 0
     for level in range(top(len(nodes)), 0, -1):
         half = 1 << (level - 1)
         towards, away = 1.0, 0.0
-        if lo + half < len(nodes):
-            difference = dot(nodes[lo + half], phi)
-            towards, away = left_share(mass, difference, lo, half, num_classes, leaf_size, least)
-            if leaf >= lo + half:
+        if first + half < len(nodes):
+            difference = dot(nodes[first + half], phi)
+            towards, away = half_shares(mass, difference, first, half, rules)
+            if leaf >= first + half:
                 towards, away = away, towards
                 difference = -difference
-                lo += half
+                first += half
             mass = 0.5 * (mass + difference)
         shares[level, 0], shares[level, 1] = towards, away
-        log_p, reach = descend(log_p, reach, towards)
-    return log_p + math.log(reach)
+        log_reach, factor = times_share(log_reach, factor, towards)
+    return log_reach + math.log(factor)
 
 
 @njit
-def rest_of_path(shares: FloatArray, level: int, rest: float) -> float:
+def condition_path(shares: FloatArray, level: int, remaining: float) -> float:
     """Turn the shares of a path into those given that its class is not drawn.
 
-    `rest` is the probability, in the leaf, of the others; the result is their probability from
+    `remaining` is the probability, in the leaf, of the other classes; the result is theirs from
     the root, built upwards from positive terms, so that nothing cancels when it is near 0.
     """
     for v in range(1, level + 1):
-        towards, away = shares[v, 0] * rest, shares[v, 1]
-        rest = towards + away
-        if rest > 0.0:
-            shares[v, 0], shares[v, 1] = towards / rest, away / rest
-    return rest
+        towards, away = shares[v, 0] * remaining, shares[v, 1]
+        remaining = towards + away
+        if remaining > 0.0:
+            shares[v, 0], shares[v, 1] = towards / remaining, away / remaining
+    return remaining
 
 
 @njit
-def leave_out(
+def exclude_class(
     phi: Real,
     nodes: Real,
-    num_classes: int,
-    leaf_size: int,
-    least: float,
     excluded: int,
-    rest: FloatArray,
+    rules: TreeRules,
+    log_remaining: FloatArray,
     shares: FloatArray,
 ) -> None:
     """Write the shares on the path to an excluded class, given that it is not drawn.
 
-    Reads ``rest[0]`` and writes ``rest[1]``, as `lift_rest` says.
+    Reads the first number of a row of ``log_remaining`` and writes the second.
     """
     root = top(len(nodes))
-    rest[1] = rest[0]
+    log_remaining[1] = log_remaining[0]
     if excluded >= 0 and root > 0:
-        read_path(phi, nodes, excluded // leaf_size, num_classes, leaf_size, least, shares)
-        rest[1] = math.log(rest_of_path(shares, root, math.exp(rest[0])))
+        read_path(phi, nodes, excluded // rules.leaf_size, rules, shares)
+        log_remaining[1] = math.log(condition_path(shares, root, math.exp(log_remaining[0])))
 
 
 @njit
-def lift_rest(
-    phi: Real,
-    nodes: Real,
-    num_classes: int,
-    leaf_size: int,
-    least: float,
-    exclude: IntArray,
-    rest: FloatArray,
-) -> None:
-    """Write to ``rest[:, 1]`` the log-probability, from the root, of all but the excluded class.
-
-    ``rest[:, 0]`` holds that of the others in its leaf; both are 0 where nothing is excluded.
-    """
+def remaining_from_root(phi: Real, nodes: Real, exclusion: Exclusion, rules: TreeRules) -> None:
+    """Write the second column of ``log_remaining`` from the first."""
     shares = np.empty((MAX_DEPTH, 2))
     for b in range(len(phi)):
-        leave_out(phi[b], nodes, num_classes, leaf_size, least, exclude[b], rest[b], shares)
+        exclude_class(
+            phi[b], nodes, exclusion.classes[b], rules, exclusion.log_remaining[b], shares
+        )
 
 
 @njit
@@ -190,74 +177,68 @@ def walk(
     phi: Real,
     nodes: Real,
     known: FloatArray,
-    num_classes: int,
-    leaf_size: int,
-    least: float,
-    exclude: IntArray,
-    rest: FloatArray,
-    uniforms: FloatArray,
-    order: IntArray,
-    leaves: IntArray,
-    log_p: FloatArray,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    draws: Draws,
 ) -> None:
     """Send the uniforms (B, m) of each example down the tree, level by level.
 
-    Writes, in groups of one leaf, which draw of the example it is, its leaf and the leaf's
-    log-probability, (B, m), and what is left of the uniform there. `known` is from
-    `multiply_top`. `exclude` (B,) holds a class that is not drawn, or -1; `rest` (B, 2) is as
-    for `lift_rest`.
+    Fills in `draws`, of which the uniforms are given, and the second column of the exclusion's
+    ``log_remaining``; `known` is from `multiply_top`.
     """
+    uniforms, order, leaves, log_reach = draws
+    classes, log_remaining = exclusion
     num_leaves, (batch, m) = len(nodes), uniforms.shape
     root = top(num_leaves)
     below = root - top(known.shape[1])  # the levels whose products are not in `known`
     shares = np.empty((batch, root + 1, 2))
     far = nodes.size * nodes.itemsize > CACHE
-    # draws that stand in one node are neighbours: the first has its leaf, stop, mass and log-p
-    stops, mass, reach = np.full((batch, m), m), np.empty((batch, m)), np.ones((batch, m))
+    # draws in one node are neighbours: the first of them has the node's leaf, the place where
+    # they stop, the node's mass, its log-probability and the factor beside that
+    stops, mass, factor = np.full((batch, m), m), np.empty((batch, m)), np.ones((batch, m))
     for b in range(batch):
-        leave_out(phi[b], nodes, num_classes, leaf_size, least, exclude[b], rest[b], shares[b])
+        exclude_class(phi[b], nodes, classes[b], rules, log_remaining[b], shares[b])
         for k in range(m):
             order[b, k] = k
-        leaves[b, 0], mass[b, 0], log_p[b, 0] = 0, known[b, 0], 0.0
+        leaves[b, 0], mass[b, 0], log_reach[b, 0] = 0, known[b, 0], 0.0
     for level in range(root, 0, -1):
         half = 1 << (level - 1)
         for b in range(batch):
-            barred = exclude[b] // leaf_size if exclude[b] >= 0 else -1
+            excluded_leaf = classes[b] // rules.leaf_size  # -1 where nothing is excluded
+            towards, away = shares[b, level, 0], shares[b, level, 1]
             stop = 0
             while stop < m:
                 start, stop = stop, stops[b, stop]
-                lo = leaves[b, start]
-                if lo + half >= num_leaves:
+                first = leaves[b, start]
+                if first + half >= num_leaves:
                     continue
                 if level > below:
-                    difference = known[b, (lo + half) >> below]
+                    difference = known[b, (first + half) >> below]
                 else:
-                    if far:
+                    if far:  # the row of the next node comes while this one is multiplied
                         ahead = leaves[b, stop] if stop < m else leaves[min(b + 1, batch - 1), 0]
                         prefetch_row(nodes, min(ahead + half, num_leaves - 1))
-                    difference = dot(nodes[lo + half], phi[b])
-                left, right = left_share(
-                    mass[b, start], difference, lo, half, num_classes, leaf_size, least
-                )
-                chosen = left
-                if lo <= barred < lo + 2 * half:
-                    chosen = shares[b, level, 0] if barred < lo + half else shares[b, level, 1]
+                    difference = dot(nodes[first + half], phi[b])
+                here, log_here, factor_here = mass[b, start], log_reach[b, start], factor[b, start]
+                left, right = half_shares(here, difference, first, half, rules)
+                chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
                 middle = split(uniforms[b], order[b], start, stop, chosen)
-                here, log_here, reached = mass[b, start], log_p[b, start], reach[b, start]
                 if middle < stop:
-                    leaves[b, middle], stops[b, middle] = lo + half, stop
+                    leaves[b, middle], stops[b, middle] = first + half, stop
                     mass[b, middle] = 0.5 * (here - difference)
-                    log_p[b, middle], reach[b, middle] = descend(log_here, reached, right)
+                    log_reach[b, middle], factor[b, middle] = times_share(
+                        log_here, factor_here, right
+                    )
                 if start < middle:
                     stops[b, start] = middle
                     mass[b, start] = 0.5 * (here + difference)
-                    log_p[b, start], reach[b, start] = descend(log_here, reached, left)
+                    log_reach[b, start], factor[b, start] = times_share(log_here, factor_here, left)
     for b in range(batch):
         stop = 0
         while stop < m:
             start, stop = stop, stops[b, stop]
             leaves[b, start:stop] = leaves[b, start]
-            log_p[b, start:stop] = log_p[b, start] + math.log(reach[b, start])
+            log_reach[b, start:stop] = log_reach[b, start] + math.log(factor[b, start])
 
 
 @njit
@@ -287,42 +268,34 @@ def split(uniforms: FloatArray, order: IntArray, start: int, stop: int, left: fl
 
 
 @njit
-def log_reach(
-    phi: Real,
-    nodes: Real,
-    leaves: IntArray,
-    num_classes: int,
-    leaf_size: int,
-    least: float,
-    log_p: FloatArray,
+def reach_leaves(
+    phi: Real, nodes: Real, leaves: IntArray, rules: TreeRules, log_reach: FloatArray
 ) -> None:
     """Write the log-probability of reaching each of the leaves (B, k)."""
     shares = np.empty((MAX_DEPTH, 2))
     for b in range(len(phi)):
         for k in range(leaves.shape[1]):
-            log_p[b, k] = read_path(
-                phi[b], nodes, leaves[b, k], num_classes, leaf_size, least, shares
-            )
+            log_reach[b, k] = read_path(phi[b], nodes, leaves[b, k], rules, shares)
 
 
 @njit
-def log_reach_all(
-    phi: Real, nodes: Real, num_classes: int, leaf_size: int, least: float, log_p: FloatArray
-) -> None:
+def reach_all_leaves(phi: Real, nodes: Real, rules: TreeRules, log_reach: FloatArray) -> None:
     """Write the log-probability of reaching every leaf, (B, L)."""
     num_leaves = len(nodes)
-    mass, reach = np.empty(num_leaves), np.empty(num_leaves)
+    mass, factor = np.empty(num_leaves), np.empty(num_leaves)
     for b in range(len(phi)):
-        mass[0], log_p[b, 0], reach[0] = dot(nodes[0], phi[b]), 0.0, 1.0
+        mass[0], log_reach[b, 0], factor[0] = dot(nodes[0], phi[b]), 0.0, 1.0
         for level in range(top(num_leaves), 0, -1):
             half = 1 << (level - 1)
-            for lo in range(0, num_leaves - half, 2 * half):
-                here = mass[lo]
-                difference = dot(nodes[lo + half], phi[b])
-                left, right = left_share(here, difference, lo, half, num_classes, leaf_size, least)
-                mass[lo], mass[lo + half] = 0.5 * (here + difference), 0.5 * (here - difference)
-                log_here, reached = log_p[b, lo], reach[lo]
-                log_p[b, lo + half], reach[lo + half] = descend(log_here, reached, right)
-                log_p[b, lo], reach[lo] = descend(log_here, reached, left)
+            for first in range(0, num_leaves - half, 2 * half):
+                here, log_here, factor_here = mass[first], log_reach[b, first], factor[first]
+                difference, right_first = dot(nodes[first + half], phi[b]), first + half
+                left, right = half_shares(here, difference, first, half, rules)
+                mass[first] = 0.5 * (here + difference)
+                mass[right_first] = 0.5 * (here - difference)
+                log_reach[b, right_first], factor[right_first] = times_share(
+                    log_here, factor_here, right
+                )
+                log_reach[b, first], factor[first] = times_share(log_here, factor_here, left)
         for leaf in range(num_leaves):
-            log_p[b, leaf] += math.log(reach[leaf])
+            log_reach[b, leaf] += math.log(factor[leaf])

@@ -12,19 +12,25 @@ from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.tree.leaf import log_inside, log_rest, pick, probs_inside
+from samplesoft.kernels.tree.leaf import (
+    add_log_in_leaf,
+    pick,
+    probs_in_leaves,
+    remaining_in_leaf,
+)
+from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
 from samplesoft.kernels.tree.sums import sum_changes, sum_runs
 from samplesoft.kernels.tree.walk import (
     known_levels,
-    lift_rest,
-    log_reach,
-    log_reach_all,
     multiply_top,
+    reach_all_leaves,
+    reach_leaves,
+    remaining_from_root,
     walk,
 )
 from samplesoft.samplers.base import Draw, Rows
-from samplesoft.samplers.tree.shape import LEAVES, TreeShape
-from samplesoft.samplers.tree.sums import TreeSums
+from samplesoft.samplers.tree.shape import TreeShape
+from samplesoft.samplers.tree.sums import HostTreeSums
 
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
 _UPDATES = 256  # classes whose changes are computed together
@@ -128,7 +134,7 @@ class HostTree:
         self._sums = self._built(self._rows, progress)
         self.num_updates = 0
 
-    def _built(self, rows: Rows, progress: bool = False) -> TreeSums:
+    def _built(self, rows: Rows, progress: bool = False) -> HostTreeSums:
         """Return the sums of the features of `rows` (n, d)."""
         leaf_sums = np.empty((self._shape.num_leaves, self._shape.feature_dim), self._rows.dtype)
         parts = chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK))
@@ -136,7 +142,7 @@ class HostTree:
             here = rows[part.start * self._shape.leaf_size : part.stop * self._shape.leaf_size]
             starts = np.arange(0, len(here), self._shape.leaf_size)
             sum_runs(self._features(here), starts, leaf_sums[part])
-        return TreeSums(leaf_sums)
+        return HostTreeSums(leaf_sums)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
@@ -145,19 +151,16 @@ class HostTree:
         ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
 
         def draw(part: slice) -> None:
-            barred, rest = exclude[part], self._rest_in_leaf(h[part], phi[part], exclude[part])
-            shape, u = uniforms[part].shape, uniforms[part]
-            order, leaves = np.empty(shape, np.int64), np.empty(shape, np.int64)
-            log_p = np.empty(shape)
-            levels = known_levels(self._shape.num_leaves, *shape)
-            known = np.empty((len(rest), 1 << levels))
-            nodes, tree, inside = self._sums.nodes, self._shape.walked, self._shape.inside
+            u, nodes, rules = uniforms[part], self._sums.nodes, self._shape.rules
+            exclusion = self._exclusion(h[part], phi[part], exclude[part])
+            order, leaves = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
+            draws = Draws(u, order, leaves, np.empty(u.shape))
+            levels = known_levels(self._shape.num_leaves, *u.shape)
+            known = np.empty((len(u), 1 << levels))
             multiply_top(phi[part], nodes, levels, known)
-            walk(phi[part], nodes, known, *tree, barred, rest, u, order, leaves, log_p)
-            out = ids[part], log_q[part]
-            for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
-                drawn = queries, rows, begin, leaves, barred, rest, u, order, log_p
-                pick(*drawn, *inside, *out)
+            walk(phi[part], nodes, known, exclusion, rules, draws)
+            for visited in self._leaf_rows(h[part], phi[part], leaves):
+                pick(visited, draws, exclusion, rules, ids[part], log_q[part])
 
         self._share_out(draw, len(h), m)
         return Draw(ids, log_q)
@@ -168,12 +171,13 @@ class HostTree:
         log_q = np.empty(ids.shape)
 
         def read(part: slice) -> None:
-            rest = self._rest_at_root(h[part], phi[part], exclude[part])
-            leaves = ids[part] // self._shape.leaf_size
-            log_reach(phi[part], self._sums.nodes, leaves, *self._shape.walked, log_q[part])
-            barred, inside = exclude[part], self._shape.inside
-            for queries, rows, begin in self._leaf_rows(h[part], phi[part], leaves):
-                log_inside(queries, rows, begin, ids[part], barred, rest, *inside, log_q[part])
+            nodes, rules = self._sums.nodes, self._shape.rules
+            exclusion = self._exclusion(h[part], phi[part], exclude[part])
+            remaining_from_root(phi[part], nodes, exclusion, rules)
+            leaves = ids[part] // rules.leaf_size
+            reach_leaves(phi[part], nodes, leaves, rules, log_q[part])
+            for visited in self._leaf_rows(h[part], phi[part], leaves):
+                add_log_in_leaf(visited, ids[part], exclusion, rules, log_q[part])
 
         self._share_out(read, *ids.shape)
         return log_q
@@ -181,31 +185,24 @@ class HostTree:
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
         phi = self._features(h)
-        reach = np.empty((len(h), self._shape.num_leaves))
+        nodes, rules = self._sums.nodes, self._shape.rules
+        log_reach = np.empty((len(h), self._shape.num_leaves))
         probs = np.empty((len(h), self._shape.num_classes))
-        rest = self._rest_at_root(h, phi, exclude)
+        exclusion = self._exclusion(h, phi, exclude)
+        remaining_from_root(phi, nodes, exclusion, rules)
 
         def descend(part: slice) -> None:
-            log_reach_all(phi[part], self._sums.nodes, *self._shape.walked, reach[part])
+            reach_all_leaves(phi[part], nodes, rules, log_reach[part])
 
-        def spread(part: slice) -> None:
+        def fill(part: slice) -> None:
             leaves = np.arange(part.start, part.stop)
-            for queries, rows, begin in self._leaf_rows(h, phi, leaves):
-                here = begin >= 0
-                probs_inside(
-                    queries,
-                    rows,
-                    begin[here],
-                    leaves[here],
-                    reach,
-                    exclude,
-                    rest,
-                    *self._shape.inside,
-                    probs,
-                )
+            for visited in self._leaf_rows(h, phi, leaves):
+                here = visited.starts >= 0
+                some = visited._replace(starts=visited.starts[here])
+                probs_in_leaves(some, leaves[here], log_reach, exclusion, rules, probs)
 
         self._share_out(descend, len(h), self._shape.num_leaves)
-        thread_each(spread, chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK)))
+        thread_each(fill, chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK)))
         return probs
 
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
@@ -253,41 +250,32 @@ class HostTree:
 
         return commit
 
-    def _leaf_rows(
-        self, h: Rows, phi: Rows, leaves: IntArray
-    ) -> Iterator[tuple[Rows, NDArray[Any], IntArray]]:
-        """Yield queries, rows to multiply them by, and where the rows of each of `leaves` begin.
+    def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
+        """Yield what is multiplied in each of `leaves`: class vectors, or features of classes.
 
-        Where these are features, they come for some leaves at a time, the others beginning at -1.
+        Features come for some leaves at a time, the others beginning at -1.
         """
         size = self._shape.leaf_size
-        if self._features is _identity or LEAVES[self._shape.inside[2]] != "kernel":
-            yield h, self._rows, leaves * size
+        if self._features is _identity or self._shape.rules.kind != KERNEL:
+            yield LeafRows(h, self._rows, leaves * size)
             return
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
         for part in chunks(len(visited), self._shape.leaves_at_a_time(_BLOCK)):
-            ids = (
-                visited[part, None] * self._shape.leaf_size + np.arange(self._shape.leaf_size)
-            ).reshape(-1)
+            ids = (visited[part, None] * size + np.arange(size)).reshape(-1)
             features = self._features(self._rows[ids[ids < self._shape.num_classes]])
             here = (slots >= part.start) & (slots < part.stop)
-            yield phi, features, np.where(here, (slots - part.start) * self._shape.leaf_size, -1)
+            starts = np.where(here, (slots - part.start) * size, -1)
+            yield LeafRows(phi, features, starts)
 
-    def _rest_in_leaf(self, h: Rows, phi: Rows, exclude: IntArray) -> FloatArray:
-        """Return (B, 2): in the leaf of each excluded class, the log-probability of the others."""
-        rest = np.zeros((len(h), 2))
+    def _exclusion(self, h: Rows, phi: Rows, exclude: IntArray) -> Exclusion:
+        """Return the excluded classes (B,), and what remains in the leaf of each."""
+        exclusion = Exclusion(exclude, np.zeros((len(h), 2)))
         if exclude.max() >= 0:
             leaves = np.maximum(exclude, 0) // self._shape.leaf_size
-            for queries, rows, begin in self._leaf_rows(h, phi, leaves):
-                log_rest(queries, rows, begin, exclude, *self._shape.inside, rest)
-        return rest
-
-    def _rest_at_root(self, h: Rows, phi: Rows, exclude: IntArray) -> FloatArray:
-        """Return (B, 2): the same, and the log-probability of the others from the root."""
-        rest = self._rest_in_leaf(h, phi, exclude)
-        lift_rest(phi, self._sums.nodes, *self._shape.walked, exclude, rest)
-        return rest
+            for visited in self._leaf_rows(h, phi, leaves):
+                remaining_in_leaf(visited, exclusion, self._shape.rules)
+        return exclusion
 
     def _share_out(self, work: Callable[[slice], None], batch: int, num_leaves: int) -> None:
         """Call `work` for parts of the batch, on threads where that pays.

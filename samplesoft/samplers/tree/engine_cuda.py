@@ -9,29 +9,26 @@ import numpy as np
 
 from samplesoft._cuda import (
     as_device_array,
-    available_bytes,
     empty,
-    first_found,
     launch_threads,
     launch_warps,
     to_device,
 )
-from samplesoft._device.arrays_cuda import copied, filled
+from samplesoft._device.arrays_cuda import copied, filled, repeat_row
 from samplesoft._device.draws_cuda import in_parts, uniforms
 from samplesoft._device.select import on_device
 from samplesoft._device.sort_ids_cuda import last_of_each, runs
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
-from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
-from samplesoft.kernels.tree import leaf_cuda as tree_leaf_cuda
-from samplesoft.kernels.tree import sums_cuda as tree_sums_cuda
-from samplesoft.kernels.tree import walk_cuda as tree_walk_cuda
+from samplesoft.kernels.tree import leaf_cuda, walk_cuda
+from samplesoft.kernels.tree.records import KERNEL, Exclusion
+from samplesoft.kernels.tree.sums_cuda import sum_changes, sum_runs
 from samplesoft.kernels.tree.walk import top
 from samplesoft.samplers.base import Draw
 from samplesoft.samplers.tree.shape import TreeShape
+from samplesoft.samplers.tree.sums_cuda import CudaTreeSums, room_for_sums, sum_columns
 
 _BLOCK = 1 << 26  # numbers in the features, or inner products, held at a time
-_PARTS = 64  # of the rows whose columns are summed side by side
 
 
 class CudaFeatures:
@@ -71,81 +68,6 @@ class CudaFeatures:
                 f"{rows.shape[0]} rows, got {features.dtype} of shape {features.shape}."
             )
         return features
-
-
-class _CudaSums:
-    """The twin of `TreeSums`: node sums, beside their total in float64."""
-
-    def __init__(self, leaf_sums: Any) -> None:
-        nobody = filled(leaf_sums.shape[1], 0.0)
-        self._total = self._limits = nobody
-        sums, nothing = _room_for_sums(leaf_sums), _room_for_sums(leaf_sums, 0)
-        _sum_columns(leaf_sums, sums)
-        self._total, self._limits = self._grown(sums, nothing, sums, leaf_sums.dtype)
-        half = 1
-        while half < leaf_sums.shape[0]:
-            pairs = -(-leaf_sums.shape[0] // (2 * half))
-            size = pairs * leaf_sums.shape[1]
-            launch_threads(tree_sums_cuda.level_to_differences, size, leaf_sums, half)
-            half *= 2
-        self.nodes = leaf_sums
-
-    @property
-    def drift(self) -> float:
-        total = self._total.copy_to_host()
-        norm = np.linalg.norm(total)
-        here = self.nodes[:1].copy_to_host()[0]
-        return float(np.linalg.norm(here - total) / norm) if norm > 0.0 else 0.0
-
-    def fit_again(self) -> bool:
-        """Return whether there is memory for as many sums."""
-        return bool(self.nodes.nbytes < available_bytes())
-
-    def prepare(self, leaves: Any, change: Any, added: Any, taken: Any) -> Callable[[], None]:
-        """Return what adds the change (k, F) of some leaves.
-
-        `added` and `taken` are column sums, as `_sum_columns` writes them, of what that is the
-        difference of.
-        """
-        sizes = _room_for_sums(change)
-        _sum_columns(change, sizes)
-        total, limits = self._grown(added, taken, sizes, change.dtype)
-
-        def add() -> None:
-            self._total, self._limits = total, limits
-            half = 1
-            while half < self.nodes.shape[0]:
-                launch_warps(
-                    tree_sums_cuda.add_level, leaves.shape[0], self.nodes, leaves, change, half
-                )
-                half *= 2
-            launch_threads(tree_sums_cuda.add_to_root, change.shape[1], self.nodes, change)
-
-        return add
-
-    def _grown(self, added: Any, taken: Any, sizes: Any, dtype: Any) -> tuple[Any, Any]:
-        """Return the total and the limits to the size of any node, with changes added."""
-        num = self._total.shape[0]
-        total, limits = empty(num, np.float64), empty(num, np.float64)
-        before = self._total, self._limits, float(np.finfo(dtype).max)
-        grown = added, taken, sizes, *before, total, limits
-        if first_found(launch_threads, tree_sums_cuda.grow, num, *grown) is not None:
-            raise ValueError(
-                "`class_embeddings`, through `transform`, must give features with sums that are "
-                f"finite in {dtype}, got infinity or NaN; scale the vectors down, or use float64."
-            )
-        return total, limits
-
-
-def _room_for_sums(rows: Any, num: int = 1) -> Any:
-    """Return room for the column sums of `num` arrays as wide as `rows` (k, F)."""
-    return empty((num * _PARTS, 2, rows.shape[1]), np.float64)
-
-
-def _sum_columns(rows: Any, sums: Any, place: int = 0) -> None:
-    """Write sums of columns, and of their absolute values, to one of the places in `sums`."""
-    part = sums[place * _PARTS : (place + 1) * _PARTS]
-    launch_threads(tree_sums_cuda.sum_columns, _PARTS * rows.shape[1], rows, part)
 
 
 class CudaTree:
@@ -202,7 +124,7 @@ class CudaTree:
         if ids is None:
             return self._rows_of(self._buckets, self._all_leaves, self._shape.num_classes)
         rows = empty((ids.shape[0], self._buckets.shape[1]), self._buckets.dtype)
-        launch_threads(tree_leaf_cuda.gather_classes, rows.size, ids, self._buckets, rows)
+        launch_threads(leaf_cuda.gather_classes, rows.size, ids, self._buckets, rows)
         return rows
 
     def rebuild(self, progress: bool = False) -> None:
@@ -221,58 +143,55 @@ class CudaTree:
         return Draw(ids, log_q)
 
     def _draw(self, h: Any, exclude: Any, u: Any, ids: Any, log_q: Any) -> None:
-        phi = self._transformed(h)
-        rest, shares = self._left_out(h, phi, exclude)
-        leaves = empty(u.shape, np.int64)
-        walked = phi, self._sums.nodes, *self._shape.walked
-        launch_warps(tree_walk_cuda.walk, u.size, *walked, exclude, shares, u, leaves, log_q)
+        phi, rules, leaves = self._transformed(h), self._shape.rules, empty(u.shape, np.int64)
+        exclusion, shares = self._exclusion(h, phi, exclude)
+        descent = phi, self._sums.nodes, exclusion, shares, rules, u, leaves, log_q
+        launch_warps(walk_cuda.walk, u.size, *descent)
         products, weights = self._products(h, phi, leaves)
-        drawn = products, leaves, exclude, rest, u
-        launch_warps(tree_leaf_cuda.pick, u.size, *drawn, *self._shape.inside, weights, ids, log_q)
+        drawn = products, leaves, u, exclusion, rules, weights, ids, log_q
+        launch_warps(leaf_cuda.pick, u.size, *drawn)
 
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
         log_q = empty(ids.shape, np.float64)
         for part in in_parts(self._room(ids.shape[1]), h, ids, exclude, log_q):
-            self._ask(*part)
+            self._read(*part)
         return log_q
 
-    def _ask(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
-        phi = self._transformed(h)
-        rest, _ = self._left_out(h, phi, exclude)
-        leaves = self._leaves_of(ids)
-        room = empty((ids.size, self._depth, 2), np.float64)
-        reached = phi, self._sums.nodes, leaves, *self._shape.walked, room, log_q
-        launch_warps(tree_walk_cuda.log_reach, ids.size, *reached)
+    def _read(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
+        phi, rules, leaves = self._transformed(h), self._shape.rules, self._leaves_of(ids)
+        exclusion, _ = self._exclusion(h, phi, exclude)
+        shares = empty((ids.size, self._depth, 2), np.float64)
+        reached = phi, self._sums.nodes, leaves, rules, shares, log_q
+        launch_warps(walk_cuda.reach_leaves, ids.size, *reached)
         products, weights = self._products(h, phi, leaves)
-        asked = products, ids, exclude, rest, *self._shape.inside, weights, log_q
-        launch_warps(tree_leaf_cuda.log_inside, ids.size, *asked)
+        asked = products, ids, exclusion, rules, weights, log_q
+        launch_warps(leaf_cuda.add_log_in_leaf, ids.size, *asked)
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
         probs = empty((h.shape[0], self._shape.num_classes), np.float64)
         for part in in_parts(self._room(self._shape.num_leaves), h, exclude, probs):
-            self._spread(*part)
+            self._fill(*part)
         return probs
 
-    def _spread(self, h: Any, exclude: Any, probs: Any) -> None:
-        phi = self._transformed(h)
-        rest, _ = self._left_out(h, phi, exclude)
+    def _fill(self, h: Any, exclude: Any, probs: Any) -> None:
+        phi, rules = self._transformed(h), self._shape.rules
+        exclusion, _ = self._exclusion(h, phi, exclude)
         nodes, shape = self._sums.nodes, (h.shape[0], self._shape.num_leaves)
-        mass, log_p, reach = (empty(shape, np.float64) for _ in range(3))
-        launch_warps(tree_walk_cuda.start_all, shape[0], phi, nodes, mass, log_p, reach)
+        mass, log_reach, factor = (empty(shape, np.float64) for _ in range(3))
+        launch_warps(walk_cuda.start_at_root, shape[0], phi, nodes, mass, log_reach, factor)
         for level in range(top(shape[1]), 0, -1):
             half = 1 << (level - 1)
             across = -(-shape[1] // (2 * half))
-            levels = phi, nodes, half, *self._shape.walked, mass, log_p, reach
-            launch_warps(tree_walk_cuda.log_reach_level, shape[0] * across, *levels)
-        flat = log_p.reshape(-1), reach.reshape(-1)
-        launch_threads(tree_walk_cuda.add_log, log_p.size, *flat)
-        leaves = empty(shape, np.int64)
-        launch_threads(arrays_cuda.repeat_row, leaves.size, self._all_leaves.reshape(1, -1), leaves)
+            descent = phi, nodes, half, rules, mass, log_reach, factor
+            launch_warps(walk_cuda.reach_next_level, shape[0] * across, *descent)
+        flat = log_reach.reshape(-1), factor.reshape(-1)
+        launch_threads(walk_cuda.add_log, log_reach.size, *flat)
+        leaves = repeat_row(self._all_leaves.reshape(1, -1), shape[0])
         products, weights = self._products(h, phi, leaves)
-        asked = products, log_p, exclude, rest, *self._shape.inside, weights, probs
-        launch_warps(tree_leaf_cuda.probs_inside, log_p.size, *asked)
+        asked = products, log_reach, exclusion, rules, weights, probs
+        launch_warps(leaf_cuda.probs_in_leaves, log_reach.size, *asked)
 
     def _room(self, num: int) -> int:
         """Return how many numbers work on `num` classes of an example takes."""
@@ -286,13 +205,13 @@ class CudaTree:
         leaves, starts = runs(ids, self._shape.leaf_size)
         change = empty((leaves.shape[0], self._shape.feature_dim), rows.dtype)
         parts = self._parts_of(ids.shape[0], starts)
-        added, taken = (_room_for_sums(change, len(parts)) for _ in range(2))
+        added, taken = (room_for_sums(change, len(parts)) for _ in range(2))
         for i, (some, run) in enumerate(parts):
             new, old = (self._transformed(x) for x in (rows[some], self.rows(ids[some])))
             changed = new, old, starts[run], some.start, change[run]
-            launch_warps(tree_sums_cuda.sum_changes, run.stop - run.start, *changed)
-            _sum_columns(new, added, i)
-            _sum_columns(old, taken, i)
+            launch_warps(sum_changes, run.stop - run.start, *changed)
+            sum_columns(new, added, i)
+            sum_columns(old, taken, i)
         add = self._sums.prepare(leaves, change, added, taken)
 
         def commit() -> None:
@@ -327,7 +246,7 @@ class CudaTree:
 
         return commit
 
-    def _built(self, buckets: Any, progress: bool = False) -> _CudaSums:
+    def _built(self, buckets: Any, progress: bool = False) -> CudaTreeSums:
         """Return the sums of the features of all classes."""
         shape, size = self._shape, self._shape.leaf_size
         leaf_sums = empty((shape.num_leaves, shape.feature_dim), buckets.dtype)
@@ -336,39 +255,37 @@ class CudaTree:
             count = min(part.stop * size, shape.num_classes) - part.start * size
             features = self._transformed(self._rows_of(buckets, self._all_leaves[part], count))
             starts = to_device(np.arange(0, count, size))
-            launch_warps(
-                tree_sums_cuda.sum_runs, starts.shape[0], features, starts, leaf_sums[part]
-            )
-        return _CudaSums(leaf_sums)
+            launch_warps(sum_runs, starts.shape[0], features, starts, leaf_sums[part])
+        return CudaTreeSums(leaf_sums)
 
     def _transformed(self, rows: Any) -> Any:
         return rows if self._features is None else self._features(rows)
 
     def _write(self, buckets: Any, ids: Any, rows: Any) -> None:
-        launch_threads(tree_leaf_cuda.scatter, rows.size, ids, rows, buckets)
+        launch_threads(leaf_cuda.scatter, rows.size, ids, rows, buckets)
 
     def _rows_of(self, buckets: Any, leaves: Any, count: int) -> Any:
         """Return the first `count` class vectors of leaves (k,), one leaf after another."""
         rows = empty((count, buckets.shape[1]), buckets.dtype)
         num = self._shape.num_classes
-        launch_threads(tree_leaf_cuda.gather, rows.size, buckets, leaves, num, rows)
+        launch_threads(leaf_cuda.gather, rows.size, buckets, leaves, num, rows)
         return rows
 
     def _leaves_of(self, ids: Any) -> Any:
         leaves, size = empty(ids.shape, np.int64), self._shape.leaf_size
-        launch_threads(tree_leaf_cuda.leaf_of, ids.size, ids.reshape(-1), size, leaves.reshape(-1))
+        launch_threads(leaf_cuda.leaf_of, ids.size, ids.reshape(-1), size, leaves.reshape(-1))
         return leaves
 
-    def _left_out(self, h: Any, phi: Any, exclude: Any) -> tuple[Any, Any]:
-        """Return what is left without the excluded classes: see `leave_out`."""
-        batch = h.shape[0]
-        rest, shares = filled((batch, 2), 0.0), empty((batch, self._depth, 2), np.float64)
+    def _exclusion(self, h: Any, phi: Any, exclude: Any) -> tuple[Exclusion, Any]:
+        """Return what remains without excluded classes (B,), and shares on the paths to them."""
+        batch, rules = h.shape[0], self._shape.rules
+        exclusion = Exclusion(exclude, filled((batch, 2), 0.0))
+        shares = empty((batch, self._depth, 2), np.float64)
         products, weights = self._products(h, phi, self._leaves_of(exclude.reshape(batch, 1)))
-        within = products, exclude, *self._shape.inside, weights, rest
-        launch_warps(tree_leaf_cuda.log_rest, batch, *within)
-        lifted = phi, self._sums.nodes, *self._shape.walked, exclude, rest, shares
-        launch_warps(tree_walk_cuda.leave_out, batch, *lifted)
-        return rest, shares
+        launch_warps(leaf_cuda.remaining_in_leaf, batch, products, exclusion, rules, weights)
+        path = phi, self._sums.nodes, exclusion, rules, shares
+        launch_warps(walk_cuda.exclude_classes, batch, *path)
+        return exclusion, shares
 
     def _products(self, h: Any, phi: Any, leaves: Any) -> tuple[Any, Any]:
         """Return products (B, k, leaf_size) with the classes of leaves (B, k), and as much room."""
@@ -376,17 +293,15 @@ class CudaTree:
         products = empty((*leaves.shape, size), np.float64)
         if size == 1:  # a class alone in its leaf has all of the weight
             products = filled(products.shape, 0.0)
-        elif self._features is None or self._shape.leaf != "kernel":
-            launch_warps(
-                tree_leaf_cuda.bucket_products, leaves.size, h, self._buckets, leaves, products
-            )
+        elif self._features is None or self._shape.rules.kind != KERNEL:
+            launch_warps(leaf_cuda.bucket_products, leaves.size, h, self._buckets, leaves, products)
         else:
             flat = leaves.reshape(-1)
             for part in chunks(leaves.size, self._shape.leaves_at_a_time(_BLOCK)):
                 count = (part.stop - part.start) * size
                 features = self._transformed(self._rows_of(self._buckets, flat[part], count))
                 visited = phi, features, part.start, products
-                launch_warps(tree_leaf_cuda.feature_products, count, *visited)
+                launch_warps(leaf_cuda.feature_products, count, *visited)
         return products, empty(products.shape, np.float64)
 
     @property

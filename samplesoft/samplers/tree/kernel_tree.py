@@ -14,8 +14,9 @@ from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_memory
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_positive
+from samplesoft.kernels.tree.records import LEAVES
 from samplesoft.samplers.base import Draw, Rows, Sampler
-from samplesoft.samplers.tree.shape import LEAVES, TreeShape
+from samplesoft.samplers.tree.shape import TreeShape
 
 Transform = Callable[[Rows], NDArray[Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAVES = ("kernel", "softmax", "quadratic")
+from samplesoft.kernels.tree.records import KERNEL, LEAVES, SOFTMAX, TreeRules
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,11 @@ class TreeShape:
         return -(-self.num_classes // self.leaf_size)
 
     @property
-    def walked(self) -> tuple[int, int, float]:
-        """What the kernels of a descent need to know."""
-        return self.num_classes, self.leaf_size, self.floor
-
-    @property
-    def inside(self) -> tuple[int, int, int, float]:
-        """What the kernels of a leaf need to know; a class alone in its leaf needs no features."""
-        leaf = self.leaf if self.leaf_size > 1 else "softmax"
-        scale = self.floor if leaf == "kernel" else self.scale
-        return self.num_classes, self.leaf_size, LEAVES.index(leaf), scale
+    def rules(self) -> TreeRules:
+        """What kernels need to know; a class alone in its leaf needs no features."""
+        kind = LEAVES[self.leaf] if self.leaf_size > 1 else SOFTMAX
+        scale = self.floor if kind == KERNEL else self.scale
+        return TreeRules(self.num_classes, self.leaf_size, self.floor, kind, scale)
 
     def leaves_at_a_time(self, numbers: int) -> int:
         """Return of how many leaves the classes' features are about so many numbers."""

@@ -13,7 +13,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.tree.sums import add_to_tree, sum_runs, sum_sizes, sums_to_differences
 
 
-class TreeSums:
+class HostTreeSums:
     """Node sums in the type of the features, beside their total in float64.
 
     Parameters
