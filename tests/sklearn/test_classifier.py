@@ -26,6 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from samplesoft.losses import LOSSES
 from samplesoft.samplers import SAMPLERS
 from samplesoft.sklearn import SampledSoftmaxClassifier, prediction
+from samplesoft.sklearn.learner import Learner
 from samplesoft.training import read_linear_softmax
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
@@ -394,7 +395,25 @@ def test_weights_of_classes():
         make(class_weight="balanced").partial_fit(X, y, classes=[0, 1])
 
 
-def test_early_stopping_keeps_the_best():
+def test_early_stopping_goes_back_to_the_best(monkeypatch):
+    X, y = make_blobs(300, centers=6, cluster_std=6.0, random_state=0)
+    scores, score = [], Learner.precision_at_1
+
+    def recorded(self, x, codes):
+        scores.append(score(self, x, codes))
+        return scores[-1]
+
+    monkeypatch.setattr(Learner, "precision_at_1", recorded)
+    options = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change": 4}
+    clf = make(max_iter=40, **options).fit(X, y)
+    assert scores[-1] < max(scores)  # else there is nothing to go back to
+    _, held_out = clf._learner.split(np.arange(300), 0.3)
+    assert np.mean(clf.predict(X[held_out]) == y[held_out]) == max(scores)
+    unit = clf.model_.class_vectors()
+    np.testing.assert_allclose(clf.model_.softmax.sampler.tree.class_embeddings(), unit, atol=1e-6)
+
+
+def test_early_stopping_stops():
     X, y = blobs()
     clf = make(max_iter=200, early_stopping=True, n_iter_no_change=3).fit(X, y)
     assert 3 <= clf.n_iter_ < 50

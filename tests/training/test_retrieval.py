@@ -100,7 +100,7 @@ def test_every_sampler_trains(name, files, tmp_path):
         if "validation_loss" in x
     ]
     assert at.epoch == 3
-    assert losses[-1] < 2.3 < np.log(10) + 0.1  # a model that knows nothing has log 10
+    assert losses[-1] < 1.6  # even scores have log 10 = 2.3
 
 
 @pytest.mark.parametrize("kind", ["xc", "items"])
@@ -194,6 +194,7 @@ def test_validation_of_items_hides_some_and_knows_some():
     task = RetrievalTask(taken, taken, settings, leave_out=True)
     known, hidden = (matrix.toarray() for matrix in task._validation)
     assert not (known * hidden).any()
+    assert 0.15 < hidden.sum() / (known + hidden).sum() < 0.35
     rows = (known + hidden)[hidden.any(axis=1)]
     assert (known[hidden.any(axis=1)].sum(axis=1) > 0).all()
     assert {tuple(row) for row in rows} <= {tuple(row) for row in taken.toarray()}

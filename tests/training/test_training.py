@@ -203,7 +203,8 @@ def test_schedule_and_clip(tmp_path):
     task = LinearTask()
     train(task, settings(epochs=1, optimizer="sgd", clip=1e-3), tmp_path / "clip")
     moved = math.sqrt(sum(float((p**2).sum()) for p in task.parameters.values()))
-    assert moved <= 9 * 0.05 * 1e-3 * 1.0001
+    longest = 9 * 0.05 * 1e-3  # nine steps in one direction
+    assert 0.5 * longest < moved <= 1.0001 * longest
 
 
 class Worsening(LinearTask):
