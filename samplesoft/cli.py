@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from samplesoft import __version__
 from samplesoft.commands import COMMANDS
+from samplesoft.commands.options import discard_stdout
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,15 +25,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input, 130
         if interrupted.
     """
+    status = 0
+    try:
+        status = _run(argv)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here and not at the exit of Python, where an error has a traceback
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        discard_stdout()
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         options = build_parser().parse_args(argv)
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
     try:
         return int(options.run(options))
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise
     except FloatingPointError as error:
         print(f"samplesoft {options.command}: failed: {error}", file=sys.stderr)
         return 1

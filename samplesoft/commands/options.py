@@ -133,7 +133,12 @@ def show(text: str) -> None:
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:  # the work goes on for the files that it writes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Send what is printed from now on nowhere, as nobody reads it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_part(text: str) -> None:

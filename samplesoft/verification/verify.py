@@ -77,7 +77,7 @@ def verify(
     -------
     VerificationReport
         Rows for each sampler, m and block; `agrees`, `bounds_hold`, `ok`; `to_dict`,
-        `to_markdown`, `plot`.
+        `to_markdown`, `to_latex`, `to_csv`, `plot`.
 
     Raises
     ------

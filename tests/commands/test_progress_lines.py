@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -14,13 +15,19 @@ from samplesoft.training import read_checkpoint, read_log
 SAMPLESOFT = [sys.executable, "-m", "samplesoft"]
 
 
+@pytest.fixture(autouse=True)
+def buffered(monkeypatch):
+    """Let Python collect what goes into a pipe, as it does by default: lines must be flushed."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
 @pytest.fixture
 def logits(tmp_path):
-    """Return arguments of ``verify``: a small input with many parts that take a while."""
+    """Return arguments of ``verify``: a small input in several parts."""
     rng = np.random.default_rng(0)
     np.save(tmp_path / "logits.npy", rng.standard_normal((3, 200)))
     args = ["verify", "--logits", str(tmp_path / "logits.npy"), "--labels", "0,1,2"]
-    return [*args, "--num-sampled", ",".join(map(str, range(2, 60))), "--trials", "2000"]
+    return [*args, "--num-sampled", ",".join(map(str, range(2, 9))), "--trials", "2000"]
 
 
 def test_training_prints_each_epoch(tmp_path):
@@ -37,27 +44,47 @@ def test_training_prints_each_epoch(tmp_path):
     assert lines[5].startswith("| epoch |")
 
 
+KILL = """
+import os, signal, sys
+from samplesoft.cli import main
+from {module} import {owner}
+
+original, calls = {owner}.{name}, []
+
+def killed(*args, **options):
+    calls.append(args)
+    if len(calls) == {call}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args, **options)
+
+{owner}.{name} = killed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def killed(args, **place):
+    """Return what a process has printed that is killed in a call of a function."""
+    command = [sys.executable, "-c", KILL.format(**place), *args]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    return done.stdout
+
+
 def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
-    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path), "--epochs", "100000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        first = [process.stdout.readline() for _ in range(4)]
-        process.kill()
-        rest = process.stdout.readlines()
-    lines = [*first, *rest]
-    assert all(line.endswith("\n") for line in lines)
-    epochs = [int(re.match(r"- epoch (\d+): ", line)[1]) for line in lines[1:]]
-    assert epochs == list(range(1, len(epochs) + 1))
-    saved = read_checkpoint(tmp_path / "checkpoint.npz").values["epoch"]
-    assert saved - 1 <= len(epochs) <= saved  # it may die after it has saved, before it prints
+    args = ["train", "toy", "--out", str(tmp_path), "--epochs", "9"]
+    place = {"module": "samplesoft.training.toy", "owner": "ToyTask", "name": "step"}
+    first, *lines = killed(args, **place, call=34).splitlines(keepends=True)
+    assert all(line.endswith("\n") for line in (first, *lines))
+    assert [re.match(r"- epoch (\d+): ", line)[1] for line in lines] == ["1", "2", "3"]
+    assert read_checkpoint(tmp_path / "checkpoint.npz").values["epoch"] == 3
 
 
 def test_killed_verification_has_printed_each_part_that_ended(logits):
-    with subprocess.Popen([*SAMPLESOFT, *logits], stdout=subprocess.PIPE, text=True) as process:
-        first = [process.stdout.readline() for _ in range(4)]
-        process.kill()
-        rest = process.stdout.readlines()
-    assert first[0].startswith("- input: logits of ")
-    for m, line in enumerate([*first[1:], *rest], start=2):
+    place = {"module": "samplesoft.verification", "owner": "cells", "name": "compare"}
+    first, *lines = killed(logits, **place, call=9).splitlines(keepends=True)
+    assert first.startswith("- input: logits of ")
+    assert len(lines) == 2  # of 3 examples each
+    for m, line in enumerate(lines, start=2):
         assert re.fullmatch(rf"- uniform, m = {m}: L1 bias \S+ in logits, .*\n", line)
 
 
@@ -74,6 +101,16 @@ def test_reader_that_leaves_ends_neither_the_work_nor_the_lines(which, logits, t
         assert process.stderr.read() == ""
     assert process.returncode == 0
     assert result.exists()
+
+
+@pytest.mark.parametrize("args", [["--help"], ["train", "lm", "--help"], ["--version"]])
+def test_reader_that_leaves_before_the_help_is_no_error(args):
+    with subprocess.Popen(
+        [*SAMPLESOFT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-"])

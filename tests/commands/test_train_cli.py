@@ -437,7 +437,7 @@ def test_words_that_training_has_not_seen(corpus, tmp_path):
     assert main(["train", "lm", "--out", str(tmp_path / "run"), "--resume"]) == 0
 
 
-def test_results_of_a_run_whose_files_are_gone(tmp_path, capsys):
+def test_results_of_a_run_whose_files_are_missing(tmp_path, capsys):
     assert toy(tmp_path) == 0
     (tmp_path / "log.jsonl").unlink()
     capsys.readouterr()
@@ -454,7 +454,7 @@ def test_json_in_a_folder_to_be_made(tmp_path):
     assert json.loads((out / "results.json").read_text())["best_epoch"] == 1
 
 
-def test_full_disk_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+def test_full_disk_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
     def full(stream, **_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -465,7 +465,7 @@ def test_full_disk_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     assert message.count("\n") == 1
 
 
-def test_sizes_are_told_before_the_work(corpus, tmp_path, monkeypatch, capsys):
+def test_sizes_are_checked_before_the_work(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("samplesoft.commands.softmax_options.available_bytes", lambda: 10**9)
     assert main([arg.format(c=corpus, t=tmp_path) for arg in [*LM, "--num-sampled", "20000"]]) == 2
     message = capsys.readouterr().err
@@ -474,7 +474,7 @@ def test_sizes_are_told_before_the_work(corpus, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", SAMPLER_NAMES)
-def test_options_without_use_are_refused_and_others_are_not(name, corpus, tmp_path, capsys):
+def test_options_without_effect_are_refused_and_others_are_not(name, corpus, tmp_path, capsys):
     useful = {
         "--nu": name.startswith("rff") or name == "mixture",
         "--num-features": name.startswith("rff") or name in ("mixture", "positive"),
@@ -574,7 +574,7 @@ def test_bad_input_exits_2_with_a_message(args, message, corpus, tmp_path, capsy
     assert captured.out == ""
 
 
-def test_other_settings_are_named_on_resuming(corpus, tmp_path, capsys):
+def test_changed_settings_are_named_on_resuming(corpus, tmp_path, capsys):
     assert toy(tmp_path, "--epochs", "1", "--embedding-dim", "5") == 0
     assert toy(tmp_path, "--epochs", "1") == 2
     assert "resume it, choose another folder, or delete them" in capsys.readouterr().err
@@ -585,7 +585,7 @@ def test_other_settings_are_named_on_resuming(corpus, tmp_path, capsys):
     assert "holds a run of samplesoft train toy" in capsys.readouterr().err
 
 
-def test_epochs_are_remembered(tmp_path):
+def test_epochs_are_saved(tmp_path):
     assert toy(tmp_path, "--epochs", "1") == 0
     assert toy(tmp_path, "--resume", "--epochs", "3") == 0
     assert toy(tmp_path, "--resume") == 0
