@@ -31,6 +31,7 @@ import samplesoft
 from samplesoft._files import replaced
 from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
 from samplesoft.samplers import SamplerInputs, dense_proposals
+from samplesoft.schemes import SCHEMES
 
 # line: proposal, scheme, label, colour (Okabe and Ito's, safe for the colour-blind), marker
 LINES: tuple[tuple[str, str, str, str, str], ...] = (
@@ -119,7 +120,7 @@ def compute(examples: Embeddings, args: argparse.Namespace) -> list[dict[str, An
         (proposal, scheme, m)
         for proposal, scheme, *_ in LINES
         for m in grid
-        if m > 1 or scheme != "jackknife"  # which leaves one draw out
+        if m >= SCHEMES[scheme].least_draws
     ]
     return [
         measure(examples, logits, proposals[proposal], proposal, scheme, m, args.tau)
@@ -162,7 +163,7 @@ def measure(
 
 def has_moments(scheme: str, m: int) -> bool:
     """Return whether the variance is computed: ten times the work, and none for the jackknife."""
-    return scheme == "negatives" and m in {10**k for k in range(12)}
+    return SCHEMES[scheme].has_bounds and m in {10**k for k in range(12)}
 
 
 def describe(examples: Embeddings, args: argparse.Namespace) -> str:
@@ -191,7 +192,7 @@ def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
         style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.6}
         left.loglog(m, l1, **style)
         ends.append((float(np.log10(l1[-1])), label, colour))
-        if scheme == "negatives":
+        if SCHEMES[scheme].has_bounds:
             known = [r for r in chosen if r["h_variance_mean"] != ""]
             m = [r["num_sampled"] for r in known]
             square = np.array([r["h_squared_bias_mean"] for r in known])

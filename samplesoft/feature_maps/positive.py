@@ -104,10 +104,8 @@ class PositiveRandomFeatures(FeatureMap):
         variance: FloatArray = np.exp(2.0 * (dots + exponent)) * -np.expm1(-2.0 * exponent) / num
         if self.frequencies == "orthogonal":
             # beyond both limits the part above is all
-            exponent, square = (
-                np.minimum(exponent, 300.0),
-                np.exp(np.minimum(2.0 * dots, LARGEST_EXPONENT)),
-            )
+            exponent = np.minimum(exponent, 300.0)
+            square = np.exp(np.minimum(2.0 * dots, LARGEST_EXPONENT))
             together = orthogonal_moment(self.dim, exponent) * np.exp(-2.0 * exponent) - 1.0
             variance += orthogonal_pairs(self.dim, num) / num**2 * together * square
         return np.maximum(variance, 0.0)
