@@ -242,7 +242,7 @@ class Loss(ABC):
 
     @staticmethod
     def not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
-        """Return what is said of losses (B,) that are not all finite."""
+        """Return the error for losses (B,) that are not all finite."""
         worst = int(np.argmin(np.isfinite(losses)))
         return ValueError(
             f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "

@@ -1,4 +1,4 @@
-"""What a sampled loss is told about its draws, checked."""
+"""Checks of what sampled losses are given: draws, and expected counts of the labels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_draw(
 
 
 def no_draw(value: Any) -> TypeError:
-    """Return what is said of something that is not a draw."""
+    """Return the error for something that is not a draw."""
     return TypeError(
         f"`draw` must be a Draw, got {type(value).__name__}; sampled losses take one from "
         "sampler.sample(h, num_sampled, ...)."
@@ -76,7 +76,7 @@ def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int
 
 
 def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
-    """Say what is wrong with a draw that is not `are_drawable`."""
+    """Return the error for a draw that `are_drawable` refuses."""
     if ids.min() < 0 or ids.max() >= n:
         return ValueError(
             f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
@@ -90,7 +90,7 @@ def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
 
 
 def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
-    """Check the logarithms (P,) of how often a draw contains each label in the mean.
+    """Check the logarithms (P,) of how many draws of each label are expected.
 
     Parameters
     ----------

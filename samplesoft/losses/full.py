@@ -84,13 +84,13 @@ class FullSoftmaxLoss(Loss):
             scale = np.exp(top - best - to_best)
         return losses, _Saved(top, scale, d_labels * signs)
 
-    def _other_classes(self, batch: Batch, skip: IntArray) -> tuple[Rows, FloatArray]:
-        """Return the greatest score (B,) but of a skipped class, and the sum relative to it."""
+    def _other_classes(self, batch: Batch, excluded: IntArray) -> tuple[Rows, FloatArray]:
+        """Return the greatest score (B,) of all classes but one, and their sum relative to it."""
         top = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
         for block in class_blocks(batch.z, batch.class_embeddings, batch.biases, self.normalize):
             finish(block.scores, block.offsets, self.absolute)
-            add_exponentials(block.scores, block.part.start, skip, top, total)
+            add_exponentials(block.scores, block.part.start, excluded, top, total)
         return top, total
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:

@@ -143,7 +143,7 @@ class SampledLoss(Loss):
         return hits, correct(scores, ids, log_counts, labels, logits, hits)
 
     def contains_label(self, labels: IntArray, pair: int) -> ValueError:
-        """Return what is said of a draw that must not contain the label."""
+        """Return the error for a draw that must not contain the label."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."

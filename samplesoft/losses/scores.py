@@ -1,4 +1,4 @@
-"""Scores of the label and of drawn classes of each example, and the way back to the vectors.
+"""Scores of the label and of drawn classes of each example, and gradients of both kinds of vectors.
 
 The classes that occur stand in a block of rows, so that norms, gradients and sums over duplicates
 cost what the block costs, and never what n classes cost.

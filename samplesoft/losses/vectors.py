@@ -1,4 +1,4 @@
-"""Context and class vectors as a loss sees them: checked, perhaps of norm 1, and the way back."""
+"""Context and class vectors: checked, divided by their norms, and the gradient of that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_class_embeddings(value: Any) -> Rows:
 def require_finite_rows(rows: Rows, first: int = 0) -> None:
     """Raise for class vectors (r, d) that are not finite; `first` is the class of the first."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(rows.sum()):  # one pass and no array; where it overflows, look at each
+        if np.isfinite(rows.sum()):  # one pass and no array; look at each where it overflows
             return
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
@@ -83,7 +83,7 @@ def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows,
 
 
 def no_norm(name: str, norm: float, row: int) -> ValueError:
-    """Return what is said of a row that cannot be normalised."""
+    """Return the error for a row that cannot be normalised."""
     return ValueError(
         f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got {norm} for "
         f"row {row}; start from random vectors, or use normalize=False."

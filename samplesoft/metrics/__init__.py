@@ -1,4 +1,8 @@
-"""Measures of a model: the loss over all classes, the best classes, and how good a ranking is."""
+"""Measures of a model, on all classes and not on drawn ones.
+
+`evaluate` gives the loss of the full softmax and hits among the best classes, `top_k_classes` the
+best classes themselves, and `ranking_scores` precision, recall and nDCG of such lists.
+"""
 
 from samplesoft.metrics.evaluation import Evaluation, evaluate, top_k_classes
 from samplesoft.metrics.ranking import ranking_scores

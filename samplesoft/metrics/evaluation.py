@@ -115,7 +115,7 @@ def evaluate(
     """
     rows = check_class_embeddings(class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
-    if normalize:  # here, so that messages have the row in the whole of h
+    if normalize:  # here, so that messages name the row of h, not of a part of it
         contexts, _ = unit_rows("h", contexts.copy())
     targets = check_targets(labels, len(contexts), len(rows))
     sizes = sorted({_check_k(size, len(rows)) for size in np.atleast_1d(k)})

@@ -1,4 +1,4 @@
-"""How good lists of best classes are."""
+"""Precision, recall and nDCG of lists of best classes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import sparse
 
-from samplesoft._validation import IntArray
+from samplesoft._validation import IntArray, as_count, as_ids
 
 
-def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, float]:
+def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[str, float]:
     """Compute precision, recall and nDCG of lists of classes.
 
     Parameters
     ----------
-    ids : ndarray of int64, shape (B, K)
-        Distinct classes of each example, the best first.
+    ids : array_like of int, shape (B, K)
+        Distinct classes of each example, the best first, as from `top_k_classes`.
     labels : scipy.sparse matrix, shape (B, n)
         Labels where it is not 0. Examples without any are left out.
-    k : sequence of int
+    k : int or sequence of int
         Lengths of the lists to score, at most K.
 
     Returns
     -------
-    dict
+    dict of str to float
         For each k ``precision_at_k``, the mean share of labels in a list; ``recall_at_k``, that
         of the labels that are in it; and ``ndcg_at_k``, the sum of ``1 / log2(1 + place)`` over
         the labels in it, divided by the greatest possible.
 
     Raises
     ------
-    ValueError
-        If a length is out of range, or no example has a label.
+    TypeError, ValueError
+        If an argument is malformed, a length is out of range, or no example has a label.
 
     References
     ----------
@@ -43,19 +44,24 @@ def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, fl
 
     Examples
     --------
+    >>> import numpy as np
     >>> from scipy.sparse import csr_array
     >>> labels = csr_array(np.array([[1, 0, 1, 0], [0, 0, 0, 1]]))
     >>> ranking_scores(np.array([[2, 1], [3, 0]]), labels, [1, 2])["precision_at_2"]
     0.5
     """
-    if min(k) < 1 or max(k) > ids.shape[1]:
-        raise ValueError(
-            f"`k` must hold lengths from 1 to {ids.shape[1]}, that of the lists, got {list(k)}."
-        )
     labels = sparse.csr_array(labels, copy=True)
-    if labels.shape[0] != len(ids):
+    given = np.asarray(ids)
+    if given.ndim != 2 or len(given) != labels.shape[0]:
         raise ValueError(
-            f"`labels` must have a row for each of the {len(ids)} lists, got {labels.shape[0]}."
+            f"`ids` must have shape (B, K), with a list for each of the {labels.shape[0]} rows of "
+            f"`labels`, got {given.shape}."
+        )
+    lists: IntArray = as_ids("ids", given.ravel(), labels.shape[1]).reshape(given.shape)
+    sizes = [as_count("k", size) for size in np.atleast_1d(k)]
+    if not sizes or max(sizes) > lists.shape[1]:
+        raise ValueError(
+            f"`k` must hold lengths from 1 to {lists.shape[1]}, that of the lists, got {sizes}."
         )
     labels.sum_duplicates()
     labels.eliminate_zeros()
@@ -63,15 +69,15 @@ def ranking_scores(ids: IntArray, labels: Any, k: Sequence[int]) -> dict[str, fl
     rows = np.flatnonzero(counts)
     if not len(rows):
         raise ValueError("`labels` must hold a label for some example, got none.")
-    hits = np.zeros(ids.shape, bool)
+    hits = np.zeros(lists.shape, bool)
     for b in rows:
         own = labels.indices[labels.indptr[b] : labels.indptr[b + 1]]
-        hits[b] = np.isin(ids[b], own)
+        hits[b] = np.isin(lists[b], own)
     hits, counts = hits[rows], counts[rows]
-    gains = 1.0 / np.log2(np.arange(2, ids.shape[1] + 2))
+    gains = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
     best = np.cumsum(gains)
     found = {}
-    for size in k:
+    for size in sizes:
         in_list = hits[:, :size]
         number = in_list.sum(axis=1)
         found[f"precision_at_{size}"] = float(np.mean(number / size))

@@ -69,7 +69,7 @@ class LinearSoftmax:
     num_inputs, num_classes : int
         Columns v of an input, and classes n.
     settings : LinearSoftmaxSettings
-        The rest.
+        Sizes, loss and sampler.
     counts : array_like, shape (n,), optional
         How often each class occurs, for samplers that draw by that.
     dtype : dtype
@@ -222,7 +222,7 @@ class LinearSoftmax:
             If an argument is malformed.
         """
         if leave_out is not None:
-            return self._top_of_the_rest(x, k, leave_out)
+            return self._top_k_without(x, k, leave_out)
         settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
         found = [
             top_k_classes(
@@ -233,7 +233,7 @@ class LinearSoftmax:
         ids, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return ids, scores
 
-    def _top_of_the_rest(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
+    def _top_k_without(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
         ids = np.empty((x.shape[0], k), np.int64)
         best = np.empty((x.shape[0], k), self.dtype)
         for part, scores in self.scores(x):
@@ -277,7 +277,7 @@ class LinearSoftmax:
             self.softmax.sampler.load_state(learned)
 
     def _thinned(self, x: Any, key: np.uint64) -> Any:
-        """Leave out some entries, and scale the others up so that their mean stays."""
+        """Set some entries to 0, and scale the others up so that the mean stays."""
         rate = self.settings.dropout
         if rate == 0.0:
             return x

@@ -1,4 +1,4 @@
-"""What a softmax layer is made of, as names and numbers that go into JSON."""
+"""Settings of a softmax layer: names and numbers, which go into JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimator."""
+"""The scikit-learn estimator: how it is trained, saved and loaded."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
-        """Forget what has been set if the body fails; parameters of a warm start stay changed."""
+        """Undo what the body has set if it fails; trained parameters stay changed."""
         before = dict(vars(self))
         try:
             yield

@@ -164,7 +164,7 @@ class PredictionMixin:
         return X
 
     def _room(self, num: int) -> NDArray[Any]:
-        """Return room for a number for each input and class, if there is."""
+        """Return an array for a number for each input and class, or raise MemoryError."""
         n = len(self.classes_)
         needed, available = 8 * num * n, available_bytes()
         if available is not None and needed > available:

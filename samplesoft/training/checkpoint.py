@@ -62,7 +62,7 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     OSError
         If it cannot be written; the old one stands then.
     TypeError, ValueError
-        If an array holds Python objects, or the rest is not plain JSON.
+        If an array holds Python objects, or config or values are not plain JSON.
 
     Examples
     --------
@@ -281,7 +281,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def _require_whole(path: str | Path, stream: BinaryIO) -> None:
-    """Compare the checksum at the end with that of all before it, and go back to the start."""
+    """Compare the checksum at the end with that of all bytes before it; rewind."""
     rest = max(stream.seek(0, 2) - _TRAILER, 0)
     stream.seek(0)
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What a checkpoint tells of its softmax layer: contexts, labels, class vectors and tau."""
+"""The softmax layer of a checkpoint: contexts, labels, class vectors and tau."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class LanguageModelTask(Task):
         self.softmax.update(getattr(gradients["softmax.class_embeddings"], "ids", None))
 
     def refresh(self) -> None:
-        """Let the sampler be as if made from the class vectors."""
+        """Make the sampler anew from the class vectors."""
         self.softmax.refresh()
 
     def validate(self) -> dict[str, float]:
@@ -202,7 +202,7 @@ class LanguageModelTask(Task):
         return {"hidden": self._state[0], "cells": self._state[1], **prefixed({"sampler": learned})}
 
     def load_state(self, state: Arrays) -> None:
-        """Take over a hidden state, and what a sampler has learned."""
+        """Load a hidden state, and what a sampler has learned."""
         self._state = state["hidden"], state["cells"]
         learned = part("sampler", state)
         if learned and self.softmax.sampler is not None:

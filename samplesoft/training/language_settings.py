@@ -1,4 +1,4 @@
-"""What a language model is made of."""
+"""Settings of a language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint tells of a linear softmax model, and the model made from it again."""
+"""The linear softmax model of a checkpoint, made again for prediction."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class RetrievalTask(Task):
         The model.
     leave_out : bool
         Whether inputs are items that a user has taken and labels the same items: in validation a
-        fifth of them is to be found from the rest, and the rest left out of the lists.
+        fifth of them is to be found from the other items, which are left out of the lists.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class RetrievalTask(Task):
         self.model.after_step(gradients)
 
     def refresh(self) -> None:
-        """Let the sampler be as if made from the class vectors."""
+        """Make the sampler anew from the class vectors."""
         self.model.softmax.refresh()
 
     def state(self) -> Arrays:
@@ -169,7 +169,7 @@ class RetrievalTask(Task):
         return self.model.state()
 
     def load_state(self, state: Arrays) -> None:
-        """Take over what a sampler has learned."""
+        """Load what a sampler has learned."""
         self.model.load_state(state)
 
     def validate(self) -> dict[str, float]:

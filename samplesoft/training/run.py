@@ -87,7 +87,7 @@ class Run:
         self.at.add(loss, norm, time.perf_counter() - start)
 
     def change_parameters(self, index: int) -> tuple[float, float]:
-        """Return the loss of a step and the norm of its gradients, which have been followed."""
+        """Change the parameters by a step; return its loss and the norm of its gradients."""
         loss, gradients = self.task.step(self.at.epoch, index)
         self.require_finite("loss", loss)
         try:
@@ -100,7 +100,7 @@ class Run:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Take overflow for divergence, and say where the run was when the body failed."""
+        """Treat overflow as divergence, and name the step in errors of the body."""
         try:
             with np.errstate(over="raise", invalid="raise"):
                 yield

@@ -81,7 +81,7 @@ class Settings:
                 as_count(name, getattr(self, name))
 
     def config(self) -> dict[str, Any]:
-        """Return what decides the bits of a run: all but when it stops."""
+        """Return the settings that decide the numbers of a run: all but when it stops."""
         config = plain(asdict(self))
         del config["epochs"], config["patience"]
         return config
@@ -141,7 +141,7 @@ class Progress:
         self.seconds += seconds
 
     def end_epoch(self, loss: float) -> bool:
-        """Count an epoch with its validation loss; tell whether it is the best."""
+        """Count an epoch with its validation loss; return whether it is the best."""
         self.epoch += 1
         self.index = 0
         self.loss_sum = self.norm_sum = self.epoch_seconds = 0.0
@@ -151,7 +151,7 @@ class Progress:
         return better
 
     def is_over(self, settings: Settings) -> bool:
-        """Tell whether all epochs are done, or none has been better for long enough."""
+        """Return whether all epochs are done, or none has been better for `patience` epochs."""
         stale = self.epoch - (self.best_epoch or 0)
         return self.epoch >= settings.epochs or (
             settings.patience is not None and stale >= settings.patience

@@ -60,7 +60,7 @@ class Task(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return plain JSON that tells this model, its data and its seed from others."""
+        """Return plain JSON that identifies this model, its data and its seed."""
 
     @abstractmethod
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
@@ -71,7 +71,7 @@ class Task(ABC):
         """Return figures of the validation data, the one to be minimised as ``loss``."""
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:  # noqa: B027
-        """Take notice that the optimizer has changed the parameters."""
+        """Follow the parameters, which the optimizer has just changed."""
 
     def refresh(self) -> None:  # noqa: B027
         """Make anew whatever follows the parameters, such as a sampler's sums.
@@ -85,7 +85,7 @@ class Task(ABC):
         return {}
 
     def state(self) -> Arrays:
-        """Return what must survive besides the parameters, such as a hidden state."""
+        """Return what a resumed run needs besides the parameters, such as a hidden state."""
         return {}
 
     def load_state(self, state: Arrays) -> None:  # noqa: B027

@@ -91,7 +91,7 @@ class ToySettings:
 
 
 class ToyTask(Task):
-    """Tell classes apart by a fixed random projection of their one-hot vectors.
+    """Recognise classes by a fixed random projection of their one-hot vectors.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Training in a folder: begin or resume, and take over what was trained."""
+"""Training in a folder: begin or resume, and load what was trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(
     resume: bool = False,
     progress: bool | Callable[[dict[str, Any]], object] = False,
 ) -> Progress:
-    """Train, or go on where an earlier run was interrupted, with the same bits as without.
+    """Train, or resume a run that was interrupted, with the same result to the last bit.
 
     The folder gets ``checkpoint.npz``, ``best.npz`` of the epoch with the lowest validation loss,
     and ``log.jsonl``. A run may be killed at any time; what it did after its last checkpoint is
@@ -141,7 +141,7 @@ def require_run(folder: str | Path) -> None:
 
 
 def load_parameters(path: str | Path, task: Task) -> None:
-    """Take over the parameters of a checkpoint, such as those of the best epoch.
+    """Load the parameters of a checkpoint, such as those of the best epoch.
 
     Parameters
     ----------

@@ -36,6 +36,23 @@ def test_scores_are_the_means_of_their_definitions(rows, seed):
         np.testing.assert_allclose(got, wanted)
 
 
-def test_lists_that_are_too_short():
-    with pytest.raises(ValueError, match="lengths from 1 to 2, that of the lists, got \\[3\\]"):
-        ranking_scores(np.array([[0, 1]]), csr_array(np.eye(2)[:1]), [3])
+def test_one_length_and_dense_labels():
+    found = ranking_scores([[2, 1], [3, 0]], np.array([[1, 0, 1, 0], [0, 0, 0, 1]]), 2)
+    assert found["precision_at_2"] == 0.5 and found["recall_at_2"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "ids, k, message",
+    [
+        ([[0, 1]], [3], r"lengths from 1 to 2, that of the lists, got \[3\]"),
+        ([[0, 1]], [], "lengths from 1 to 2"),
+        ([[0, 1]], [0], "`k` must be at least 1, got 0"),
+        ([[0, 2]], [1], r"`ids` must lie in 0\.\.1"),
+        ([[0.0, 1.0]], [1], "`ids` must hold integers"),
+        ([0, 1], [1], r"`ids` must have shape \(B, K\), with a list for each of the 1 rows"),
+        ([[0, 1], [1, 0]], [1], r"a list for each of the 1 rows of `labels`, got \(2, 2\)"),
+    ],
+)
+def test_arguments_that_are_refused(ids, k, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ranking_scores(ids, csr_array(np.eye(2)[:1]), k)

@@ -77,7 +77,7 @@ def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
 
 @njit
 def add_exponentials(
-    scores: Floats, first: int, skip: IntArray, top: Floats, total: FloatArray
+    scores: Floats, first: int, excluded: IntArray, top: Floats, total: FloatArray
 ) -> None:
     """Add a block of classes to running sums of ``exp(score - top)``.
 
@@ -87,7 +87,7 @@ def add_exponentials(
         Scores of classes ``first, first + 1, ...``; overwritten.
     first : int
         The first class.
-    skip : ndarray of int64, shape (B,)
+    excluded : ndarray of int64, shape (B,)
         A class of each example that stays out of its sum.
     top : ndarray, shape (B,)
         Greatest score so far, -inf before the first block; updated.
@@ -96,8 +96,8 @@ def add_exponentials(
     """
     batch = len(top)
     for b in range(batch):
-        if 0 <= skip[b] - first < len(scores):
-            scores[skip[b] - first, b] = -np.inf
+        if 0 <= excluded[b] - first < len(scores):
+            scores[excluded[b] - first, b] = -np.inf
     shift = top.copy()
     for j in range(len(scores)):
         row = scores[j]
@@ -105,7 +105,7 @@ def add_exponentials(
             top[b] = max(top[b], row[b])
     for b in range(batch):
         before = np.float64(shift[b])
-        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but the skipped one
+        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but the excluded one
         total[b] *= np.exp(before - shift[b])
     run = np.empty_like(top)
     for begin in range(0, len(scores), _RUN):

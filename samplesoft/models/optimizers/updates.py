@@ -47,7 +47,7 @@ def greatest(dtype: np.dtype[Any], squares: bool) -> float:
 def wrong_shape(
     name: str, got: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...], ids: Any
 ) -> ValueError:
-    """Return what is said of a gradient that has not the shape of its parameter."""
+    """Return the error for a gradient that has not the shape of its parameter."""
     rows = "" if ids is None else f" and there are {ids.shape[0]} ids"
     return ValueError(
         f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "
@@ -56,7 +56,7 @@ def wrong_shape(
 
 
 def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> ValueError:
-    """Return what is said of a gradient with a number beyond what a step bears."""
+    """Return the error for a gradient with a number that is too large for a step."""
     return ValueError(
         f"`gradients` must be finite, and at most {limit:.2g} for a {dtype} parameter, got {worst} "
         f"for {name!r}; clip it, or look for the first step that is too large."
@@ -64,7 +64,7 @@ def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> Valu
 
 
 def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:
-    """Return what is said of rows that are not those of a parameter, each once."""
+    """Return the error for ids that are not rows of a parameter, each once."""
     return ValueError(
         f"`gradients` must have ids that ascend, each once, in 0..{num - 1} for {name!r}, got "
         f"{ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that have the same id "
