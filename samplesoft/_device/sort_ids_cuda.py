@@ -16,7 +16,7 @@ def sort(ids: Any, stop: int) -> tuple[Any, Any]:
     num = ids.shape[0]
     order = empty(num, np.int64)
     launch_threads(kernels.count_up, num, order)
-    threads = -(-num // kernels.EACH)
+    threads = -(-num // kernels.IDS_EACH)
     places = empty((kernels.DIGITS, threads), np.int64)
     divisor = 1
     while divisor < stop:
@@ -47,8 +47,8 @@ def _runs(ids: Any, divisor: int) -> tuple[Any, Any, Any]:
     return values, starts, places
 
 
-def group(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
-    """Return what `sort_ids.group` does for ids (K,) below `stop`, but for the last start."""
+def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
+    """Return what `sort_ids.equal_runs` does for ids (K,) below `stop`, but for the last start."""
     in_order, order = sort(ids, stop)
     unique, starts, places = _runs(in_order, 1)
     inverse = empty(ids.shape[0], np.int64)

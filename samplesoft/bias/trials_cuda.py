@@ -6,7 +6,7 @@ import numpy as np
 
 from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled
-from samplesoft._device.sort_ids_cuda import group
+from samplesoft._device.sort_ids_cuda import equal_runs
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.bias import trials_cuda as kernels
@@ -59,9 +59,9 @@ class CudaTrials:
             losses, classes = empty(size, np.float64), empty((size, capacity), np.int64)
             drawn = there, key, part.start, where, seen, ids, counts, values, rest
             launch_threads(kernels.run_trials, size, *drawn, losses, classes)
-            unique, _, order, starts = group(classes.reshape(-1), n + 1)
-            grouped = unique, starts, order, values.reshape(-1)
-            launch_warps(kernels.add_moments, unique.shape[0], *grouped, sums)
+            unique, _, order, starts = equal_runs(classes.reshape(-1), n + 1)
+            runs = unique, starts, order, values.reshape(-1)
+            launch_warps(kernels.add_moments, unique.shape[0], *runs, sums)
             found = losses.copy_to_host()
             change = found.mean() - mean
             mean += change * (size / part.stop)

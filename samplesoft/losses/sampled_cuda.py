@@ -24,7 +24,7 @@ from samplesoft._device.arrays_cuda import (
     take_rows,
 )
 from samplesoft._device.select import on_device, to_host
-from samplesoft._device.sort_ids_cuda import group
+from samplesoft._device.sort_ids_cuda import equal_runs
 from samplesoft.kernels.arrays import checks_cuda
 from samplesoft.kernels.losses import sampled_loss_cuda as kernels
 from samplesoft.losses.base import Batch, Cache, check_weights, total_weight
@@ -118,8 +118,8 @@ class CudaPasses:
         d_biases = empty(0 if batch.biases is None else saved.classes.shape[0], dtype)
         placed = saved.slopes, saved.block, saved.places, saved.shared, weights, dz
         launch_warps(kernels.context_sums, dz.shape[0], *placed)
-        grouped = saved.slopes, batch.z, saved.order, saved.starts, saved.shared, weights
-        launch_warps(kernels.class_sums, d_block.shape[0], *grouped, d_block, d_biases)
+        runs = saved.slopes, batch.z, saved.order, saved.starts, saved.shared, weights
+        launch_warps(kernels.class_sums, d_block.shape[0], *runs, d_block, d_biases)
         if saved.norms is not None:
             launch_warps(kernels.unit_gradient, d_block.shape[0], d_block, saved.block, saved.norms)
         dh = dz if self._loss.tau == 1.0 else cast(dz, dtype, self._loss.tau)
@@ -133,7 +133,7 @@ class CudaPasses:
         candidates = empty(size + m if shared else size * (1 + m), np.int64)
         joined = batch.targets.labels, ids, shared, candidates
         launch_threads(kernels.join, candidates.size, *joined)
-        classes, places, order, starts = group(candidates, batch.class_embeddings.shape[0])
+        classes, places, order, starts = equal_runs(candidates, batch.class_embeddings.shape[0])
         block, norms = take_rows(batch.class_embeddings, classes), None
         if self._loss.normalize:
             block, norms = unit_rows("class_embeddings", block, classes)

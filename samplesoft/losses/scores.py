@@ -13,7 +13,7 @@ import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.arrays.sort_ids import add_groups, group
+from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
 from samplesoft.kernels.losses.candidate_scores import (
     class_sums,
     context_sums,
@@ -64,7 +64,7 @@ class CandidateScores(ABC):
         self.z = batch.targets.rows(batch.z)
         self._owners = batch.targets
         candidates = self._places(batch.targets.labels, ids)
-        self.classes, self.places, self.order, self.starts = group(
+        self.classes, self.places, self.order, self.starts = equal_runs(
             candidates, len(batch.class_embeddings)
         )
         rows = self._rows(candidates)
@@ -200,7 +200,7 @@ class _SharedScores(CandidateScores):
 
     def _merged(self, d_block: Rows) -> Rows:
         sums = np.empty((len(self.classes), d_block.shape[1]), d_block.dtype)
-        add_groups(d_block, self.order, self.starts, 0, sums)
+        add_runs(d_block, self.order, self.starts, 0, sums)
         return sums
 
     def _totals(self, d_scores: Rows, weights: Rows) -> Rows:

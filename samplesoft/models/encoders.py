@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count, as_ids, require_well_formed
-from samplesoft.kernels.arrays.sort_ids import add_groups, group
+from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
 from samplesoft.kernels.math.weighted_rows import weighted_rows
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import (
@@ -136,11 +136,11 @@ class Embedding:
         dim = weights.shape[1]
         check_array("dy", dy, (*cache.shape, dim), weights.dtype)
         values = np.ascontiguousarray(dy).reshape(-1, dim)
-        ids, _, order, starts = group(cache.ravel(), len(weights))
+        ids, _, order, starts = equal_runs(cache.ravel(), len(weights))
         rows = np.empty((len(ids), dim), weights.dtype)
 
         def add(part: slice) -> None:
-            add_groups(values, order, starts, part.start, rows[part])
+            add_runs(values, order, starts, part.start, rows[part])
 
         _each_part(rows, add)
         return None, {"weights": SparseRows(ids, rows)}
@@ -267,7 +267,7 @@ class SparseLinear:
         batch = len(cache.starts) - 1
         check_array("dy", dy, (batch, weights.shape[1]), weights.dtype)
         dy = np.ascontiguousarray(dy)
-        ids, _, order, starts = group(cache.columns.astype(np.int64), len(weights))
+        ids, _, order, starts = equal_runs(cache.columns.astype(np.int64), len(weights))
         owners = np.repeat(np.arange(batch), np.diff(cache.starts))[order]
         values = cache.values[order]
         rows = np.empty((len(ids), weights.shape[1]), weights.dtype)

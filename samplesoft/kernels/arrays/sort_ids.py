@@ -12,8 +12,8 @@ _CROWD = 16  # classes for each id up to which counting all of them beats sortin
 
 
 @njit
-def group(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Group the places of equal ids.
+def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Find runs of equal ids, as they would stand if the ids were sorted.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ def group(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray
     inverse : ndarray of int64, shape (K,)
         Place in `unique` of each of `ids`.
     order : ndarray of int64, shape (K,)
-        Places in `ids`, those of ``unique[0]`` first, in rising order within a group.
+        Places in `ids`, sorted by id: those of ``unique[0]`` first, each run in rising order.
     starts : ndarray of int64, shape (k + 1,)
-        Where each group starts in `order`.
+        Where the run of each id starts in `order`.
     """
     if n <= _CROWD * len(ids):
         return _by_counting(ids, n)
@@ -88,24 +88,24 @@ def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
 
 
 @njit
-def add_groups(
+def add_runs(
     values: NDArray[np.floating],
     order: IntArray,
     starts: IntArray,
     first: int,
     sums: NDArray[np.floating],
 ) -> None:
-    """Write the sums of the rows `values` (K, d) of groups ``first, first + 1, ...``.
+    """Write the sums of the rows `values` (K, d) of runs ``first, first + 1, ...``.
 
     Parameters
     ----------
     values : ndarray, shape (K, d)
         A row for each id.
     order, starts : ndarray of int64
-        From `group`.
+        From `equal_runs`.
     first : int
-        The first group.
-    sums : ndarray, shape (groups, d)
+        The first run.
+    sums : ndarray, shape (runs, d)
         Output.
     """
     for g in range(len(sums)):

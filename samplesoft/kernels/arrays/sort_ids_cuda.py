@@ -15,8 +15,8 @@ from samplesoft._cuda import (
 )
 
 DIGITS = 16
-EACH = 32  # ids that a thread brings into order one after another
-PART = 32 * WARP_SIZE  # numbers that a group sums
+IDS_EACH = 32  # ids that a thread brings into order one after another
+PART = 32 * WARP_SIZE  # numbers that a warp sums
 
 
 @kernel
@@ -27,7 +27,7 @@ def count_digits(ids: Any, divisor: int, counts: Any) -> None:
         return
     for digit in range(DIGITS):
         counts[digit, t] = 0
-    for i in range(t * EACH, min((t + 1) * EACH, ids.shape[0])):
+    for i in range(t * IDS_EACH, min((t + 1) * IDS_EACH, ids.shape[0])):
         counts[ids[i] // divisor % DIGITS, t] += 1
 
 
@@ -35,7 +35,7 @@ def count_digits(ids: Any, divisor: int, counts: Any) -> None:
 def sum_before(values: Any, totals: Any) -> None:
     """Replace each of `values` (N,) by the sum of those before it in its part, of `PART` numbers.
 
-    `totals` gets the sum of each part; a group for each.
+    `totals` gets the sum of each part; a warp for each.
     """
     part = warp_index()
     if part >= totals.shape[0]:
@@ -68,7 +68,7 @@ def move_by_digit(
     t = thread_index()
     if t >= places.shape[1]:
         return
-    for i in range(t * EACH, min((t + 1) * EACH, ids.shape[0])):
+    for i in range(t * IDS_EACH, min((t + 1) * IDS_EACH, ids.shape[0])):
         digit = ids[i] // divisor % DIGITS
         place = places[digit, t]
         places[digit, t] = place + 1

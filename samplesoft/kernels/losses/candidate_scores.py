@@ -89,7 +89,7 @@ def class_sums(
     z : ndarray, shape (B, d)
         Contexts.
     order, starts : ndarray of int64
-        Places in the flat scores of each class, from `samplesoft.kernels.arrays.sort_ids.group`.
+        Places in the flat scores of each class, from `kernels.arrays.sort_ids.equal_runs`.
     first : int
         The first class.
     d_block : ndarray, shape (classes, d)
@@ -108,7 +108,7 @@ def class_sums(
 
 @njit
 def group_totals(d_scores: Floats, order: IntArray, starts: IntArray) -> Floats:
-    """Return the sum of the flat `d_scores` of each group."""
+    """Return the sum of the flat `d_scores` of each class."""
     totals = np.zeros(len(starts) - 1, d_scores.dtype)
     flat = d_scores.ravel()
     for g in range(len(totals)):

@@ -12,21 +12,21 @@ LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` nev
 
 
 @njit
-def exp_weights(weights: FloatArray, skip: int) -> tuple[float, float]:
-    """Replace logits by exp(logit) divided by the greatest, and that of `skip` by 0.
+def exp_weights(weights: FloatArray, excluded: int) -> tuple[float, float]:
+    """Replace logits by exp(logit) divided by the greatest, and that of `excluded` by 0.
 
     Returns the sum of the weights, and the greatest logit.
     """
     greatest = -np.inf
     for c in range(len(weights)):
-        if c != skip:
+        if c != excluded:
             greatest = max(greatest, weights[c])
     for c in range(len(weights)):
-        weights[c] = weights[c] - greatest if c != skip else -np.inf
+        weights[c] = weights[c] - greatest if c != excluded else -np.inf
     exp_to(weights)
     total = 0.0
     for c in range(len(weights)):
-        weights[c] = weights[c] if c != skip and weights[c] > LEAST else 0.0
+        weights[c] = weights[c] if c != excluded and weights[c] > LEAST else 0.0
         total += weights[c]
     return total, greatest
 

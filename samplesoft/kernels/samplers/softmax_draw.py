@@ -22,9 +22,9 @@ Real = NDArray[Any]  # float32 or float64
 
 @njit
 def visit(
-    bucket: Real, query: Real, size: int, skip: int, logits: Real, weights: FloatArray
+    bucket: Real, query: Real, size: int, excluded: int, logits: Real, weights: FloatArray
 ) -> tuple[float, float]:
-    """Write the logits of a block, and for all but `skip` exp(logit) divided by the greatest.
+    """Write the logits of a block, and for all but `excluded` exp(logit) divided by the greatest.
 
     Returns the sum of what is written last, and the greatest logit, which they are divided by.
     """
@@ -34,7 +34,7 @@ def visit(
             logits[c] += bucket[i, c] * query[i]
     for c in range(size):
         weights[c] = float(logits[c])
-    return exp_weights(weights[:size], skip)
+    return exp_weights(weights[:size], excluded)
 
 
 @njit
@@ -82,8 +82,9 @@ def draw(
             first = block * width
             size = min(width, num_classes - first)
             if block != here:
-                skip = exclude[b] - first
-                within, greatest = visit(buckets[block], queries[b], size, skip, logits, weights)
+                within, greatest = visit(
+                    buckets[block], queries[b], size, exclude[b] - first, logits, weights
+                )
                 here = block
             c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
             ids[b, k] = first + c
@@ -117,8 +118,9 @@ def log_prob(
             first = block * width
             if block != here:
                 size = min(width, num_classes - first)
-                skip = exclude[b] - first
-                within, greatest = visit(buckets[block], queries[b], size, skip, logits, weights)
+                within, greatest = visit(
+                    buckets[block], queries[b], size, exclude[b] - first, logits, weights
+                )
                 here = block
             log_share = masses[b, block] - heaviest - math.log(total)
             own = float(logits[ids[b, k] - first]) - greatest

@@ -41,19 +41,19 @@ def sum_blocks(
     if b >= logits.shape[0]:
         return
     begin = (first + block) * width
-    size, skip = min(width, num_classes - begin), exclude[b] - begin
+    size, excluded = min(width, num_classes - begin), exclude[b] - begin
     greatest = -math.inf
     for c in range(lane(), size, WARP_SIZE):
-        if c != skip:
+        if c != excluded:
             greatest = max(greatest, float(logits[b, block * width + c]))
     greatest = warp_max(greatest)
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
-        if c != skip:
+        if c != excluded:
             total += math.exp(float(logits[b, block * width + c]) - greatest)
     total = warp_sum(total)
     if lane() == 0:
-        alone = size == 1 and skip == 0
+        alone = size == 1 and excluded == 0
         masses[b, first + block] = -math.inf if alone else greatest + math.log(total)
 
 
