@@ -14,22 +14,8 @@ def replaced(path: str | Path) -> Iterator[Path]:
     """Give a new name beside `path`, and move that file to `path` once the body has written it.
 
     The content is on the disk before the name changes, so that `path` holds the old file or the
-    new one after a crash of the machine too. Drafts of processes that were killed are removed.
-
-    Parameters
-    ----------
-    path : str or Path
-        What to write or replace.
-
-    Yields
-    ------
-    Path
-        Where to write; removed if the body fails.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written to.
+    new one after a crash of the machine too. Drafts of processes that were killed are removed, and
+    this one if the body fails.
     """
     path = Path(path)
     before, after = f".{path.stem}.", f".draft{path.suffix}"

@@ -31,15 +31,7 @@ Result = TypeVar("Result")
 def njit(function: Function) -> Function:
     """Compile `function` for one thread, without the GIL, with a disk cache where one is writable.
 
-    Parameters
-    ----------
-    function : callable
-        A kernel or a scalar function in the subset of Python that Numba compiles.
-
-    Returns
-    -------
-    callable
-        The compiled function; division by zero follows IEEE 754, as in NumPy.
+    Division by zero follows IEEE 754, as in NumPy.
     """
     return _compile(function, False)
 
@@ -47,15 +39,7 @@ def njit(function: Function) -> Function:
 def njit_sum(function: Function) -> Function:
     """Compile a sum as `njit` does, free to add in any order and to fuse products into sums.
 
-    Parameters
-    ----------
-    function : callable
-        A short loop that adds; NaN and infinity behave as ever.
-
-    Returns
-    -------
-    callable
-        The compiled function; the last bits of its result depend on the processor.
+    NaN and infinity behave as ever; the last bits of the result depend on the processor.
     """
     return _compile(function, {"reassoc", "contract"})
 
@@ -88,20 +72,9 @@ def num_threads() -> int:
 def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Apply `function` to each item, on the calling thread and a pool, and yield in order.
 
-    At most one unread result per thread is held, so a reduction over the results needs memory
-    for as many of them as there are threads, and its order does not depend on their number.
-
-    Parameters
-    ----------
-    function : callable
-        Releases the GIL while it works, as kernels made by `njit` do.
-    items : iterable
-        One argument for each call.
-
-    Yields
-    ------
-    object
-        ``function(item)`` for each item, in the order of the items.
+    `function` releases the GIL while it works, as kernels made by `njit` do. At most one unread
+    result per thread is held, so a reduction over the results needs memory for as many of them as
+    there are threads, and its order does not depend on their number.
     """
     items = list(items)
     threads = num_threads()
@@ -125,12 +98,7 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
 def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
     """Apply `function` to each item as `thread_map` does, for what it does and not for results.
 
-    Parameters
-    ----------
-    function : callable
-        Releases the GIL while it works, and writes where no other call does.
-    items : iterable
-        One argument for each call.
+    No two calls may write to the same place.
     """
     items = list(items)
     if len(items) == 1:

@@ -43,23 +43,8 @@ def require_memory(
 ) -> None:
     """Raise MemoryError where a size would not fit, and say which value of an option would.
 
-    Parameters
-    ----------
-    what : str
-        What is to be made, for the message.
-    option : str
-        Name of the option, of which larger values need less memory.
-    value, largest : int
-        The value asked for, and the largest that makes sense.
-    predicted : callable
-        Bytes that a value needs.
-    available : float or None
-        Bytes that there are; None where that is not known.
-
-    Raises
-    ------
-    MemoryError
-        If more is needed than is available.
+    `what` is to be made with `option` = `value`, which may grow to `largest`; `predicted` returns
+    the bytes that a value needs, less for larger ones. `available` is None where it is not known.
     """
     if available is None or predicted(value) <= available:
         return

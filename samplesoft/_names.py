@@ -11,20 +11,6 @@ _T = TypeVar("_T")
 def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
     """Join mappings into one, with the name of each before its keys.
 
-    Parameters
-    ----------
-    parts : mapping of str to mapping
-        Such as the parameters of the parts of a model.
-    separator : str
-        What stands between.
-
-    Returns
-    -------
-    dict
-        Of all of them.
-
-    Examples
-    --------
     >>> prefixed({"lstm": {"w": 1}, "softmax": {"w": 2}})
     {'lstm.w': 1, 'softmax.w': 2}
     """
@@ -36,24 +22,8 @@ def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dic
 
 
 def part(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
-    """Return one of the mappings that `prefixed` has joined.
+    """Return one of the mappings that `prefixed` has joined, empty if it was.
 
-    Parameters
-    ----------
-    name : str
-        Its name.
-    arrays : mapping
-        The joined one.
-    separator : str
-        As given to `prefixed`.
-
-    Returns
-    -------
-    dict
-        Empty if it was.
-
-    Examples
-    --------
     >>> part("lstm", {"lstm.w": 1, "softmax.w": 2})
     {'w': 1}
     """

@@ -7,20 +7,7 @@ from typing import Any
 
 
 def progress_bar(wanted: bool, **options: Any) -> Any:
-    """Return a tqdm bar that disappears when it is closed.
-
-    Parameters
-    ----------
-    wanted : bool
-        Whether to show it if stderr is a terminal.
-    **options
-        Arguments of ``tqdm``, such as ``total``.
-
-    Returns
-    -------
-    tqdm.tqdm
-        The bar.
-    """
+    """Return a tqdm bar, which disappears when it is closed; `options` are those of ``tqdm``."""
     from tqdm import tqdm
 
     possible = wanted and sys.stderr is not None  # None if it was closed at the start

@@ -45,22 +45,7 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
 def as_key(rng: int | np.random.Generator | None) -> np.uint64:
     """Turn the public `rng` argument into the 64-bit key of a stream.
 
-    Parameters
-    ----------
-    rng : int or numpy.random.Generator or None
-        A seed, a generator to draw the key from, or None for a fresh key.
-
-    Returns
-    -------
-    numpy.uint64
-        The key.
-
-    Raises
-    ------
-    TypeError
-        If `rng` is of another type.
-    ValueError
-        If `rng` is a negative seed.
+    That is made from a seed, drawn from a generator, or fresh for None.
     """
     if isinstance(rng, np.random.Generator):
         return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))

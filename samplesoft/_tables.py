@@ -34,21 +34,8 @@ def _cells(rows: Sequence[Any], columns: Sequence[Column]) -> list[list[str]]:
 def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
     """Return a Markdown table that is aligned as plain text too.
 
-    Parameters
-    ----------
-    rows : sequence
-        Anything that the columns can show.
-    columns : sequence of (str, callable)
-        Titles, and functions from a row to the text of a cell. The first column is set to the
-        left, the others, of numbers, to the right.
+    The first column is set to the left, the others, of numbers, to the right.
 
-    Returns
-    -------
-    str
-        Lines without one more line break at the end.
-
-    Examples
-    --------
     >>> columns = [("name", lambda row: row[0]), ("n", lambda row: str(row[1]))]
     >>> print(markdown_table([("a", 10), ("b", 2)], columns))
     | name |  n |
@@ -70,29 +57,9 @@ def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
 
 
 def latex_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
-    r"""Return a LaTeX ``tabular`` that needs no package.
+    """Return a LaTeX ``tabular`` that needs no package.
 
-    Parameters
-    ----------
-    rows, columns
-        As for `markdown_table`.
-
-    Returns
-    -------
-    str
-        Lines without one more line break at the end. Text is escaped; numbers such as
-        ``1.5e-06`` are written with powers of ten.
-
-    Examples
-    --------
-    >>> print(latex_table([1.5e-6], [("a_b", lambda r: "x"), ("bias", lambda r: f"{r:.1e}")]))
-    \begin{tabular}{lr}
-    \hline
-    a\_b & bias \\
-    \hline
-    x & $1.5 \times 10^{-6}$ \\
-    \hline
-    \end{tabular}
+    Text is escaped; numbers such as ``1.5e-06`` are written with powers of ten.
     """
     titles, *lines = [[_latex(cell) for cell in line] for line in _cells(rows, columns)]
     body = [f"{' & '.join(line)} \\\\" for line in (titles, *lines)]
@@ -104,13 +71,7 @@ def latex_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Return text as LaTeX prints it, without a package.
-
-    Examples
-    --------
-    >>> print(escape_latex("50% of a_b <= {c}"))
-    50\% of a\_b $\le$ \{c\}
-    """
+    """Return text as LaTeX prints it, without a package."""
     return _SPECIAL.sub(lambda found: _LATEX[found[0]], text)
 
 
@@ -127,33 +88,14 @@ def _latex(cell: str) -> str:
     return "--" if cell == "-" else escape_latex(cell)
 
 
-def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 8) -> str:
+def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return comma-separated values, quoted where they have to be (RFC 4180).
 
-    Parameters
-    ----------
-    titles : sequence of str
-        The first line.
-    rows : iterable of sequence
-        The others: text, numbers, and None for an empty cell.
-    digits : int
-        Significant digits of floats.
-
-    Returns
-    -------
-    str
-        Each line with a line break.
-
-    Examples
-    --------
-    >>> print(csv_table(["name", "x"], [["a, b", 2 / 3], ["c", None]]), end="")
-    name,x
-    "a, b",0.66666667
-    c,
+    Rows hold text, numbers, of which floats get 8 significant digits, and None for an empty cell.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(titles)
     for row in rows:
-        writer.writerow([f"{x:.{digits}g}" if isinstance(x, float) else x for x in row])
+        writer.writerow([f"{x:.8g}" if isinstance(x, float) else x for x in row])
     return text.getvalue()

@@ -8,27 +8,11 @@ TAU_OF_UNIT_VECTORS = 10.0  # dot products of unit vectors span [-1, 1], too lit
 TAU_OF_OTHER_VECTORS = 1.0  # the model has chosen the lengths, and the logits are dot products
 
 
-def default_tau(unit_vectors: bool) -> float:
-    """Return the inverse temperature of a model whose user gives none.
-
-    Parameters
-    ----------
-    unit_vectors : bool
-        Whether class vectors and contexts have norm 1, or are divided by their norms.
-
-    Returns
-    -------
-    float
-        10 if so; 1 where vectors are taken as they are.
-
-    Examples
-    --------
-    >>> default_tau(unit_vectors=True), default_tau(unit_vectors=False)
-    (10.0, 1.0)
-    """
-    return TAU_OF_UNIT_VECTORS if unit_vectors else TAU_OF_OTHER_VECTORS
-
-
 def as_tau(value: float | None, unit_vectors: bool) -> float:
-    """Return a `tau` argument as a finite float greater than 0; None stands for `default_tau`."""
-    return default_tau(unit_vectors) if value is None else as_positive("tau", value)
+    """Return a `tau` argument as a finite float greater than 0; None stands for the default.
+
+    `unit_vectors` says that class vectors and contexts have norm 1, or are divided by their norms.
+    """
+    if value is not None:
+        return as_positive("tau", value)
+    return TAU_OF_UNIT_VECTORS if unit_vectors else TAU_OF_OTHER_VECTORS

@@ -12,18 +12,10 @@ from samplesoft.commands.options import discard_stdout
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line with the arguments `argv`, by default those of the process.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments without the program's name; those of the process by default.
-
-    Returns
-    -------
-    int
-        0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input, 130
-        if interrupted.
+    Returns 0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input,
+    130 if interrupted.
     """
     status = 0
     try:

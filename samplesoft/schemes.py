@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from samplesoft._validation import as_choice
+
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
 
@@ -72,11 +74,8 @@ class Scheme:
     has_bounds: bool = False
 
     def __post_init__(self) -> None:
-        for field, known in (("base", _BASES), ("hits", _HITS)):
-            if getattr(self, field) not in known:
-                raise ValueError(
-                    f"`{field}` must be one of {', '.join(known)}; got {getattr(self, field)!r}."
-                )
+        as_choice("base", self.base, _BASES)
+        as_choice("hits", self.hits, _HITS)
 
     @property
     def label_in_sum(self) -> bool:
@@ -196,33 +195,10 @@ def select(*names: str) -> dict[str, Scheme]:
 
 
 def as_scheme(value: Any, choices: Iterable[str] = EXACT_SCHEMES) -> Scheme:
-    """Return the scheme of a name; a `Scheme` of the caller's own with an exact bias as it is.
+    """Return the scheme of a name out of `choices`; one of the caller's own is taken as it is.
 
-    Parameters
-    ----------
-    value : str or Scheme
-        The argument ``scheme`` of a public function.
-    choices : iterable of str
-        Keys of `SCHEMES` that the function takes.
-
-    Returns
-    -------
-    Scheme
-        The facts.
-
-    Raises
-    ------
-    ValueError
-        If it is none of them.
-
-    Examples
-    --------
-    >>> as_scheme("importance").label_in_sum
-    False
+    A `Scheme` of the caller's own must have an exact bias.
     """
-    names = list(choices)
     if isinstance(value, Scheme) and value.has_exact_bias:
         return value
-    if not isinstance(value, str) or value not in names:
-        raise ValueError(f"`scheme` must be one of {', '.join(names)}; got {value!r}.")
-    return SCHEMES[value]
+    return SCHEMES[as_choice("scheme", value, choices)]

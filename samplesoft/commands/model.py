@@ -18,40 +18,18 @@ def _no_results(task: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Model:
-    """A model for the command line.
-
-    Parameters
-    ----------
-    help, description : str
-        For the help texts.
-    epochs : int
-        Default of ``--epochs``.
-    learning_rate : str
-        Default of ``--learning-rate`` in words.
-    headline : str
-        The figure of the validation, beside the loss, that is printed for each epoch.
-    add_options : callable
-        Adds the options of the model to a parser, with None for an option that is not given.
-    make_task : callable
-        Reads the data that the options name and makes a `Task`.
-    make_settings : callable
-        Turns the options into `Settings`: how the task is trained.
-    checkpoint_every : int, optional
-        Default of ``--checkpoint-every``.
-    results : callable
-        Takes the task with the parameters of the best epoch and returns what to report beside the
-        validation, such as figures of the test data under ``test``.
-    """
+    """A model for the command line; its options that are not given are None."""
 
     help: str
     description: str
-    epochs: int
-    learning_rate: str
-    headline: str
+    epochs: int  # default
+    learning_rate: str  # its default in words
+    headline: str  # the figure of the validation, beside the loss, printed for each epoch
     add_options: Callable[[argparse.ArgumentParser], None]
-    make_task: Callable[[argparse.Namespace], Task]
-    make_settings: Callable[[argparse.Namespace], Settings]
+    make_task: Callable[[argparse.Namespace], Task]  # reads the data
+    make_settings: Callable[[argparse.Namespace], Settings]  # how the task is trained
     checkpoint_every: int | None = None
+    # what to report of the task at its best epoch, such as figures of the test data under "test"
     results: Callable[[Any], dict[str, Any]] = _no_results
 
 

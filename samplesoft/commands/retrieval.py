@@ -34,22 +34,9 @@ def retrieval_model(
 ) -> Model:
     """Return a model that ranks classes for sparse inputs.
 
-    Parameters
-    ----------
-    help, description, headline : str
-        As in `Model`.
-    defaults : RetrievalSettings
-        What holds for options that are not given.
-    form : str
-        What the lines of its files are, for the help texts.
-    make_task : callable
-        Reads the files ``train`` and, if given, ``test``, and makes the task; the test data go to
-        its attribute ``test``.
-
-    Returns
-    -------
-    Model
-        The model.
+    `defaults` holds for options that are not given, `form` says what the lines of its files are.
+    `make_task` reads the files ``train`` and, if given, ``test``, and makes the task, whose
+    attribute ``test`` gets the test data.
     """
 
     def add_options(parser: argparse.ArgumentParser) -> None:

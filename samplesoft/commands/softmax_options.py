@@ -28,16 +28,7 @@ def add_softmax(
 ) -> None:
     """Add the options of a softmax layer, with None for an option that is not given.
 
-    Parameters
-    ----------
-    group : argparse group
-        To add to.
-    defaults : SoftmaxSettings
-        Defaults for the help texts.
-    example, batch : str
-        What an example, and the examples of a batch, are called in the help texts.
-    losses : iterable of str
-        Names that may be chosen.
+    Help texts name `defaults`, and call an example and the examples of a batch as given.
     """
     group.add_argument(
         "--loss",
@@ -98,19 +89,9 @@ def add_softmax(
 
 
 def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str, Any]:
-    """Check that the given options have an effect and go together.
+    """Check that the given `values` have an effect and go together; `defaults` hold for the others.
 
-    Parameters
-    ----------
-    values : dict
-        Fields of `defaults` that are given.
-    defaults : SoftmaxSettings
-        What holds for the others.
-
-    Returns
-    -------
-    dict
-        The values, without a sampler where the loss draws nothing.
+    Returns the values, without a sampler where the loss draws nothing.
     """
     normalize = values.get("normalize", defaults.normalize)
     name = values.get("loss", defaults.loss)

@@ -24,29 +24,13 @@ from samplesoft.data.corpus import training_text
 
 @dataclass(frozen=True)
 class Source:
-    """Logits and labels with the name of their origin, and what else the input says.
-
-    Attributes
-    ----------
-    title : str
-        Where they come from.
-    logits : ndarray, shape (B, n)
-        Logits of B examples.
-    labels : ndarray of int64, shape (B,)
-        Their classes.
-    embeddings : Embeddings or None
-        Contexts and class vectors, where logits are ``tau * h @ class_embeddings.T``.
-    counts : ndarray, shape (n,), or None
-        How often each class occurs.
-    tau : float
-        Inverse temperature; 1 where there are no vectors.
-    """
+    """Logits and labels with the name of their origin, and what else the input says."""
 
     title: str
-    logits: FloatArray
-    labels: IntArray
-    embeddings: Embeddings | None = None
-    counts: FloatArray | None = None
+    logits: FloatArray  # (B, n)
+    labels: IntArray  # (B,)
+    embeddings: Embeddings | None = None  # where logits are products of vectors
+    counts: FloatArray | None = None  # (n,)
     tau: float = 1.0
 
     @property

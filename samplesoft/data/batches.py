@@ -11,45 +11,16 @@ from samplesoft._validation import IntArray, as_count
 
 
 class Windows:
-    """A text cut into B contiguous rows, and these into windows of T tokens with the next ones.
+    """A text (N,) in B contiguous rows, cut into windows of T tokens with the next ones.
 
-    Parameters
-    ----------
-    ids : ndarray of int64, shape (N,)
-        The text. Row b holds the tokens from ``b * (N // B)`` on; the last ``N % B`` are left out.
-    batch_size : int
-        Number of rows B.
-    num_steps : int
-        Length T of a window.
-    keep_short : bool
-        Whether a last window of less than T tokens is kept or dropped.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is malformed, or the text too short for one window.
+    Row b holds the tokens from ``b * (N // B)`` on, and goes on where the window before ended, so
+    that the hidden state of one window starts the next [1]_. The last ``N % B`` tokens are left
+    out, and a last window of less than T tokens too unless `keep_short`.
 
     References
     ----------
     .. [1] W. Zaremba, I. Sutskever and O. Vinyals, "Recurrent Neural Network Regularization",
-       arXiv:1409.2329, section 4.1: rows that go on where the window before ended, so that the
-       hidden state of one window starts the next.
-
-    Examples
-    --------
-    >>> windows = Windows(np.arange(11), 2, 3, keep_short=True)
-    >>> len(windows)
-    2
-    >>> inputs, targets = windows[0]
-    >>> inputs.T
-    array([[0, 1, 2],
-           [5, 6, 7]])
-    >>> targets.T
-    array([[1, 2, 3],
-           [6, 7, 8]])
-    >>> windows[1][1].T
-    array([[4],
-           [9]])
+       arXiv:1409.2329, section 4.1.
     """
 
     def __init__(

@@ -17,15 +17,7 @@ VOCABULARY_SIZE = 10_000  # of the Penn Treebank as language models have it
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The parts of a text as classes of one vocabulary.
-
-    Attributes
-    ----------
-    vocabulary : Vocabulary
-        That of the training part.
-    train, valid, test : ndarray of int64, shape (number of tokens,)
-        The parts.
-    """
+    """The parts of a text, each (N,), as classes of the training part's vocabulary."""
 
     vocabulary: Vocabulary
     train: IntArray
@@ -34,44 +26,14 @@ class Corpus:
 
 
 def read_corpus(path: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -> Corpus:
-    r"""Read a training, a validation and a test text.
+    """Read a training, a validation and a test text of at most `vocabulary_size` classes.
 
-    Parameters
-    ----------
-    path : str or Path
-        A folder that holds one file for each of ``*train*``, ``*valid*`` and ``*test*``, each
-        ``.txt``, ``.txt.gz``, ``.txt.xz`` or ``.txt.bz2`` with one sentence a line; see
-        `read_tokens`. Or one such file: its first 80% of the lines are for training, the next 10%
-        for validation, and the rest for the test.
-    vocabulary_size : int
-        Largest number of classes; see `build_vocabulary`.
+    `path` is a folder that holds one file for each of ``*train*``, ``*valid*`` and ``*test*``, each
+    ``.txt``, ``.txt.gz``, ``.txt.xz`` or ``.txt.bz2`` with one sentence a line; or one such file:
+    its first 80% of the lines are for training, the next 10% for validation, the rest for the test.
 
-    Returns
-    -------
-    Corpus
-        Parts in the vocabulary of the training part.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file, the folder or a part is missing.
-    ValueError
-        If several files match a part, one cannot be read, a single file has fewer than 3 lines,
-        or a part has a word that training has not, and the training part only one.
-
-    Notes
-    -----
     Where training left no word out, but the other parts have words that it has not, its two
     rarest words become ``<unk>`` with them: a class that is never seen would not be trained.
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for part in ("train", "valid", "test"):
-    ...         _ = pathlib.Path(folder, f"my.{part}.txt").write_text("a cat\na dog\n")
-    ...     read_corpus(folder).valid
-    array([1, 2, 0, 1, 3, 0])
     """
     if Path(path).is_dir():
         tokens = {part: read_tokens(find_part(path, part)) for part in PARTS}
@@ -103,48 +65,12 @@ def _split(path: str | Path, tokens: list[str]) -> dict[str, list[str]]:
 
 
 def training_text(path: str | Path) -> Path:
-    """Return the file of the training text: `path` itself, or the one in that folder.
-
-    Parameters
-    ----------
-    path : str or Path
-        As for `read_corpus`.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If a folder has no such file or several.
-    """
+    """Return the file of the training text: `path` itself, or the one in that folder."""
     return find_part(path, "train") if Path(path).is_dir() else Path(path)
 
 
 def find_part(folder: str | Path, part: str) -> Path:
-    """Return the one text file in `folder` whose name contains `part`.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Where to look.
-    part : str
-        One of ``train``, ``valid``, ``test``.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such folder or file.
-    ValueError
-        If there are several.
-    """
+    """Return the one text file in `folder` whose name contains `part`, one of `PARTS`."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(
             f"no such folder: {str(folder)!r}; give the folder that holds the texts."

@@ -11,24 +11,10 @@ from typing import TextIO
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
+    """Open a UTF-8 text file, without a byte order mark; ``.gz``, ``.xz``, ``.bz2`` are unpacked.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-
-    Yields
-    ------
-    TextIO
-        The open file, without a byte order mark.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If the file cannot be read, decompressed or decoded, while it is open too.
+    Raises FileNotFoundError, or ValueError if the file cannot be read, decompressed or decoded,
+    while it is open too.
     """
     name = str(path)
     damaged: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)

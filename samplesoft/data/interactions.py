@@ -77,25 +77,7 @@ def load_interactions(path: str | Path) -> sparse.csr_array:
 
 
 def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array:
-    """Add empty rows and columns.
-
-    Parameters
-    ----------
-    matrix : scipy.sparse.csr_array
-        Smaller than `shape`.
-    shape : tuple of int
-        The shape wanted.
-
-    Returns
-    -------
-    scipy.sparse.csr_array
-        The same entries.
-
-    Examples
-    --------
-    >>> padded(sparse.csr_array([[1.0]]), (2, 3)).toarray().tolist()
-    [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-    """
+    """Return `matrix` with empty rows and columns added, up to `shape`."""
     found = matrix.copy()
     found.resize(*shape)  # type: ignore[arg-type]
     return found

@@ -27,18 +27,10 @@ _ROUNDING = 1e-12  # relative rounding error of p' in a trial of many draws
 
 @dataclass(frozen=True)
 class Scores:
-    """z-scores of the statistics that were tested, and the number of those that were not.
+    """z-scores of the statistics that were tested, and the number of those that were not."""
 
-    Attributes
-    ----------
-    z : ndarray, shape (number tested,)
-        Monte Carlo mean minus exact value, in standard errors.
-    num_untested : int
-        Statistics with too few effective draws to be close to normal.
-    """
-
-    z: FloatArray
-    num_untested: int
+    z: FloatArray  # Monte Carlo mean minus exact value, in standard errors
+    num_untested: int  # with too few effective draws to be close to normal
 
     @property
     def max_abs_z(self) -> float:
@@ -63,22 +55,16 @@ def p_value(max_abs_z: float, num_tests: int) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Monte Carlo of one example compared with its exact bias.
+    """Monte Carlo of one example compared with its exact bias b.
 
-    Attributes
-    ----------
-    logits, h, loss : Scores
-        Those of bins of classes and of the two norms below; of coordinates of h; of the loss.
-    max_bias, l1_bias : tuple of float
-        Estimate and standard error of two norms of the bias b in the logits: ``sign(b_i) b_i``
-        for the largest coordinate i of the exact bias, and ``sign(b) . b``. As both are linear in
-        b, they are unbiased, which the norm of a noisy estimate is not.
+    The norms are ``sign(b_i) b_i`` for the largest coordinate i of b, and ``sign(b) . b``. As both
+    are linear in b, their estimates are unbiased, which the norm of a noisy estimate is not.
     """
 
-    logits: Scores
-    h: Scores
+    logits: Scores  # of bins of classes, and of the norms
+    h: Scores  # of its coordinates
     loss: Scores
-    max_bias: tuple[float, float]
+    max_bias: tuple[float, float]  # estimate and standard error
     l1_bias: tuple[float, float]
 
 
@@ -94,18 +80,10 @@ def compare(
     num_trials: int,
     key: np.uint64,
 ) -> Comparison:
-    """Simulate one example and compare it with its exact bias.
+    """Simulate one example, with softmax p (n,), and compare it with its exact bias.
 
-    Parameters
-    ----------
-    logits, q, p : ndarray, shape (n,)
-        Logits, proposal and softmax.
-    label, m, scheme, num_trials, key
-        As for `samplesoft.monte_carlo_bias`, with the key of the random stream.
-    exact : tuple
-        Exact bias (n,), exact loss bias, and the numerical error of the former in L1.
-    jacobian : ndarray, shape (n, d), or None
-        Derivatives of the logits in h.
+    `exact` holds the bias (n,), the loss bias, and the numerical error of the former in L1;
+    `jacobian` (n, d) the derivatives of the logits in h; the others are those of `simulate`.
     """
     bias, loss_bias, error = exact
     tails = predict_tails(p, label, q, m, scheme)

@@ -21,26 +21,12 @@ _RELATIVE, _ABSOLUTE = 1e-9, 1e-14
 
 @dataclass(frozen=True)
 class Theory:
-    """Bounds and limit of the bias of one example with regard to P parameters.
-
-    They are about the scheme ``negatives``.
-
-    Attributes
-    ----------
-    terms : Theorem1Terms
-        The parts of the printed bounds.
-    g : ndarray, shape (P,)
-        ``sum_j p_j d o_j`` over the negatives.
-    limit : ndarray, shape (P,)
-        The limit of m times the bias.
-    lower, upper : ndarray, shape (P,)
-        Bounds on the bias that hold for every m.
-    """
+    """Bounds and limit of the bias of one example in P parameters, for scheme ``negatives``."""
 
     terms: Theorem1Terms
-    g: FloatArray
-    limit: FloatArray
-    lower: FloatArray
+    g: FloatArray  # (P,): sum_j p_j d o_j over the negatives
+    limit: FloatArray  # of m times the bias
+    lower: FloatArray  # bounds on the bias that hold for every m
     upper: FloatArray
 
 
@@ -71,66 +57,35 @@ def transform_theory(examples: list[Theory], jacobian: FloatArray) -> list[Theor
 
 @dataclass(frozen=True)
 class Printed:
-    """The printed bounds on P coordinates of a gradient, and which coordinates are outside.
+    """The printed bounds on P coordinates of a gradient, and which coordinates are outside."""
 
-    Attributes
-    ----------
-    lower, upper : ndarray, shape (P,)
-        LB and UB at this m.
-    outside, outside_limit : ndarray of bool, shape (P,)
-        Whether the bias is outside them at this m; whether the limit of m times the bias is
-        outside m times the bounds.
-    sign_condition : bool
-        Whether g >= 0 in every coordinate.
-    """
-
-    lower: FloatArray
+    lower: FloatArray  # LB and UB at this m
     upper: FloatArray
     outside: NDArray[np.bool_]
-    outside_limit: NDArray[np.bool_]
-    sign_condition: bool
+    outside_limit: NDArray[
+        np.bool_
+    ]  # whether the limit of m times the bias is outside m times them
+    sign_condition: bool  # whether g >= 0 in every coordinate
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """P coordinates of the gradient of one example.
+    """P coordinates of the gradient of one example; bounds are None for schemes without them."""
 
-    Attributes
-    ----------
-    bias : ndarray, shape (P,)
-        The exact bias.
-    error : float
-        Its numerical error.
-    printed : Printed or None
-        The printed bounds; None for schemes other than ``negatives``.
-    lower, upper : ndarray, shape (P,), or None
-        Bounds that hold for every m, or None.
-    """
-
-    bias: FloatArray
-    error: float
+    bias: FloatArray  # exact
+    error: float  # of its computation
     printed: Printed | None
-    lower: FloatArray | None
+    lower: FloatArray | None  # bounds that hold for every m
     upper: FloatArray | None
 
 
 def compare_with_bounds(
     bias: FloatArray, error: float, theory: Theory | None, m: int, scale: float
 ) -> Coordinates:
-    """Compare the bias of one example with its bounds.
+    """Compare the bias (P,) of one example with its bounds in the same P parameters.
 
-    Parameters
-    ----------
-    bias : ndarray, shape (P,)
-        The exact bias of the gradient.
-    error : float
-        Numerical error of the bias in the logits, in the L1 norm.
-    theory : Theory or None
-        With regard to the same P parameters; None for schemes without bounds.
-    m : int
-        Number of draws.
-    scale : float
-        M, the largest derivative of a logit.
+    `error` is the numerical error of the bias in the logits, in the L1 norm; `scale` is M, the
+    largest derivative of a logit.
     """
     if theory is None:
         return Coordinates(bias, error * scale, None, None, None)
@@ -157,41 +112,19 @@ def _outside(
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """The figures of one example in one block; None for those that a scheme does not have.
+    """The figures of one example in one block; None for those that a scheme does not have."""
 
-    Attributes
-    ----------
-    size : int
-        Number of coordinates P.
-    max_bias, l1_bias : float
-        Largest absolute value and sum of absolute values of the exact bias.
-    resolved : bool
-        Whether `l1_bias` is greater than its numerical error.
-    printed_max : float
-        Largest absolute value that LB and UB allow for a coordinate.
-    outside, outside_limit : int
-        Coordinates outside the printed bounds, at this m and in the limit.
-    sign_condition : bool
-        Whether g >= 0 in every coordinate.
-    finite_outside : int
-        Coordinates outside the finite-m bounds by more than the numerical error.
-    finite_width : float
-        Sum of the widths of the finite-m intervals.
-    finite_min_max, finite_max_max : float
-        Bounds on the largest absolute bias that follow from the finite-m bounds.
-    """
-
-    size: int
+    size: int  # number of coordinates P
     max_bias: float
     l1_bias: float
-    resolved: bool
-    printed_max: Any = None
-    outside: Any = None
+    resolved: bool  # whether l1_bias is greater than its numerical error
+    printed_max: Any = None  # largest absolute value that LB and UB allow
+    outside: Any = None  # number of coordinates outside LB and UB
     outside_limit: Any = None
     sign_condition: Any = None
-    finite_outside: Any = None
-    finite_width: Any = None
-    finite_min_max: Any = None
+    finite_outside: Any = None  # those outside the bounds for every m by more than the error
+    finite_width: Any = None  # sum over the coordinates
+    finite_min_max: Any = None  # bounds on max_bias
     finite_max_max: Any = None
 
 

@@ -23,18 +23,9 @@ from samplesoft.verification.problem import Problem
 
 @dataclass(frozen=True)
 class Cell:
-    """One sampler at one m.
+    """One sampler at one m: of each example the bounds, the coordinates, and Monte Carlo.
 
-    Attributes
-    ----------
-    exact : ExactBias
-        The exact bias of the batch.
-    theory : list of Theory or None
-        For each example bounds and limit; None for schemes without bounds.
-    blocks : dict of str to list of Coordinates
-        For each of ``logits`` and ``h`` and each example, its coordinates.
-    comparisons : list of Comparison
-        For each example Monte Carlo compared with the exact bias.
+    `blocks` has the keys ``logits`` and ``h``; `theory` is None for schemes without bounds.
     """
 
     exact: ExactBias

@@ -61,14 +61,8 @@ def check_problem(
         wrt = (wrt,)
     blocks = tuple(dict.fromkeys(as_choice("wrt", name, WRT) for name in wrt))
     if (h is None) != (class_embeddings is None):
-        given, absent = (
-            ("h", "class_embeddings")
-            if class_embeddings is None
-            else (
-                "class_embeddings",
-                "h",
-            )
-        )
+        names = ("h", "class_embeddings")
+        given, absent = names if class_embeddings is None else names[::-1]
         raise ValueError(f"`{absent}` must be given together with `{given}`, got None.")
     vectors: tuple[FloatArray | None, FloatArray | None] = (None, None)
     if h is not None and class_embeddings is not None:

@@ -89,26 +89,12 @@ class VerificationRow:
 
 @dataclass(frozen=True)
 class Picture:
-    """The coordinates of one example for one sampler, in the order of the figure.
-
-    Attributes
-    ----------
-    sampler, num_sampled, wrt
-        What the picture is about.
-    example : int
-        Index of the example.
-    order : ndarray of int64, shape (P,)
-        Coordinates from left to right.
-    position : ndarray, shape (P,)
-        Places on the x axis: class probability for the logits, rank of the printed UB for h.
-    coordinates : Coordinates
-        Bias and bounds.
-    """
+    """The coordinates of one example for one sampler, in the order of the figure."""
 
     sampler: str
     num_sampled: int
     wrt: str
     example: int
-    order: IntArray
-    position: FloatArray
+    order: IntArray  # (P,): coordinates from left to right
+    position: FloatArray  # (P,): probability of the class, or rank of the printed UB for h
     coordinates: Coordinates

@@ -26,28 +26,14 @@ _STEP = 0.3  # of log u: the trapezoid rule is good to three digits
 
 @dataclass(frozen=True)
 class Tails:
-    """Moments of the contributions of one draw, and of 1/S, to a trial of one example.
+    """Moments of the contributions of one draw, and of 1/S, to a trial of one example."""
 
-    Attributes
-    ----------
-    rates : ndarray, shape (n,)
-        Variance of the number of draws of each class in a trial.
-    hits : ndarray, shape (n,)
-        Probability that a trial draws the class.
-    shares : ndarray, shape (3, n)
-        Mean, root mean square, and cube root of the mean cube of the share of p' that one draw of
-        a class has.
-    common : tuple of float
-        Approximate variance and third absolute central moment of 1/S divided by its mean.
-    base : float
-        Mean share of p' that the base mass has.
-    """
-
-    rates: FloatArray
-    hits: FloatArray
+    rates: FloatArray  # (n,): variance of the number of draws of each class in a trial
+    hits: FloatArray  # (n,): probability that a trial draws the class
+    # (3, n): mean, root mean square, and cube root of the mean cube of one draw's share of p'
     shares: FloatArray
-    common: tuple[float, float]
-    base: float
+    common: tuple[float, float]  # about variance and third absolute moment of 1/S over its mean
+    base: float  # mean share of p' that the base mass has
 
 
 @dataclass(frozen=True)

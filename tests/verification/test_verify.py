@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import samplesoft
+from samplesoft._tables import latex_table
 from samplesoft.schemes import EXACT_SCHEMES, SCHEMES
 from samplesoft.verification import agreement, cells, tails
 from samplesoft.verification.blocks import (
@@ -357,3 +358,24 @@ BAD = {
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         verify(**(GOOD | change))
+
+
+def test_cells_of_a_latex_table():
+    shown = {
+        "1.5e-06": r"$1.5 \times 10^{-6}$",
+        "-2.50e+07": r"$-2.50 \times 10^{7}$",
+        "1.25e-02": "$0.0125$",
+        "-1,234": "$-1{,}234$",
+        "-": "--",
+        "a_b <= {c}": r"a\_b $\le$ \{c\}",
+    }
+    table = latex_table(list(shown), [("name", lambda cell: "x"), ("n", lambda cell: cell)])
+    assert table.splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\hline",
+        r"name & n \\",
+        r"\hline",
+        *(rf"x & {cell} \\" for cell in shown.values()),
+        r"\hline",
+        r"\end{tabular}",
+    ]
