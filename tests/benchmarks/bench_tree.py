@@ -40,7 +40,7 @@ def measure(num_classes):
     ids, moved = rng.integers(0, num_classes, 1000), unit(rng, 1000)
     seeds = iter(range(10**6))
     draw = median(lambda: sampler.sample(h, 10, rng=next(seeds)), 101)
-    barred = median(lambda: sampler.sample(h, 10, exclude=ids[:10], rng=next(seeds)), 101)
+    excluded = median(lambda: sampler.sample(h, 10, exclude=ids[:10], rng=next(seeds)), 101)
     update = median(lambda: sampler.update(ids, moved), 15)
     many = unit(rng, 1000)
     large = median(lambda: sampler.sample(many, 100, rng=next(seeds)), 7)
@@ -48,7 +48,7 @@ def measure(num_classes):
         f"n = {num_classes:>10,}: leaves of {sampler.tree.leaf_size}, built in {built:.1f} s, "
         f"{human_bytes(sampler.tree.nbytes)} with the class vectors\n"
         f"    draw, batch 10, m = 10          {1e3 * draw:8.3f} ms\n"
-        f"    ... with the label excluded     {1e3 * barred:8.3f} ms\n"
+        f"    ... with the label excluded     {1e3 * excluded:8.3f} ms\n"
         f"    draw, batch 1,000, m = 100      {1e3 * large:8.1f} ms\n"
         f"    update of 1,000 classes         {1e3 * update:8.3f} ms: {update / draw:.1f} draws\n"
         f"    largest memory of the process so far {human_bytes(peak())}"

@@ -25,7 +25,7 @@ def unit(num, dtype=np.float64):
 
 
 def drawn(scheme, shared, h):
-    """A draw of classes 0..6 and what the loss must be told of the labels."""
+    """A draw of classes 0..6 and what the loss must be given of the labels."""
     sampler, exclude = LogUniformSampler(7), LABELS if scheme == "negatives" else None
     draw = sampler.sample(h, 4, exclude=exclude, shared=shared, rng=1)
     return draw, sampler.log_expected_count(h, LABELS[:, None], 4)[:, 0]
