@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samplesoft.commands.model import Model, learning_rate, rates_in_words
-from samplesoft.commands.options import given, positive_float, positive_int, rate
+from samplesoft.commands.options import add_sizes, given, positive_float, rate
 from samplesoft.commands.softmax_options import add_softmax, check_softmax
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
@@ -72,17 +72,11 @@ def _add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, f
         losses=SEVERAL_LABELS,
     )
     group = parser.add_argument_group("model")
-    for flag, name, what in (
-        ("embedding-dim", "embedding_dim", "length of embedded inputs and of class vectors"),
-        ("batch", "batch_size", "examples in a batch"),
-    ):
-        group.add_argument(
-            f"--{flag}",
-            dest=name,
-            type=positive_int,
-            metavar="N",
-            help=f"{what} (default {getattr(defaults, name)})",
-        )
+    sizes = (
+        ("--embedding-dim", "embedding_dim", "length of embedded inputs and of class vectors"),
+        ("--batch", "batch_size", "examples in a batch"),
+    )
+    add_sizes(group, defaults, sizes)
     group.add_argument(
         "--dropout",
         type=rate,

@@ -10,6 +10,7 @@ from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.softmax_settings import SoftmaxSettings
+from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
 
@@ -67,24 +68,29 @@ def add_softmax(
         const=True,
         help=f"draw one set of classes for all {batch}; needs a loss such as sampled-masked",
     )
-    group.add_argument(
-        "--nu",
-        type=positive_float,
-        help=f"sharpness of the kernel of rff samplers (default {defaults.nu:g})",
-    )
-    group.add_argument(
-        "--num-features",
-        type=positive_int,
-        metavar="D",
-        help="random frequencies of rff samplers, features of positive "
-        f"(default {defaults.num_features})",
-    )
+    add_random_features(group, defaults)
     group.add_argument(
         "--update-every",
         type=positive_int,
         metavar="N",
         help="steps between two updates of a sampler that follows the class vectors "
         f"(default {defaults.update_every})",
+    )
+
+
+def add_random_features(group: Any, defaults: SoftmaxSettings | type[SamplerInputs]) -> None:
+    """Add the options of random features, with None for an option that is not given."""
+    group.add_argument(
+        "--nu",
+        type=positive_float,
+        help=f"sharpness of the Gaussian kernel of the rff samplers (default {defaults.nu:g})",
+    )
+    group.add_argument(
+        "--num-features",
+        type=positive_int,
+        metavar="D",
+        help="random frequencies of the rff samplers, features of positive "
+        f"(default {defaults.num_features})",
     )
 
 

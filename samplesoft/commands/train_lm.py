@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft.commands.model import Model, learning_rate, rates_in_words
 from samplesoft.commands.options import (
+    add_sizes,
     class_count,
     given,
     positive_float,
@@ -53,19 +54,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(group: Any) -> None:
-    for flag, name, what in (
-        ("embedding-dim", "embedding_dim", "length of word vectors, class vectors and LSTM states"),
-        ("layers", "num_layers", "number of LSTM layers"),
-        ("batch", "batch_size", "rows of text in a batch"),
-        ("window", "num_steps", "words of each row in a step; gradients go back as far"),
-    ):
-        group.add_argument(
-            f"--{flag}",
-            dest=name,
-            type=positive_int,
-            metavar="N",
-            help=f"{what} (default {getattr(DEFAULTS, name)})",
-        )
+    lengths = "length of word vectors, class vectors and LSTM states"
+    sizes = (
+        ("--embedding-dim", "embedding_dim", lengths),
+        ("--layers", "num_layers", "number of LSTM layers"),
+        ("--batch", "batch_size", "rows of text in a batch"),
+        ("--window", "num_steps", "words of each row in a step; gradients go back as far"),
+    )
+    add_sizes(group, DEFAULTS, sizes)
     group.add_argument(
         "--dropout",
         type=rate,

@@ -16,6 +16,7 @@ from samplesoft.commands.options import (
     positive_int,
     seed,
 )
+from samplesoft.commands.softmax_options import add_random_features
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.schemes import EXACT_SCHEMES, SCHEMES
@@ -126,18 +127,7 @@ def _add_model(group: Any) -> None:
         f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
         "--checkpoint has its own)",
     )
-    group.add_argument(
-        "--nu",
-        type=positive_float,
-        help=f"sharpness of the Gaussian kernel of the rff samplers (default {SamplerInputs.nu:g})",
-    )
-    group.add_argument(
-        "--num-features",
-        type=positive_int,
-        metavar="D",
-        help="random frequencies of the rff samplers, features of positive "
-        f"(default {SamplerInputs.num_features})",
-    )
+    add_random_features(group, SamplerInputs)
 
 
 def check_options(options: argparse.Namespace) -> None:

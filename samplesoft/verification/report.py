@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,8 @@ class VerificationReport:
         dict
             Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
         """
-        names = ("scheme", "num_classes", "num_examples", "num_trials", "tau", "alpha")
-        values = {name: getattr(self, name) for name in names}
-        values |= {"num_tests": self.num_tests, "max_abs_z": self.max_abs_z}
-        values |= {"z_limit": self.z_limit, "agrees": self.agrees}
-        values |= {"bounds_hold": self.bounds_hold, "ok": self.ok, "settings": self.settings}
+        names = [part.name for part in fields(self) if part.name not in ("rows", "pictures")]
+        values = {name: getattr(self, name) for name in (*names, "agrees", "bounds_hold", "ok")}
         values["rows"] = [asdict(row) for row in self.rows]
         plain: dict[str, Any] = _plain(values)
         return plain

@@ -108,27 +108,27 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
     columns: list[Column] = [
         ("sampler", lambda row: row.sampler),
         ("m", lambda row: str(row.num_sampled)),
-        ("max bias", lambda row: _number(row.max_bias)),
-        ("L1 bias", lambda row: _number(row.l1_bias)),
+        ("max bias", lambda row: _show(row.max_bias, ".2e")),
+        ("L1 bias", lambda row: _show(row.l1_bias, ".2e")),
     ]
     if wrt != "class_embeddings":
-        columns.append(("max z", lambda row: _fixed(row.max_abs_z, 2)))
-        columns.append(("tests", lambda row: _tests(row)))
+        columns.append(("max z", lambda row: _show(row.max_abs_z, ".2f")))
+        columns.append(("tests", _tests))
     if report.has_bounds:
         columns += [
-            ("outside LB/UB", lambda row: _count(row.outside_printed)),
-            ("in limit", lambda row: _count(row.outside_printed_limit)),
+            ("outside LB/UB", lambda row: _show(row.outside_printed, ",")),
+            ("in limit", lambda row: _show(row.outside_printed_limit, ",")),
             ("g >= 0", lambda row: f"{row.sign_condition}/{report.num_examples}"),
             ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
-            ("width/L1", lambda row: _fixed(row.finite_tightness, 2)),
+            ("width/L1", lambda row: _show(row.finite_tightness, ".2f")),
         ]
     if wrt == "logits":
-        columns.append(("loss bias", lambda row: _number(row.loss_bias)))
-        columns.append(("loss z", lambda row: _fixed(row.loss_z, 2)))
+        columns.append(("loss bias", lambda row: _show(row.loss_bias, ".2e")))
+        columns.append(("loss z", lambda row: _show(row.loss_z, ".2f")))
     if wrt == "h" and report.has_bounds:
-        columns.append(("squared bias", lambda row: _number(row.squared_bias)))
-        columns.append(("variance", lambda row: _number(row.variance)))
-        columns.append(("MSE", lambda row: _number(row.mse)))
+        columns.append(("squared bias", lambda row: _show(row.squared_bias, ".2e")))
+        columns.append(("variance", lambda row: _show(row.variance, ".2e")))
+        columns.append(("MSE", lambda row: _show(row.mse, ".2e")))
     return columns
 
 
@@ -168,16 +168,8 @@ def legend(report: VerificationReport) -> str:
     return "\n".join("- " + line for line in lines)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2e}"
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _show(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _tests(row: VerificationRow) -> str:
