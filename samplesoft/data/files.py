@@ -5,8 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
+
+_OPENED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
 
 
 @contextmanager
@@ -17,24 +20,10 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     while it is open too.
     """
     name = str(path)
-    damaged: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
+    module = import_module(_OPENED_BY.get(Path(name).suffix, "io"))
+    damaged = (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError))
     try:
-        if name.endswith(".gz"):
-            import gzip
-
-            stream: TextIO = gzip.open(name, "rt", encoding="utf-8-sig")
-        elif name.endswith(".bz2"):
-            import bz2
-
-            stream = bz2.open(name, "rt", encoding="utf-8-sig")
-        elif name.endswith(".xz"):
-            import lzma
-
-            damaged += (lzma.LZMAError,)
-            stream = lzma.open(name, "rt", encoding="utf-8-sig")
-        else:
-            stream = open(name, encoding="utf-8-sig")
-        with stream:
+        with module.open(name, "rt", encoding="utf-8-sig") as stream:
             yield stream
     except FileNotFoundError:
         raise missing(path) from None
