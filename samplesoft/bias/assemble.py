@@ -15,25 +15,10 @@ from samplesoft.bias.node_weights import NodeWeights
 def assemble(
     law: DrawLaw, flows: FloatArray, total: float, weights: NodeWeights
 ) -> tuple[FloatArray, float]:
-    """Return the bias (n,) and the loss bias.
+    """Return the bias (n,) and the loss bias, E[L'] - L.
 
-    Parameters
-    ----------
-    law : DrawLaw
-        Of the scheme.
-    flows : ndarray, shape (n,)
-        e_j * integral of E (psi_j - psi_R), eq. (B6).
-    total : float
-        Their sum, with the ratios of (B12) those of the classes alone.
-    weights : NodeWeights
-        For the label's terms and those of the loss.
-
-    Returns
-    -------
-    bias : ndarray, shape (n,)
-        E[p'] - p.
-    loss_bias : float
-        E[L'] - L.
+    `flows` (n,) holds e_j * integral of E (psi_j - psi_R), eq. (B6), and `total` their sum, with
+    the ratios of (B12) that of the classes alone.
     """
     scheme = law.scheme
     loss = float(weights.loss_terms.sum())

@@ -66,8 +66,8 @@ def asymptotic_bias(
     array([0., 0., 0.])
     """
     inputs = check_inputs(logits, labels, q, 1, h=h)
-    limit = np.stack([_limit(*row) for row in inputs.rows()])
-    return limit if inputs.batched else limit[0]
+    limit: FloatArray = inputs.columns((_limit(*row),) for row in inputs.rows())[0]
+    return limit
 
 
 def _limit(logits: FloatArray, label: int, q: FloatArray) -> FloatArray:

@@ -126,10 +126,7 @@ def finite_sample_bounds(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
     rows = [_bounds(make_negatives(*row), inputs.num_sampled) for row in inputs.rows()]
-    lower, upper = (np.stack(side) for side in zip(*rows, strict=True))
-    if not inputs.batched:
-        lower, upper = lower[0], upper[0]
-    return FiniteSampleBounds(lower, upper)
+    return FiniteSampleBounds(*inputs.columns(rows))
 
 
 def _bounds(negatives: Negatives, m: int) -> tuple[FloatArray, FloatArray]:

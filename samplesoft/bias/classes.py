@@ -15,27 +15,15 @@ from samplesoft.kernels.bias import panels, ratios
 
 @dataclass(frozen=True)
 class Classes:
-    """The ratios of the classes and their three centres.
-
-    Attributes
-    ----------
-    log_r, contrast : ndarray, shape (n,)
-        log r, and kappa = (r - R) / (r + R).
-    reference : int
-        The class whose ratio is R.
-    log_ref, log_mean, log_least : float
-        log of R, of the mean of r over a draw, and of r0, which no ratio lies below.
-    mean_deviation : float
-        mean / R - 1.
-    """
+    """The ratios r of the classes, (n,), and their three centres: R, the mean of r, and r0."""
 
     log_r: FloatArray
-    contrast: FloatArray
-    reference: int
-    log_ref: float
-    mean_deviation: float
-    log_mean: float
-    log_least: float
+    contrast: FloatArray  # kappa = (r - R) / (r + R)
+    reference: int  # the class whose ratio is R
+    log_ref: float  # log R
+    mean_deviation: float  # mean / R - 1
+    log_mean: float  # of the mean of r over a draw
+    log_least: float  # log r0, which no ratio lies below
 
     @property
     def kappa_mean(self) -> float:

@@ -12,48 +12,22 @@ from samplesoft.schemes import Scheme
 
 @dataclass(frozen=True)
 class DrawLaw:
-    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of the README.
-
-    Attributes
-    ----------
-    scheme : Scheme
-        The facts that it was made from.
-    num_draws : int
-        The number m of draws.
-    logits, q : ndarray, shape (n,)
-        As given.
-    log_probs, probs : ndarray, shape (n,)
-        log e_j and e_j for Z = 1, that is the full softmax.
-    drawn : ndarray, shape (n,)
-        The probability of each class in a draw that has a ratio; 0 where it is never drawn.
-    weightless : float
-        Probability of a draw that adds nothing to S (the masked label).
-    log_base : float
-        log of the base mass; -inf for none.
-    mean : float
-        Mean of r over a draw.
-    other_mass : float
-        Softmax mass of the classes other than the label, without cancellation.
-    label : int
-        The label.
-    label_draw, other_draw : float
-        The probability that one draw from q is the label, and that it is not.
-    """
+    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of the README."""
 
     scheme: Scheme
-    num_draws: int
-    logits: FloatArray
-    q: FloatArray
-    log_probs: FloatArray
-    probs: FloatArray
-    drawn: FloatArray
-    weightless: float
-    log_base: float
-    mean: float
-    other_mass: float
+    num_draws: int  # m
+    logits: FloatArray  # (n,) as given
+    q: FloatArray  # (n,) as given
+    log_probs: FloatArray  # (n,) log e_j for Z = 1, the full softmax
+    probs: FloatArray  # (n,)
+    drawn: FloatArray  # (n,) probability in a draw that has a ratio; 0 where it is never drawn
+    weightless: float  # probability of a draw that adds nothing to S (the masked label)
+    log_base: float  # of the base mass; -inf for none
+    mean: float  # of r over a draw
+    other_mass: float  # softmax mass of the classes other than the label, without cancellation
     label: int
-    label_draw: float
-    other_draw: float
+    label_draw: float  # probability that one draw from q is the label
+    other_draw: float  # and that it is not
 
     @property
     def expected_sum(self) -> float:

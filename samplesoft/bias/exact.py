@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, require_cpu, twin
@@ -160,6 +159,4 @@ def exact_bias(
     else:
         sums = twin(device, "samplesoft.bias.sums:Sums")
         rows = [with_replacement_bias(*row, m, facts, sums()) for row in inputs.rows()]
-    if not inputs.batched:
-        return ExactBias(*rows[0])
-    return ExactBias(*(np.stack(column) for column in zip(*rows, strict=True)))
+    return ExactBias(*inputs.columns(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,13 @@ class Inputs:
         for i, (logits, label) in enumerate(zip(self.logits, self.labels, strict=True)):
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
 
+    def columns(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the results of the one example, or arrays (B, ...) of those of each."""
+        every = list(rows)
+        if not self.batched:
+            return every[0]
+        return tuple(np.array(column) for column in zip(*every, strict=True))
+
 
 def check_inputs(
     logits: ArrayLike,
@@ -49,30 +56,9 @@ def check_inputs(
 ) -> Inputs:
     """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
-    Parameters
-    ----------
-    logits : array_like, shape (n,) or (B, n)
-        Finite logits.
-    labels : int or array_like of int, shape () or (B,)
-        The true class of each example.
-    q : array_like, shape (n,) or (B, n), or sampler
-        Proposal over all classes; inclusion probabilities for ``scheme="poisson"``.
-    num_sampled : int
-        Number of draws m; ``poisson`` checks it and makes no use of it.
-    scheme : str or Scheme
-        A name of `samplesoft.schemes.EXACT_SCHEMES`, or a scheme of the caller's own.
-    h : array_like, shape (d,) or (B, d), optional
-        Context vectors for a sampler.
-
-    Returns
-    -------
-    Inputs
-        The arguments as float64 and int64 arrays with a batch dimension.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is malformed, or the proposal misses a class that the scheme needs.
+    They are those of `samplesoft.exact_bias`, and come back as float64 and int64 arrays of a
+    batch. TypeError or ValueError if one is malformed, or the proposal misses a class that the
+    scheme needs.
     """
     facts = as_scheme(scheme)
     logits, labels = to_host(logits), to_host(labels)
@@ -96,26 +82,8 @@ def check_inputs(
 def probs_of(q: Any, h: ArrayLike | None, name: str = "q") -> Any:
     """Return the probabilities of all classes, (1, n) or (B, n), of a sampler; an array as it is.
 
-    Parameters
-    ----------
-    q : array_like or object with a method ``probs(h)``
-        A proposal.
-    h : array_like, shape (d,) or (B, d), or None
-        Context vectors.
-    name : str
-        Of `q` in messages.
-
-    Returns
-    -------
-    array_like
-        In the host's memory.
-
-    Raises
-    ------
-    TypeError
-        If the sampler needs context vectors and there are none.
-    ValueError
-        If the sampler draws without replacement, or the context vectors do not fit it.
+    In the host's memory; `name` is that of `q` in messages. TypeError if a sampler needs context
+    vectors `h` and there are none, ValueError if it draws without replacement.
     """
     if not hasattr(q, "probs"):
         return to_host(q)

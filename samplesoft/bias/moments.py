@@ -108,9 +108,7 @@ def exact_gradient_moments(
     for o, t, p in inputs.rows():
         squared_bias, mse = _moments(o, t, p, inputs.num_sampled, vectors)
         rows.append((scale * squared_bias, scale * max(mse - squared_bias, 0.0), scale * mse))
-    if not inputs.batched:
-        return GradientMoments(*rows[0])
-    return GradientMoments(*(np.array(column) for column in zip(*rows, strict=True)))
+    return GradientMoments(*inputs.columns(rows))
 
 
 def _moments(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,24 +48,14 @@ class MonteCarloBias:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Estimates for one example; each is a mean minus its value under the full softmax.
+    """Estimates for one example; each is a mean minus its value under the full softmax."""
 
-    Attributes
-    ----------
-    bias, stderr : ndarray, shape (num_bins,)
-        Of the mass of p' in each bin.
-    loss_bias, loss_stderr : float
-        Of the loss.
-    projection_bias, projection_stderr : ndarray, shape (P,), or None
-        Of ``p' @ projection``.
-    """
-
-    bias: FloatArray
+    bias: FloatArray  # (num_bins,) of the mass of p' in each bin
     stderr: FloatArray
     loss_bias: float
     loss_stderr: float
-    projection_bias: FloatArray | None
-    projection_stderr: FloatArray | None
+    projection_bias: FloatArray  # (P,) of ``p' @ projection``
+    projection_stderr: FloatArray
 
 
 def monte_carlo_bias(
@@ -135,29 +124,18 @@ def monte_carlo_bias(
     >>> result.bias  # exactly [1/30, -3/40, 1/24]
     array([ 0.03..., -0.07...,  0.04...])
     """
-    run = twin(as_device(device), "samplesoft.bias.trials:Trials").run
+    trials = twin(as_device(device), "samplesoft.bias.trials:Trials")
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
     num_trials = as_count("num_trials", num_trials, 2)
     key = as_key(rng)
-    results = [
+    given = inputs.num_sampled, inputs.scheme, num_trials
+    rows = []
+    for i, row in enumerate(inputs.rows()):
         # a compiled function returns a plain int, which would not be taken for a uint64 again
-        _simulate_classes(
-            run,
-            *(*row, inputs.num_sampled, inputs.scheme, num_trials),
-            np.uint64(mix64(key, np.uint64(i))),
-        )
-        for i, row in enumerate(inputs.rows())
-    ]
-    if not inputs.batched:
-        one = results[0]
-        return MonteCarloBias(one.bias, one.stderr, one.loss_bias, one.loss_stderr, num_trials)
-    return MonteCarloBias(
-        np.stack([r.bias for r in results]),
-        np.stack([r.stderr for r in results]),
-        np.array([r.loss_bias for r in results]),
-        np.array([r.loss_stderr for r in results]),
-        num_trials,
-    )
+        one = simulate(*row, *given, np.uint64(mix64(key, np.uint64(i))), trials=trials)
+        rows.append((one.bias, one.stderr, one.loss_bias, one.loss_stderr))
+    bias, stderr, loss_bias, loss_stderr = inputs.columns(rows)
+    return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
 
 
 def simulate(
@@ -170,82 +148,26 @@ def simulate(
     key: np.uint64,
     bins: IntArray | None = None,
     projection: FloatArray | None = None,
+    trials: type[HostTrials] = HostTrials,
 ) -> Simulation:
-    """Run the trials of one checked example.
+    """Run the trials of one checked example, `logits` and `q` (n,), on the processor.
 
-    Parameters
-    ----------
-    logits, q : ndarray, shape (n,)
-        Logits and proposal, float64.
-    label, m : int
-        True class and number of draws.
-    scheme : Scheme
-        Its facts.
-    num_trials : int
-        Number of trials, at least 2.
-    key : numpy.uint64
-        Key of the random stream.
-    bins : ndarray of int64, shape (n,), optional
-        Bin of each class, counted from 0; each class is its own bin by default.
-    projection : ndarray, shape (n, P), optional
-        Float64 directions on which p' is projected too, trial by trial.
-
-    Returns
-    -------
-    Simulation
-        Estimates with their standard errors.
+    p' is added up in `bins` (n,), numbered from 0, each class one of its own by default, and
+    projected on the columns of `projection` (n, P), trial by trial.
     """
     log_p = log_softmax(logits)
     p = np.exp(log_p)
+    center: FloatArray = p
+    more: tuple[Any, ...] = ()
+    if bins is not None and projection is not None:
+        directions = np.ascontiguousarray(projection, dtype=np.float64)
+        center = np.bincount(bins, p).astype(np.float64)
+        more = np.ascontiguousarray(bins, dtype=np.int64), directions, p @ directions
     plan = _plan(log_p, label, q, m, scheme)
-    center: FloatArray = p if bins is None else np.bincount(bins, p).astype(np.float64)
-    directions = np.zeros((len(p), 0)) if projection is None else projection
-    directions = np.ascontiguousarray(directions, dtype=np.float64)
-    direction_center = p @ directions
-    bin_of = np.zeros(0, np.int64) if bins is None else np.ascontiguousarray(bins, dtype=np.int64)
-
-    sums, mean, squares = HostTrials.run(
-        plan, center, num_trials, key, bin_of, directions, direction_center
-    )
-    return _estimates(sums, center, mean, squares, num_trials, projection is not None)
-
-
-def _simulate_classes(
-    run: Callable[..., tuple[FloatArray, FloatArray, FloatArray]],
-    logits: FloatArray,
-    label: int,
-    q: FloatArray,
-    m: int,
-    scheme: Scheme,
-    num_trials: int,
-    key: np.uint64,
-) -> Simulation:
-    """Do as `simulate` does for classes of a bin each, by the `run` of a device."""
-    log_p = log_softmax(logits)
-    center = np.exp(log_p)
-    sums, mean, squares = run(_plan(log_p, label, q, m, scheme), center, num_trials, key)
-    return _estimates(sums, center, mean, squares, num_trials, projected=False)
-
-
-def _estimates(
-    sums: FloatArray,
-    center: FloatArray,
-    mean: FloatArray,
-    squares: FloatArray,
-    num_trials: int,
-    projected: bool,
-) -> Simulation:
-    """Turn moments of the bins, and of the loss and what is projected, into estimates."""
+    sums, mean, squares = trials.run(plan, center, num_trials, key, *more)
     bias, stderr = _bin_moments(sums, center, num_trials)
     stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
-    return Simulation(
-        bias,
-        stderr,
-        float(mean[0]),
-        float(stderrs[0]),
-        mean[1:] if projected else None,
-        stderrs[1:] if projected else None,
-    )
+    return Simulation(bias, stderr, float(mean[0]), float(stderrs[0]), mean[1:], stderrs[1:])
 
 
 def _bin_moments(

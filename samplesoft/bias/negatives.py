@@ -19,34 +19,16 @@ class Negatives:
 
     With p the softmax, qn the proposal given "not the label" and ``r_j = p_j / qn_j``, all
     that the bias depends on is held as logs, so that no product can overflow or vanish.
-
-    Attributes
-    ----------
-    keep : ndarray of bool, shape (n,)
-        False at the label.
-    log_a, log_zt : float
-        Logs of the label's probability and of the sum of the negatives' probabilities.
-    log_p : ndarray, shape (n - 1,)
-        Log-probabilities of the negatives.
-    log_ratio : ndarray, shape (n - 1,)
-        ``log(r_j / Z_t)``, whose mean ratio under qn is 1.
-    log_deviation : ndarray, shape (n - 1,)
-        ``log|r_j / Z_t - 1|``; its sign is that of `log_ratio`.
-    log_chi2 : float
-        Log of the chi-square divergence ``sum_j qn_j (r_j / Z_t - 1)^2``, which is
-        ``Var(r) / Z_t^2``; ``-inf`` if qn is the softmax of the negatives.
-    rounding : float
-        A bound on the error of `log_ratio`, `log_p`, `log_a` and `log_zt` in float64.
     """
 
-    keep: NDArray[np.bool_]
-    log_a: float
-    log_zt: float
+    keep: NDArray[np.bool_]  # (n,) False at the label; the arrays below are (n - 1,)
+    log_a: float  # of the label's probability
+    log_zt: float  # of the sum Z_t of the negatives' probabilities
     log_p: FloatArray
-    log_ratio: FloatArray
-    log_deviation: FloatArray
-    log_chi2: float
-    rounding: float
+    log_ratio: FloatArray  # log(r_j / Z_t), whose mean ratio under qn is 1
+    log_deviation: FloatArray  # log|r_j / Z_t - 1|; its sign is that of `log_ratio`
+    log_chi2: float  # of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2, 0 if qn is the softmax
+    rounding: float  # bound on the float64 error of `log_ratio`, `log_p`, `log_a` and `log_zt`
 
     def fill(self, label_value: float, values: FloatArray) -> FloatArray:
         """Return (n,) with `label_value` at the label and `values` (n - 1,) elsewhere."""

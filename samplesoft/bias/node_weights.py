@@ -16,26 +16,16 @@ from samplesoft.bias.transform import Nodes
 
 @dataclass(frozen=True)
 class NodeWeights:
-    """What the functions at the nodes are multiplied by before they are summed.
+    """What the functions at the K nodes are multiplied by before they are summed."""
 
-    Attributes
-    ----------
-    coefficients : ndarray, shape (K, 3)
-        Weights of D, v D' and v**2 D'' in `atom_integrals`, each times dx / (T exp(v r0)); only
-        the jackknife has the last two.
-    label_terms : ndarray, shape (K,)
-        Terms of base * integral of E (1 - psi_R), eq. (B8); for a corrected label whose draws
-        are masked, of base * integral of E psi_R, eq. (B11); 0 where the base mass is a draw.
-    base_terms : ndarray, shape (K,)
-        Terms of base * integral of E.
-    loss_terms : ndarray, shape (K,)
-        Terms of E[log S] - log E[S], eq. (B7).
-    """
-
+    # (K, 3) of D, v D' and v**2 D'' in `atom_integrals`, each times dx / (T exp(v r0)); only the
+    # jackknife has the last two
     coefficients: FloatArray
+    # (K,) terms of base * integral of E (1 - psi_R), eq. (B8); for a corrected label whose draws
+    # are masked, of base * integral of E psi_R, eq. (B11); 0 where the base mass is a draw
     label_terms: FloatArray
-    base_terms: FloatArray
-    loss_terms: FloatArray
+    base_terms: FloatArray  # (K,) of base * integral of E
+    loss_terms: FloatArray  # (K,) of E[log S] - log E[S], eq. (B7)
 
 
 def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,75 +16,32 @@ from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
 
-@dataclass(frozen=True)
-class Theorem1Terms:
+class Theorem1Terms(NamedTuple):
     """What Theorem 1 needs of the logits and the proposal, before any parameter is named.
 
     The bounds do not change when a constant is added to the logits, but the quantities of
     eq. 12 do. They are given here for logits shifted so that the partition function Z is 1:
     ``e^{o_j}`` becomes the probability p_j, and Z_t is 1 - p_t. To return to the printed units
     multiply `second_moment` by Z^2, and `max_gap`, `deviation` and `negative_probs` by Z.
-    Everywhere q is the proposal given "not the label".
-
-    Attributes
-    ----------
-    second_moment : float or ndarray (B,)
-        ``sum_j p_j^2 / q_j`` over the negatives, the first quantity of eq. 12.
-    max_gap : float or ndarray (B,)
-        ``max_{j, j'} |p_j / q_j - p_j' / q_j'|`` over the negatives, the second.
-    deviation : ndarray, shape (n,) or (B, n)
-        ``|Z_t - p_k / q_k|`` for each negative k, the third; 0 at the label.
-    ub1 : float or ndarray (B,)
-        ``m UB_1`` of eq. 11: the variance ``second_moment - Z_t^2``, without the subtraction.
-    ub2 : float or ndarray (B,)
-        UB_2 of eq. 11: ``max_gap Z_t / (1 + second_moment)``.
-    lb_sum : float or ndarray (B,)
-        ``sum_k p_k |Z_t - p_k / q_k|``, which eq. 10 multiplies by ``-M / m``.
-    negative_probs : ndarray, shape (n,) or (B, n)
-        p_j for the negatives, 0 at the label: the weights of g, and g itself when the
-        parameters are the logits.
+    Everywhere q is the proposal given "not the label". Scalars are (B,) for a batch.
     """
 
-    second_moment: Scalar
-    max_gap: Scalar
-    deviation: FloatArray
-    ub1: Scalar
-    ub2: Scalar
-    lb_sum: Scalar
+    second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
+    max_gap: Scalar  # max_{j, j'} |p_j / q_j - p_j' / q_j'| over the negatives, the second
+    deviation: FloatArray  # (n,) or (B, n): |Z_t - p_k / q_k|, the third; 0 at the label
+    ub1: Scalar  # m UB_1 of eq. 11: the variance second_moment - Z_t^2, without the subtraction
+    ub2: Scalar  # UB_2 of eq. 11: max_gap Z_t / (1 + second_moment)
+    lb_sum: Scalar  # sum_k p_k |Z_t - p_k / q_k|, which eq. 10 multiplies by -M / m
+    # (n,) or (B, n): p_j, 0 at the label; the weights of g, and g itself for the logits
     negative_probs: FloatArray
 
     def bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the printed (LB, UB) for a given g, which may stand for any parameters.
+        """Return the printed (LB, UB), each (P,) or (B, P), for a given `g`, of any P parameters.
 
-        Parameters
-        ----------
-        g : array_like, shape (P,) or (B, P)
-            ``sum_j p_j d o_j`` over the negatives, see `negative_probs`.
-        grad_bound : float or ndarray (B,)
-            M, at least as large as every coordinate of every ``d o_i``.
-        num_sampled : int
-            Number of draws m, at least 1.
-
-        Returns
-        -------
-        lower, upper : ndarray, shape (P,) or (B, P)
-            LB (the same for all coordinates) and UB.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If `num_sampled` is not an integer of at least 1.
-
-        Examples
-        --------
-        The parameters are the logits themselves, with no identity matrix:
-
-        >>> terms = theorem1_terms([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2])
-        >>> lower, upper = terms.bounds(terms.negative_probs, 1.0, num_sampled=10)
-        >>> upper.round(4)
-        array([0.0744, 0.0794, 0.0794])
+        `g` is ``sum_j p_j d o_j`` over the negatives (`negative_probs` where the parameters are
+        the logits), `grad_bound` is M, at least as large as every coordinate of every ``d o_i``.
         """
         m = as_count("num_sampled", num_sampled)
         weights = np.asarray(g, dtype=np.float64)
@@ -143,46 +100,12 @@ class Theorem1Bounds:
 def theorem1_terms(
     logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
 ) -> Theorem1Terms:
-    """Return the parts of Theorem 1 that depend on the logits and the proposal only.
+    """Return the parts of Theorem 1, eqs. 10 to 12, that depend on logits and proposal only.
 
-    Parameters
-    ----------
-    logits : array_like, shape (n,) or (B, n)
-        Finite logits o.
-    labels : int or array_like of int, shape () or (B,)
-        The true class of each example.
-    q : array_like, shape (n,) or (B, n), or sampler
-        Proposal over all n classes, positive on every negative; or an object with a method
-        ``probs(h)``.
-    h : array_like, shape (d,) or (B, d), optional
-        Context vectors, where `q` is a sampler that looks at them.
-
-    Returns
-    -------
-    Theorem1Terms
-        Scalars for one example, arrays (B,) for a batch.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is malformed, or the proposal misses a negative.
-
-    References
-    ----------
-    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
-       eqs. 10 to 12.
-
-    Examples
-    --------
-    >>> terms = theorem1_terms([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2])
-    >>> print(f"{terms.second_moment:.4f} {terms.max_gap:.4f}", terms.deviation.round(4))
-    0.5926 0.8889 [0.     0.2222 0.6667]
+    The arguments are those of `theorem1_bounds`: scalars for one example, arrays (B,) for a batch.
     """
     inputs = check_inputs(logits, labels, q, 1, h=h)
-    rows = [_terms(make_negatives(*row)) for row in inputs.rows()]
-    names = Theorem1Terms.__dataclass_fields__
-    columns = {name: np.stack([getattr(row, name) for row in rows]) for name in names}
-    return Theorem1Terms(**columns) if inputs.batched else rows[0]
+    return Theorem1Terms(*inputs.columns(_terms(make_negatives(*row)) for row in inputs.rows()))
 
 
 def _terms(negatives: Negatives) -> Theorem1Terms:

@@ -19,49 +19,24 @@ class Nodes:
     """The transform T and what follows from it at the quadrature nodes, all arrays (K,).
 
     "Tilted" is the law of r whose probabilities are q exp(-v r) / T; see section 4 of the README.
-
-    Attributes
-    ----------
-    x, dx : ndarray
-        log v, and the weight of dv / v.
-    v, v_least : ndarray
-        v itself, and v r0.
-    log_transform : ndarray
-        log T, T = sum q exp(-v r).
-    log_transform_least : ndarray
-        log sum q exp(-v (r - r0)), eq. (B18).
-    log_psi_ref : ndarray
-        log of psi_R = exp(-v R) / T.
-    above : ndarray
-        sum q (exp(-v (r - r0)) - exp(-v (R - r0))), which is T exp(v r0) (1 - psi_R).
-    excess : ndarray
-        log T + v times the mean of r, at least 0, eq. (B20).
-    mean, variance, skew : ndarray
-        v times the tilted mean; v**2 and v**3 times the second and third tilted cumulants.
-    above_least, lead : ndarray
-        v times (tilted mean - r0) and (R - tilted mean).
-    gap : ndarray
-        log T + v times the tilted mean, at most 0, eq. (B21).
-    balance : ndarray
-        2 gap + variance, of third order in v.
     """
 
-    x: FloatArray
-    dx: FloatArray
+    x: FloatArray  # log v
+    dx: FloatArray  # weight of dv / v
     v: FloatArray
-    v_least: FloatArray
-    log_transform: FloatArray
-    log_transform_least: FloatArray
-    log_psi_ref: FloatArray
-    above: FloatArray
-    excess: FloatArray
-    mean: FloatArray
-    variance: FloatArray
-    skew: FloatArray
-    above_least: FloatArray
-    lead: FloatArray
-    gap: FloatArray
-    balance: FloatArray
+    v_least: FloatArray  # v r0
+    log_transform: FloatArray  # log T, T = sum q exp(-v r)
+    log_transform_least: FloatArray  # log sum q exp(-v (r - r0)), eq. (B18)
+    log_psi_ref: FloatArray  # log of psi_R = exp(-v R) / T
+    above: FloatArray  # T exp(v r0) (1 - psi_R) = sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
+    excess: FloatArray  # log T + v times the mean of r, at least 0, eq. (B20)
+    mean: FloatArray  # v times the tilted mean
+    variance: FloatArray  # v**2 times the second tilted cumulant
+    skew: FloatArray  # v**3 times the third
+    above_least: FloatArray  # v (tilted mean - r0)
+    lead: FloatArray  # v (R - tilted mean)
+    gap: FloatArray  # log T + v times the tilted mean, at most 0, eq. (B21)
+    balance: FloatArray  # 2 gap + variance, of third order in v
 
     @property
     def tilted(self) -> FloatArray:

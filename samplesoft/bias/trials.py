@@ -24,32 +24,11 @@ class HostTrials:
         directions: FloatArray | None = None,
         direction_center: FloatArray | None = None,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Run all trials and add up what they give.
+        """Run all trials and add up what they give: see `run_block` for the arguments.
 
-        Parameters
-        ----------
-        plan : Plan
-            From `monte_carlo`.
-        center : ndarray, shape (num_bins,)
-            The full softmax, summed over the classes of each bin.
-        num_trials : int
-            Number of trials.
-        key : numpy.uint64
-            Key of the random stream.
-        bin_of : ndarray of int64, shape (n,), optional
-            Bin of each class; by default, and where it is empty, each class is its own.
-        directions : ndarray, shape (n, P), optional
-            On which p' is projected too.
-        direction_center : ndarray, shape (P,), optional
-            The projections of the full softmax.
-
-        Returns
-        -------
-        sums : ndarray, shape (num_bins, 3)
-            Over the trials that draw from a bin: sum of p' - center, of its squares, and their
-            number.
-        mean, squares : ndarray, shape (1 + P,)
-            Mean of the loss difference and of the projections, and the sums of squared deviations.
+        Returns sums (num_bins, 3), over the trials that draw from a bin of p' - center, of its
+        squares and of 1; and the mean of the loss difference and of the projections (1 + P,), with
+        the sums of squared deviations from it.
         """
         n = len(center)
         bin_of = np.zeros(0, np.int64) if bin_of is None else bin_of

@@ -22,26 +22,7 @@ class CudaTrials:
     def run(
         plan: Plan, center: FloatArray, num_trials: int, key: np.uint64
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Run the trials of one example.
-
-        Parameters
-        ----------
-        plan : Plan
-            From `monte_carlo`.
-        center : ndarray, shape (n,)
-            The full softmax.
-        num_trials : int
-            Number of trials.
-        key : numpy.uint64
-            Key of the random stream.
-
-        Returns
-        -------
-        sums : ndarray, shape (n, 3)
-            Over the trials that draw a class: sum of p' - center, of its squares, and their number.
-        mean, squares : ndarray, shape (1,)
-            Mean of the loss difference, and the sum of squared deviations from it.
-        """
+        """Run the trials of one example, as `HostTrials.run` where each class is its own bin."""
         n = len(center)
         arrays = {k: to_device(x) for k, x in plan._asdict().items() if isinstance(x, np.ndarray)}
         there = plan._replace(**arrays)

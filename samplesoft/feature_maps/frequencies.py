@@ -28,13 +28,7 @@ class Frequencies(Protocol):
 
 
 class HostDense:
-    """Frequencies held as matrices of a few columns each.
-
-    Parameters
-    ----------
-    matrix : ndarray of float64, shape (D, d)
-        One frequency a row, scaled.
-    """
+    """Frequencies, scaled and given as rows (D, d), held as matrices of a few columns each."""
 
     def __init__(self, matrix: FloatArray) -> None:
         num, dim = matrix.shape
@@ -69,17 +63,9 @@ class HostDense:
 class HostStructured:
     """Blocks of ``scale * sqrt(p) * H S_3 H S_2 H S_1`` with random signs S, never stored.
 
-    Parameters
-    ----------
-    signs : ndarray of float64, shape (blocks, 3, p)
-        Diagonals of +-1 in the order in which they are applied, the first times all factors; p is
-        a power of two.
-    num : int
-        Number of frequencies D, of which the last block is cut short.
-
-    References
-    ----------
-    Yu et al. (2016), "Orthogonal random features", section 4.
+    `signs` (blocks, 3, p) are the diagonals in the order in which they are applied, the first
+    times all factors, with p a power of two. Yu et al. (2016), "Orthogonal random features",
+    section 4.
     """
 
     def __init__(self, signs: FloatArray, num: int) -> None:

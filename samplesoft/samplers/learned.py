@@ -71,18 +71,7 @@ class LearnedUnigramSampler(Sampler):
         return self._counts.copy()
 
     def observe(self, labels: Any) -> None:
-        """Count labels.
-
-        Parameters
-        ----------
-        labels : array_like of int, shape (k,)
-            Observed classes, each as often as it occurs.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If they are malformed; nothing has changed then.
-        """
+        """Count labels (k,), each as often as it occurs; none of them if one is malformed."""
         ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
         if len(ids) == 0:
             return

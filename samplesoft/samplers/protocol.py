@@ -77,25 +77,7 @@ class SamplerProtocol(Protocol):
 
 
 def as_sampler(name: str, value: Any) -> SamplerProtocol:
-    """Return the argument `name` if it is a sampler.
-
-    Parameters
-    ----------
-    name : str
-        For the message.
-    value : Any
-        The argument.
-
-    Returns
-    -------
-    SamplerProtocol
-        The argument itself.
-
-    Raises
-    ------
-    TypeError
-        If it lacks an attribute or a method of `SamplerProtocol`; names them.
-    """
+    """Return the argument `name` if it is a sampler; TypeError names what it lacks to be one."""
     members = [*SamplerProtocol.__annotations__]
     members += [key for key in vars(SamplerProtocol) if not key.startswith("_")]
     missing = [member for member in members if not hasattr(value, member)]

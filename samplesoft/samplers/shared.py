@@ -12,23 +12,9 @@ from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 
 
 def sample_shared(sampler: Any, h: Rows, m: int, key: np.uint64) -> Draw:
-    """Draw (1, m) from the mean over contexts: each draw from one context chosen at random.
+    """Draw (1, m) from the mean over contexts (B, d): each draw from one context chosen at random.
 
-    Parameters
-    ----------
-    sampler : Sampler
-        On any device.
-    h : ndarray, shape (B, d)
-        Context vectors, checked.
-    m : int
-        Number of draws.
-    key : numpy.uint64
-        Key of the random stream.
-
-    Returns
-    -------
-    Draw
-        ``log_q`` is the logarithm of the mean probability over all contexts.
+    ``log_q`` is the logarithm of the mean probability over all contexts, on any device.
     """
     arrays, batch = sampler._arrays, h.shape[0]
     choices, draws = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))

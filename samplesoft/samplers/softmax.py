@@ -106,17 +106,7 @@ class SoftmaxSampler(Sampler):
 
 
 class HostSoftmax:
-    """What a `SoftmaxSampler` does, for arguments that have been checked.
-
-    Parameters
-    ----------
-    rows : ndarray, shape (n, d)
-        Class vectors; copied.
-    tau : float
-        Inverse temperature.
-    block_size : int
-        Classes in a block.
-    """
+    """What a `SoftmaxSampler` with class vectors (n, d) does, for checked arguments."""
 
     def __init__(self, rows: Rows, tau: float, block_size: int) -> None:
         self.num_classes, self.tau, self.block_size = len(rows), tau, block_size

@@ -27,15 +27,6 @@ class CudaSoftmax:
     """What a `SoftmaxSampler` does, for arguments that have been checked and lie on the device.
 
     A block is drawn first, then a class inside it, as in a leaf of the kernel tree.
-
-    Parameters
-    ----------
-    rows : device array, shape (n, d)
-        Class vectors.
-    tau : float
-        Inverse temperature.
-    block_size : int
-        Classes in a block.
     """
 
     def __init__(self, rows: Any, tau: float, block_size: int) -> None:

@@ -28,17 +28,7 @@ _EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a differenc
 
 
 class StaticSampler(Sampler):
-    """A distribution that does not look at the contexts.
-
-    Parameters
-    ----------
-    num_classes : int
-        Number of classes n.
-    replace : bool
-        Whether a class can be drawn again.
-    device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays; without replacement on the CPU alone.
-    """
+    """A distribution that does not look at the contexts; without replacement on the CPU alone."""
 
     _engine_name: ClassVar[str]
 
@@ -305,13 +295,7 @@ class UniformSampler(StaticSampler):
 
 
 class HostWeighted:
-    """What a `StaticSampler` does on the processor, for arguments that have been checked.
-
-    Parameters
-    ----------
-    sampler : StaticSampler
-        Whose distribution it is.
-    """
+    """What a `StaticSampler` does on the processor, for checked arguments."""
 
     def __init__(self, sampler: StaticSampler) -> None:
         self._sampler = sampler

@@ -104,13 +104,7 @@ class TwoPassSampler(Sampler):
         self.refresh(rng)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Draw a new set of candidates.
-
-        Parameters
-        ----------
-        rng : int, numpy.random.Generator or None
-            Seed of the set.
-        """
+        """Draw a new set of candidates by a seed."""
         # on a stream of its own: with the seed of a sample, the draws would follow the candidates
         key = int(mix64(as_key(rng), np.uint64(1)))
         drawn = self.candidates.sample(None, self.num_candidates, rng=key)

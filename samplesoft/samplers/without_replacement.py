@@ -31,15 +31,7 @@ class Inclusion(Protocol):
 
 
 class UniformInclusion:
-    """Inclusion where all n classes are equally likely: m / n.
-
-    Parameters
-    ----------
-    num_classes : int
-        Number of classes n.
-    m : int
-        Size of the sample.
-    """
+    """Inclusion in a sample of m where all n classes are equally likely: m / n."""
 
     def __init__(self, num_classes: int, m: int) -> None:
         self._n, self._m = num_classes, m

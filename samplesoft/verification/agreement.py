@@ -95,7 +95,6 @@ def compare(
     norms[:, 1] = np.sign(bias)
     directions = norms if jacobian is None else np.hstack([norms, jacobian])
     got = simulate(logits, label, q, m, scheme, num_trials, key, bins, directions)
-    assert got.projection_bias is not None and got.projection_stderr is not None
 
     p_bin = _sum_bins(bins, p)
     binned = _z_scores(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def compute_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) 
     finite = finite_sample_bounds(logits, labels, q, m)
     out = []
     for b in range(len(logits)):
-        one = Theorem1Terms(**{f.name: getattr(terms, f.name)[b] for f in fields(terms)})
+        one = Theorem1Terms(*(column[b] for column in terms))
         out.append(Theory(one, one.negative_probs, limit[b], finite.lower[b], finite.upper[b]))
     return out
 

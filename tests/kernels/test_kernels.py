@@ -75,7 +75,7 @@ def compressed(log_r, weights, contrast):
     t_mean, kappa_mean = 0.2, math.tanh(0.1)
     moments = np.zeros((count, 3, panels.DEGREE))
     slot = np.arange(count)
-    panels.spread(
+    panels.add_moments(
         log_r,
         weights,
         contrast,
@@ -89,7 +89,7 @@ def compressed(log_r, weights, contrast):
         np.empty(panels.DEGREE),
     )
     atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
-    return atoms, np.moveaxis(moments @ panels.forward().T, 1, 0), (width, first, slot)
+    return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), (width, first, slot)
 
 
 @pytest.mark.parametrize("rate", [1e-6, 0.05, 1.0, 30.0])
@@ -110,7 +110,7 @@ def test_panels_carry_sums_and_values(rate):
         assert abs((measure[row] * decay(atoms)).sum() - direct) <= 2e-14 * size
 
     out = np.empty(3000)
-    coefficients, room = decay(atoms) @ panels.forward(), np.empty(panels.DEGREE)
+    coefficients, room = decay(atoms) @ panels.to_coefficients(), np.empty(panels.DEGREE)
     total = panels.evaluate(log_r, weights, contrast, 0.0, *layout, coefficients, out, room)
     assert np.allclose(out, weights * contrast * decay(log_r), rtol=0, atol=2e-14 * weights.max())
     assert math.isclose(total, out.sum(), rel_tol=1e-9, abs_tol=1e-15)

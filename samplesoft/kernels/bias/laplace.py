@@ -96,25 +96,14 @@ def node_sums(
     reference: FloatArray,
     out: FloatArray,
 ) -> None:
-    """Sum over the atoms at each node.
+    """Sum over the atoms at each node log v, `x` (K,), into `out` (K, NUM_SUMS).
 
-    Parameters
-    ----------
-    x : ndarray, shape (K,)
-        log v.
-    weights : ndarray, shape (3, A)
-        q, q kappa and q zeta**2.
-    atoms : ndarray, shape (8, A)
-        log r; log (r - r0); kappa, log |r - R|, log (r + R); zeta, log |r - mean|,
-        log (r + mean). `bias.classes` makes them.
-    reference : ndarray, shape (2,)
-        log (R - r0) and log (mean - r0).
-    out : ndarray, shape (K, NUM_SUMS)
-        In this order, with d = v (r - r0): sum q exp(-d), which is T exp(v r0);
-        sum q (exp(-d) - 1); sum q d**k exp(-d) for k = 1, 2, 3;
-        sum q (exp(-d) - exp(-v (R - r0))). With y = v (r - mean): sum q (exp(-y) - 1 + y);
-        sum q (1 - (1 + y) exp(-y)); sum q ((y**2 + 2 y + 2) exp(-y) - 2), eqs. (B20) and (B21);
-        sum q y**k exp(-y) for k = 2, 3.
+    `weights` (3, A) are q, q kappa and q zeta**2; `atoms` (8, A) are log r; log (r - r0); kappa,
+    log |r - R|, log (r + R); zeta, log |r - mean|, log (r + mean); `reference` (2,) is log (R -
+    r0) and log (mean - r0). The sums, with d = v (r - r0): q exp(-d), which is T exp(v r0); q
+    (exp(-d) - 1); q d**k exp(-d) for k = 1, 2, 3; q (exp(-d) - exp(-v (R - r0))). With y = v (r -
+    mean): q (exp(-y) - 1 + y); q (1 - (1 + y) exp(-y)); q ((y**2 + 2 y + 2) exp(-y) - 2), eqs.
+    (B20) and (B21); q y**k exp(-y) for k = 2, 3.
     """
     for k in range(len(x)):
         decay_ref = math.exp(-_scaled(x[k], reference[0]))
@@ -198,24 +187,12 @@ def atom_integrals(
     log_reference: float,
     out: FloatArray,
 ) -> None:
-    """Integrate over the nodes at each atom.
+    """Integrate over the nodes log v, `x` (K,), at each of the `atoms` (8, A) of `node_sums`.
 
-    Parameters
-    ----------
-    x : ndarray, shape (K,)
-        log v.
-    coefficients : ndarray, shape (K, 3)
-        c0, c1 and c2 of each node.
-    tilted : ndarray, shape (K, 3)
-        v (mean - r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r).
-    atoms : ndarray, shape (8, A)
-        As in `node_sums`.
-    log_reference : float
-        log (R - r0).
-    out : ndarray, shape (3, A)
-        The integral of v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for
-        D = psi - psi_R, eq. (B23), the same from every second node, and the integral of the
-        absolute values.
+    `out` (3, A) gets the integral of v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D
+    = psi - psi_R, eq. (B23), the same from every second node, and that of the absolute values.
+    `coefficients` (K, 3) are c0, c1, c2; `tilted` (K, 3) is v (mean - r0), v (R - mean) and v**2
+    variance, of r tilted by exp(-v r); `log_reference` is log (R - r0).
     """
     for i in range(atoms.shape[1]):
         full = half = size = 0.0

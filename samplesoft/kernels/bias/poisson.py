@@ -58,22 +58,12 @@ def class_integrals(
     deviation: FloatArray,
     out: FloatArray,
 ) -> None:
-    """Integrate u e_j (psi_j - psi_ref) over the nodes for each class, eq. (B27).
+    """Integrate u e_j (psi_j - psi_ref) over the nodes log u, `x` (K,), for each class, eq. (B27).
 
-    With E = exp(-u w) and f = 1 - pi + pi E, psi = E / f, and psi_j - psi_ref is
-    [(1 - pi_j) (E_j - E_ref) + (pi_ref - pi_j) (E_ref - 1) E_j] / (f_j f_ref). The reference with
-    ``pi_ref = 0`` is the label, whose psi is 1.
-
-    Parameters
-    ----------
-    x, weights : ndarray, shape (K,)
-        log u, and the node weights.
-    log_w, pi, deviation : ndarray, shape (n,)
-        Log weights, inclusion probabilities, and w_j / w_ref - 1.
-    log_w_ref, pi_ref : float
-        Those of the reference class.
-    out : ndarray, shape (3, n)
-        The integral, the same from every second node, and the sum of absolute terms.
+    With E = exp(-u w) and f = 1 - pi + pi E, psi = E / f, and psi_j - psi_ref is [(1 - pi_j) (E_j
+    - E_ref) + (pi_ref - pi_j) (E_ref - 1) E_j] / (f_j f_ref). The reference with ``pi_ref = 0`` is
+    the label, whose psi is 1. `deviation` (n,) is w_j / w_ref - 1. `out` (3, n) gets the integral,
+    the same from every second node, and the sum of absolute terms.
     """
     for j in range(len(pi)):
         full = half = size = 0.0

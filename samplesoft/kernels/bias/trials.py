@@ -236,30 +236,11 @@ def run_block(
 ) -> tuple[FloatArray, FloatArray]:
     """Run trials `start` to `stop`; the result does not depend on who runs the others.
 
-    Parameters
-    ----------
-    plan : Plan
-        What is drawn in a trial, and how it is weighted.
-    key : numpy.uint64
-        Key of the random stream.
-    start, stop : int
-        Numbers of the first trial, and of the one after the last.
-    bins : ndarray, shape (n,) or (0,)
-        Bin of each class; empty where each class is its own.
-    center : ndarray, shape (num_bins,)
-        What p' is compared with.
-    projection : ndarray, shape (n, P)
-        Directions that p' is projected on; P may be 0.
-    projection_center : ndarray, shape (P,)
-        What the projection is compared with.
-
-    Returns
-    -------
-    sums : ndarray, shape (num_bins, 4)
-        The center; then, over the trials that touch a bin, sum of d = p' - center, sum of d**2,
-        and their number.
-    moments : ndarray, shape (2, 1 + P)
-        Mean, and sum of squared deviations from it, of the loss difference and the projection.
+    p' is compared with `center` (num_bins,), in `bins` (n,), of which there are none where each
+    class is its own; its projection on `projection` (n, P) with `projection_center` (P,). Returns
+    sums (num_bins, 4): the center, then over the trials that touch a bin sum of d = p' - center,
+    sum of d**2, and their number; and moments (2, 1 + P): mean, and sum of squared deviations from
+    it, of the loss difference and the projection.
     """
     n = len(plan.log_weights)
     num_projections = projection.shape[1]

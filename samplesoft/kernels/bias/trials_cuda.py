@@ -77,26 +77,12 @@ def run_trials(
     losses: Any,
     classes: Any,
 ) -> None:
-    """Run trials from number `first` on, a thread for each.
+    """Run T trials from number `first` on, a thread for each.
 
-    Parameters
-    ----------
-    plan : Plan
-        The example, with its arrays on the device.
-    key : uint64
-        Of the stream.
-    first : int
-        Number of the first trial.
-    center : device array, shape (n,)
-        What p' is compared with.
-    seen : device array of int32, shape (T, 2, places)
-        Zeros, before and after; places are a power of two above the classes of a trial.
-    ids, counts, values, rest : device arrays, shape (T, capacity)
-        Room to work in; `values` holds p' minus the center afterwards.
-    losses : device array, shape (T,)
-        Output: sampled minus full softmax loss.
-    classes : device array of int64, shape (T, capacity)
-        Output: the classes that `values` belong to; n where there is none.
+    `seen` (T, 2, places) is zero before and after; places are a power of two above the classes of
+    a trial. `ids`, `counts`, `values` and `rest` (T, capacity) are room to work in. Writes the
+    sampled minus the full softmax `losses` (T,), p' minus `center` (n,) into `values`, and the
+    `classes` (T, capacity) that those belong to, n where there is none.
     """
     t = thread_index()
     if t >= losses.shape[0]:
