@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,8 @@ def retrieval_model(
         _add_options(parser, defaults, form)
 
     def make(options: argparse.Namespace) -> RetrievalTask:
-        settings = replace(defaults, **check_softmax(given(options, type(defaults)), defaults))
+        values = check_softmax(given(options, type(defaults)), defaults)
+        settings = type(defaults)(**{"dropout": defaults.dropout, **values})
         return make_task(_absolute_paths(options), settings)
 
     return Model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,9 +65,9 @@ def add_softmax(
     )
     group.add_argument(
         "--shared",
-        action="store_const",
-        const=True,
-        help=f"draw one set of classes for all {batch}; needs a loss such as sampled-masked",
+        action=argparse.BooleanOptionalAction,
+        help=f"draw one set of classes for all {batch}; the default with a loss such as "
+        "sampled-masked, and not possible where draws exclude the label, as with sampled",
     )
     add_random_features(group, defaults)
     group.add_argument(

@@ -27,18 +27,20 @@ LOSSES: dict[str, LossSpec] = {
     "full": LossSpec(FullSoftmaxLoss, classifier=True),
     "full-absolute": LossSpec(FullSoftmaxLoss, {"absolute": True}),
     "sampled": _softmax(masked="sampled-masked", classifier=True),
-    "sampled-masked": _softmax(fixed={"scheme": "masked"}),
+    "sampled-masked": _softmax(fixed={"scheme": "masked"}, classifier=True),
     "sampled-reject": _softmax(fixed={"scheme": "reject"}),
     "sampled-candidate": _softmax(fixed={"scheme": "candidate"}),
     "sampled-candidate-masked": _softmax(fixed={"scheme": "candidate_masked"}),
     "sampled-absolute": _softmax(fixed={"absolute": True}),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
-    "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}),
+    "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
     ),
-    "negative-sampling-masked": LossSpec(NegativeSamplingLoss, {"scheme": "masked"}),
+    "negative-sampling-masked": LossSpec(
+        NegativeSamplingLoss, {"scheme": "masked"}, classifier=True
+    ),
     "importance": LossSpec(ImportanceSamplingLoss),
 }
 

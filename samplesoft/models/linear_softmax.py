@@ -50,6 +50,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         If a value is malformed, or the loss and the sampler do not go together.
     """
 
+    loss: str = "sampled-masked"
     sampler: str | None = "rff+softmax-leaf"
     embedding_dim: int = 64
     dropout: float = 0.0

@@ -18,6 +18,11 @@ from samplesoft.samplers.draw import Rows
 from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 
 
+def as_shared(value: bool | None, allowed: bool) -> bool:
+    """Return a `shared` argument as a bool; None stands for one set wherever that is allowed."""
+    return allowed if value is None else bool(value)
+
+
 class SoftmaxLayer:
     """The last layer of a classifier: scores over n classes, and a loss on them.
 
@@ -36,8 +41,9 @@ class SoftmaxLayer:
         Number of draws m of an example.
     biases : array_like, shape (n,), optional
         Class biases, trained with the vectors; a sampler does not see them.
-    shared : bool
-        Draw one set of classes for the whole batch.
+    shared : bool, optional
+        Draw one set of classes for the whole batch; by default where the loss takes draws of the
+        label, which it masks or corrects, and not where draws exclude the label.
     update_every : int
         The sampler follows the class vectors after so many calls of `update`. In between, draws
         and their probabilities still agree: both come from the vectors of the last time.
@@ -92,7 +98,7 @@ class SoftmaxLayer:
         num_sampled: int | None = None,
         *,
         biases: ArrayLike | None = None,
-        shared: bool = False,
+        shared: bool | None = None,
         update_every: int = 1,
         allow_other_tau: bool = False,
     ) -> None:
@@ -109,10 +115,11 @@ class SoftmaxLayer:
         self.loss = loss
         self.sampler = sampler
         self.num_sampled = 0
-        self.shared = bool(shared)
+        self.shared = False
         self.update_every = as_count("update_every", update_every)
         self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
+            self.shared = as_shared(shared, allowed=not loss.excludes_label)
             self._check_sampler(loss, allow_other_tau)
             self.num_sampled = as_count("num_sampled", num_sampled, loss.facts.least_draws)
         elif sampler is not None or num_sampled is not None:

@@ -11,7 +11,7 @@ from samplesoft._temperature import as_tau
 from samplesoft._validation import as_choice, as_count, as_positive
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS, make_sampler
@@ -35,11 +35,13 @@ class SoftmaxSettings:
         Draws for each example, or for the batch if `shared`; None where there is no sampler.
     nu, num_features : float, int
         Of the sampler; see `SamplerInputs`.
-    shared : bool
+    shared : bool, optional
         Draw one set for all examples of a batch, from the mean of their distributions. Fewer
         class vectors change then, which makes a step with a kernel tree 2 to 3 times faster; but
-        draws follow each example less. By default each example has draws of its own: every loss
-        takes them, and their bias is what `samplesoft.exact_bias` gives.
+        draws follow each example less. By default True for a loss whose draws may contain the
+        label, such as ``"sampled-masked"``, and False where they exclude it, as for
+        ``"sampled"``: then each example has draws of its own, whose bias is what
+        `samplesoft.exact_bias` gives.
     update_every : int
         Steps from one update of the sampler to the next.
 
@@ -61,7 +63,7 @@ class SoftmaxSettings:
     num_sampled: int | None = 100
     nu: float = 4.0
     num_features: int = 1024
-    shared: bool = False
+    shared: bool | None = None
     update_every: int = 1
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class SoftmaxSettings:
         as_positive("nu", self.nu)
         object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=self.normalize))
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
+        object.__setattr__(self, "shared", as_shared(self.shared, allowed=loss.shares))
         if not loss.draws:
             if self.sampler is not None or self.num_sampled is not None:
                 raise ValueError(

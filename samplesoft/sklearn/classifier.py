@@ -35,20 +35,22 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
     ----------
     embedding_dim : int
         Length d of the embedding of an input and of a class vector.
-    loss : {"sampled", "jackknife", "full", "nce", "negative-sampling"}
-        Sampled softmax, the same with its bias of order 1/m removed, the full softmax,
-        noise-contrastive estimation, or negative sampling: the names in
-        `samplesoft.losses.LOSSES` that are declared for the classifier. Draws leave out the label
-        of an example where it has one and they are its own, and are masked elsewhere. Below some
-        50,000 classes, or 5,000 if `shared`, a step of the full softmax is faster than one with
-        the kernel tree, and it has no bias.
+    loss : str
+        ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
+        removed, or ``"negative-sampling"``, each with draws that leave out the label; the same
+        names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
+        noise-contrastive estimation; or ``"full"``. Where draws cannot leave out the label, as
+        examples share them or have several labels, a name without ``-masked`` stands for the one
+        with it. Below some 5,000 classes, or 50,000 if not `shared`, a step of the full softmax
+        is faster than one with the kernel tree, and it has no bias.
     sampler : str
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``.
     num_sampled : int
         Draws m for each batch, or for each example if not `shared`.
-    shared : bool
-        Draw one set for the whole batch, which makes a step 2 to 3 times faster; see
-        `samplesoft.models.SoftmaxSettings`.
+    shared : bool, optional
+        Draw one set for the whole batch, which makes a step 2 to 3 times faster; by default with
+        the losses that allow it, as in `samplesoft.models.SoftmaxSettings`: all but those whose
+        draws leave out the label.
     tau : float, optional
         Inverse temperature of the scores; by default 10 if `normalize`, else 1.
     normalize : bool
@@ -118,10 +120,10 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         self,
         embedding_dim: int = 64,
         *,
-        loss: str = "sampled",
+        loss: str = "sampled-masked",
         sampler: str = "rff+softmax-leaf",
         num_sampled: int = 100,
-        shared: bool = False,
+        shared: bool | None = None,
         tau: float | None = None,
         normalize: bool = True,
         nu: float = 4.0,

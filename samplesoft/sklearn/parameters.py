@@ -50,7 +50,7 @@ def model_settings(classifier: Any, multilabel: bool, num_classes: int) -> Linea
         loss=(masked or classifier.loss) if draws else "full",
         sampler=classifier.sampler if draws else None,
         num_sampled=classifier.num_sampled if draws else None,
-        shared=bool(classifier.shared) and draws,
+        shared=classifier.shared if draws else False,
         tau=classifier.tau,
         normalize=classifier.normalize,
         nu=classifier.nu,

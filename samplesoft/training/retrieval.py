@@ -51,7 +51,6 @@ class RetrievalSettings(LinearSoftmaxSettings):
         If a value is malformed, or the loss excludes the label of an example, which has several.
     """
 
-    loss: str = "sampled-masked"
     dropout: float = 0.3
     batch_size: int = 64
     validation: float = 0.05

@@ -173,5 +173,4 @@ class ToyTask(Task):
             WeightedSampler(weights, replace=False) if sampled else None,
             settings.num_sampled,
             biases=np.zeros(n),
-            shared=sampled,
         )

@@ -24,7 +24,7 @@ def step_time(num_classes, repeats=60):
         (sparse.random_array((BATCH, INPUTS), **options), rng.integers(0, num_classes, BATCH))
         for _ in range(repeats)
     ]
-    clf = SampledSoftmaxClassifier(shared=True, random_state=0)
+    clf = SampledSoftmaxClassifier(random_state=0)
     clf.partial_fit(*batches[0], classes=np.arange(num_classes))
     times = []
     for X, y in batches[1:]:

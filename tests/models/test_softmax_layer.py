@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft.losses import FullSoftmaxLoss, SampledSoftmaxLoss, make_loss
+from samplesoft.losses import LOSSES, FullSoftmaxLoss, SampledSoftmaxLoss, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models import LinearSoftmaxSettings, SoftmaxLayer, SoftmaxSettings
 from samplesoft.samplers import (
@@ -57,7 +57,7 @@ def test_the_layer_gives_what_loss_and_sampler_give_by_hand(name, scheme, rows, 
     h, labels = batch(rng)
     sampler, twin = made(name, rows), made(name, rows)
     loss = make_loss("sampled", scheme=scheme, tau=TAU, normalize=True)
-    layer = SoftmaxLayer(rows, loss, sampler, M)
+    layer = SoftmaxLayer(rows, loss, sampler, M, shared=False)
     value, cache = layer.forward(h, labels, rng=5)
     dh, gradients = layer.backward(cache)
 
@@ -200,6 +200,20 @@ def test_the_default_tau_follows_normalize():
         options = {"normalize": normalize, "sampler": "softmax"}
         assert make_loss("sampled", normalize=normalize).tau == tau
         assert SoftmaxSettings(**options).tau == LinearSoftmaxSettings(**options).tau == tau
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_set_is_shared_by_default_where_draws_may_contain_the_label(rows, loss):
+    facts = LOSSES[loss]
+    if facts.draws:
+        layer = SoftmaxLayer(rows, make_loss(loss), UniformSampler(N), M)
+        assert layer.shared is not facts.excludes_label
+        options = {"loss": loss, "sampler": "uniform"}
+        own = SoftmaxSettings(**options, shared=False)
+        assert (SoftmaxSettings(**options).shared, own.shared) == (layer.shared, False)
+    else:
+        options = {"loss": loss, "sampler": None, "num_sampled": None}
+        assert SoftmaxSettings(**options).shared is False
 
 
 def test_what_does_not_fit_is_refused_at_once(rows):

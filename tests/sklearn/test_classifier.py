@@ -56,6 +56,18 @@ def make(**options):
     return SampledSoftmaxClassifier(**{**SMALL, **options})
 
 
+@pytest.mark.parametrize("loss", ["sampled", "jackknife", "negative-sampling"])
+def test_the_masked_loss_is_that_of_a_shared_set(loss):
+    X, y = blobs()
+    wanted = make(loss=loss, shared=True, max_iter=2).fit(X, y).predict_proba(X)
+    found = make(loss=f"{loss}-masked", max_iter=2).fit(X, y)
+    np.testing.assert_array_equal(found.predict_proba(X), wanted)
+    own = make(loss=loss, max_iter=2).fit(X, y)
+    assert (found.model_.settings.shared, own.model_.settings.shared) == (True, False)
+    assert np.any(own.predict_proba(X) != wanted)
+    assert SampledSoftmaxClassifier().loss == "sampled-masked"
+
+
 @pytest.mark.parametrize("loss", OFFERED)
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("shared", [True, False])
@@ -405,7 +417,7 @@ def test_early_stopping_goes_back_to_the_best(monkeypatch):
 
     monkeypatch.setattr(Learner, "precision_at_1", recorded)
     options = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change": 4}
-    clf = make(max_iter=40, **options).fit(X, y)
+    clf = make(loss="sampled", max_iter=40, **options).fit(X, y)
     assert scores[-1] < max(scores)  # else there is nothing to go back to
     _, held_out = clf._learner.split(np.arange(300), 0.3)
     assert np.mean(clf.predict(X[held_out]) == y[held_out]) == max(scores)

@@ -72,6 +72,18 @@ def test_what_is_learned_written_and_printed(kind, options, files, tmp_path, cap
     assert sum("validation_loss" in line for line in log) == 12
 
 
+@pytest.mark.parametrize(
+    ("options", "shared", "tau"),
+    [([], True, 10.0), (["--no-shared"], False, 10.0)]
+    + [(["--loss", "full", "--no-normalize"], False, 1.0)],
+)
+def test_defaults_follow_the_other_options(options, shared, tau, files, tmp_path):
+    draws = [] if "full" in options else DRAWS
+    assert run("items", files, tmp_path, "--epochs", "1", *draws, *options, test=False) == 0
+    config = read_checkpoint(tmp_path / "best.npz").config["task"]
+    assert (config["shared"], config["tau"], config["dropout"]) == (shared, tau, 0.5)
+
+
 @pytest.mark.parametrize("kind", ["xc", "items"])
 def test_a_run_that_was_resumed_ends_with_the_same_bits(kind, files, tmp_path):
     assert run(kind, files, tmp_path / "whole", *DRAWS) == 0
