@@ -32,13 +32,7 @@ def _closed() -> threading.Lock:
 
 
 class _Turns:
-    """Which thread of a block runs next.
-
-    Parameters
-    ----------
-    threads : list of _Thread
-        In the order in which they are to run before the first barrier.
-    """
+    """Which thread of a block runs next: `threads` are in their order before the first barrier."""
 
     def __init__(self, threads: list[_Thread]) -> None:
         self._to_run = threads[::-1]  # taken from the end

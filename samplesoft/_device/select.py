@@ -14,24 +14,11 @@ DEVICES = ("cpu", "cuda")
 def twin(device: str, name: str) -> Any:
     """Return the class that does some work on a device, importing its module if need be.
 
-    This is the only way onto a GPU: modules whose names end in ``_cuda`` are imported nowhere
-    else than here and in each other, so that those who compute on the processor never load CUDA.
+    `name` is ``"package.x:Thing"``: on the processor that is ``HostThing`` in ``package/x.py``, on
+    a GPU ``CudaThing`` in ``package/x_cuda.py``, with the same methods. This is the only way onto a
+    GPU: modules whose names end in ``_cuda`` are imported nowhere else than here and in each other,
+    so that those who compute on the processor never load CUDA.
 
-    Parameters
-    ----------
-    device : {"cpu", "cuda"}
-        Where to work; checked by `as_device`.
-    name : str
-        Module and class, ``"package.x:Thing"``. On the processor that is ``HostThing`` in
-        ``package/x.py``; on a GPU ``CudaThing`` in ``package/x_cuda.py``, with the same methods.
-
-    Returns
-    -------
-    type
-        One of the two classes.
-
-    Examples
-    --------
     >>> twin("cpu", "samplesoft._device.arrays:Arrays").__name__
     'HostArrays'
     """
@@ -42,24 +29,9 @@ def twin(device: str, name: str) -> Any:
 
 
 def as_device(value: Any) -> str:
-    """Return the public `device` argument, having made sure that there is such a device.
+    """Return the public `device` argument, "cpu" or "cuda", or raise `TypeError` or `ValueError`.
 
-    Parameters
-    ----------
-    value : {"cpu", "cuda"}
-        Where to compute.
-
-    Returns
-    -------
-    str
-        `value`.
-
-    Raises
-    ------
-    RuntimeError
-        If there is no GPU that Numba can use; says what to install.
-    TypeError, ValueError
-        If it is no such name.
+    Raises `RuntimeError`, which says what to install, if there is no GPU that Numba can use.
     """
     device = as_choice("device", value, DEVICES)
     if device == "cuda":

@@ -22,7 +22,12 @@ class CudaTrials:
     def run(
         plan: Plan, center: FloatArray, num_trials: int, key: np.uint64
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Run the trials of one example, as `HostTrials.run` where each class is its own bin."""
+        """Run the trials of one example: its plan, and the full softmax `center` (n,).
+
+        Returns for each class (n, 3), over the trials that draw it, the sum of p' - center, the sum
+        of its squares, and their number; then, each (1,), the mean of the loss difference and the
+        sum of squared deviations from it.
+        """
         n = len(center)
         arrays = {k: to_device(x) for k, x in plan._asdict().items() if isinstance(x, np.ndarray)}
         there = plan._replace(**arrays)

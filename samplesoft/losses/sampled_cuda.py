@@ -50,13 +50,7 @@ class _Saved:
 
 
 class CudaPasses:
-    """The passes of a `SampledSoftmaxLoss` on the device.
-
-    Parameters
-    ----------
-    loss : SampledSoftmaxLoss
-        Its settings.
-    """
+    """The passes of a `SampledSoftmaxLoss` on the device."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss

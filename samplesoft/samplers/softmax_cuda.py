@@ -26,7 +26,8 @@ _LOGITS = 1 << 26  # numbers held at a time in the first pass
 class CudaSoftmax:
     """What a `SoftmaxSampler` does, for arguments that have been checked and lie on the device.
 
-    A block is drawn first, then a class inside it, as in a leaf of the kernel tree.
+    A block of `block_size` classes, whose vectors are rows (n, d), is drawn first, then a class
+    inside it, as in a leaf of the kernel tree.
     """
 
     def __init__(self, rows: Any, tau: float, block_size: int) -> None:

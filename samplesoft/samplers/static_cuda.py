@@ -14,7 +14,7 @@ from samplesoft.samplers.base import Draw
 
 
 class CudaStatic(ABC):
-    """A distribution over classes, for arguments that have been checked and lie on the device."""
+    """The distribution of a `StaticSampler`, for checked arguments that lie on the device."""
 
     def __init__(self, sampler: Any) -> None:
         self._num_classes = sampler.num_classes

@@ -13,25 +13,11 @@ _CROWD = 16  # classes for each id up to which counting all of them beats sortin
 
 @njit
 def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Find runs of equal ids, as they would stand if the ids were sorted.
+    """Find runs of equal ids (K,) in ``range(n)``, as they would stand if the ids were sorted.
 
-    Parameters
-    ----------
-    ids : ndarray of int64, shape (K,)
-        Ids in ``range(n)``.
-    n : int
-        Number of classes.
-
-    Returns
-    -------
-    unique : ndarray of int64, shape (k,)
-        The ids, ascending and each once.
-    inverse : ndarray of int64, shape (K,)
-        Place in `unique` of each of `ids`.
-    order : ndarray of int64, shape (K,)
-        Places in `ids`, sorted by id: those of ``unique[0]`` first, each run in rising order.
-    starts : ndarray of int64, shape (k + 1,)
-        Where the run of each id starts in `order`.
+    Returns the ids that occur, rising and each once (k,); the place there of each of `ids` (K,);
+    the places in `ids` (K,), sorted by id and within a run rising; and where each run starts among
+    the latter, (k + 1,).
     """
     if n <= _CROWD * len(ids):
         return _by_counting(ids, n)
@@ -95,18 +81,9 @@ def add_runs(
     first: int,
     sums: NDArray[np.floating],
 ) -> None:
-    """Write the sums of the rows `values` (K, d) of runs ``first, first + 1, ...``.
+    """Write the sums (runs, d) of the rows `values` (K, d) in runs ``first, first + 1, ...``.
 
-    Parameters
-    ----------
-    values : ndarray, shape (K, d)
-        A row for each id.
-    order, starts : ndarray of int64
-        From `equal_runs`.
-    first : int
-        The first run.
-    sums : ndarray, shape (runs, d)
-        Output.
+    `order` and `starts` are from `equal_runs`.
     """
     for g in range(len(sums)):
         total = sums[g]

@@ -77,12 +77,12 @@ def run_trials(
     losses: Any,
     classes: Any,
 ) -> None:
-    """Run T trials from number `first` on, a thread for each.
+    """Run trials from number `first` on, a thread for each of T, whose arrays lie on the device.
 
-    `seen` (T, 2, places) is zero before and after; places are a power of two above the classes of
-    a trial. `ids`, `counts`, `values` and `rest` (T, capacity) are room to work in. Writes the
-    sampled minus the full softmax `losses` (T,), p' minus `center` (n,) into `values`, and the
-    `classes` (T, capacity) that those belong to, n where there is none.
+    `center` (n,) is what p' is compared with. `seen` (T, 2, places) holds zeros before and after;
+    places are a power of two above the classes of a trial. `ids`, `counts`, `values` and `rest` (T,
+    capacity) are room to work in. Written are the sampled minus the full loss (T,), and for each of
+    `classes` (T, capacity), n where there is none, p' minus the center in `values`.
     """
     t = thread_index()
     if t >= losses.shape[0]:

@@ -16,25 +16,10 @@ def project(
 ) -> None:
     """Call ``finish(out, i, j, product, parameters)`` for each row and each of `num` frequencies.
 
-    Parameters
-    ----------
-    finish : callable
-        A device function that writes to `out`.
-    x : device array, shape (N, d)
-        Rows, as if padded with zeros to p numbers.
-    signs : device array, shape (blocks, 3, p)
-        Diagonals in the order in which they are applied, of the type of `x`.
-    num : int
-        Number of frequencies, at most ``blocks * p``.
-    out : device array
-        What `finish` writes to.
-    parameters : tuple
-        What else it needs.
-
-    Raises
-    ------
-    ValueError
-        If a row is longer than the shared memory of a block.
+    `finish` is a device function that writes to `out`. The rows `x` (N, d) are as if padded with
+    zeros to p numbers; `signs` (blocks, 3, p) holds diagonals in the order in which they are
+    applied, of the type of `x`. Raises `ValueError` where a row does not fit the shared memory of a
+    block.
     """
     blocks, _, size = signs.shape
     memory = size * x.dtype.itemsize

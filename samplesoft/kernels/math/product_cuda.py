@@ -22,18 +22,8 @@ Finish = Callable[[Any, int, int, Any, Any], None]
 def multiply(finish: Finish, x: Any, y: Any, out: Any, parameters: Any) -> None:
     """Call ``finish(out, i, j, product, parameters)`` for each row and each column.
 
-    Parameters
-    ----------
-    finish : callable
-        A device function that writes to `out`.
-    x : device array, shape (N, d)
-        Rows.
-    y : device array, shape (L, d, size)
-        Columns of the same type, in L buckets of `size`, one after another.
-    out : device array
-        What `finish` writes to.
-    parameters : tuple
-        What else it needs.
+    `finish` is a device function that writes to `out`. Rows are `x` (N, d); columns are `y`
+    (L, d, size), of the same type, in L buckets of `size`, one after another.
     """
     tiles = -(-x.shape[0] // _ROWS) * -(-y.shape[0] * y.shape[2] // _COLUMNS)
     _kernel(finish)[tiles, _THREADS](x, y, out, parameters)

@@ -20,20 +20,10 @@ def weighted_rows(
     matrix: NDArray[Any],
     out: NDArray[Any],
 ) -> None:
-    """Write ``out[g] = sum of values[k] matrix[rows[k]]`` for k from ``starts[g]`` on.
+    """Write ``out[g]``, the sum of ``values[k] * matrix[rows[k]]`` over one group of k.
 
-    Parameters
-    ----------
-    starts : ndarray of int, shape (groups + 1,)
-        Where the entries of each group start in `rows` and `values`.
-    rows : ndarray of int, shape (K,)
-        Rows of `matrix`.
-    values : ndarray, shape (K,)
-        Their weights.
-    matrix : ndarray, shape (N, d)
-        Rows to add.
-    out : ndarray, shape (groups, d)
-        Output.
+    Group g holds the k from ``starts[g]`` up to ``starts[g + 1]``; `rows` and `values` are (K,),
+    the matrix (N, d) and `out` (groups, d).
     """
     for g in range(len(out)):
         total = out[g]

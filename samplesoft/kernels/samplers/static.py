@@ -34,21 +34,10 @@ def alias_rows(
 ) -> None:
     """Write draws with replacement into `ids` (B, m) for examples ``first, first + 1, ...``.
 
-    Parameters
-    ----------
-    key : uint64
-        Of the stream.
-    first : int
-        Number of the first example.
-    tables : tuple of two alias tables
-        That of all classes, and that without class `top`.
-    top : int
-        The class that may have more than half of the mass: examples that exclude it draw from the
-        second table, all others refuse what they exclude at most every other time.
-    exclude : ndarray of int64, shape (B,)
-        Classes that are not drawn; none where negative.
-    ids : ndarray of int64, shape (B, m)
-        Output.
+    `exclude` (B,) holds classes that are not drawn, none where negative. `tables` are the alias
+    table of all classes, and that without class `top`, which may have more than half of the mass:
+    examples that exclude it draw from the second one, so that all others refuse at most every other
+    draw.
     """
     num = ids.shape[1]
     for b in range(len(ids)):

@@ -146,21 +146,10 @@ def contours(
 ) -> None:
     """Lay a circle for each time and evaluate the generating function of P(N <= m - 1) on it.
 
-    Parameters
-    ----------
-    log_t : ndarray, shape (K,)
-        Logarithms of the times.
-    log_rates, counts : ndarray, shape (A,)
-        The atoms.
-    m : int
-        Size of the sample.
-    shift : int
-        How many clocks, besides the one of `first_rings`, will be left out that have rung.
-    z : ndarray of complex, shape (K, POINTS)
-        Output: points of the upper half circle, of modulus below 1 where N is more likely above
-        m than below.
-    values : ndarray of complex, shape (K, POINTS)
-        Output: their terms; 0 from where they no longer matter.
+    Times are `log_t` (K,), atoms `log_rates` and `counts` (A,). Besides the clock of `first_rings`,
+    so many as `shift` will be left out that have rung. Written are points of the upper half
+    circles, `z` (K, POINTS), of modulus below 1 where N is more likely above m than below, and
+    their terms, `values` (K, POINTS), which are 0 from where they no longer matter.
     """
     for k in range(len(log_t)):
         # the half keeps the circle near the saddle point both with a clock and without it
@@ -218,25 +207,13 @@ def first_rings(
     values: ComplexArray,
     out: FloatArray,
 ) -> None:
-    """Write the probability that a clock is among the first m of all but the excluded one.
+    """Write the probability (I,) that a clock is among the first m of all but the excluded one.
 
     This is the integral of w exp(-w t) P(N without the two clocks <= m - 1) over t, where the
-    probability is 1 before `start`.
-
-    Parameters
-    ----------
-    log_rates : ndarray, shape (I,)
-        Logarithms of the rates w of these clocks.
-    excluded : float
-        That of the excluded clock, -inf for none.
-    start : float
-        The first edge of `time_panels`.
-    log_t, weights : ndarray, shape (K,)
-        Nodes and weights of the quadrature in log t from `start` on.
-    z, values : ndarray of complex, shape (S, K, POINTS)
-        From `contours`, for each shift.
-    out : ndarray, shape (I,)
-        Output.
+    probability is 1 before `start`, the first edge of `time_panels`. The clocks have `log_rates`
+    (I,), the excluded one the log rate `excluded`, -inf for none; `log_t` and `weights` (K,) are
+    the quadrature from `start` on; `z` and `values` (S, K, POINTS) are from `contours`, for each
+    shift.
     """
     num = len(log_rates)
     terms = np.empty((2, POINTS), np.complex128)

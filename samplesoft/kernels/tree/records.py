@@ -20,23 +20,14 @@ LEAVES = {"kernel": KERNEL, "softmax": SOFTMAX, "quadratic": QUADRATIC}
 class TreeRules(NamedTuple):
     """The numbers by which a tree is descended and a class is drawn in its leaf.
 
-    Parameters
-    ----------
-    num_classes, leaf_size : int
-        Classes n, and how many of them share a leaf; the last leaf may hold fewer.
-    floor : float
-        Least mass of a class on the way down.
-    kind : int
-        How a class is weighed in its leaf by its inner product x with the query: ``KERNEL`` for
-        ``max(x, scale)``, ``SOFTMAX`` for ``exp(scale * x)``, ``QUADRATIC`` for
-        ``scale * x**2 + 1``.
-    scale : float
-        Parameter of that weight.
+    A class is weighed there by its inner product x with the query: for ``KERNEL`` by
+    ``max(x, scale)``, for ``SOFTMAX`` by ``exp(scale * x)``, for ``QUADRATIC`` by
+    ``scale * x**2 + 1``.
     """
 
     num_classes: int
-    leaf_size: int
-    floor: float
+    leaf_size: int  # classes that share a leaf; the last leaf may hold fewer
+    floor: float  # least mass of a class on the way down
     kind: int
     scale: float
 
@@ -44,53 +35,26 @@ class TreeRules(NamedTuple):
 class Exclusion(NamedTuple):
     """The class that each example excludes, and how likely all the others are.
 
-    Parameters
-    ----------
-    classes : ndarray of int64, shape (B,)
-        Classes that are not drawn; -1 for none.
-    log_remaining : ndarray of float64, shape (B, 2)
-        Log-probability of all other classes: in the leaf of the excluded class, and from the
-        root. Both are 0 where nothing is excluded.
+    The latter are log-probabilities: in the leaf of the excluded class, and from the root. Both
+    are 0 where nothing is excluded.
     """
 
-    classes: IntArray
-    log_remaining: FloatArray
+    classes: IntArray  # (B,), -1 for none
+    log_remaining: FloatArray  # (B, 2)
 
 
 class Draws(NamedTuple):
-    """Draws on their way through the tree, those of one leaf side by side, (B, m).
+    """Draws on their way through the tree, those of one leaf side by side, (B, m)."""
 
-    Parameters
-    ----------
-    uniforms : ndarray of float64
-        What is left of each uniform in its leaf: its place between 0 and 1 there.
-    order : ndarray of int64
-        Which draw of the example it is.
-    leaves : ndarray of int64
-        The leaf that it reaches.
-    log_reach : ndarray of float64
-        The log-probability of reaching that leaf.
-    """
-
-    uniforms: FloatArray
-    order: IntArray
+    uniforms: FloatArray  # what is left of each in its leaf: its place between 0 and 1 there
+    order: IntArray  # which draw of the example it is
     leaves: IntArray
-    log_reach: FloatArray
+    log_reach: FloatArray  # log-probability of reaching the leaf
 
 
 class LeafRows(NamedTuple):
-    """What is multiplied inside leaves: class vectors, or features of classes.
+    """What is multiplied inside leaves: class vectors, or features of classes."""
 
-    Parameters
-    ----------
-    queries : ndarray, shape (B, d)
-        Contexts, or their features.
-    rows : ndarray, shape (k, d)
-        The same of classes, those of a leaf one after another.
-    starts : ndarray of int64
-        Row of the first class of each leaf that is visited; -1 where its rows are not here.
-    """
-
-    queries: Real
-    rows: Real
-    starts: IntArray
+    queries: Real  # (B, d): contexts, or their features
+    rows: Real  # (k, d): the same of classes, those of a leaf one after another
+    starts: IntArray  # row of the first class of each leaf visited; -1 where it is not here

@@ -44,20 +44,7 @@ def _identity(rows: Rows) -> Rows:
 
 
 class HostFeatures:
-    """A transform whose results are checked.
-
-    Parameters
-    ----------
-    transform : callable
-        Gives features for rows.
-    rows : ndarray, shape (n, d)
-        Class vectors, of which the first tells the number of features.
-
-    Attributes
-    ----------
-    dim : int
-        Number of features F.
-    """
+    """A transform whose results are checked; `dim` is F, which the first of `rows` (n, d) tells."""
 
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
         self._transform = transform
@@ -80,16 +67,7 @@ class HostFeatures:
 class HostTree:
     """What a `KernelTree` does, for arguments that have been checked.
 
-    Parameters
-    ----------
-    rows : ndarray, shape (n, d)
-        Class vectors; copied.
-    features : HostFeatures, or None
-        Features of rows; None where rows are features.
-    shape : TreeShape
-        Sizes.
-    progress : bool
-        Show a progress bar while building.
+    It copies the class vectors (n, d); `features` is None where they are features themselves.
     """
 
     Features = HostFeatures

@@ -32,20 +32,7 @@ _BLOCK = 1 << 26  # numbers in the features, or inner products, held at a time
 
 
 class CudaFeatures:
-    """A transform on the device whose results are checked.
-
-    Parameters
-    ----------
-    transform : callable
-        Gives features for rows.
-    rows : device array, shape (n, d)
-        Class vectors, of which the first tells the number of features.
-
-    Attributes
-    ----------
-    dim : int
-        Number of features F.
-    """
+    """The twin of `HostFeatures`: results lie on the device."""
 
     def __init__(self, transform: Callable[[Any], Any], rows: Any) -> None:
         self._transform = transform
@@ -71,19 +58,7 @@ class CudaFeatures:
 
 
 class CudaTree:
-    """What a `KernelTree` does, for arguments that have been checked and lie on the device.
-
-    Parameters
-    ----------
-    rows : device array, shape (n, d)
-        Class vectors; copied.
-    features : CudaFeatures, or None
-        Features of rows; None where rows are features.
-    shape : TreeShape
-        Sizes.
-    progress : bool
-        Show a progress bar while building.
-    """
+    """The twin of `HostTree`: class vectors (n, d) lie in buckets on the device."""
 
     Features = CudaFeatures
 

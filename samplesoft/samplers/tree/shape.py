@@ -9,17 +9,7 @@ from samplesoft.kernels.tree.records import KERNEL, LEAVES, SOFTMAX, TreeRules
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Sizes and weights of a `KernelTree`, whose parameters these are.
-
-    Parameters
-    ----------
-    num_classes, feature_dim, leaf_size : int
-        Classes, features of each, and classes in a bucket.
-    leaf : {"kernel", "softmax", "quadratic"}
-        Weight of a class in its bucket.
-    scale, floor : float
-        Parameter of that weight, and least mass of a class.
-    """
+    """Sizes and weights of a `KernelTree`, whose parameters these are."""
 
     num_classes: int
     feature_dim: int

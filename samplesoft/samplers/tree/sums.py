@@ -14,24 +14,10 @@ from samplesoft.kernels.tree.sums import add_to_tree, sum_runs, sum_sizes, sums_
 
 
 class HostTreeSums:
-    """Node sums in the type of the features, beside their total in float64.
+    """Node sums (L, F) in the type of the features, beside their total (F,) in float64.
 
-    Parameters
-    ----------
-    leaf_sums : ndarray, shape (L, F)
-        Sums of the features of each leaf's classes; used up.
-
-    Attributes
-    ----------
-    nodes : ndarray, shape (L, F)
-        The total, and differences between the halves of nodes; see `samplesoft.kernels.tree.sums`.
-    total : ndarray of float64, shape (F,)
-        The total, to which changes are added without the rounding of `nodes`.
-
-    Raises
-    ------
-    ValueError
-        If a sum is not finite.
+    `nodes` is laid out as in `samplesoft.kernels.tree.sums`, from the sums of each leaf (L, F),
+    which are used up; changes are added to `total` without the rounding of `nodes`.
     """
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
@@ -53,10 +39,7 @@ class HostTreeSums:
     ) -> Callable[[], None]:
         """Return what adds `change` (k, F), used up, to leaves (k,), and `total` (F,) to the total.
 
-        Raises
-        ------
-        ValueError
-            If a sum might not be finite.
+        Raises `ValueError` if a sum might not be finite.
         """
         limits = self._grown(change)
 
