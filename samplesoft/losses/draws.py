@@ -17,28 +17,10 @@ from samplesoft.schemes import Scheme
 def check_draw(
     draw: Draw | None, targets: Targets, batch: int, n: int
 ) -> tuple[IntArray, FloatArray]:
-    """Check drawn classes.
+    """Return classes, (P, m) or (1, m) for all, and logarithms of how often a draw contains each.
 
-    Parameters
-    ----------
-    draw : Draw
-        For `batch` contexts, or one for all.
-    targets : Targets
-        Pairs of example and label.
-    batch, n : int
-        Numbers of contexts and of classes.
-
-    Returns
-    -------
-    ids : ndarray of int64, shape (P, m) or (1, m)
-        Classes, for each pair or one row for all.
-    log_counts : ndarray of float64, of the same shape
-        Logarithms of the expected number of times that a draw contains each.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If there is no draw, or it is for other contexts or classes.
+    The draw must be for `batch` contexts or one for all, of classes below `n`. Each of the P pairs
+    of the targets has the draws of its example.
     """
     if not isinstance(draw, Draw):
         raise no_draw(draw)
@@ -90,27 +72,9 @@ def _explained(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
 
 
 def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
-    """Check the logarithms (P,) of how many draws of each label are expected.
+    """Return the logarithms (P,) of how many draws of each pair's label are expected, as float64.
 
-    Parameters
-    ----------
-    value : array_like, shape (P,), or None
-        Logarithms.
-    targets : Targets
-        P pairs of example and label.
-    scheme : Scheme
-        That of the loss; one that divides by the draws that are kept takes labels that cannot be
-        drawn.
-
-    Returns
-    -------
-    ndarray of float64, shape (P,)
-        The logarithms.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If there are none, or they are malformed.
+    A label that cannot be drawn, -inf, is for schemes that divide by the draws that are kept.
     """
     size = len(targets.labels)
     if value is None:

@@ -123,56 +123,22 @@ class _Saved(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Scores of a range of classes; valid until the next block is made.
+    """Scores of a range of classes; valid until the next block is made."""
 
-    Parameters
-    ----------
-    part : slice
-        The r classes.
-    rows : ndarray, shape (r, d)
-        Their vectors, of norm 1 where the loss normalises.
-    norms : ndarray of float64, shape (r,), or None
-        The norms that they had.
-    offsets : ndarray, shape (r,) or (0,)
-        Their biases, which are not in the scores yet.
-    scores : ndarray, shape (r, B)
-        Products of rows and contexts.
-    """
-
-    part: slice
-    rows: Rows
-    norms: FloatArray | None
-    offsets: Rows
-    scores: Rows
+    part: slice  # the r classes
+    rows: Rows  # (r, d): their vectors, of norm 1 where the loss normalises
+    norms: FloatArray | None  # (r,): the norms that they had
+    offsets: Rows  # (r,) or (0,): their biases, which are not in the scores yet
+    scores: Rows  # (r, B): products of rows and contexts
 
 
 def class_blocks(
     z: Rows, class_embeddings: Rows, biases: Rows | None, normalize: bool
 ) -> Iterator[Block]:
-    """Compute scores of all classes, block by block.
+    """Yield the scores of all n classes for contexts `z` (B, d), block by block, in their order.
 
-    Classes come first in a block, for the product of matrices is fastest so.
-
-    Parameters
-    ----------
-    z : ndarray, shape (B, d)
-        Contexts.
-    class_embeddings : ndarray, shape (n, d)
-        Class vectors.
-    biases : ndarray, shape (n,), or None
-        Class biases.
-    normalize : bool
-        Whether to divide class vectors by their norms.
-
-    Yields
-    ------
-    Block
-        In the order of the classes.
-
-    Raises
-    ------
-    ValueError
-        If a class vector is not finite, or is to be normalised and has a norm of 0.
+    Classes come first in a block, for the product of matrices is fastest so. A class vector that is
+    not finite, or has a norm of 0 and is to be normalised, is an error.
     """
     n = len(class_embeddings)
     size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))

@@ -239,13 +239,7 @@ class SampledSoftmaxLoss(SampledLoss):
 
 
 class HostPasses:
-    """The passes of a `SampledSoftmaxLoss` on the processor: those of every loss.
-
-    Parameters
-    ----------
-    loss : SampledSoftmaxLoss
-        Its settings.
-    """
+    """The passes of a `SampledSoftmaxLoss` on the processor: those of every loss."""
 
     def __init__(self, loss: SampledSoftmaxLoss) -> None:
         self.check_batch = partial(SampledLoss.check_batch, loss)

@@ -30,34 +30,15 @@ _ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pa
 
 
 def candidate_scores(batch: Batch, ids: IntArray, normalize: bool) -> CandidateScores:
-    """Compute scores.
-
-    Parameters
-    ----------
-    batch : Batch
-        Contexts, class vectors and labels, P pairs of example and label in all.
-    ids : ndarray of int64, shape (P, m) or (1, m)
-        Drawn classes, for each pair or one set for all.
-    normalize : bool
-        Whether to divide class vectors by their norms.
-
-    Returns
-    -------
-    CandidateScores
-        Scores (P, 1 + m), the label's in column 0.
-    """
+    """Score labels and drawn classes `ids`, (P, m) or one set (1, m) for all P pairs of a batch."""
     shared = len(ids) == 1 < len(batch.targets.labels)
     return (_SharedScores if shared else _OwnScores)(batch, ids, normalize)
 
 
 class CandidateScores(ABC):
-    """Scores, and what their gradients need.
+    """Scores (P, 1 + m), the label's in column 0, and what their gradients need.
 
-    Attributes
-    ----------
-    scores : ndarray, shape (P, 1 + m)
-        The label's in column 0, then those of m drawn classes. Not read again: a loss may write
-        their derivatives in their place.
+    `scores` are not read again: a loss may write their derivatives in their place.
     """
 
     def __init__(self, batch: Batch, ids: IntArray, normalize: bool) -> None:
@@ -79,20 +60,7 @@ class CandidateScores(ABC):
             self.scores[:, 1:] += batch.biases[ids]
 
     def backward(self, d_scores: Rows, weights: FloatArray) -> Gradients:
-        """Compute gradients of a weighted sum over the pairs.
-
-        Parameters
-        ----------
-        d_scores : ndarray, shape (P, 1 + m)
-            Derivatives in `scores` for each pair, before it is weighted.
-        weights : ndarray of float64, shape (P,)
-            Weights of the pairs.
-
-        Returns
-        -------
-        Gradients
-            ``dh`` in the contexts of the batch.
-        """
+        """Return the gradient of a weighted sum over the pairs, from derivatives in `scores`."""
         column = weights.astype(self.z.dtype)[:, None]
         dz, d_block = self._sums(d_scores, column * self.z)
         dz *= column

@@ -19,21 +19,11 @@ from samplesoft._validation import (
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The (example, label) pairs of a batch, in the order of the examples.
-
-    Parameters
-    ----------
-    labels : ndarray of int64, shape (P,)
-        Label of each pair.
-    owners : ndarray of int64, shape (P,), or None
-        Example of each pair, rising; None where each example has one label.
-    shares : ndarray of float64, shape (P,), or None
-        Weight of each pair in the loss of its example; those of one example sum to 1.
-    """
+    """The P (example, label) pairs of a batch, in the order of the examples."""
 
     labels: IntArray
-    owners: IntArray | None = None
-    shares: FloatArray | None = None
+    owners: IntArray | None = None  # (P,): example of each pair, rising; None where each has one
+    shares: FloatArray | None = None  # (P,): weights in the loss of an example, with sum 1
 
     def rows(self, values: Any) -> Any:
         """Return the row of each pair, for `values` with one row for each example."""
@@ -57,34 +47,13 @@ class Targets:
 
 
 def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
-    """Check labels.
+    """Return the pairs of labels (B,), or of a sparse matrix (B, n) with several for an example.
 
-    A sparse matrix (B, n) holds several labels for each example. Its loss is then the mean of the
-    multi-class losses of its labels, weighted by their values: for the full softmax, the cross
-    entropy against the row divided by its sum. Other labels of an example are negatives like any
-    class.
-
-    Parameters
-    ----------
-    labels : array_like of int, shape (B,), or scipy sparse matrix or array, shape (B, n)
-        Labels.
-    batch, num_classes : int
-        B and n.
-
-    Returns
-    -------
-    Targets
-        The pairs.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If labels are malformed, or an example has none.
-
-    References
-    ----------
-    Menon et al. (2019), "Multilabel reductions: what is my loss optimising?", section 3: the
-    normalised pick-all-labels reduction.
+    The loss of an example with several is the mean of the multi-class losses of its labels,
+    weighted by the values of its row: for the full softmax, the cross entropy against the row
+    divided by its sum. Its other labels are negatives like any class: the normalised
+    pick-all-labels reduction of Menon et al. (2019), "Multilabel reductions: what is my loss
+    optimising?", section 3.
     """
     if not sparse.issparse(labels):
         if np.ndim(labels) != 1:

@@ -50,28 +50,9 @@ def check_biases(value: ArrayLike, num_classes: int, dtype: np.dtype[Any]) -> Ro
 
 
 def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows, FloatArray]:
-    """Divide rows by their norms.
+    """Divide rows (N, d) by their norms in place; return them, and the norms (N,) that they had.
 
-    Parameters
-    ----------
-    name : str
-        Of the argument, for messages.
-    rows : ndarray, shape (N, d)
-        Vectors; changed.
-    ids : ndarray of int64, shape (N,), optional
-        What rows are called in messages.
-
-    Returns
-    -------
-    rows : ndarray, shape (N, d)
-        The same array, of norm 1.
-    norms : ndarray of float64, shape (N,)
-        What the norms were.
-
-    Raises
-    ------
-    ValueError
-        If a norm is 0 or not finite.
+    Errors call the rows by `ids` (N,), where those are given, of the argument `name`.
     """
     norms = np.empty(len(rows))
     _each_chunk(rows, lambda part: divide_by_norms(rows[part], norms[part]))

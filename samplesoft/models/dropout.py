@@ -96,27 +96,7 @@ class Dropout:
     def backward(
         self, cache: NDArray[Any] | None, dy: NDArray[Any]
     ) -> tuple[NDArray[Any], ParameterGradients]:
-        """Return the derivative in the input, and no gradients.
-
-        Parameters
-        ----------
-        cache : ndarray or None
-            From `forward`.
-        dy : ndarray, shape (..., d)
-            Derivatives in the output.
-
-        Returns
-        -------
-        dx : ndarray, shape (..., d)
-            Derivatives in the input.
-        gradients : dict
-            Empty.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `dy` has not the shape or the type of the output.
-        """
+        """Return the derivatives in the input, and no gradients."""
         if cache is None:
             return dy, {}
         check_array("dy", dy, cache.shape, cache.dtype)

@@ -111,27 +111,7 @@ class Embedding:
         return weights[ids], ids
 
     def backward(self, cache: IntArray, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
-        """Add up the derivatives in the vectors of equal ids.
-
-        Parameters
-        ----------
-        cache : ndarray of int64
-            From `forward`.
-        dy : ndarray, shape (*x.shape, d)
-            Derivatives in the output.
-
-        Returns
-        -------
-        dx : None
-            Ids have no derivative.
-        gradients : dict of str to SparseRows
-            ``weights``: the rows of the ids that occur; the same at any number of threads.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `dy` has not the shape or the type of the output.
-        """
+        """Return None, as ids have no derivative, and the gradient in the ids that occur."""
         weights = self.parameters["weights"]
         dim = weights.shape[1]
         check_array("dy", dy, (*cache.shape, dim), weights.dtype)
@@ -242,27 +222,7 @@ class SparseLinear:
         return y, entries
 
     def backward(self, cache: _Entries, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
-        """Add up the derivatives in the weights of the inputs that occur.
-
-        Parameters
-        ----------
-        cache : tuple of ndarray
-            From `forward`.
-        dy : ndarray, shape (B, d)
-            Derivatives in the output.
-
-        Returns
-        -------
-        dx : None
-            The derivatives in a sparse matrix would not be sparse.
-        gradients : dict of str to SparseRows
-            ``weights``: the rows of the inputs that occur; the same at any number of threads.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `dy` has not the shape or the type of the output.
-        """
+        """Return None, as it would not be sparse, and the gradient in the inputs that occur."""
         weights = self.parameters["weights"]
         batch = len(cache.starts) - 1
         check_array("dy", dy, (batch, weights.shape[1]), weights.dtype)

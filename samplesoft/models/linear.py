@@ -110,27 +110,7 @@ class Linear:
         return y, cache
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
-        """Add up derivatives.
-
-        Parameters
-        ----------
-        cache : Any
-            From `forward`.
-        dy : ndarray, shape (B, d)
-            Derivatives in the output.
-
-        Returns
-        -------
-        dx : None
-            Inputs are data.
-        gradients : dict of str to SparseRows or ndarray
-            ``weights``, of sparse inputs the rows of those that occur; and ``intercept``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `dy` has not the shape or the type of the output.
-        """
+        """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
         weights = self.parameters["weights"]
         if isinstance(cache, np.ndarray):
             check_array("dy", dy, (len(cache), weights.shape[1]), weights.dtype)

@@ -206,27 +206,7 @@ class LSTM:
         thread_each(take, row_parts(batch, recurrent))
 
     def backward(self, cache: list[_Run], dy: Floats) -> tuple[Floats, ParameterGradients]:
-        """Go back through all steps that `forward` took, and no further.
-
-        Parameters
-        ----------
-        cache : list
-            From `forward`; parameters must not have changed since.
-        dy : ndarray, shape (T, B, H)
-            Derivatives in the outputs.
-
-        Returns
-        -------
-        dx : ndarray, shape (T, B, d)
-            Derivatives in the inputs.
-        gradients : dict of str to ndarray
-            Derivatives in `parameters`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `dy` has not the shape or the type of the output.
-        """
+        """Go back through all steps that `forward` took, and no further."""
         check_array("dy", dy, cache[-1].tanh_cells.shape, self.dtype)
         gradients: ParameterGradients = {}
         d_gates = np.empty_like(cache[0].gates)

@@ -108,23 +108,9 @@ def as_init_scale(init_scale: float | None, size: int) -> float:
 def uniform_weights(
     shape: tuple[int, ...], init_scale: float, dtype: np.dtype[Any], key: np.uint64
 ) -> NDArray[Any]:
-    """Return weights uniform in [-s, s], the same at any number of threads.
+    """Return weights of a shape, uniform in [-init_scale, init_scale] by the stream of a key.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the weights.
-    init_scale : float
-        The bound s.
-    dtype : dtype
-        float32 or float64.
-    key : numpy.uint64
-        Key of the stream.
-
-    Returns
-    -------
-    ndarray of `dtype`
-        Weights in C order.
+    They are the same at any number of threads.
     """
     weights = np.empty(shape, dtype)
     flat = weights.reshape(-1)

@@ -25,39 +25,19 @@ _TILES = 5  # that a thread takes at a time
 
 
 def row_parts(batch: int, weights: Floats) -> list[slice]:
-    """Split a batch evenly for threads, or not at all where `weights` are too large for it.
+    """Split a batch evenly for threads, or not at all where `weights` (K, n) are too large for it.
 
-    Parameters
-    ----------
-    batch : int
-        Number of rows.
-    weights : ndarray, shape (K, n)
-        What they are multiplied by.
-
-    Returns
-    -------
-    list of slice
-        Parts of ``range(batch)``; they do not depend on the number of threads.
+    The parts of ``range(batch)`` do not depend on the number of threads.
     """
     rows = -(-batch // -(-batch // _ROWS))
     return chunks(batch, rows if _is_small(rows, weights) else batch)
 
 
 def column_pieces(weights: Floats, out: Floats) -> list[tuple[Floats, Floats]]:
-    """Cut a product into products that one thread of the BLAS does alone.
+    """Cut a product with `weights` (K, n) into products that one thread of the BLAS does alone.
 
-    Parameters
-    ----------
-    weights : ndarray, shape (K, n)
-        The factor on the right.
-    out : ndarray, shape (rows, n)
-        Where the product goes.
-
-    Returns
-    -------
-    list of tuple of ndarray
-        ``np.matmul(x, piece, out=place)`` for every pair of views (piece, place) leaves
-        ``x @ weights`` in `out`. Where `weights` are large, there is one pair, uncut.
+    ``np.matmul(x, piece, out=place)`` for every pair of views (piece, place) leaves ``x @ weights``
+    in `out` (rows, n). Where the weights are large, there is one pair, uncut.
     """
     rows, columns = out.shape[-2:]
     width = max(_ALONE // (rows * len(weights)) // 8, 1) * 8
@@ -70,13 +50,10 @@ def column_pieces(weights: Floats, out: Floats) -> list[tuple[Floats, Floats]]:
 
 
 def products(tasks: list[tuple[Floats, Floats, Floats]]) -> None:
-    """Write ``a @ b`` into `out`, for matrices of which at least two sides are long.
+    """Write ``a @ b`` into `out` for triples of a (M, K), b (K, n) and `out` (M, n), all long.
 
-    Parameters
-    ----------
-    tasks : list of tuple of ndarray
-        Triples of a (M, K), b (K, n) and out (M, n), which is C-contiguous; a and b may be
-        transposes. What comes out does not depend on the number of threads.
+    `out` is C-contiguous; a and b may be transposes. What comes out does not depend on the number
+    of threads.
     """
     parts = []
     for a, b, out in tasks:

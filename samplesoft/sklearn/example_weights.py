@@ -38,26 +38,10 @@ def check_class_weight(class_weight: Any) -> None:
 
 
 def example_weights(class_weight: Any, codec: LabelCodec, codes: Any) -> FloatArray:
-    """Compute the weights of examples from those of classes.
+    """Return the weights (N,) of examples, from those of classes; of several labels their mean.
 
-    Parameters
-    ----------
-    class_weight : dict, "balanced" or None
-        Weights by label; "balanced" divides by how often a class occurs in `codes`.
-    codec : LabelCodec
-        Classes.
-    codes : ndarray of int64, shape (N,), or CSR matrix, shape (N, n)
-        Labels as class numbers.
-
-    Returns
-    -------
-    ndarray of float64, shape (N,)
-        Weights; where an example has several labels, the mean of theirs.
-
-    Raises
-    ------
-    ValueError
-        If a weight is for a label that is no class.
+    `codes` are class numbers (N,) or a CSR matrix (N, n); "balanced" divides by how often a class
+    occurs in them. A weight for a label that is no class is an error.
     """
     if class_weight is None:
         return np.ones(codes.shape[0])

@@ -17,22 +17,11 @@ SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", 
 
 @dataclass(frozen=True, eq=False)
 class LabelCodec:
-    """Classes, and the form in which labels come and go; encodes and decodes them.
+    """Classes, and the form in which labels come and go; encodes and decodes them."""
 
-    Parameters
-    ----------
-    classes : ndarray, shape (n,)
-        Labels in ascending order, or columns of an indicator matrix.
-    form : str
-        One label an example, a dense or sparse matrix (N, n) of zeros and ones, or a list of
-        labels for each example.
-    dtype : dtype
-        Of the labels, or of the entries of the matrix.
-    """
-
-    classes: NDArray[Any]
-    form: str
-    dtype: np.dtype[Any]
+    classes: NDArray[Any]  # (n,): labels in ascending order, or columns of an indicator matrix
+    form: str  # one of the four above
+    dtype: np.dtype[Any]  # of the labels, or of the entries of the matrix
 
     @property
     def multilabel(self) -> bool:
@@ -40,13 +29,7 @@ class LabelCodec:
         return self.form != SINGLE
 
     def encode(self, y: Any) -> Any:
-        """Turn labels into class numbers (N,), or a CSR matrix (N, n) of ones.
-
-        Raises
-        ------
-        ValueError
-            If they come in another form, or hold a label that is not among the classes.
-        """
+        """Turn labels of this form into class numbers (N,), or a CSR matrix (N, n) of ones."""
         found = _form(y)
         if self.form == LISTS and _is_nested(y):  # even if all are of one length
             found = LISTS
@@ -105,24 +88,9 @@ def require_labels(y: Any) -> None:
 
 
 def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
-    """Find out in which form labels come, and which classes there are.
+    """Find out in which form labels come, and the classes: those of `y`, or `classes` (n,).
 
-    Parameters
-    ----------
-    y : array_like, sparse matrix or list of lists
-        Labels.
-    classes : array_like, shape (n,), optional
-        All labels; those of `y` by default. Of an indicator matrix, what its columns are called.
-
-    Returns
-    -------
-    LabelCodec
-        How to encode and decode labels.
-
-    Raises
-    ------
-    ValueError
-        If they are no labels.
+    Of an indicator matrix, these are what its columns are called.
     """
     form, given = _form(y), None
     if classes is not None:

@@ -18,20 +18,8 @@ from samplesoft.training.linear_steps import LinearSteps, held_out_order
 class Learner:
     """A linear softmax model with random parameters, and Adagrad.
 
-    Parameters
-    ----------
-    codec : LabelCodec
-        Classes.
-    num_inputs : int
-        Columns of an input.
-    settings : LinearSoftmaxSettings
-        The model.
-    counts : ndarray, shape (n,)
-        How often each class occurs, for samplers that draw by that.
-    dtype : dtype
-        float32 or float64.
-    seed : int
-        Of all randomness.
+    `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
+    follows from the seed.
     """
 
     def __init__(

@@ -26,21 +26,10 @@ def check_parameters(classifier: Any) -> None:
 
 
 def model_settings(classifier: Any, multilabel: bool, num_classes: int) -> LinearSoftmaxSettings:
-    """Return what the parameters say of the model.
+    """Return what the parameters of a classifier say of its model.
 
-    Parameters
-    ----------
-    classifier : SampledSoftmaxClassifier
-        Its parameters are read.
-    multilabel : bool
-        Whether an example may have several labels.
-    num_classes : int
-        Number of classes n; nothing is drawn where there is only one.
-
-    Returns
-    -------
-    LinearSoftmaxSettings
-        With the masked form of the loss where draws cannot leave out the label of an example.
+    The loss takes its masked form where draws cannot leave out the label of an example; nothing is
+    drawn where there is only one class.
     """
     offered = [name for name, spec in LOSSES.items() if spec.classifier]
     spec = LOSSES[as_choice("loss", classifier.loss, offered)]

@@ -146,28 +146,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as they come back from JSON: no tuples, and no numbers of NumPy.
-
-    Parameters
-    ----------
-    config : mapping
-        Settings.
-
-    Returns
-    -------
-    dict
-        The same in lists, dicts and numbers of Python.
-
-    Raises
-    ------
-    TypeError
-        If they hold anything else.
-
-    Examples
-    --------
-    >>> plain({"rate": np.float32(0.5), "sizes": (1, 2)})
-    {'rate': 0.5, 'sizes': [1, 2]}
-    """
+    """Return settings as they come back from JSON: no tuples, and no numbers of NumPy."""
 
     def number(value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -182,27 +161,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise ValueError naming all settings of a checkpoint that differ from what is wanted.
-
-    Parameters
-    ----------
-    path : str or Path
-        Where the checkpoint was read, for the message.
-    found, wanted : mapping
-        Settings in JSON: of the checkpoint, and of the model that would take it.
-
-    Raises
-    ------
-    ValueError
-        If a setting differs, or only one of them has it.
-
-    Examples
-    --------
-    >>> require_config("a.npz", {"model": {"dim": 2}}, {"model": {"dim": 3}})
-    Traceback (most recent call last):
-        ...
-    ValueError: 'a.npz' was written with model.dim = 2 (asked for: 3); ...
-    """
+    """Raise ValueError naming all settings of a checkpoint that differ from what is wanted."""
     old, new = _flat(found), _flat(plain(wanted))
     different = [
         f"{name} = {_shown(old, name)} (asked for: {_shown(new, name)})"
@@ -217,22 +176,7 @@ def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[s
 
 
 def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
-    """Copy the arrays of a checkpoint into those of a model, all or none.
-
-    Parameters
-    ----------
-    path : str or Path
-        Where the checkpoint was read, for the message.
-    found : dict of str to ndarray
-        Arrays of the checkpoint.
-    into : dict of str to ndarray
-        Arrays of the same names, shapes and types, which are overwritten.
-
-    Raises
-    ------
-    ValueError
-        If a name, shape or type differs; nothing is overwritten then.
-    """
+    """Copy the arrays of a checkpoint into those of a model of the same shapes, all or none."""
     for name in [*into, *found]:
         before, now = (
             f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
@@ -249,20 +193,7 @@ def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
 
 
 def part_of(checkpoint: Checkpoint, part: str) -> Arrays:
-    """Return the arrays of one part of a checkpoint of `samplesoft.training.train`.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-        As read.
-    part : {"parameters", "optimizer", "state", "examples"}
-        Which.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Arrays by name.
-    """
+    """Return "parameters", "optimizer", "state" or "examples" of a checkpoint, arrays by name."""
     return named_part(part, checkpoint.arrays, "/")
 
 

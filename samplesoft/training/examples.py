@@ -38,18 +38,9 @@ class TrainedSoftmax:
 
 
 def softmax_config(layer: SoftmaxLayer) -> dict[str, Any]:
-    """Return what `read_examples` must know of a softmax layer, for the config of a task.
+    """Return what `read_examples` must know of a layer, to be ``softmax`` in the config of a task.
 
-    Parameters
-    ----------
-    layer : SoftmaxLayer
-        The layer, whose parameters the task calls ``softmax.class_embeddings`` and
-        ``softmax.biases``.
-
-    Returns
-    -------
-    dict
-        To be the value of ``softmax``.
+    The task calls the parameters ``softmax.class_embeddings`` and ``softmax.biases``.
     """
     loss = layer.loss
     return {"tau": loss.tau, "normalize": loss.normalize, "absolute": loss.absolute}

@@ -50,19 +50,9 @@ class TrainedLinearSoftmax:
 def linear_softmax_config(
     model: LinearSoftmax, *, unit_inputs: bool, leave_out: bool
 ) -> dict[str, Any]:
-    """Return what `read_linear_softmax` must know, for the config of a checkpoint.
+    """Return what `read_linear_softmax` must know: ``linear_softmax`` in a checkpoint's config.
 
-    Parameters
-    ----------
-    model : LinearSoftmax
-        The model, whose parameters the checkpoint holds as its part ``parameters``.
-    unit_inputs, leave_out : bool
-        As in `TrainedLinearSoftmax`.
-
-    Returns
-    -------
-    dict
-        To be the value of ``linear_softmax``.
+    The checkpoint holds the parameters of the model as its part ``parameters``.
     """
     settings, parameters = model.settings, model.parameters
     return {

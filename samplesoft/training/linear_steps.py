@@ -17,33 +17,7 @@ _MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
 class LinearSteps:
     """A linear softmax model, and what each of its steps takes from one seed.
 
-    Parameters
-    ----------
-    num_inputs, num_classes : int
-        Columns v of an input, and classes n.
-    settings : LinearSoftmaxSettings
-        The model.
-    counts : array_like, shape (n,)
-        How often each class occurs, for samplers that draw by that.
-    seed : int
-        Of parameters, order, dropout, draws and held-out examples; below ``2**64``.
-    dtype : dtype
-        float32 or float64.
-
-    Attributes
-    ----------
-    model : LinearSoftmax
-        With random parameters.
-
-    Examples
-    --------
-    >>> settings = LinearSoftmaxSettings(sampler="uniform", num_sampled=2)
-    >>> steps = LinearSteps(3, 4, settings, np.ones(4), seed=0)
-    >>> steps.order(np.arange(5), epoch=0)
-    array([1, 2, 0, 3, 4])
-    >>> loss, gradients = steps.gradients(0, np.eye(3, dtype=np.float32), [0, 1, 3])
-    >>> sorted(gradients)
-    ['embedding.intercept', 'embedding.weights', 'softmax.class_embeddings']
+    The seed, below ``2**64``, is that of parameters, order, dropout, draws and held-out examples.
     """
 
     def __init__(
@@ -72,26 +46,7 @@ class LinearSteps:
     def gradients(
         self, step: int, x: Any, labels: Any, weights: ArrayLike | None = None
     ) -> tuple[float, dict[str, Gradient]]:
-        """Go forward and back over a batch, as `LinearSoftmax.step`, with the seed of a step.
-
-        Parameters
-        ----------
-        step : int
-            Steps taken before, which is all that the randomness of this one depends on.
-        x : ndarray or scipy.sparse CSR matrix, shape (B, v)
-            Inputs.
-        labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
-            Labels.
-        weights : array_like, shape (B,), optional
-            Weights of the examples.
-
-        Returns
-        -------
-        loss : float
-            Mean over the examples, in nats.
-        gradients : dict of str to ndarray or SparseRows
-            By the names of the model's parameters.
-        """
+        """Go forward and back over a batch, as `LinearSoftmax.step`, with the seed of a step."""
         return self.model.step(x, labels, weights=weights, rng=sub_seed(self._seed, _STEP, step))
 
 

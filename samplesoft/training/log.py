@@ -10,32 +10,10 @@ from samplesoft.training.checkpoint import writing
 
 
 class Log:
-    r"""A file of JSON lines, one for each record.
+    """A file of JSON lines, one for each record; created if there is none.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file; created if there is none.
-    step : int
-        The step of the checkpoint from which the run continues. Lines of later steps are removed,
-        and so is a last line that is incomplete.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    ValueError
-        If a line other than the last is not a record with a step.
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "log.jsonl")
-    ...     _ = path.write_text('{"step": 10}\n{"step": 20}\n{"st')
-    ...     Log(path, step=10).write({"step": 20, "train_loss": 1.5})
-    ...     read_log(path)
-    [{'step': 10}, {'step': 20, 'train_loss': 1.5}]
+    Lines of steps after `step`, that of the checkpoint from which the run continues, are removed,
+    and so is a last line that is incomplete.
     """
 
     def __init__(self, path: str | Path, step: int) -> None:
@@ -45,13 +23,7 @@ class Log:
             stream.truncate(_end(self.path, stream.read(), step))
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record, which is in the file when this returns, even if the process is killed.
-
-        Parameters
-        ----------
-        record : dict
-            A ``step``, and other values that JSON can hold.
-        """
+        """Append a record, which is in the file at once, even if the process is killed then."""
         with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(record, allow_nan=False) + "\n")
 

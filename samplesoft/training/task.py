@@ -93,25 +93,7 @@ class Task(ABC):
 
 
 def sub_seed(seed: int | np.uint64, *path: int) -> int:
-    """Return the seed of a stream of its own below a seed, one for each path of numbers.
-
-    Parameters
-    ----------
-    seed : int
-        Below ``2**64``.
-    *path : int
-        At least 0, such as the number of a purpose, then of a step.
-
-    Returns
-    -------
-    int
-        Below ``2**64``.
-
-    Examples
-    --------
-    >>> sub_seed(sub_seed(0, 4), 100) == sub_seed(0, 4, 100) != sub_seed(0, 4, 101)
-    True
-    """
+    """Return the seed of a stream of its own, both below ``2**64``, for each path of numbers."""
     for number in path:
         seed = mix64(np.uint64(seed), np.uint64(number))
     return int(seed)

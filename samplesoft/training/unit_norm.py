@@ -9,24 +9,7 @@ from scipy import sparse
 
 
 def unit_norm(matrix: Any) -> sparse.csr_array:
-    """Divide the rows of a matrix by their norms, as float32.
-
-    Parameters
-    ----------
-    matrix : scipy.sparse CSR matrix, shape (N, v)
-        Rows, of which some may be empty.
-
-    Returns
-    -------
-    scipy.sparse.csr_array of float32, shape (N, v)
-        Rows of norm 1, or empty.
-
-    Examples
-    --------
-    >>> from scipy.sparse import csr_array
-    >>> unit_norm(csr_array([[3.0, 4.0], [0.0, 0.0]])).toarray().tolist()
-    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
-    """
+    """Divide the rows of a CSR matrix (N, v) by their norms, as float32; empty ones stay empty."""
     owners = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     values = matrix.data.astype(np.float64)
     largest = np.zeros(matrix.shape[0])

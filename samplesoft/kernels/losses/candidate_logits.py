@@ -30,27 +30,11 @@ def correct(
     logits: FloatArray,
     hits: IntArray,
 ) -> bool:
-    """Subtract logarithms of expected counts from the scores of drawn classes.
+    """Write logits (P, 1 + m): scores, those of draws less the logs of their expected counts.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (P, 1 + m)
-        The label's in column 0.
-    ids : ndarray of int64, shape (P, m) or (1, m)
-        Drawn classes.
-    log_counts : ndarray of float64, shape (P, m) or (1, m)
-        Logarithms of the expected number of times that a draw contains each.
-    labels : ndarray of int64, shape (P,)
-        A draw of the label has no weight: its logit is -inf. Negative to keep such draws.
-    logits : ndarray of float64, shape (P, 1 + m)
-        Output; column 0 is the label's score.
-    hits : ndarray of int64, shape (P,)
-        Output: how many draws have no weight.
-
-    Returns
-    -------
-    bool
-        Whether all scores are finite, those of draws without weight too.
+    `scores` (P, 1 + m) have the label's in column 0; `ids` and `log_counts` are (P, m), or (1, m)
+    for all. A draw of its pair's label (P,) gets -inf, no weight, and `hits` (P,) count these;
+    negative labels keep them. Return whether all scores are finite, also of such draws.
     """
     unsound = 0
     for b in range(len(scores)):
@@ -83,14 +67,8 @@ def gain_of_kept(m: int, hits: int, label_count: float) -> float:
 def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
     """Let the draws that are kept stand for as many as are expected not to be of the label.
 
-    Parameters
-    ----------
-    logits : ndarray of float64, shape (P, 1 + m)
-        From `correct`; those of draws change.
-    hits : ndarray of int64, shape (P,)
-        How many draws are of the label.
-    label_counts : ndarray of float64, shape (P,)
-        Logarithms of how many are expected to be.
+    Changes the logits (P, 1 + m) of draws from `correct`, which counted the `hits` (P,) of the
+    label; `label_counts` (P,) are logarithms of how many are expected.
     """
     m = logits.shape[1] - 1
     for b in range(len(logits)):

@@ -22,19 +22,7 @@ def _add(factor: float, row: Floats, total: Floats) -> None:
 
 @njit
 def score_rows(z: Floats, block: Floats, rows: IntArray, scores: Floats) -> None:
-    """Write ``scores[b, k] = z[b] . block[rows[b, k]]``.
-
-    Parameters
-    ----------
-    z : ndarray, shape (B, d)
-        Contexts.
-    block : ndarray, shape (r, d)
-        Class vectors.
-    rows : ndarray of int64, shape (B, K)
-        Rows of `block`.
-    scores : ndarray, shape (B, K)
-        Output.
-    """
+    """Write ``scores[b, k] = z[b] . block[rows[b, k]]``, for `z` (B, d) and `block` (r, d)."""
     for b in range(len(rows)):
         for k in range(rows.shape[1]):
             scores[b, k] = dot(z[b], block[rows[b, k]])
@@ -56,18 +44,8 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
 def label_sums(d_scores: Floats, z: Floats, block: Floats, dz: Floats, d_block: Floats) -> None:
     """Carry gradients back through scores of one class for each context.
 
-    Parameters
-    ----------
-    d_scores : ndarray, shape (B, K)
-        Derivatives of the scores; those in column 0 are of row b of `block` for context b.
-    z : ndarray, shape (B, d)
-        Contexts.
-    block : ndarray, shape (r, d)
-        Class vectors.
-    dz : ndarray, shape (B, d)
-        Derivatives in the contexts, which are added to.
-    d_block : ndarray, shape (r, d)
-        Of which the first B rows are written.
+    `d_scores` (B, K) hold in column 0 those of row b of `block` (r, d) for context b of `z` (B, d);
+    `dz` (B, d) are added to, and the first B rows of `d_block` (r, d) written.
     """
     for b in range(len(z)):
         own, row, out = d_scores[b, 0], z[b], d_block[b]
@@ -80,20 +58,10 @@ def label_sums(d_scores: Floats, z: Floats, block: Floats, dz: Floats, d_block: 
 def class_sums(
     d_scores: Floats, z: Floats, order: IntArray, starts: IntArray, first: int, d_block: Floats
 ) -> None:
-    """Add up the gradient of class vectors in float64, class by class.
+    """Write the gradients `d_block` (k, d) of k classes from `first` on, each summed in float64.
 
-    Parameters
-    ----------
-    d_scores : ndarray, shape (B, K)
-        Derivatives of the scores.
-    z : ndarray, shape (B, d)
-        Contexts.
-    order, starts : ndarray of int64
-        Places in the flat scores of each class, from `kernels.arrays.sort_ids.equal_runs`.
-    first : int
-        The first class.
-    d_block : ndarray, shape (classes, d)
-        Output, for classes ``first, first + 1, ...``.
+    `order` and `starts` are the places of each class in the flat `d_scores` (B, K), from
+    `kernels.arrays.sort_ids.equal_runs`; `z` (B, d) are the contexts.
     """
     width = d_scores.shape[1]
     flat = d_scores.ravel()

@@ -52,16 +52,9 @@ def _exp(x: Floats) -> None:
 
 @njit
 def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
-    """Add ``offsets[j]`` to the scores of class j, and take absolute values if `absolute`.
+    """Add ``offsets[j]`` to the scores (r, B) of class j, and take absolute values if `absolute`.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (r, B)
-        Scores of r classes; changed.
-    offsets : ndarray, shape (r,) or (0,)
-        Biases of the classes, or none.
-    absolute : bool
-        Absolute softmax.
+    Offsets, biases of the classes, have shape (r,), or (0,) where there are none.
     """
     if len(offsets) > 0:
         for j in range(len(scores)):
@@ -81,18 +74,9 @@ def add_exponentials(
 ) -> None:
     """Add a block of classes to running sums of ``exp(score - top)``.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (r, B)
-        Scores of classes ``first, first + 1, ...``; overwritten.
-    first : int
-        The first class.
-    excluded : ndarray of int64, shape (B,)
-        A class of each example that stays out of its sum.
-    top : ndarray, shape (B,)
-        Greatest score so far, -inf before the first block; updated.
-    total : ndarray of float64, shape (B,)
-        Sums; updated.
+    Scores (r, B), which are overwritten, are of classes from `first` on; class ``excluded[b]``
+    stays out of the sum of example b. The greatest scores `top` (B,), -inf before the first block,
+    and the sums `total` (B,) are updated.
     """
     batch = len(top)
     for b in range(batch):
@@ -125,16 +109,11 @@ def add_exponentials(
 def probabilities(
     scores: Floats, offsets: Floats, absolute: bool, top: Floats, factor: Floats
 ) -> None:
-    """Replace scores by ``factor * exp(score - top)``, the derivatives of a log of a sum.
+    """Replace scores (r, B) by ``factor * exp(score - top)``, the derivatives of a log of a sum.
 
-    Parameters
-    ----------
-    scores : ndarray, shape (r, B)
-        Scores of r classes; replaced.
-    offsets, absolute
-        As in `finish`; with `absolute`, derivatives get the sign of the score.
-    top, factor : ndarray, shape (B,)
-        Greatest score of each example, and weight divided by the sum of the exponentials.
+    `top` (B,) are greatest scores, `factor` (B,) weights divided by the sums of exponentials.
+    Offsets and `absolute` are as in `finish`; with `absolute`, derivatives get the sign of the
+    score.
     """
     batch, signed = len(top), factor.copy()
     for j in range(len(scores)):
@@ -155,20 +134,11 @@ def probabilities(
 
 @njit
 def keep_best(scores: Floats, first: int, best: Floats, ids: IntArray) -> None:
-    """Let a block of classes into the k best of each example.
+    """Let a block of classes from `first` on, with scores (r, B), into the k best of each example.
 
-    Of classes of equal score the first is better. NaN counts as infinite, so that it is seen.
-
-    Parameters
-    ----------
-    scores : ndarray, shape (r, B)
-        Scores of classes ``first, first + 1, ...``; earlier classes came in earlier calls.
-    first : int
-        The first class.
-    best : ndarray, shape (B, k)
-        Scores so far, as a heap with the worst in column 0; -inf before the first block; updated.
-    ids : ndarray of int64, shape (B, k)
-        Their classes, or the number of classes where there is none yet; updated.
+    `best` (B, k) are scores so far, a heap with the worst in column 0, -inf before the first block;
+    `ids` (B, k) their classes, n where there is none yet. Blocks come in the order of the classes:
+    of equal scores the first is better. NaN counts as infinite, so that it is seen.
     """
     bound = best[:, 0].copy()
     for j in range(len(scores)):

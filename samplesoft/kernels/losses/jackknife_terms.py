@@ -13,20 +13,14 @@ from samplesoft.kernels.math.logarithm import log1p_to
 
 @njit
 def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
-    """Write the jackknife of the loss of each row, and turn rows into its gradient.
+    """Write the jackknife of the loss of each row (P, 1 + m), and turn rows into its gradient.
 
-    That is ``log S - (m - 1) mean_i(log S_i - log S) - logits[0]``. With W the sum of the weights
-    of the draws, ``S = a + W``, and without draw i ``S_i = a + (W - w_i) m / (m - 1)``. Then
-    ``S_i / S = 1 + x_i`` with ``x_i = (W - m w_i) / ((m - 1) S)`` from -1/2 to 1, in which nothing
-    cancels, unless draw i carries more than half of S. There is at most one such draw: its S_i
-    may be hundreds of orders below S, and is summed on its own.
-
-    Parameters
-    ----------
-    logits : ndarray of float64, shape (P, 1 + m)
-        The label's in column 0, m at least 2; replaced by derivatives.
-    losses : ndarray of float64, shape (P,)
-        Output.
+    That is ``log S - (m - 1) mean_i(log S_i - log S) - logits[0]``, of m >= 2 draws and the label
+    in column 0. With W the sum of the weights of the draws, ``S = a + W``, and without draw i
+    ``S_i = a + (W - w_i) m / (m - 1)``. Then ``S_i / S = 1 + x_i`` with
+    ``x_i = (W - m w_i) / ((m - 1) S)`` from -1/2 to 1, in which nothing cancels, unless draw i
+    carries more than half of S. There is at most one such draw: its S_i may be hundreds of orders
+    below S, and is summed on its own.
     """
     m = logits.shape[1] - 1
     weights, rest = np.empty(1 + m), np.empty(1 + m)

@@ -14,12 +14,7 @@ from samplesoft.kernels.math.logarithm import log1p_to
 def logistic_terms(logits: FloatArray, losses: FloatArray) -> None:
     """Write ``softplus(-logits[0]) + sum(softplus(logits[1:]))``, and turn rows into its gradient.
 
-    Parameters
-    ----------
-    logits : ndarray of float64, shape (P, 1 + m)
-        The label's in column 0; replaced by derivatives.
-    losses : ndarray of float64, shape (P,)
-        Output.
+    Logits (P, 1 + m) have the label's in column 0; losses (P,) are written.
     """
     small, large = np.empty(logits.shape[1]), np.empty(logits.shape[1])
     for b in range(len(logits)):

@@ -15,14 +15,7 @@ from samplesoft.kernels.losses.logit_rows import greatest, total, weigh
 def softmax_terms(logits: FloatArray, losses: FloatArray, first: int) -> None:
     """Write ``logsumexp(logits[first:]) - logits[0]`` of each row, and turn rows into its gradient.
 
-    Parameters
-    ----------
-    logits : ndarray of float64, shape (P, 1 + m)
-        Column 0 is finite; replaced by derivatives.
-    losses : ndarray of float64, shape (P,)
-        Output.
-    first : int
-        0 if the label takes part in the sum, 1 if not.
+    Column 0 of the logits (P, 1 + m) is the label's, and finite; in the sum if `first` is 0, not 1.
     """
     for b in range(len(logits)):
         row = logits[b]

@@ -78,26 +78,12 @@ def gates_forward(
     hidden: Floats,
     terms: tuple[Numbers, Numbers],
 ) -> None:
-    """Take step `t` of some rows: from pre-activations to gates, cells and hidden states.
+    """Take step `t` of some rows of the batch, from `first` on: from pre-activations to the states.
 
-    Parameters
-    ----------
-    t : int
-        The step, counted from 0.
-    first : int
-        Where the rows start in the batch.
-    recurrent : ndarray, shape (rows, 4H)
-        Products of their last hidden states and the recurrent weights.
-    bias : ndarray, shape (4H,)
-        Biases of the gates.
-    gates : ndarray, shape (T, B, 4H)
-        Products of the inputs and the input weights; row t becomes the gates.
-    cells, hidden : ndarray, shape (T + 1, B, H)
-        States before step t in row t; row t + 1 is written.
-    tanh_cells : ndarray, shape (T, B, H)
-        Row t is written.
-    terms : tuple of tuple of float
-        The entry of `TERMS` for the type of the arrays.
+    `gates` (T, B, 4H) hold the inputs times their weights, to which `recurrent` (rows, 4H), the
+    same of the last hidden states, and `bias` (4H,) are added; row t becomes the gates. `cells` and
+    `hidden` (T + 1, B, H) hold the states before step t in row t; row t + 1 is written, and row t
+    of `tanh_cells` (T, B, H). `terms` is the entry of `TERMS` for the type.
     """
     size = hidden.shape[2]
     for k in range(len(recurrent)):
@@ -130,25 +116,11 @@ def gates_backward(
     d_cells: Floats,
     d_gates: Floats,
 ) -> None:
-    """Go back through step `t` of some rows: from derivatives in outputs to pre-activations.
+    """Go back through step `t` of some rows, from `first` on: from outputs to pre-activations.
 
-    Parameters
-    ----------
-    t : int
-        The step, counted from 0.
-    first : int
-        Where the rows start in the batch.
-    dy : ndarray, shape (T, B, H)
-        Derivatives in the outputs.
-    recurrent : ndarray, shape (rows, H)
-        Derivatives in the hidden states after step t by way of step t + 1.
-    gates, cells, tanh_cells : ndarray
-        As `gates_forward` left them.
-    d_cells : ndarray, shape (rows, H)
-        Derivatives in the cells after step t by way of step t + 1; become those in the cells
-        before it.
-    d_gates : ndarray, shape (T, B, 4H)
-        Row t is written.
+    `dy` (T, B, H) are derivatives in the outputs; `recurrent` and `d_cells` (rows, H) those in
+    hidden states and cells after step t by way of step t + 1. `d_cells` become those before the
+    step, and row t of `d_gates` (T, B, 4H) is written. The others are as `gates_forward` left them.
     """
     number = gates.dtype.type
     one = number(1.0)

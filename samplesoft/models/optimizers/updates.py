@@ -17,24 +17,12 @@ _SMALLEST = 1e-37  # a number of float32 with all its digits
 
 
 class Update(NamedTuple):
-    """A parameter and its gradient in the form that kernels take.
-
-    Parameters
-    ----------
-    name : str
-        Name of the parameter.
-    parameter : ndarray
-        Of any shape; C-contiguous.
-    ids : ndarray of int64, shape (k,), or None
-        The rows that have a gradient, or None for all.
-    rows : ndarray, shape (k, d), or (1, parameter.size) where `ids` is None
-        The gradient, C-contiguous and of the type of the parameter.
-    """
+    """A parameter and its gradient, both C-contiguous and of one type, as kernels take them."""
 
     name: str
     parameter: Array
-    ids: IntArray | None
-    rows: Array
+    ids: IntArray | None  # (k,): the rows that have a gradient; None for all
+    rows: Array  # (k, d): the gradient, or (1, parameter.size) where `ids` is None
 
 
 def greatest(dtype: np.dtype[Any], squares: bool) -> float:
