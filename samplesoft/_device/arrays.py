@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ ARRAYS = "samplesoft._device.arrays:Arrays"
 class HostArrays:
     """Checks of arrays that a function takes, and small work on arrays, on the processor."""
 
-    empty = staticmethod(np.empty)
-    filled = staticmethod(np.full)
-    plus = staticmethod(np.add)
+    empty: Callable[..., NDArray[Any]] = staticmethod(np.empty)
+    filled: Callable[..., NDArray[Any]] = staticmethod(np.full)
+    plus: Callable[..., NDArray[Any]] = staticmethod(np.add)
     float_rows = staticmethod(as_float_rows)
     ids = staticmethod(as_ids)
     labels = staticmethod(as_labels)

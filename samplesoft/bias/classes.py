@@ -9,8 +9,9 @@ import numpy as np
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.sums import CLASS_CHUNK, HOST, HostSums, PanelClasses
+from samplesoft.bias.sums import CLASS_CHUNK, HOST, HostSums
 from samplesoft.kernels.bias import panels, ratios
+from samplesoft.kernels.bias.panels import PanelClasses
 
 
 @dataclass(frozen=True)

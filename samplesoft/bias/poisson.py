@@ -110,5 +110,4 @@ def _label_contrast(x: FloatArray, log_w: float, pi: float) -> FloatArray:
     y = np.exp(np.minimum(x + log_w, LARGEST_EXPONENT))
     decay = np.exp(-y)
     factor = (1.0 - pi) + pi * decay
-    contrast: FloatArray = -(1.0 - pi) * np.expm1(-y) / np.where(factor > 0.0, factor, 1.0)
-    return contrast
+    return -(1.0 - pi) * np.expm1(-y) / np.where(factor > 0.0, factor, 1.0)

@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each, thread_map
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray
 from samplesoft.kernels.bias import laplace, panels
+from samplesoft.kernels.bias.panels import PanelClasses
 
 _ATOM_CHUNK = 256
 CLASS_CHUNK = 1 << 16
-
-
-@dataclass(frozen=True, eq=False)
-class PanelClasses:
-    """Classes on Chebyshev panels: what `kernels.bias.panels` needs to know of them.
-
-    Parameters
-    ----------
-    log_r, drawn, contrast : ndarray, shape (n,)
-        Log ratio, probability in a draw, and (r - R) / (r + R).
-    log_ref, t_mean, kappa_mean : float
-        Log R, and the mean ratio relative to R.
-    width : float
-        Of a panel.
-    first : int
-        Number of the first panel.
-    slot : ndarray of int64, shape (panels,)
-        Numbers the occupied panels.
-    """
-
-    log_r: FloatArray
-    drawn: FloatArray
-    contrast: FloatArray
-    log_ref: float
-    t_mean: float
-    kappa_mean: float
-    width: float
-    first: int
-    slot: IntArray
-
-    @property
-    def count(self) -> int:
-        """Number of occupied panels."""
-        return int(self.slot[-1]) + 1
 
 
 class HostSums:
@@ -53,23 +18,12 @@ class HostSums:
 
     def class_moments(self, classes: PanelClasses) -> FloatArray:
         """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
-        shape = (classes.count, 3, panels.DEGREE)
+        shape = (classes.num_panels, 3, panels.DEGREE)
 
         def work(part: slice) -> FloatArray:
             moments = np.zeros(shape)
-            panels.add_moments(
-                classes.log_r[part],
-                classes.drawn[part],
-                classes.contrast[part],
-                classes.log_ref,
-                classes.t_mean,
-                classes.kappa_mean,
-                classes.width,
-                classes.first,
-                classes.slot,
-                moments,
-                np.empty(panels.DEGREE),
-            )
+            room = np.empty(panels.DEGREE)
+            panels.add_moments(classes, part.start, part.stop, moments, room)
             return moments
 
         total = np.zeros(shape)
@@ -114,18 +68,8 @@ class HostSums:
         flows = np.empty(len(classes.log_r))
 
         def work(part: slice) -> float:
-            return panels.evaluate(
-                classes.log_r[part],
-                classes.drawn[part],
-                classes.contrast[part],
-                classes.log_ref,
-                classes.width,
-                classes.first,
-                classes.slot,
-                coefficients,
-                flows[part],
-                np.empty(panels.DEGREE),
-            )
+            room = np.empty(panels.DEGREE)
+            return panels.evaluate(classes, part.start, part.stop, coefficients, flows, room)
 
         return flows, float(sum(thread_map(work, chunks(len(flows), CLASS_CHUNK))))
 

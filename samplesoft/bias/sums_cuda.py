@@ -9,9 +9,10 @@ import numpy as np
 from samplesoft._cuda import WARP_SIZE, empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import filled
 from samplesoft._validation import FloatArray
-from samplesoft.bias.sums import HostSums, PanelClasses
+from samplesoft.bias.sums import HostSums
 from samplesoft.kernels.bias import laplace, panels
 from samplesoft.kernels.bias import laplace_cuda as kernels
+from samplesoft.kernels.bias.panels import PanelClasses
 
 _MOMENTS = 1 << 24  # numbers in the moments of all parts
 _LEAST_PART = 64  # classes
@@ -28,24 +29,13 @@ class CudaSums(HostSums):
 
     def class_moments(self, classes: PanelClasses) -> FloatArray:
         """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
-        size = classes.count * 3 * panels.DEGREE
+        size = classes.num_panels * 3 * panels.DEGREE
         num = max(1, min(_MOMENTS // size, -(-len(classes.log_r) // _LEAST_PART)))
-        parts = filled((num, classes.count, 3, panels.DEGREE), 0.0)
-        launch_threads(
-            kernels.add_moments,
-            num,
-            *self._copies(classes),
-            classes.log_ref,
-            classes.t_mean,
-            classes.kappa_mean,
-            classes.width,
-            classes.first,
-            to_device(classes.slot),
-            parts,
-        )
+        parts = filled((num, classes.num_panels, 3, panels.DEGREE), 0.0)
+        launch_threads(kernels.add_moments, num, self._copied_to_device(classes), parts)
         total = empty(size, np.float64)
         launch_threads(kernels.sum_parts, size, parts.reshape(num, size), total)
-        moments: FloatArray = total.copy_to_host().reshape(classes.count, 3, panels.DEGREE)
+        moments: FloatArray = total.copy_to_host().reshape(classes.num_panels, 3, panels.DEGREE)
         return moments
 
     def node_sums(
@@ -80,23 +70,14 @@ class CudaSums(HostSums):
         """Return the flow (n,) of each class and their sum, from a function on the panels."""
         n = len(classes.log_r)
         flows, totals = empty(n, np.float64), empty(-(-n // kernels.EACH), np.float64)
-        launch_threads(
-            kernels.evaluate,
-            totals.size,
-            *self._copies(classes),
-            classes.log_ref,
-            classes.width,
-            classes.first,
-            to_device(classes.slot),
-            to_device(coefficients),
-            flows,
-            totals,
-        )
+        there = self._copied_to_device(classes), to_device(coefficients)
+        launch_threads(kernels.evaluate, totals.size, *there, flows, totals)
         return flows.copy_to_host(), float(totals.copy_to_host().sum())
 
-    def _copies(self, classes: PanelClasses) -> list[Any]:
-        given = classes.log_r, classes.drawn, classes.contrast
-        for array in given:
+    def _copied_to_device(self, classes: PanelClasses) -> PanelClasses:
+        names = "log_r", "drawn", "contrast"
+        for array in (getattr(classes, name) for name in names):
             if id(array) not in self._copied:
                 self._copied[id(array)] = array, to_device(array)
-        return [self._copied[id(array)][1] for array in given]
+        copies = {name: self._copied[id(getattr(classes, name))][1] for name in names}
+        return classes._replace(**copies, slot=to_device(classes.slot))

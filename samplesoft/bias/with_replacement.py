@@ -123,7 +123,7 @@ def _class_flows(
         flows[active] = (atoms.weights[1] * integrals[0])[: active.sum()]
         return _Flows(flows, float(flows.sum()), coarse, size)
     on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
-    values = integrals[0, : on_panels.count * panels.DEGREE].reshape(-1, panels.DEGREE)
+    values = integrals[0, : on_panels.num_panels * panels.DEGREE].reshape(-1, panels.DEGREE)
     flows, total = sums.class_flows(on_panels, values @ panels.to_coefficients())  # (B23)
     return _Flows(flows, total, coarse, size)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.arrays import ARRAYS, HostArrays
 from samplesoft._device.select import as_device, twin
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, as_count, as_float_rows
@@ -54,7 +54,7 @@ class FeatureMap(ABC):
         self.feature_dim = feature_dim
         self.floor = floor
         self.device = as_device(device)
-        self._arrays = twin(device, ARRAYS)
+        self._arrays: HostArrays = twin(device, ARRAYS)
 
     def transform(self, X: ArrayLike) -> NDArray[Any]:
         """Return the features of each row.

@@ -117,8 +117,7 @@ class RandomFourierFeatures(FeatureMap):
         from scipy.spatial.distance import cdist  # here, to keep the import fast
 
         # from differences: |x|^2 + |y|^2 - 2 x . y would cancel for neighbours
-        exponent: FloatArray = 0.5 * self.nu * cdist(X, Y, "sqeuclidean")
-        return exponent
+        return 0.5 * self.nu * cdist(X, Y, "sqeuclidean")
 
 
 class HostFourier:

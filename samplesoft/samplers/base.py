@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.arrays import ARRAYS, HostArrays
 from samplesoft._device.select import as_device, require_copyable, twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_count
@@ -66,7 +66,7 @@ class Sampler(ABC):
         self.dim = dim
         self._dtype = dtype
         self.device = as_device(device)
-        self._arrays = twin(device, ARRAYS)
+        self._arrays: HostArrays = twin(device, ARRAYS)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made from."""
@@ -290,20 +290,15 @@ class Sampler(ABC):
                     f"{contexts.dtype} of shape {np.shape(h)}; labels go to `exclude`."
                 )
             return contexts
-        rows: Rows = self._arrays.float_rows("h", h, self.dim, self._dtype)
-        return rows
+        return self._arrays.float_rows("h", h, self.dim, self._dtype)
 
     def _check_class_rows(self, class_embeddings: ArrayLike) -> Rows:
         """Check class vectors; a subclass may ask more of them."""
-        rows: Rows = self._arrays.float_rows(
-            "class_embeddings", class_embeddings, self.dim, self._dtype
-        )
-        return rows
+        return self._arrays.float_rows("class_embeddings", class_embeddings, self.dim, self._dtype)
 
     def _check_excluded(self, exclude: Any, batch: int) -> IntArray:
         if exclude is None:
-            none: IntArray = self._arrays.filled(batch, NO_CLASS)
-            return none
+            return self._arrays.filled(batch, NO_CLASS)
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
         if self.num_classes == 1:
             raise ValueError(
@@ -326,8 +321,7 @@ class Sampler(ABC):
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         """Return logarithms (B, k); override where draws are without replacement."""
-        log_counts: FloatArray = self._arrays.plus(self._log_prob(h, ids, exclude), np.log(m))
-        return log_counts
+        return self._arrays.plus(self._log_prob(h, ids, exclude), np.log(m))
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:

@@ -86,23 +86,19 @@ class SoftmaxSampler(Sampler):
         self.tau = as_tau(tau, unit_vectors=False)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
         engine = twin(device, "samplesoft.samplers.softmax:Softmax")
-        self._engine = engine(rows, self.tau, self.block_size)
+        self._engine: HostSoftmax = engine(rows, self.tau, self.block_size)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        draw: Draw = self._engine.sample(h, m, exclude, key)
-        return draw
+        return self._engine.sample(h, m, exclude, key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        log_q: FloatArray = self._engine.log_prob(h, ids, exclude)
-        return log_q
+        return self._engine.log_prob(h, ids, exclude)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        probs: FloatArray = self._engine.probs(h, exclude)
-        return probs
+        return self._engine.probs(h, exclude)
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        commit: Callable[[], None] = self._engine.prepare(ids, rows)
-        return commit
+        return self._engine.prepare(ids, rows)
 
 
 class HostSoftmax:

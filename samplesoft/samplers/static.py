@@ -86,15 +86,13 @@ class StaticSampler(Sampler):
         return every.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        draw: Draw = self._engine.sample(m, exclude, key)
-        return draw
+        return self._engine.sample(m, exclude, key)
 
     def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
         return self._sample(h[:1], m, self._arrays.filled(1, NO_CLASS), key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        log_q: FloatArray = self._engine.log_prob(ids, exclude)
-        return log_q
+        return self._engine.log_prob(ids, exclude)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         if self.replace:
@@ -106,8 +104,7 @@ class StaticSampler(Sampler):
         return np.where(drawn, inclusion, -np.inf)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        probs: FloatArray = self._engine.probs(exclude)
-        return probs
+        return self._engine.probs(exclude)
 
     def _check_left(self, m: int, exclude: IntArray) -> None:
         left = int(self._drawable(exclude).min())
@@ -124,9 +121,10 @@ class StaticSampler(Sampler):
         return last[1]
 
     @cached_property
-    def _engine(self) -> Any:
+    def _engine(self) -> HostWeighted:
         """What draws and computes on the sampler's device."""
-        return twin(self.device, self._engine_name)(self)
+        engine: HostWeighted = twin(self.device, self._engine_name)(self)
+        return engine
 
     @abstractmethod
     def _log_q(self, ids: IntArray) -> FloatArray:
@@ -326,8 +324,7 @@ class HostWeighted:
         """Return the probabilities (B, n) of all classes."""
         every = np.arange(self._sampler.num_classes)
         shape = len(exclude), len(every)
-        probs: FloatArray = np.exp(self.log_prob(np.broadcast_to(every, shape), exclude))
-        return probs
+        return np.exp(self.log_prob(np.broadcast_to(every, shape), exclude))
 
 
 HostUniform = HostWeighted

@@ -141,8 +141,7 @@ class TwoPassSampler(Sampler):
         """Return the place of each class among the candidates, or `NO_CLASS`."""
         places = np.searchsorted(self.candidate_ids, ids)
         places = np.minimum(places, len(self.candidate_ids) - 1)
-        found: IntArray = np.where(self.candidate_ids[places] == ids, places, NO_CLASS)
-        return found
+        return np.where(self.candidate_ids[places] == ids, places, NO_CLASS)
 
     def _excluded_places(self, exclude: IntArray) -> IntArray:
         places = self._places(exclude)

@@ -9,8 +9,7 @@ from samplesoft._validation import FloatArray
 
 def log_uniform_weights(num_classes: int) -> FloatArray:
     """Return Zipf's law (n,), ``log((k + 2) / (k + 1))`` for class k, of sum ``log(n + 1)``."""
-    weights: FloatArray = np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
-    return weights
+    return np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
 
 
 def unigram_weights(counts: FloatArray, power: float) -> FloatArray:

@@ -10,6 +10,7 @@ import numpy as np
 from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.bias import panels
+from samplesoft.kernels.bias.panels import PanelClasses
 from samplesoft.kernels.samplers import successive
 
 # At a late time t, 1 - exp(-w t) is steep in log w. But that none of many classes has rung by then
@@ -154,19 +155,19 @@ class SuccessiveInclusion:
         """Choose the atoms: the nodes of the crowded panels of log w, then each other class."""
         log_w, positive = self._log_w, self._positive
         least = float(np.min(log_w, where=positive, initial=0.0))
-        self._first = int(np.floor(least / _WIDTH))
-        span = _WIDTH, self._first
-        found = panels.mark(log_w, positive.astype(np.float64), 0.0, *span, 1 - self._first)
+        first = int(np.floor(least / _WIDTH))
+        span = _WIDTH, first
+        found = panels.mark(log_w, positive.astype(np.float64), 0.0, *span, 1 - first)
         crowded = found >= _CROWD
-        self._slot: IntArray = np.cumsum(crowded) - 1
-        panel = np.floor(np.maximum(log_w, least) / _WIDTH).astype(np.int64) - self._first
+        slot: IntArray = np.cumsum(crowded) - 1
+        panel = np.floor(np.maximum(log_w, least) / _WIDTH).astype(np.int64) - first
         self._shared = positive & crowded[panel]
         self._lone = np.flatnonzero(positive & ~self._shared)
         shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
-        moments = np.zeros((int(crowded.sum()), 3, panels.DEGREE))
-        room = np.empty(panels.DEGREE)
-        panels.add_moments(log_w, shared, ones, 0.0, 0.0, 0.0, *span, self._slot, moments, room)
-        places = self._first + np.flatnonzero(crowded)[:, None] + panels.node_places()
+        self._panels = PanelClasses(log_w, shared, ones, 0.0, 0.0, 0.0, *span, slot)
+        moments = np.zeros((self._panels.num_panels, 3, panels.DEGREE))
+        panels.add_moments(self._panels, 0, len(log_w), moments, np.empty(panels.DEGREE))
+        places = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
         self._log_rates = np.append((places * _WIDTH).ravel(), log_w[self._lone])
         counts = (moments[:, 0] @ panels.to_coefficients().T).ravel()
         self._counts = np.append(counts, np.ones(len(self._lone)))
@@ -176,18 +177,9 @@ class SuccessiveInclusion:
         nodes = len(atoms) - len(self._lone)
         coefficients = atoms[:nodes].reshape(-1, panels.DEGREE) @ panels.to_coefficients()
         shared, probs = self._shared[ids], np.empty(len(ids))
-        panels.evaluate(
-            self._log_w[ids],
-            shared.astype(np.float64),
-            np.ones(len(ids)),
-            0.0,
-            _WIDTH,
-            self._first,
-            self._slot,
-            coefficients,
-            probs,
-            np.empty(panels.DEGREE),
-        )
+        found = {"log_r": self._log_w[ids], "drawn": shared.astype(np.float64)}
+        asked = self._panels._replace(**found, contrast=np.ones(len(ids)))
+        panels.evaluate(asked, 0, len(ids), coefficients, probs, np.empty(panels.DEGREE))
         lone = self._positive[ids] & ~shared
         probs[lone] = atoms[nodes + np.searchsorted(self._lone, ids[lone])]
         return np.minimum(probs, 1.0)

@@ -72,24 +72,13 @@ def compressed(log_r, weights, contrast):
     """Atoms and weights (3, A) of one set of classes, with R = 1 and mean ratio exp(0.2)."""
     width, first = panels.WIDTH, math.floor(log_r.min() / panels.WIDTH)
     count = math.floor(log_r.max() / panels.WIDTH) - first + 1
-    t_mean, kappa_mean = 0.2, math.tanh(0.1)
     moments = np.zeros((count, 3, panels.DEGREE))
     slot = np.arange(count)
-    panels.add_moments(
-        log_r,
-        weights,
-        contrast,
-        0.0,
-        t_mean,
-        kappa_mean,
-        width,
-        first,
-        slot,
-        moments,
-        np.empty(panels.DEGREE),
-    )
+    mean = 0.2, math.tanh(0.1)
+    classes = panels.PanelClasses(log_r, weights, contrast, 0.0, *mean, width, first, slot)
+    panels.add_moments(classes, 0, len(log_r), moments, np.empty(panels.DEGREE))
     atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
-    return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), (width, first, slot)
+    return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), classes
 
 
 @pytest.mark.parametrize("rate", [1e-6, 0.05, 1.0, 30.0])
@@ -99,7 +88,7 @@ def test_panels_carry_sums_and_values(rate):
     weights = rng.dirichlet(np.ones(3000))
     contrast = np.tanh(0.5 * log_r)
     zeta = np.tanh(0.5 * (log_r - 0.2))
-    atoms, measure, layout = compressed(log_r, weights, contrast)
+    atoms, measure, classes = compressed(log_r, weights, contrast)
 
     def decay(t):
         return np.exp(-rate * np.exp(t))
@@ -111,6 +100,6 @@ def test_panels_carry_sums_and_values(rate):
 
     out = np.empty(3000)
     coefficients, room = decay(atoms) @ panels.to_coefficients(), np.empty(panels.DEGREE)
-    total = panels.evaluate(log_r, weights, contrast, 0.0, *layout, coefficients, out, room)
+    total = panels.evaluate(classes, 0, len(out), coefficients, out, room)
     assert np.allclose(out, weights * contrast * decay(log_r), rtol=0, atol=2e-14 * weights.max())
     assert math.isclose(total, out.sum(), rel_tol=1e-9, abs_tol=1e-15)

@@ -62,38 +62,15 @@ def atom_integrals(
 
 
 @kernel
-def add_moments(
-    log_r: Any,
-    drawn: Any,
-    contrast: Any,
-    log_ref: float,
-    t_mean: float,
-    kappa_mean: float,
-    width: float,
-    first: int,
-    slot: Any,
-    parts: Any,
-) -> None:
+def add_moments(classes: Any, parts: Any) -> None:
     """Add moments of the classes to `parts` (threads, panels, 3, DEGREE), a thread for a part."""
     thread = thread_index()
     if thread >= parts.shape[0]:
         return
     room = cuda.local.array(DEGREE, np.float64)
-    each = -(-log_r.shape[0] // parts.shape[0])
-    a, b = thread * each, min((thread + 1) * each, log_r.shape[0])
-    _add_moments(
-        log_r[a:b],
-        drawn[a:b],
-        contrast[a:b],
-        log_ref,
-        t_mean,
-        kappa_mean,
-        width,
-        first,
-        slot,
-        parts[thread],
-        room,
-    )
+    n = classes.log_r.shape[0]
+    each = -(-n // parts.shape[0])
+    _add_moments(classes, thread * each, min((thread + 1) * each, n), parts[thread], room)
 
 
 @kernel
@@ -109,33 +86,11 @@ def sum_parts(parts: Any, out: Any) -> None:
 
 
 @kernel
-def evaluate(
-    log_r: Any,
-    drawn: Any,
-    contrast: Any,
-    log_ref: float,
-    width: float,
-    first: int,
-    slot: Any,
-    coefficients: Any,
-    out: Any,
-    totals: Any,
-) -> None:
+def evaluate(classes: Any, coefficients: Any, out: Any, totals: Any) -> None:
     """Write the flow (n,) of each class and the sum of each thread, which goes through `EACH`."""
     thread = thread_index()
     if thread >= totals.shape[0]:
         return
     room = cuda.local.array(DEGREE, np.float64)
-    a, b = thread * EACH, min((thread + 1) * EACH, log_r.shape[0])
-    totals[thread] = _evaluate(
-        log_r[a:b],
-        drawn[a:b],
-        contrast[a:b],
-        log_ref,
-        width,
-        first,
-        slot,
-        coefficients,
-        out[a:b],
-        room,
-    )
+    a, b = thread * EACH, min((thread + 1) * EACH, out.shape[0])
+    totals[thread] = _evaluate(classes, a, b, coefficients, out, room)

@@ -8,6 +8,7 @@ The other way, a function known at the atoms is evaluated at every class. Both c
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,25 @@ from samplesoft._validation import FloatArray, IntArray
 
 DEGREE = 14  # polynomials, and nodes, of a panel: up to power 13
 WIDTH = 0.5  # of a panel in log r: with this degree its error is below 1e-14
+
+
+class PanelClasses(NamedTuple):
+    """Classes on Chebyshev panels, (n,): their log r, probability in a draw, and kappa."""
+
+    log_r: FloatArray
+    drawn: FloatArray
+    contrast: FloatArray  # kappa = (r - R) / (r + R)
+    log_ref: float  # log R
+    t_mean: float  # log of the mean ratio over R
+    kappa_mean: float
+    width: float  # of a panel
+    first: int  # number of the first panel
+    slot: IntArray  # (panels,) numbers the occupied panels
+
+    @property
+    def num_panels(self) -> int:
+        """Number of occupied panels."""
+        return int(self.slot[-1]) + 1
 
 
 @njit
@@ -74,39 +94,26 @@ def class_weights(
 
 @njit
 def add_moments(
-    log_r: FloatArray,
-    drawn: FloatArray,
-    contrast: FloatArray,
-    log_ref: float,
-    t_mean: float,
-    kappa_mean: float,
-    width: float,
-    first: int,
-    slot: IntArray,
-    moments: FloatArray,
-    values: FloatArray,
+    classes: PanelClasses, start: int, stop: int, moments: FloatArray, values: FloatArray
 ) -> None:
-    """Add the Chebyshev moments of the three class weights to `moments` (panels, 3, DEGREE).
+    """Add the Chebyshev moments of three class weights to `moments` (panels, 3, DEGREE), (B22).
 
-    Eq. (B22) of the README of `samplesoft.bias`.
-
-    The weights are q_j, q_j kappa_j and q_j zeta_j**2 with kappa = (r - R) / (r + R) and
-    zeta = (r - mean) / (r + mean); `slot` numbers the occupied panels, and `values` (DEGREE,) is
-    room to work in.
+    The weights are q_j, q_j kappa_j and q_j zeta_j**2 with zeta = (r - mean) / (r + mean), of the
+    classes from `start` to `stop`; `values` (DEGREE,) is room to work in.
     """
-    count = len(slot)
-    for j in range(len(log_r)):
-        w = drawn[j]
+    width, first, count = classes.width, classes.first, len(classes.slot)
+    for j in range(start, stop):
+        w, kappa = classes.drawn[j], classes.contrast[j]
         if w == 0.0:
             continue
-        t = log_r[j] - log_ref
+        t = classes.log_r[j] - classes.log_ref
         panel = _panel(t, width, first, count)
         s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
-        w_kappa = w * contrast[j]
-        zeta = centred(t, contrast[j], t_mean, kappa_mean)
+        w_kappa = w * kappa
+        zeta = centred(t, kappa, classes.t_mean, classes.kappa_mean)
         w_zeta = w * zeta * zeta
         _polynomials(s, values)
-        m = moments[slot[panel]]
+        m = moments[classes.slot[panel]]
         for i in range(DEGREE):
             m[0, i] += w * values[i]
             m[1, i] += w_kappa * values[i]
@@ -115,38 +122,34 @@ def add_moments(
 
 @njit
 def evaluate(
-    log_r: FloatArray,
-    drawn: FloatArray,
-    contrast: FloatArray,
-    log_ref: float,
-    width: float,
-    first: int,
-    slot: IntArray,
+    classes: PanelClasses,
+    start: int,
+    stop: int,
     coefficients: FloatArray,
     out: FloatArray,
     values: FloatArray,
 ) -> float:
-    """Write q_j kappa_j f(log r_j) into `out` (n,), eq. (B23), and return its sum.
+    """Write q_j kappa_j f(log r_j) into `out` (n,) from `start` to `stop`, and return the sum.
 
-    `coefficients` (panels, DEGREE) are those of f in Chebyshev polynomials, and `values` (DEGREE,)
-    is room to work in.
+    `coefficients` (panels, DEGREE) are those of f in Chebyshev polynomials, eq. (B23); `values`
+    (DEGREE,) is room to work in.
     """
-    count = len(slot)
+    width, first, count = classes.width, classes.first, len(classes.slot)
     total = 0.0
-    for j in range(len(log_r)):
-        if drawn[j] == 0.0:
+    for j in range(start, stop):
+        if classes.drawn[j] == 0.0:
             out[j] = 0.0
             continue
-        t = log_r[j] - log_ref
+        t = classes.log_r[j] - classes.log_ref
         panel = _panel(t, width, first, count)
         s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
         _polynomials(s, values)
-        c = coefficients[slot[panel]]
+        c = coefficients[classes.slot[panel]]
         even = odd = 0.0  # two chains of additions run side by side
         for i in range(0, DEGREE, 2):
             even += c[i] * values[i]
             odd += c[i + 1] * values[i + 1]
-        out[j] = drawn[j] * contrast[j] * (even + odd)
+        out[j] = classes.drawn[j] * classes.contrast[j] * (even + odd)
         total += out[j]
     return total
 
