@@ -13,9 +13,8 @@ from samplesoft.bias.node_weights import NodeWeights, jensen_excess, log_first_d
 from samplesoft.bias.quadrature import halving_change
 from samplesoft.bias.transform import Nodes
 
-_STEP_WIDTH = (
-    0.3  # of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
-)
+# of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
+_STEP_WIDTH = 0.3
 
 
 def choose_cuts(law: DrawLaw, nodes: Nodes) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -46,8 +46,7 @@ class MonteCarloBias:
     num_trials: int
 
 
-@dataclass(frozen=True)
-class Simulation:
+class Simulation(NamedTuple):
     """Estimates for one example; each is a mean minus its value under the full softmax."""
 
     bias: FloatArray  # (num_bins,) of the mass of p' in each bin
@@ -132,8 +131,7 @@ def monte_carlo_bias(
     rows = []
     for i, row in enumerate(inputs.rows()):
         # a compiled function returns a plain int, which would not be taken for a uint64 again
-        one = simulate(*row, *given, np.uint64(mix64(key, np.uint64(i))), trials=trials)
-        rows.append((one.bias, one.stderr, one.loss_bias, one.loss_stderr))
+        rows.append(simulate(*row, *given, np.uint64(mix64(key, np.uint64(i))), trials=trials)[:4])
     bias, stderr, loss_bias, loss_stderr = inputs.columns(rows)
     return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
 

@@ -72,11 +72,8 @@ class FeatureMap(ABC):
 
         Raises
         ------
-        TypeError
-            If `X` does not hold real numbers.
-        ValueError
-            If `X` is empty, not finite, not of d columns, or so large that its features are not
-            finite.
+        TypeError, ValueError
+            If `X` is malformed, not of d columns, or so large that its features are not finite.
         """
         rows = self._arrays.float_rows("X", X, self.dim)
         out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
@@ -92,9 +89,7 @@ class FeatureMap(ABC):
 
         Parameters
         ----------
-        X : array_like, shape (N, d) or (d,)
-            Vectors.
-        Y : array_like, shape (M, d) or (d,)
+        X, Y : array_like, shapes (N, d) and (M, d), or (d,)
             Vectors.
 
         Returns
@@ -104,10 +99,8 @@ class FeatureMap(ABC):
 
         Raises
         ------
-        TypeError
-            If either does not hold real numbers.
-        ValueError
-            If either is empty, not finite or not of d columns.
+        TypeError, ValueError
+            If either is malformed or not of d columns.
         """
         with np.errstate(over="ignore"):
             return self._kernel(*self._pair(X, Y))
@@ -117,9 +110,7 @@ class FeatureMap(ABC):
 
         Parameters
         ----------
-        X : array_like, shape (N, d) or (d,)
-            Vectors.
-        Y : array_like, shape (M, d) or (d,)
+        X, Y : array_like, shapes (N, d) and (M, d), or (d,)
             Vectors.
 
         Returns
@@ -130,10 +121,8 @@ class FeatureMap(ABC):
 
         Raises
         ------
-        TypeError
-            If either does not hold real numbers.
-        ValueError
-            If either is empty, not finite or not of d columns.
+        TypeError, ValueError
+            If either is malformed or not of d columns.
         """
         with np.errstate(over="ignore"):
             return self._variance(*self._pair(X, Y))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,6 @@ _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
 _LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
 DENSE = "samplesoft.feature_maps.frequencies:Dense"
 STRUCTURED = "samplesoft.feature_maps.frequencies:Structured"
-
-
-class Frequencies(Protocol):
-    """Frequencies, to be multiplied by vectors on the processor."""
-
-    def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write ``scale * w_j . x_i`` into `out` (N, D) for `X` (N, d) of the same type."""
 
 
 class HostDense:
@@ -42,7 +35,7 @@ class HostDense:
         }
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write ``X @ matrix.T`` into `out`, in products too small for BLAS to use its threads.
+        """Write ``X @ matrix.T`` into `out` (N, D), in products too small for BLAS's own threads.
 
         Those would wait for work in a busy loop, and slow down the threads of this library.
         """
@@ -111,7 +104,7 @@ def draw_structured(
     return twin(device, STRUCTURED)(signs, num)
 
 
-# from a dimension, a number, a factor, a generator and a device: `Frequencies` or their twins
+# from a dimension, a number, a factor, a generator and a device: a class above, or its twin
 DRAWS: dict[str, Callable[..., Any]] = {
     "iid": draw_iid,
     "orthogonal": draw_orthogonal,

@@ -126,12 +126,10 @@ class Sampler(ABC):
 
         Parameters
         ----------
-        h : array_like, shape (B, d) or (d,), or None
-            Context vectors, as in `sample`.
+        h, exclude
+            As in `sample`. The log-probability of an excluded class is -inf.
         ids : array_like of int, shape (B, k) or (k,)
             Classes; one row serves all contexts. For one class of each, write ``ids[:, None]``.
-        exclude : int or array_like of int, shape (B,), optional
-            Classes that are not drawn; their log-probability is -inf.
 
         Returns
         -------
@@ -154,14 +152,10 @@ class Sampler(ABC):
 
         Parameters
         ----------
-        h : array_like, shape (B, d) or (d,), or None
-            Context vectors, as in `sample`.
+        h, num_sampled, exclude
+            As in `sample`. The value of an excluded class is -inf.
         ids : array_like of int, shape (B, k) or (k,)
             Classes, as in `log_prob`.
-        num_sampled : int
-            Number of draws m.
-        exclude : int or array_like of int, shape (B,), optional
-            Classes that are not drawn; their value is -inf.
 
         Returns
         -------
@@ -183,10 +177,8 @@ class Sampler(ABC):
 
         Parameters
         ----------
-        h : array_like, shape (B, d) or (d,), or None
-            Context vectors, as in `sample`.
-        exclude : int or array_like of int, shape (B,), optional
-            Classes that are not drawn.
+        h, exclude
+            As in `sample`.
 
         Returns
         -------

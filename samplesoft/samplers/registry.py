@@ -17,7 +17,12 @@ from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, as_choice
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
-from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
+from samplesoft.samplers.frequency import (
+    LogUniformSampler,
+    UnigramSampler,
+    log_uniform_weights,
+    unigram_weights,
+)
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
@@ -25,7 +30,6 @@ from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 from samplesoft.samplers.two_pass import TwoPassSampler
-from samplesoft.samplers.weights import log_uniform_weights, unigram_weights
 
 _WHAT = {
     "class_embeddings": "class vectors (n, d)",

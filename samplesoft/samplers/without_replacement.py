@@ -55,6 +55,8 @@ class UniformInclusion:
 class SuccessiveInclusion:
     """Inclusion for draws in turn, in proportion to the weights of the classes not yet drawn.
 
+    `log_weights` (n,) are -inf for classes that are never drawn; m is at most the number of others.
+
     Give class j an exponential clock of rate w_j. The clocks ring in the order of such draws, so
     with N(t) the number of all others that have rung by time t,
 
@@ -63,9 +65,9 @@ class SuccessiveInclusion:
     N(t) is a sum of independent indicators. Its distribution function is a contour integral of
     its generating function over a circle near the saddle point, where nothing cancels; clock i,
     and that of an excluded class, leave the product by one division each. The integral in log t
-    is Gauss-Legendre on panels as wide as the law of N(t) allows. Classes
-    of nearly equal weight, many in one panel of log w, are replaced by the Chebyshev nodes of the
-    panel, so that n classes cost O(n) once.
+    is Gauss-Legendre on panels as wide as the law of N(t) allows. Classes of nearly equal weight,
+    many in one panel of log w, are replaced by the Chebyshev nodes of the panel, so that n classes
+    cost O(n) once.
 
     The relative error of pi was at most 3e-12, compared with enumeration for weights that span up
     to 1e600, and compared with the sum over single classes where the nodes had the hardest case.
@@ -73,18 +75,9 @@ class SuccessiveInclusion:
     TensorFlow takes ``1 - (1 - q_i)**tries`` with the number of tries that its draws needed, and
     CNTK the same with the mean number of tries in simulations; both are approximations.
 
-    Parameters
-    ----------
-    log_weights : ndarray of float64, shape (n,)
-        Logarithms of the weights, -inf for a class that is never drawn.
-    m : int
-        Size of the sample, at most the number of classes that can be drawn.
-
-    References
-    ----------
-    Rosén (1972), "Asymptotic theory for successive sampling with varying probabilities without
-    replacement, I": the clocks. Daniels (1954), "Saddlepoint approximations in statistics": the
-    contour.
+    Sources: Rosén (1972), "Asymptotic theory for successive sampling with varying probabilities
+    without replacement, I": the clocks. Daniels (1954), "Saddlepoint approximations in
+    statistics": the contour.
     """
 
     def __init__(self, log_weights: FloatArray, m: int) -> None:

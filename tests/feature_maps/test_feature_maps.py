@@ -113,6 +113,12 @@ def test_mean_and_variance_over_seeds(name):
     assert z_of_variance(estimates(name), kernel, variance) < Z
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if not FEATURE_MAPS[n].unbiased])
+def test_a_map_that_is_said_to_be_biased_is(name):
+    values = estimates(name, 64)  # enough features for the bias to stand out of the noise
+    assert z_of_mean(values, make(name).kernel(*pairs()), values.var(axis=0)) > Z
+
+
 def test_structured_mean_is_that_of_frequencies_of_fixed_norm():
     # Its frequencies have the norm sqrt(nu p) and nearly uniform directions in p = 64 dimensions:
     # a bias of -z^4 exp(-z^2 / 2) / (4 p), at most 0.0085, for z^2 = nu |x - y|^2. What is left
