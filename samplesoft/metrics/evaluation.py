@@ -45,16 +45,6 @@ class Evaluation:
     precision_at_k: dict[int, float]
     num_examples: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return fields by name, with keys that JSON allows."""
-        return {
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "top_k": {str(k): share for k, share in self.top_k.items()},
-            "precision_at_k": {str(k): share for k, share in self.precision_at_k.items()},
-            "num_examples": self.num_examples,
-        }
-
 
 def evaluate(
     h: ArrayLike,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._random import as_key, uniform_block
+from samplesoft._validation import as_nonnegative
 from samplesoft.models.module import ParameterGradients, Parameters, check_array
 
 
@@ -46,11 +47,7 @@ class Dropout:
     """
 
     def __init__(self, rate: float) -> None:
-        if isinstance(rate, bool) or not isinstance(rate, (int, float, np.integer, np.floating)):
-            raise TypeError(f"`rate` must be a number, got {type(rate).__name__}.")
-        if not 0.0 <= rate < 1.0:
-            raise ValueError(f"`rate` must lie in [0, 1), got {rate}.")
-        self.rate = float(rate)
+        self.rate = as_nonnegative("rate", rate, below=1.0)
         self.parameters: Parameters = {}
 
     def forward(

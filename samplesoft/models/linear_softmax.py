@@ -14,7 +14,7 @@ from samplesoft._jit import chunks
 from samplesoft._names import part as part_of
 from samplesoft._names import prefixed
 from samplesoft._random import as_key, mix64, uniform_block
-from samplesoft._validation import IntArray, as_count
+from samplesoft._validation import IntArray, as_count, as_nonnegative
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.evaluation import top_k_classes
@@ -58,8 +58,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         as_count("embedding_dim", self.embedding_dim)
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}.")
+        as_nonnegative("dropout", self.dropout, below=1.0)
 
 
 class LinearSoftmax:

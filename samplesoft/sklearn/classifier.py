@@ -196,7 +196,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         if not len(labelled):
             raise ValueError("`y` must hold a label for at least one example, got none.")
         if go_on:
-            self._require_same_model()
+            require_same_model(self)
         else:
             self._begin(X, codec, class_counts(codes, len(codec.classes)))
         self.num_unlabeled_ = X.shape[0] - len(labelled)
@@ -286,7 +286,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
                     "`classes` must be those of the first call of partial_fit; leave it out."
                 )
             codes = self._codec.encode(y)
-            self._require_same_model()
+            require_same_model(self)
         labelled = labelled_rows(codes)
         if len(labelled):
             weights = example_weights(self.class_weight, self._codec, codes)[labelled]
@@ -358,10 +358,6 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         X = self._check_inputs(X, reset)
         check_consistent_length(X, y)
         return X
-
-    def _require_same_model(self) -> None:
-        wanted = model_settings(self, self._codec.multilabel, len(self.classes_))
-        require_same_model(wanted, self.model_.settings)
 
     def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray) -> None:
         """Make a model with random parameters."""

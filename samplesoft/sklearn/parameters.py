@@ -49,9 +49,10 @@ def model_settings(classifier: Any, multilabel: bool, num_classes: int) -> Linea
     )
 
 
-def require_same_model(wanted: LinearSoftmaxSettings, made: LinearSoftmaxSettings) -> None:
+def require_same_model(classifier: Any) -> None:
     """Raise ValueError for parameters that were changed after the model was made."""
-    now, before = asdict(wanted), asdict(made)
+    wanted = model_settings(classifier, classifier._codec.multilabel, len(classifier.classes_))
+    now, before = asdict(wanted), asdict(classifier.model_.settings)
     changed = [name for name in now if now[name] != before[name]]
     if changed:
         raise ValueError(

@@ -11,7 +11,6 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from samplesoft._memory import available_bytes, human_bytes
-from samplesoft._validation import as_count
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
@@ -67,10 +66,6 @@ class PredictionMixin:
             If an argument is malformed.
         """
         X = self._check_fitted_inputs(X)
-        if as_count("k", k) > len(self.classes_):
-            raise ValueError(
-                f"`k` must be at most the number of classes {len(self.classes_)}, got {k}."
-            )
         ids, scores = self.model_.top_k(X, k)
         return self._codec.decode(ids), scores
 

@@ -18,7 +18,6 @@ from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding
 from samplesoft.models.lstm import LSTM
 from samplesoft.models.module import uniform_weights
-from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
 from samplesoft.training.language_settings import LanguageModelSettings
@@ -83,7 +82,13 @@ class LanguageModelTask(Task):
             **options,
         )
         self.dropout = Dropout(settings.dropout)
-        self.softmax = self._make_softmax(n, size)
+        stream, dtype = np.uint64(sub_seed(self._key, _SOFTMAX)), np.dtype(np.float32)
+        self.softmax = settings.make_layer(
+            uniform_weights((n, size), settings.init_scale, dtype, stream),
+            corpus.vocabulary.counts,
+            sub_seed(self._key, _SAMPLER),
+            reduction="sum",
+        )
         self.parameters = prefixed(
             {
                 "embedding": self.embedding.parameters,
@@ -207,12 +212,3 @@ class LanguageModelTask(Task):
         learned = part("sampler", state)
         if learned and self.softmax.sampler is not None:
             self.softmax.sampler.load_state(learned)
-
-    def _make_softmax(self, n: int, size: int) -> SoftmaxLayer:
-        seed, dtype = np.uint64(sub_seed(self._key, _SOFTMAX)), np.dtype(np.float32)
-        return self.settings.make_layer(
-            uniform_weights((n, size), self.settings.init_scale, dtype, seed),
-            self.corpus.vocabulary.counts,
-            sub_seed(self._key, _SAMPLER),
-            reduction="sum",
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from samplesoft._validation import as_count, as_positive
+from samplesoft._validation import as_count, as_nonnegative, as_positive
 from samplesoft.models.softmax_settings import SoftmaxSettings
 
 
@@ -54,5 +54,4 @@ class LanguageModelSettings(SoftmaxSettings):
             as_count(name, getattr(self, name))
         as_count("seed", self.seed, 0)
         as_positive("init_scale", self.init_scale)
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"`dropout` must lie in [0, 1), got {self.dropout}.")
+        as_nonnegative("dropout", self.dropout, below=1.0)

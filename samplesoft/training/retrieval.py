@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count
+from samplesoft._validation import IntArray, as_count, as_nonnegative
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
@@ -60,8 +60,7 @@ class RetrievalSettings(LinearSoftmaxSettings):
         super().__post_init__()
         as_count("batch_size", self.batch_size)
         as_count("seed", self.seed, 0)
-        if not 0.0 <= self.validation < 1.0:
-            raise ValueError(f"`validation` must lie in [0, 1), got {self.validation}.")
+        as_nonnegative("validation", self.validation, below=1.0)
 
 
 class RetrievalTask(Task):

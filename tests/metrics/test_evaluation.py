@@ -130,10 +130,10 @@ def test_perplexity_beyond_the_range_is_infinite():
     assert (result.loss, result.perplexity) == (20_000.0, np.inf)
 
 
-def test_as_dict_goes_to_json():
+def test_an_evaluation_goes_to_json():
     h, rows, labels, _ = case()
     result = evaluate(h, rows, labels, k=[5, 1, 5])
-    copy = json.loads(json.dumps(result.as_dict()))
+    copy = json.loads(json.dumps(dataclasses.asdict(result)))
     assert copy["top_k"] == {"1": result.top_k[1], "5": result.top_k[5]}
     assert list(copy) == [field.name for field in dataclasses.fields(result)]
 

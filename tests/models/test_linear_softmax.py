@@ -117,7 +117,7 @@ def test_a_row_without_entries_is_the_intercept():
     ("options", "message"),
     [
         ({"embedding_dim": 0}, "`embedding_dim` must be at least 1"),
-        ({"dropout": 1.0}, r"`dropout` must lie in \[0, 1\)"),
+        ({"dropout": 1.0}, "`dropout` must be at least 0 and less than 1"),
         ({"loss": "full"}, "must be None for loss='full'"),
     ],
 )

@@ -456,7 +456,7 @@ def test_warm_start_goes_on():
         ({"class_weight": 3.0}, "`class_weight` must be a dict"),
         ({"class_weight": np.ones(4)}, "`class_weight` must be a dict"),
         ({"class_weight": {0: -1.0}}, r"`class_weight\[0\]` must be"),
-        ({"dropout": 1.0}, "`dropout` must lie in"),
+        ({"dropout": 1.0}, "`dropout` must be at least 0"),
         ({"sampler": "rff", "normalize": False}, "norm"),
     ],
 )
