@@ -84,15 +84,13 @@ def finite_sample_bounds(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    labels : int or array_like of int, shape () or (B,)
-        The true class of each example.
+    labels, h
+        As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, positive on every negative; or an object with a method
         ``probs(h)``.
     num_sampled : int
         Number of draws m, at least 1.
-    h : array_like, shape (d,) or (B, d), optional
-        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------

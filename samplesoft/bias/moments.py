@@ -58,8 +58,8 @@ def exact_gradient_moments(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c.
-    labels : int or array_like of int, shape (B,)
-        The true class t.
+    labels, h
+        As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, conditioned here on not being the label; or an object with a
         method ``probs(h)``.
@@ -69,8 +69,6 @@ def exact_gradient_moments(
         Class vectors c.
     tau : float
         Inverse temperature.
-    h : array_like, shape (d,) or (B, d), optional
-        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------

@@ -75,8 +75,8 @@ def monte_carlo_bias(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits.
-    labels : int or array_like of int, shape () or (B,)
-        The true class of each example.
+    labels, h
+        As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all classes, or an object with a method ``probs(h)``; inclusion
         probabilities for ``scheme="poisson"``.
@@ -86,8 +86,6 @@ def monte_carlo_bias(
         Number of independent trials for each example, at least 2.
     scheme : str or samplesoft.schemes.Scheme
         As in `samplesoft.exact_bias`.
-    h : array_like, shape (d,) or (B, d), optional
-        Context vectors, where `q` is a sampler that looks at them.
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
     device : {"cpu", "cuda"}

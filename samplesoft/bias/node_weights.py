@@ -101,10 +101,7 @@ def jensen_excess(law: DrawLaw, nodes: Nodes, m: int, log_theta: FloatArray) -> 
 
 
 def _difference_of_exp(
-    log_value: FloatArray,
-    log_limit: FloatArray,
-    log_ratio: FloatArray,
-    close: NDArray[np.bool_],
+    log_value: FloatArray, log_limit: FloatArray, log_ratio: FloatArray, close: NDArray[np.bool_]
 ) -> FloatArray:
     """Return exp(log_value) - exp(log_limit), from their log ratio where they are close."""
     near = np.exp(log_limit) * np.expm1(np.where(close, log_ratio, 0.0))

@@ -55,16 +55,8 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     integrals = np.empty((3, len(pi)))
 
     def integrate(part: slice) -> None:
-        inclusion.class_integrals(
-            x,
-            weights,
-            log_w[part],
-            pi[part],
-            log_w[reference],
-            pi[reference],
-            deviation[part],
-            integrals[:, part],
-        )
+        some = log_w[part], pi[part], log_w[reference], pi[reference], deviation[part]
+        inclusion.class_integrals(x, weights, *some, integrals[:, part])
 
     thread_each(integrate, chunks(len(pi), _CLASS_CHUNK))
     label_terms = weights * u_label * _label_contrast(x, log_w[reference], pi[reference])

@@ -150,8 +150,8 @@ def theorem1_bounds(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    labels : int or array_like of int, shape () or (B,)
-        The true class t of each example.
+    labels, h
+        As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, positive on every negative, or an object with a method
         ``probs(h)``; it is conditioned on not being the label.
@@ -162,8 +162,6 @@ def theorem1_bounds(
         parameters use `theorem1_terms` and its method `bounds`.
     grad_bound : float, optional
         M, a bound on every ``|jacobian|`` entry; by default the largest of each example.
-    h : array_like, shape (d,) or (B, d), optional
-        Context vectors, where `q` is a sampler that looks at them.
 
     Returns
     -------

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_labels,
-    as_positive,
-    as_real_array,
-)
+from samplesoft._validation import FloatArray, IntArray, as_labels, as_positive, as_real_array
 from samplesoft.bias.negatives import log_sum_exp
 
 COSINE_TOLERANCE = 1e-4  # float32 embeddings are normalised about this well

@@ -65,11 +65,7 @@ def make_nodes(
 
 
 def _compute_nodes(
-    classes: Classes,
-    x: FloatArray,
-    dx: FloatArray,
-    sums: FloatArray,
-    log_above_least: FloatArray,
+    classes: Classes, x: FloatArray, dx: FloatArray, sums: FloatArray, log_above_least: FloatArray
 ) -> Nodes:
     transform, f, d1, d2, d3, above, p, h, third_sum, y2, y3 = sums.T
     # rounding, where no weight is left

@@ -44,12 +44,7 @@ class _Flows(NamedTuple):
 
 
 def with_replacement_bias(
-    logits: FloatArray,
-    label: int,
-    q: FloatArray,
-    m: int,
-    scheme: Scheme,
-    sums: HostSums = HOST,
+    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, sums: HostSums = HOST
 ) -> Row:
     """Return the exact bias of one example; the step is halved until the error is small."""
     law = make_draw_law(logits, label, q, m, scheme)
@@ -93,19 +88,10 @@ def _node_weights(law: DrawLaw, nodes: Nodes) -> Iterator[NodeWeights]:
 
 
 def _class_flows(
-    law: DrawLaw,
-    classes: Classes,
-    atoms: Atoms,
-    nodes: Nodes,
-    weights: NodeWeights,
-    sums: HostSums,
+    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights, sums: HostSums
 ) -> _Flows:
     integrals = sums.atom_integrals(
-        nodes.x,
-        weights.coefficients,
-        nodes.tilted,
-        atoms.rows,
-        float(classes.log_above_least[0]),
+        nodes.x, weights.coefficients, nodes.tilted, atoms.rows, float(classes.log_above_least[0])
     )
     weight = np.abs(atoms.weights[1])
     coarse = float(weight @ np.abs(integrals[0] - integrals[1]))

@@ -77,12 +77,7 @@ class UnigramSampler(WeightedSampler):
     """
 
     def __init__(
-        self,
-        counts: ArrayLike,
-        *,
-        power: float = 0.75,
-        replace: bool = True,
-        device: str = "cpu",
+        self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True, device: str = "cpu"
     ) -> None:
         checked = as_real_array("counts", to_host(counts), (1,))
         checked = as_counts("counts", checked, len(checked))

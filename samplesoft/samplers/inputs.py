@@ -9,13 +9,7 @@ import numpy as np
 
 from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, to_host, twin
-from samplesoft._validation import (
-    FloatArray,
-    as_count,
-    as_counts,
-    as_positive,
-    as_real_array,
-)
+from samplesoft._validation import FloatArray, as_count, as_counts, as_positive, as_real_array
 from samplesoft.samplers.draw import Rows
 
 

@@ -11,12 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import to_host, twin
 from samplesoft._jit import row_chunks, thread_each
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_count,
-    as_real_array,
-)
+from samplesoft._validation import FloatArray, IntArray, as_count, as_real_array
 from samplesoft.kernels.samplers import static
 from samplesoft.kernels.samplers.alias import build_alias
 from samplesoft.samplers.base import Sampler

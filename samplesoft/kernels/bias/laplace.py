@@ -90,11 +90,7 @@ def _contrast(
 
 @njit
 def node_sums(
-    x: FloatArray,
-    weights: FloatArray,
-    atoms: FloatArray,
-    reference: FloatArray,
-    out: FloatArray,
+    x: FloatArray, weights: FloatArray, atoms: FloatArray, reference: FloatArray, out: FloatArray
 ) -> None:
     """Sum over the atoms at each node log v, `x` (K,), into `out` (K, NUM_SUMS).
 
@@ -148,22 +144,22 @@ def node_sums(
 @njit
 def _bend(
     x: float,
+    d: float,
     decay: float,
     decay_ref: float,
     log_sum: float,
     away: float,
     kappa: float,
-    coefficients: FloatArray,
-    ahead: float,
-    lead: float,
-    variance: float,
+    c: FloatArray,
+    tilted: FloatArray,
 ) -> float:
     """Return (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, times T exp(v r0).
 
-    `ahead` and `lead` are v times r and R, each less the tilted mean; away = v (r - R) is their
-    difference. Derivatives of psi: above eq. (B16).
+    d = v (r - r0) and away = v (r - R); `c` and `tilted` (3,) are those of `atom_integrals` at
+    this node. Derivatives of psi: above eq. (B16).
     """
-    c0, c1, c2 = coefficients[0], coefficients[1], coefficients[2]
+    c0, c1, c2 = c[0], c[1], c[2]
+    ahead, lead, variance = d - tilted[0], tilted[1], tilted[2]  # r and R less the tilted mean
     if abs(away) < 1.0:
         ratio = _decay_ratio(away)
         e = math.exp(-away)
@@ -210,18 +206,7 @@ def atom_integrals(
             if c[1] == 0.0 and c[2] == 0.0:
                 term = c[0] * _contrast(x[k], decay, decay_ref, atoms[4, i], away, kappa)
             else:
-                term = _bend(
-                    x[k],
-                    decay,
-                    decay_ref,
-                    atoms[4, i],
-                    away,
-                    kappa,
-                    c,
-                    d - tilted[k, 0],
-                    tilted[k, 1],
-                    tilted[k, 2],
-                )
+                term = _bend(x[k], d, decay, decay_ref, atoms[4, i], away, kappa, c, tilted[k])
             term *= math.exp(min(x[k] + atoms[0, i], LARGEST_EXPONENT))
             full += term
             size += abs(term)

@@ -129,12 +129,7 @@ def plain_trial(
 
 @njit
 def jackknife_trial(
-    plan: Plan,
-    size: int,
-    ids: np.ndarray,
-    counts: np.ndarray,
-    values: FloatArray,
-    rest: FloatArray,
+    plan: Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray, rest: FloatArray
 ) -> float:
     """Fill `values` with the delete-one jackknife of p'; return that of log S.
 
