@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.select import as_device, twin
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.losses.candidate_logits import correct, spread
+from samplesoft.kernels.losses.candidate_logits import correct, share_out_hits
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.draws import check_draw, check_label_count
@@ -100,7 +100,7 @@ class SampledLoss(Loss):
                 if self.facts.corrects_label:
                     logits[:, 0] -= label_count[part]
                 else:
-                    spread(logits, hits, label_count[part])
+                    share_out_hits(logits, hits, label_count[part])
             self._terms(logits, losses[part])
             if not sound:
                 losses[part][~np.isfinite(given).all(axis=1)] = np.nan

@@ -64,7 +64,7 @@ def gain_of_kept(m: int, hits: int, label_count: float) -> float:
 
 
 @njit
-def spread(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
+def share_out_hits(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
     """Let the draws that are kept stand for as many as are expected not to be of the label.
 
     Changes the logits (P, 1 + m) of draws from `correct`, which counted the `hits` (P,) of the

@@ -122,6 +122,7 @@ class KernelTree(Sampler):
         self.leaf = as_choice("leaf", leaf, LEAVES)
         self.floor = min(max(as_positive("floor", floor), SMALLEST_FLOOR), 1.0 / SMALLEST_FLOOR)
         self.scale = as_positive("scale", scale)
+        self.tau = self.scale if self.leaf == "softmax" else None
         if not (transform is None or callable(transform)):
             raise TypeError(
                 f"`transform` must be callable, got {type(transform).__name__}; of a feature map, "

@@ -275,3 +275,8 @@ def test_every_kernel_stays_in_its_arrays():
                     )
                 kernel_tree.update([n - 1, 0], rows[:2])
                 kernel_tree.rebuild()
+
+
+@pytest.mark.parametrize(("leaf", "tau"), [("softmax", 3.0), ("kernel", None), ("quadratic", None)])
+def test_a_tree_has_the_temperature_of_its_softmax_leaves(leaf, tau):
+    assert KernelTree(np.ones((4, 2)), leaf=leaf, scale=3.0).tau == tau
