@@ -80,13 +80,10 @@ def compiling():
 def as_tuples(arguments):
     """Turn arrays inside tuples into those of NumPy too."""
 
-    def plain(value):
-        return np.asarray(value) if isinstance(value, HostArray) else value
-
     def turned(value):
         if not isinstance(value, tuple):
-            return value
-        items = map(plain, value)
+            return np.asarray(value) if isinstance(value, HostArray) else value
+        items = map(turned, value)
         return value._make(items) if hasattr(value, "_fields") else tuple(items)
 
     return list(map(turned, arguments))

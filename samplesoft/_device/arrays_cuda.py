@@ -19,7 +19,7 @@ from samplesoft._cuda import (
 from samplesoft._device.select import on_device
 from samplesoft._validation import as_float_rows, as_ids, as_labels
 from samplesoft.kernels.arrays import elementwise_cuda as kernels
-from samplesoft.kernels.arrays.checks_cuda import find_norm_outside, find_not_finite, find_outside
+from samplesoft.kernels.arrays.checks_cuda import find_norm_outside, find_outside
 
 
 def filled(shape: int | tuple[int, ...], value: Any) -> Any:
@@ -77,6 +77,18 @@ def log_mean(logs: Any) -> Any:
     out = empty((1, logs.shape[1]), np.float64)
     launch_warps(kernels.log_mean, out.size, logs, out)
     return out
+
+
+def first_outside(values: Any, least: Any, most: Any) -> int | None:
+    """Return the place, counted through an array, of the first number not in [least, most]."""
+    flat = values if values.ndim == 1 else values.reshape(-1)
+    return first_found(launch_threads, find_outside, flat.size, flat, least, most)
+
+
+def first_not_finite(values: Any) -> int | None:
+    """Return the place, counted through an array, of the first NaN or infinity."""
+    most = np.finfo(values.dtype).max
+    return first_outside(values, -most, most)
 
 
 def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
@@ -141,7 +153,7 @@ class CudaArrays:
         if not on_device(value):
             return to_device(as_float_rows(name, value, dim, dtype))
         rows = shaped_rows(name, value, dim, dtype)
-        place = first_found(launch_threads, find_not_finite, rows.size, rows.reshape(-1))
+        place = first_not_finite(rows)
         if place is not None:
             where = [place // rows.shape[1], place % rows.shape[1]]
             raise ValueError(
@@ -178,7 +190,7 @@ class CudaArrays:
 
 
 def _require_classes(name: str, array: Any, num_classes: int) -> None:
-    place = first_found(launch_threads, find_outside, array.size, array.reshape(-1), num_classes)
+    place = first_outside(array, 0, num_classes - 1)
     if place is not None:
         bad = array.reshape(-1)[place : place + 1].copy_to_host()[0]
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,12 @@ def uniforms(key: np.uint64, batch: int, num: int) -> Any:
 _NUMBERS = 1 << 26  # numbers about a batch held at a time
 
 
-def in_parts(each: int, *arrays: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield arrays (B, ...) for some examples at a time, each of which takes `each` numbers."""
+def in_parts(work: Callable[..., None], each: int, *arrays: Any) -> None:
+    """Call `work` on arrays (B, ...) for some examples at a time; one takes `each` numbers."""
     batch = arrays[0].shape[0]
     some = max(1, _NUMBERS // each)
     if some >= batch:
-        yield arrays
+        work(*arrays)
         return
     for part in chunks(batch, some):
-        yield tuple(array[part] for array in arrays)
+        work(*(array[part] for array in arrays))

@@ -61,7 +61,7 @@ def union(arrays: list[Any], stop: int) -> Any:
     together = empty(sum(array.shape[0] for array in arrays), np.int64)
     start = 0
     for array in arrays:
-        launch_threads(kernels.put, array.shape[0], array, start, together)
+        together[start : start + array.shape[0]].copy_to_device(array)
         start += array.shape[0]
     return runs(sort(together, stop)[0])[0]
 

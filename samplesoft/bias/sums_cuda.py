@@ -32,7 +32,7 @@ class CudaSums(HostSums):
         size = classes.num_panels * 3 * panels.DEGREE
         num = max(1, min(_MOMENTS // size, -(-len(classes.log_r) // _LEAST_PART)))
         parts = filled((num, classes.num_panels, 3, panels.DEGREE), 0.0)
-        launch_threads(kernels.add_moments, num, self._copied_to_device(classes), parts)
+        launch_threads(kernels.add_class_moments, num, self._copied_to_device(classes), parts)
         total = empty(size, np.float64)
         launch_threads(kernels.sum_parts, size, parts.reshape(num, size), total)
         moments: FloatArray = total.copy_to_host().reshape(classes.num_panels, 3, panels.DEGREE)

@@ -43,11 +43,11 @@ class CudaTrials:
             values = empty((size, capacity), np.float64)
             rest = empty((size, capacity if plan.jackknife else 1), np.float64)
             losses, classes = empty(size, np.float64), empty((size, capacity), np.int64)
-            drawn = there, key, part.start, where, seen, ids, counts, values, rest
+            drawn = there, key, part.start, where, (seen, ids, counts, values, rest)
             launch_threads(kernels.run_trials, size, *drawn, losses, classes)
             unique, _, order, starts = equal_runs(classes.reshape(-1), n + 1)
             runs = unique, starts, order, values.reshape(-1)
-            launch_warps(kernels.add_moments, unique.shape[0], *runs, sums)
+            launch_warps(kernels.add_deviations, unique.shape[0], *runs, sums)
             found = losses.copy_to_host()
             change = found.mean() - mean
             mean += change * (size / part.stop)

@@ -7,25 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import (
-    empty,
-    first_found,
-    launch_threads,
-    launch_warps,
-    to_device,
-)
+from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import (
     CudaArrays,
     cast,
     contiguous,
     copied,
     filled,
+    first_not_finite,
+    first_outside,
     shaped_rows,
     take_rows,
 )
 from samplesoft._device.select import on_device, to_host
 from samplesoft._device.sort_ids_cuda import equal_runs
-from samplesoft.kernels.arrays import checks_cuda
 from samplesoft.kernels.losses import sampled_loss_cuda as kernels
 from samplesoft.losses.base import Batch, Cache, check_weights, total_weight
 from samplesoft.losses.draws import check_draw, check_label_count, no_draw, require_shapes
@@ -97,7 +92,7 @@ class CudaPasses:
         given = saved.slopes, ids, log_q, log_m, batch.targets.labels, counts, *treated
         launch_warps(kernels.softmax_rows, size, *given, self._loss.absolute, losses, hits)
         if self._loss.excludes_label:
-            pair = first_found(launch_threads, checks_cuda.find_outside, size, hits, 1)
+            pair = first_outside(hits, 0, 0)
             if pair is not None:
                 raise self._loss.contains_label(to_host(batch.targets.labels), pair)
         value, per_example = self._reduced(batch, losses, weights)
@@ -145,8 +140,7 @@ class CudaPasses:
             return empty(0, np.float64)
         if on_device(value) and tuple(value.shape) == (size,):
             counts = contiguous("label_log_count", value, np.float64)
-            search = launch_threads, checks_cuda.find_not_finite
-            if self._loss.facts.divides_by_kept or first_found(*search, size, counts) is None:
+            if self._loss.facts.divides_by_kept or first_not_finite(counts) is None:
                 return counts
         return to_device(
             check_label_count(to_host(value), _on_host(batch).targets, self._loss.facts)
@@ -195,9 +189,7 @@ def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
             "processor."
         )
     require_shapes(ids.shape, log_q.shape, batch)
-    bad_id = first_found(launch_threads, checks_cuda.find_outside, ids.size, ids.reshape(-1), n)
-    search = launch_threads, checks_cuda.find_not_finite
-    if bad_id is not None or first_found(*search, log_q.size, log_q.reshape(-1)) is not None:
+    if first_outside(ids, 0, n - 1) is not None or first_not_finite(log_q) is not None:
         check_draw(draw.to_host(), Targets(np.zeros(batch, np.int64)), batch, n)  # says what is
     return ids, log_q
 
@@ -206,7 +198,8 @@ def unit_rows(name: str, rows: Any, ids: Any = None) -> tuple[Any, Any]:
     """Divide rows (N, d) by their norms (N,), in place; `ids` is what they are called."""
     norms = empty(rows.shape[0], np.float64)
     launch_warps(kernels.divide_by_norms, rows.shape[0], rows, norms)
-    row = first_found(launch_threads, checks_cuda.find_not_positive, norms.shape[0], norms)
+    range_of = np.finfo(np.float64)
+    row = first_outside(norms, range_of.smallest_subnormal, range_of.max)
     if row is not None:
         named = row if ids is None else int(ids[row : row + 1].copy_to_host()[0])
         raise no_norm(name, float(norms[row : row + 1].copy_to_host()[0]), named)

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import empty, first_found, launch_threads, launch_warps, to_device
-from samplesoft._device.arrays_cuda import filled
+from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
+from samplesoft._device.arrays_cuda import cast, filled, first_not_finite, repeat_row
 from samplesoft._device.draws_cuda import in_parts, uniforms
 from samplesoft._device.sort_ids_cuda import last_of_each
 from samplesoft._jit import chunks
-from samplesoft.kernels.arrays import checks_cuda
-from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
 from samplesoft.kernels.math import product_cuda
 from samplesoft.kernels.samplers import softmax_draw_cuda
 from samplesoft.kernels.tree import leaf_cuda
@@ -41,8 +39,7 @@ class CudaSoftmax:
         """Return draws (B, m)."""
         u = uniforms(key, h.shape[0], m)
         ids, log_q = empty(u.shape, np.int64), empty(u.shape, np.float64)
-        for part in in_parts(self._room(m), h, exclude, u, ids, log_q):
-            self._draw(*part)
+        in_parts(self._draw, self._room(m), h, exclude, u, ids, log_q)
         return Draw(ids, log_q)
 
     def _draw(self, h: Any, exclude: Any, u: Any, ids: Any, log_q: Any) -> None:
@@ -57,8 +54,7 @@ class CudaSoftmax:
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
         log_q = empty(ids.shape, np.float64)
-        for part in in_parts(self._room(ids.shape[1]), h, ids, exclude, log_q):
-            self._read(*part)
+        in_parts(self._read, self._room(ids.shape[1]), h, ids, exclude, log_q)
         return log_q
 
     def _read(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
@@ -74,15 +70,13 @@ class CudaSoftmax:
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
         probs = empty((h.shape[0], self._num_classes), np.float64)
-        for part in in_parts(self._room(self._num_blocks), h, exclude, probs):
-            self._fill(*part)
+        in_parts(self._fill, self._room(self._num_blocks), h, exclude, probs)
         return probs
 
     def _fill(self, h: Any, exclude: Any, probs: Any) -> None:
         queries, masses, _, log_totals = self._first_pass(h, exclude)
-        blocks, log_q = empty(masses.shape, np.int64), empty(masses.shape, np.float64)
-        every = to_device(np.arange(self._num_blocks)[None])
-        launch_threads(arrays_cuda.repeat_row, blocks.size, every, blocks)
+        blocks = repeat_row(to_device(np.arange(self._num_blocks)[None]), h.shape[0])
+        log_q = empty(masses.shape, np.float64)
         launch_threads(softmax_draw_cuda.log_blocks, blocks.size, masses, log_totals, blocks, log_q)
         products, weights, exclusion = self._second_pass(queries, blocks, exclude)
         visited = products, log_q, exclusion, self._rules, weights, probs
@@ -103,8 +97,7 @@ class CudaSoftmax:
     def _first_pass(self, h: Any, exclude: Any) -> tuple[Any, Any, Any, Any]:
         """Return queries (B, d), masses (B, L), their running sums and the logarithms of all."""
         batch, size = h.shape[0], self._rules.leaf_size
-        queries = empty(h.shape, h.dtype)
-        launch_threads(softmax_draw_cuda.scale_rows, h.size, h, self._tau, queries)
+        queries = cast(h, h.dtype, self._tau)
         masses, shares = (empty((batch, self._num_blocks), np.float64) for _ in range(2))
         at_once = min(self._num_blocks, max(1, _LOGITS // (batch * size)))
         room = empty(batch * at_once * size, h.dtype)
@@ -118,7 +111,7 @@ class CudaSoftmax:
             launch_warps(softmax_draw_cuda.sum_blocks, num, *summed)
         log_totals = empty(batch, np.float64)
         launch_warps(softmax_draw_cuda.add_up_blocks, batch, masses, shares, log_totals)
-        row = first_found(launch_threads, checks_cuda.find_not_finite, batch, log_totals)
+        row = first_not_finite(log_totals)
         if row is not None:
             raise ValueError(
                 f"`h` must have logits within the range of {h.dtype}, got "

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import empty, first_found, launch_threads, to_device
-from samplesoft.kernels.arrays import elementwise_cuda as arrays_cuda
+from samplesoft._device.arrays_cuda import repeat_row
+from samplesoft.kernels.arrays.elementwise_cuda import exponentiate
 from samplesoft.kernels.samplers import static_cuda
 from samplesoft.samplers.base import Draw
 
@@ -33,11 +34,9 @@ class CudaStatic(ABC):
 
     def probs(self, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
-        every = empty((exclude.shape[0], self._num_classes), np.int64)
-        row = to_device(np.arange(self._num_classes)[None])
-        launch_threads(arrays_cuda.repeat_row, every.size, row, every)
+        every = repeat_row(to_device(np.arange(self._num_classes)[None]), exclude.shape[0])
         q = self.log_prob(every, exclude)
-        launch_threads(arrays_cuda.exponentiate, q.size, q.reshape(-1))
+        launch_threads(exponentiate, q.size, q.reshape(-1))
         return q
 
     def _require_left(self, exclude: Any) -> None:  # noqa: B027
@@ -77,7 +76,7 @@ class CudaWeighted(CudaStatic):
         else:
             log_left = sampler._log_left(every)
             tables = sampler._table, sampler._others[0]
-        self._tables = [to_device(array) for table in tables for array in table]
+        self._tables = tuple(tuple(map(to_device, table)) for table in tables)
         self._every_log_q, self._log_left = to_device(sampler._log_q(every)), to_device(log_left)
 
     def _require_left(self, exclude: Any) -> None:
@@ -92,7 +91,7 @@ class CudaWeighted(CudaStatic):
             )
 
     def _draw(self, key: np.uint64, exclude: Any, ids: Any) -> None:
-        drawn = key, *self._tables, self._top, exclude, ids
+        drawn = key, self._tables, self._top, exclude, ids
         launch_threads(static_cuda.alias_rows, ids.size, *drawn)
 
     def _log_q(self, ids: Any, exclude: Any) -> Any:

@@ -21,26 +21,10 @@ from samplesoft._cuda import (
 
 
 @kernel
-def find_not_finite(values: Any, found: Any) -> None:
-    """Look for NaN and infinity in `values` (N,), a thread for each number."""
+def find_outside(values: Any, least: Any, most: Any, found: Any) -> None:
+    """Look for numbers (N,) that are not in [least, most], such as NaN, a thread for each."""
     i = thread_index()
-    if i < values.shape[0] and (math.isnan(values[i]) or math.isinf(values[i])):
-        cuda.atomic.min(found, 0, i)
-
-
-@kernel
-def find_not_positive(values: Any, found: Any) -> None:
-    """Look for what is not finite and greater than 0 in `values` (N,), a thread for each number."""
-    i = thread_index()
-    if i < values.shape[0] and not 0.0 < values[i] < math.inf:
-        cuda.atomic.min(found, 0, i)
-
-
-@kernel
-def find_outside(values: Any, stop: int, found: Any) -> None:
-    """Look for numbers outside ``range(stop)`` in `values` (N,), a thread for each."""
-    i = thread_index()
-    if i < values.shape[0] and not 0 <= values[i] < stop:
+    if i < values.shape[0] and not least <= values[i] <= most:
         cuda.atomic.min(found, 0, i)
 
 

@@ -118,11 +118,3 @@ def write_inverse(ids: Any, order: Any, places: Any, inverse: Any) -> None:
     if i < ids.shape[0]:
         is_first = i == 0 or ids[i - 1] != ids[i]
         inverse[order[i]] = places[i] if is_first else places[i] - 1
-
-
-@kernel
-def put(ids: Any, start: int, out: Any) -> None:
-    """Write ids (k,) into `out` from a place on."""
-    i = thread_index()
-    if i < ids.shape[0]:
-        out[start + i] = ids[i]

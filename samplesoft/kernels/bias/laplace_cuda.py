@@ -62,7 +62,7 @@ def atom_integrals(
 
 
 @kernel
-def add_moments(classes: Any, parts: Any) -> None:
+def add_class_moments(classes: Any, parts: Any) -> None:
     """Add moments of the classes to `parts` (threads, panels, 3, DEGREE), a thread for a part."""
     thread = thread_index()
     if thread >= parts.shape[0]:

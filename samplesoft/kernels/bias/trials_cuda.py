@@ -65,26 +65,16 @@ _jackknife_trial = for_device(trials.jackknife_trial)
 
 @kernel
 def run_trials(
-    plan: Any,
-    key: Any,
-    first: int,
-    center: Any,
-    seen: Any,
-    ids: Any,
-    counts: Any,
-    values: Any,
-    rest: Any,
-    losses: Any,
-    classes: Any,
+    plan: Any, key: Any, first: int, center: Any, room: Any, losses: Any, classes: Any
 ) -> None:
     """Run trials from number `first` on, a thread for each of T, whose arrays lie on the device.
 
     `center` (n,) is what p' is compared with. `seen` (T, 2, places) holds zeros before and after;
-    places are a power of two above the classes of a trial. `ids`, `counts`, `values` and `rest` (T,
-    capacity) are room to work in. Written are the sampled minus the full loss (T,), and for each of
-    `classes` (T, capacity), n where there is none, p' minus the center in `values`.
+    places are a power of two above the classes of a trial. `room` is that, with `ids`, `counts`,
+    `values` and `rest` (T, capacity). Written are the sampled minus the full loss (T,), and for
+    each of `classes` (T, capacity), n where there is none, p' minus the center in `values`.
     """
-    t = thread_index()
+    t, (seen, ids, counts, values, rest) = thread_index(), room
     if t >= losses.shape[0]:
         return
     size = _draw_trial(plan, key, first + t, seen[t], ids[t], counts[t])
@@ -103,7 +93,7 @@ def run_trials(
 
 
 @kernel
-def add_moments(unique: Any, starts: Any, order: Any, deviations: Any, sums: Any) -> None:
+def add_deviations(unique: Any, starts: Any, order: Any, deviations: Any, sums: Any) -> None:
     """Add to `sums` (n, 3) the sum, the sum of squares and the number of deviations of a class.
 
     ``order[starts[i]:starts[i + 1]]`` are their places for class ``unique[i]``, n for none; a

@@ -43,11 +43,3 @@ def find_not_rising(ids: Any, stop: int, found: Any) -> None:
         before = ids[i - 1] if i > 0 else -1
         if not before < ids[i] < stop:
             cuda.atomic.min(found, 0, i)
-
-
-@kernel
-def find_beyond(values: Any, limit: float, found: Any) -> None:
-    """Look for numbers (N,) that are NaN or greater than `limit` in absolute value."""
-    i = thread_index()
-    if i < values.shape[0] and not abs(values[i]) <= limit:
-        cuda.atomic.min(found, 0, i)

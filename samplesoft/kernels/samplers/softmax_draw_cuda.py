@@ -7,7 +7,6 @@ from typing import Any
 
 from samplesoft._cuda import (
     WARP_SIZE,
-    device_function,
     kernel,
     lane,
     thread_index,
@@ -16,15 +15,7 @@ from samplesoft._cuda import (
     warp_sum,
     warp_sync,
 )
-
-
-@kernel
-def scale_rows(rows: Any, factor: Any, out: Any) -> None:
-    """Write the rows (N, d) times a factor, a thread for each number."""
-    place, width = thread_index(), rows.shape[1]
-    i, f = place // width, place % width
-    if i < rows.shape[0]:
-        out[i, f] = rows[i, f] * factor
+from samplesoft.kernels.arrays.search_cuda import first_above
 
 
 @kernel
@@ -86,19 +77,6 @@ def add_up_blocks(masses: Any, shares: Any, log_totals: Any) -> None:
     warp_sync()
     if lane() == 0:
         log_totals[b] = greatest + math.log(shares[b, num - 1])
-
-
-@device_function
-def first_above(row: Any, target: float, or_equal: bool) -> int:
-    """Return the first place of rising numbers that is above `target`, or at it."""
-    low, high = 0, row.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if row[middle] > target or (or_equal and row[middle] == target):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 @kernel

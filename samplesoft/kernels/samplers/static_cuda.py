@@ -15,16 +15,7 @@ alias_draw = for_device(alias_tables.alias_draw)
 
 
 @kernel
-def alias_rows(
-    key: Any,
-    thresholds: Any,
-    alias: Any,
-    other_thresholds: Any,
-    other_alias: Any,
-    top: int,
-    exclude: Any,
-    ids: Any,
-) -> None:
+def alias_rows(key: Any, tables: Any, top: int, exclude: Any, ids: Any) -> None:
     """Write draws with replacement into `ids` (B, m), a thread for each.
 
     From the first table, or the second one where class `top` is excluded, as `static.alias_rows`.
@@ -38,9 +29,9 @@ def alias_rows(
     while drawn == exclude[b]:
         word = np.uint64(mix64(row, np.uint64(k)))
         if exclude[b] == top:
-            drawn = alias_draw(word, other_thresholds, other_alias)
+            drawn = alias_draw(word, *tables[1])
         else:
-            drawn = alias_draw(word, thresholds, alias)
+            drawn = alias_draw(word, *tables[0])
         k += num
     ids[b, place % num] = drawn
 

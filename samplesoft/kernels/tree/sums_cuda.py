@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from samplesoft._cuda import (
-    WARP_SIZE,
-    cuda,
-    device_function,
-    kernel,
-    lane,
-    thread_index,
-    warp_index,
-)
+from samplesoft._cuda import WARP_SIZE, cuda, kernel, lane, thread_index, warp_index
+from samplesoft.kernels.arrays.search_cuda import first_above
 
 
 @kernel
@@ -65,22 +58,14 @@ def sum_columns(rows: Any, sums: Any) -> None:
 
 @kernel
 def grow(
-    added: Any,
-    taken: Any,
-    sizes: Any,
-    total: Any,
-    limits: Any,
-    largest: float,
-    new_total: Any,
-    new_limits: Any,
-    found: Any,
+    added: Any, taken: Any, sizes: Any, before: Any, largest: float, after: Any, found: Any
 ) -> None:
-    """Add what `sum_columns` wrote to a total (F,) and to limits (F,) of all nodes.
+    """Add what `sum_columns` wrote to a total (F,) and to limits (F,) of all nodes, a pair.
 
     Adds sums of `added` and subtracts those of `taken`; sums of absolute values are of `sizes`.
     Looks for a limit that is not below `largest`, as the kernels of `checks_cuda` do.
     """
-    f = thread_index()
+    f, (total, limits), (new_total, new_limits) = thread_index(), before, after
     if f >= total.shape[0]:
         return
     value, limit = total[f], limits[f]
@@ -105,19 +90,6 @@ def level_to_differences(nodes: Any, half: int) -> None:
         nodes[low, f], nodes[low + half, f] = left + right, left - right
 
 
-@device_function
-def first_from(leaves: Any, wanted: int) -> int:
-    """Return the place of the first of the rising `leaves` that is at least `wanted`."""
-    low, high = 0, leaves.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if leaves[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @kernel
 def add_level(nodes: Any, leaves: Any, change: Any, half: int) -> None:
     """Add changes of sums over `half` leaves to the differences of the nodes above them.
@@ -135,7 +107,7 @@ def add_level(nodes: Any, leaves: Any, change: Any, half: int) -> None:
     middle = low + half
     if middle >= nodes.shape[0]:
         return
-    other = first_from(leaves, middle)
+    other = first_above(leaves, middle, True)
     pair = i < other < leaves.shape[0] and leaves[other] < low + 2 * half
     for f in range(lane(), nodes.shape[1], WARP_SIZE):
         here = change[i, f]

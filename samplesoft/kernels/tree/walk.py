@@ -174,12 +174,7 @@ def multiply_top(phi: Real, nodes: Real, levels: int, known: FloatArray) -> None
 
 @njit
 def walk(
-    phi: Real,
-    nodes: Real,
-    known: FloatArray,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    draws: Draws,
+    phi: Real, nodes: Real, known: FloatArray, exclusion: Exclusion, rules: TreeRules, draws: Draws
 ) -> None:
     """Send the uniforms (B, m) of each example down the tree, level by level.
 

@@ -112,13 +112,7 @@ def start_at_root(phi: Any, nodes: Any, mass: Any, log_reach: Any, factor: Any) 
 
 @kernel
 def reach_next_level(
-    phi: Any,
-    nodes: Any,
-    half: int,
-    rules: TreeRules,
-    mass: Any,
-    log_reach: Any,
-    factor: Any,
+    phi: Any, nodes: Any, half: int, rules: TreeRules, mass: Any, log_reach: Any, factor: Any
 ) -> None:
     """Descend from all nodes over ``2 * half`` leaves to their halves, a warp for each.
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import as_device_array, first_found, launch_threads, to_device
-from samplesoft._device.arrays_cuda import contiguous, filled
+from samplesoft._device.arrays_cuda import contiguous, filled, first_outside
 from samplesoft._device.select import on_device
-from samplesoft.kernels.models.optimizer_rows_cuda import find_beyond, find_not_rising, step_kernel
+from samplesoft.kernels.models.optimizer_rows_cuda import find_not_rising, step_kernel
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.optimizers.updates import (
     Update,
@@ -43,10 +43,10 @@ class CudaSteps:
         given = _there(name, given, parameter.dtype)
         if tuple(given.shape) != shape:
             raise wrong_shape(name, tuple(given.shape), shape, tuple(parameter.shape), ids)
-        flat, limit = given.reshape(-1), greatest(parameter.dtype, squares)
-        place = first_found(launch_threads, find_beyond, given.size, flat, limit)
+        limit = greatest(parameter.dtype, squares)
+        place = first_outside(given, -limit, limit)
         if place is not None:
-            worst = flat[place : place + 1].copy_to_host()[0]
+            worst = given.reshape(-1)[place : place + 1].copy_to_host()[0]
             raise too_large(name, worst, limit, parameter.dtype)
         width = given.size // (1 if ids is None else max(1, ids.shape[0]))
         return Update(name, parameter, ids, given.reshape(-1, width) if width else given)

@@ -12,12 +12,7 @@ from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.tree.leaf import (
-    add_log_in_leaf,
-    pick,
-    probs_in_leaves,
-    remaining_in_leaf,
-)
+from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
 from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
 from samplesoft.kernels.tree.sums import sum_changes, sum_runs
 from samplesoft.kernels.tree.walk import (
@@ -73,11 +68,7 @@ class HostTree:
     Features = HostFeatures
 
     def __init__(
-        self,
-        rows: Rows,
-        features: HostFeatures | None,
-        shape: TreeShape,
-        progress: bool = False,
+        self, rows: Rows, features: HostFeatures | None, shape: TreeShape, progress: bool = False
     ) -> None:
         self._shape = shape
         self._features = features or _identity

@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import (
-    as_device_array,
-    empty,
-    launch_threads,
-    launch_warps,
-    to_device,
-)
+from samplesoft._cuda import as_device_array, empty, launch_threads, launch_warps, to_device
 from samplesoft._device.arrays_cuda import copied, filled, repeat_row
 from samplesoft._device.draws_cuda import in_parts, uniforms
 from samplesoft._device.select import on_device
@@ -113,8 +107,7 @@ class CudaTree:
         """Return draws (B, m)."""
         u = uniforms(key, h.shape[0], m)
         ids, log_q = empty(u.shape, np.int64), empty(u.shape, np.float64)
-        for part in in_parts(self._room(m), h, exclude, u, ids, log_q):
-            self._draw(*part)
+        in_parts(self._draw, self._room(m), h, exclude, u, ids, log_q)
         return Draw(ids, log_q)
 
     def _draw(self, h: Any, exclude: Any, u: Any, ids: Any, log_q: Any) -> None:
@@ -129,8 +122,7 @@ class CudaTree:
     def log_prob(self, h: Any, ids: Any, exclude: Any) -> Any:
         """Return log-probabilities (B, k)."""
         log_q = empty(ids.shape, np.float64)
-        for part in in_parts(self._room(ids.shape[1]), h, ids, exclude, log_q):
-            self._read(*part)
+        in_parts(self._read, self._room(ids.shape[1]), h, ids, exclude, log_q)
         return log_q
 
     def _read(self, h: Any, ids: Any, exclude: Any, log_q: Any) -> None:
@@ -146,8 +138,7 @@ class CudaTree:
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return probabilities (B, n)."""
         probs = empty((h.shape[0], self._shape.num_classes), np.float64)
-        for part in in_parts(self._room(self._shape.num_leaves), h, exclude, probs):
-            self._fill(*part)
+        in_parts(self._fill, self._room(self._shape.num_leaves), h, exclude, probs)
         return probs
 
     def _fill(self, h: Any, exclude: Any, probs: Any) -> None:

@@ -66,15 +66,15 @@ class CudaTreeSums:
     def _grown(self, added: Any, taken: Any, sizes: Any, dtype: Any) -> tuple[Any, Any]:
         """Return the total and the limits to the size of any node, with changes added."""
         num = self._total.shape[0]
-        total, limits = empty(num, np.float64), empty(num, np.float64)
-        before = self._total, self._limits, float(np.finfo(dtype).max)
-        grown = added, taken, sizes, *before, total, limits
+        before = self._total, self._limits
+        after = empty(num, np.float64), empty(num, np.float64)
+        grown = added, taken, sizes, before, float(np.finfo(dtype).max), after
         if first_found(launch_threads, kernels.grow, num, *grown) is not None:
             raise ValueError(
                 "`class_embeddings`, through `transform`, must give features with sums that are "
                 f"finite in {dtype}, got infinity or NaN; scale the vectors down, or use float64."
             )
-        return total, limits
+        return after
 
 
 def room_for_sums(rows: Any, num: int = 1) -> Any:
