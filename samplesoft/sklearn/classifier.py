@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from samplesoft._progress import progress_bar
+from samplesoft._progress import progress_bar, progress_line
 from samplesoft._validation import FloatArray
 from samplesoft.sklearn import files
 from samplesoft.sklearn.example_weights import class_counts, example_weights, labelled_rows
@@ -82,7 +82,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         number of threads, for sparse inputs and sampled losses; products of dense matrices are
         as reproducible as the BLAS library is.
     verbose : bool
-        Show a progress bar on stderr, if that is a terminal.
+        Show progress on stderr: a bar if that is a terminal, else a line for each round.
 
     Attributes
     ----------
@@ -219,6 +219,9 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
                 self.loss_curve_.append(loss)
                 bar.update()
                 bar.set_postfix(loss=f"{loss:.4f}")
+                progress_line(
+                    bool(self.verbose), f"round {self.n_iter_} of {len(rounds)}: loss {loss:.4f}"
+                )
                 if not len(held_out):
                     continue
                 score = learner.precision_at_1(X[held_out], codes[held_out])

@@ -520,3 +520,12 @@ def test_fitting_on_a_thread_of_its_own():
     thread.start()
     thread.join()
     assert same(found[0], make(max_iter=2).fit(X, y))
+
+
+def test_progress_comes_line_by_line_where_stderr_is_no_terminal(capfd):
+    X, y = np.eye(4), np.arange(4)
+    SampledSoftmaxClassifier(max_iter=3, loss="full", verbose=True, random_state=0).fit(X, y)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"round {k} of 3" for k in (1, 2, 3)]
+    SampledSoftmaxClassifier(max_iter=3, loss="full", random_state=0).fit(X, y)
+    assert capfd.readouterr().err == ""
