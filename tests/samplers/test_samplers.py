@@ -123,7 +123,7 @@ def is_told_apart(q, wrong):
 
 
 def test_a_flat_and_a_steep_proposal_are_told_apart_from_sharper_ones():
-    for q, wanted in ((np.full(150, 1 / 150), False), (np.arange(1.0, 151.0) ** 8, True)):
+    for q, wanted in ((np.full(150, 1 / 150), False), (np.r_[149.0, np.ones(149)], True)):
         q = q / q.sum()
         assert is_told_apart(q, q**1.05 / (q**1.05).sum()) == wanted
 
