@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplesoft.samplers import static
+from samplesoft.samplers import static, without_replacement
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
 
@@ -225,6 +225,16 @@ def test_inclusion_probabilities_are_those_of_the_number_asked_for(name):
         assert pi.sum() == pytest.approx(m, rel=1e-11)
         draw = sampler.sample(None, m, rng=m)
         np.testing.assert_allclose(np.exp(draw.log_inclusion[0]), pi[draw.ids[0]], rtol=1e-12)
+
+
+def test_nodes_in_place_of_many_like_classes_leave_inclusion_as_it_is(monkeypatch):
+    log_weights = np.concatenate([np.linspace(0.0, 0.2, 60), np.linspace(-3.2, -3.0, 40), [-9.0]])
+    found = []
+    for crowd in (without_replacement._CROWD, 10**9):  # with nodes, and with single classes alone
+        monkeypatch.setattr(without_replacement, "_CROWD", crowd)
+        sampler = WeightedSampler(np.exp(log_weights), replace=False)
+        found.append([sampler.inclusion_probs(m) for m in (1, 10, 90)])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
 
 
 @settings(max_examples=40)
