@@ -206,7 +206,11 @@ class SampledSoftmaxLoss(SampledLoss):
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)
         self.device = as_device(device)
-        self._passes: Any = twin(device, "samplesoft.losses.sampled:Passes")(self)
+
+    @property
+    def _passes(self) -> Any:
+        """The passes on the device; not kept, for those of a copy must read the copy's options."""
+        return twin(self.device, "samplesoft.losses.sampled:Passes")(self)
 
     def check_batch(
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None

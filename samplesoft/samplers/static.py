@@ -115,6 +115,11 @@ class StaticSampler(Sampler):
             self._last_inclusion = last = m, self._make_inclusion(m)
         return last[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made from: without the engine, which draws as this one is set."""
+        state = super().__getstate__()
+        return {key: value for key, value in state.items() if key != "_engine"}
+
     @cached_property
     def _engine(self) -> HostWeighted:
         """What draws and computes on the sampler's device."""

@@ -1,5 +1,7 @@
 """One suite for every registered loss: values, gradients, options, extremes, errors."""
 
+import copy
+
 import numpy as np
 import pytest
 from loss_cases import (
@@ -286,3 +288,14 @@ def test_several_labels_are_the_weighted_mean_of_one(name, shared):
     np.testing.assert_allclose(one.dh, sums, rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(dense(one.dW, 9), dense(other.dW, 9), rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(dense(one.db, 9), dense(other.db, 9), rtol=1e-11, atol=1e-14)
+
+
+def test_a_copy_of_a_loss_computes_with_what_it_is_set_to(name):
+    loss = make_loss(name)
+    case = make_case(loss)
+    changed = copy.copy(loss)
+    changed.tau = 7.0
+    for one, same in ((changed, make_loss(name, tau=7.0)), (loss, make_loss(name))):
+        (got, cache), (wanted, other) = case.forward(one), case.forward(same)
+        assert got == wanted
+        np.testing.assert_array_equal(one.backward(cache).dh, same.backward(other).dh)
