@@ -276,9 +276,9 @@ class Sampler(ABC):
             )
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(np.asarray(h))
-            if contexts.ndim != 2 or contexts.dtype.kind != "f" or len(contexts) == 0:
+            if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
                 raise ValueError(
-                    "`h` must hold context vectors of shape (B, d), or be None, got "
+                    "`h` must hold context vectors of shape (B, d), B > 0, or be None, got "
                     f"{contexts.dtype} of shape {np.shape(h)}; labels go to `exclude`."
                 )
             return contexts

@@ -137,10 +137,13 @@ class DenseSampler(Sampler):
         weights[rows, exclude[rows]] = 0.0
         largest = weights.max(axis=1, keepdims=True)
         if not largest.all():
+            context = int(np.argmin(largest))
+            remedy = "; give a class a weight greater than 0"
+            if np.broadcast_to(given, weights.shape)[context].any():
+                remedy = f" beside its excluded class{remedy}, or leave `exclude` out"
             raise ValueError(
                 "`weights` must leave each context a class to draw, got only 0 for context "
-                f"{int(np.argmin(largest))} beside its excluded class; give another class a "
-                "weight greater than 0, or leave `exclude` out."
+                f"{context}{remedy}."
             )
         weights /= largest  # so that no sum overflows
         weights /= weights.sum(axis=1, keepdims=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isclose
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,8 @@ class MixtureSampler(Sampler):
                     "samplesoft.samplers has some."
                 )
             require_cpu(f"`{name}` of a mixture", sampler.device)
+            if not getattr(sampler, "replace", True):
+                raise _draws_distinct(name, sampler)
         if first.num_classes != second.num_classes:
             raise ValueError(
                 "`first` and `second` must have the same number of classes, got "
@@ -81,9 +84,15 @@ class MixtureSampler(Sampler):
             raise ValueError(
                 f"`weight` must be less than 1, got {weight}; use `first` without a mixture."
             )
+        taus = [sampler.tau for sampler in (first, second) if sampler.tau is not None]
+        if len(taus) > 1 and not isclose(*taus, rel_tol=1e-6):
+            raise ValueError(
+                f"`first` and `second` must have the same tau, got {taus[0]} and {taus[1]}; make "
+                "both with that of the loss."
+            )
         super().__init__(first.num_classes, max(dims, default=None))
         self.first, self.second = first, second
-        self.tau = second.tau if first.tau is None else first.tau
+        self.tau = taus[0] if taus else None
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
         """Let both samplers draw anew what serves many draws."""
@@ -110,13 +119,11 @@ class MixtureSampler(Sampler):
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
         ids = []
-        for sampler, own in zip((self.first, self.second), keys, strict=True):
+        both = ("first", self.first), ("second", self.second)
+        for (name, sampler), own in zip(both, keys, strict=True):
             draw = sampler._sample(sampler._check_contexts(h), m, exclude, own)
             if draw.log_inclusion is not None:
-                raise ValueError(
-                    "`first` and `second` must draw with replacement, got "
-                    f"{type(sampler).__name__} which does not; make it with replace=True."
-                )
+                raise _draws_distinct(name, sampler)
             ids.append(draw.ids)
         mixed = np.where(uniform_block(choice, len(h), m) < self.weight, *ids)
         return Draw(mixed, self._log_prob(h, mixed, exclude))
@@ -143,3 +150,10 @@ class MixtureSampler(Sampler):
                 one()
 
         return commit
+
+
+def _draws_distinct(name: str, sampler: Sampler) -> ValueError:
+    return ValueError(
+        f"`{name}` must draw with replacement, got a {type(sampler).__name__} that does not; make "
+        "it with replace=True."
+    )

@@ -101,6 +101,10 @@ def test_the_tau_of_a_mixture_is_that_of_the_part_that_has_one():
     assert MixtureSampler(blind, blind).tau is None
 
 
+def of_taus(*taus):
+    return tuple(SoftmaxSampler(VECTORS, tau=tau) for tau in taus)
+
+
 def test_mixtures_that_do_not_fit_are_refused():
     cases = [
         ((UniformSampler(3), UniformSampler(4)), ValueError, "the same number of classes, got 3"),
@@ -108,12 +112,16 @@ def test_mixtures_that_do_not_fit_are_refused():
         ((UniformSampler(3), "uniform"), TypeError, "`second` must be a Sampler, got str"),
         ((UniformSampler(3), UniformSampler(3), 1.0), ValueError, "`weight` must be less than 1"),
         ((UniformSampler(3), UniformSampler(3), 0.0), ValueError, "`weight` must be finite and gr"),
+        ((UniformSampler(3, replace=False), UniformSampler(3)), ValueError, "`first` must draw wi"),
+        (of_taus(2.0, 50.0), ValueError, "the same tau, got 2.0 and 50.0; make"),
+        ((MixtureSampler(*of_taus(2.0, 2.0)), of_taus(3.0)[0]), ValueError, "got 2.0 and 3.0"),
     ]
     for arguments, error, message in cases:
         with pytest.raises(error, match=message):
             MixtureSampler(*arguments)
-    sampler = MixtureSampler(UniformSampler(3), UniformSampler(3, replace=False))
-    with pytest.raises(ValueError, match="must draw with replacement, got UniformSampler"):
+    sampler = MixtureSampler(UniformSampler(3), UniformSampler(3))
+    sampler.second.replace = False
+    with pytest.raises(ValueError, match="`second` must draw with replacement, got a Uniform"):
         sampler.sample(None, 2)
 
 

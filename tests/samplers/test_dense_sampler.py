@@ -110,6 +110,13 @@ def test_the_only_class_with_a_weight_cannot_be_excluded():
         Fixed([0.0, 2.0]).sample(None, 1, exclude=[0, 1])
 
 
+def test_weights_of_nothing_but_0_are_not_put_down_to_exclude():
+    with pytest.raises(ValueError, match="only 0 for context 0; give a class a weight"):
+        Fixed([0.0, 0.0]).sample(None, 1)
+    with pytest.raises(ValueError, match="only 0 for context 1; give a class a weight"):
+        Fixed([[1.0, 1.0], [0.0, 0.0]]).sample(None, 1, exclude=[0, 1])
+
+
 def test_either_vectors_or_a_number_of_classes():
     for given, got in (({}, "neither"), ({"class_embeddings": [[1.0]], "num_classes": 1}, "both")):
         with pytest.raises(ValueError, match=f"must be given, got {got}"):

@@ -1,5 +1,7 @@
 """Mistakes that were found in samplers and corrected: each test failed before."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,18 @@ def test_whole_counts_stay_exact_after_any_observations():
     sums = sampler._tree._engine._sums
     assert sums.nodes[0, 0] * sampler._unit == sums.total[0] * sampler._unit
     assert sums.total[0] * sampler._unit == sampler.counts.sum() == 49 + 11 + 2100
+
+
+def test_a_copy_of_a_sampler_draws_as_it_is_set_to():
+    sampler = UniformSampler(3)
+    sampler.sample(None, 9)
+    distinct = copy.copy(sampler)
+    distinct.replace = False
+    assert sorted(distinct.sample(None, 3, rng=0).ids[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("empty", [[], np.empty((0, 2))])
+@pytest.mark.parametrize("make", [lambda: UniformSampler(4), lambda: SoftmaxSampler(np.eye(2))])
+def test_a_batch_without_contexts_is_refused(make, empty):
+    with pytest.raises(ValueError, match=r"`h` must .* got .*shape \(0,"):
+        make().sample(empty, 3)
