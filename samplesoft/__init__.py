@@ -50,7 +50,6 @@ _MODULES = (
     "models",
     "samplers",
     "schemes",
-    "sklearn",
     "training",
     "verification",
 )
@@ -69,18 +68,23 @@ _NAMES = {  # by the module that defines them
     "verification.verify": ("verify",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-__all__ = ["__version__", *_HOMES, *_MODULES]
+__all__ = ["__version__", *_HOMES, *_MODULES]  # not sklearn, which stars and tools would import
 
 if not TYPE_CHECKING:  # type checkers would take any name for granted
 
     def __getattr__(name: str) -> Any:
-        """Load a name of `__all__` when it is first used (PEP 562)."""
+        """Load a name of `__all__`, or `sklearn`, when it is first used (PEP 562)."""
         if name == "__version__":
             value = _version()
         elif name in _HOMES:
             value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        elif name in __all__:
+        elif name in _MODULES:
             value = import_module(f"{__name__}.{name}")
+        elif name == "sklearn":
+            try:
+                value = import_module(f"{__name__}.sklearn")
+            except ImportError as error:
+                raise AttributeError(str(error)) from error
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value

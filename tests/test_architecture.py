@@ -199,7 +199,7 @@ for name in samplesoft.__all__:
 def test_public_modules_are_reached_from_the_package():
     found = {path.parts[0].removesuffix(".py") for path in MODULES}
     public = {name for name in found if not name.startswith("_")}
-    assert public - {"cli", "commands", "kernels"} <= set(samplesoft.__all__)
+    assert public - {"cli", "commands", "kernels", "sklearn"} <= set(samplesoft.__all__)
 
 
 def test_type_checkers_and_python_see_the_same_names():
@@ -213,12 +213,35 @@ def test_type_checkers_and_python_see_the_same_names():
         for alias in node.names
     }
     assert {name: home for name, home in seen.items() if home} == samplesoft._HOMES
-    assert {*seen, "__version__"} == set(samplesoft.__all__)
+    assert {*seen, "__version__"} == {*samplesoft.__all__, "sklearn"}
 
 
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'exact_bais'"):
         samplesoft.exact_bais  # noqa: B018
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_the_classifier_waits_until_it_is_named(absent):
+    """A star import keeps the name ``sklearn``, and nothing else fails without scikit-learn."""
+    code = f"""
+import inspect, pydoc, sys
+if {absent}:
+    sys.modules["sklearn"] = None
+sklearn = "mine"
+from samplesoft import *
+import samplesoft
+assert sklearn == "mine"
+inspect.getmembers(samplesoft)
+pydoc.render_doc(samplesoft)
+assert hasattr(samplesoft, "sklearn") is not {absent}
+for sentence in ("samplesoft.sklearn", "from samplesoft import sklearn"):
+    try:
+        exec(sentence)
+    except (AttributeError, ImportError) as error:
+        print(type(error).__name__, "pip install 'samplesoft[sklearn]'" in str(error))
+"""
+    assert run_python(code) == ("AttributeError True\nImportError True" if absent else "")
 
 
 def test_the_version_is_that_of_the_project_file():
