@@ -24,11 +24,13 @@ _LATEX = {
 _SPECIAL = re.compile("|".join(map(re.escape, _LATEX)))
 _SCIENTIFIC = re.compile(r"(-?\d(?:\.\d+)?)e([+-]\d+)")
 _NEGATIVE = re.compile(r"-\d[\d.,]*")
+_ENDS_CELL = re.compile(r"[\\|]")  # in Markdown, a bar, or a backslash that would unescape it
 
 
 def _cells(rows: Sequence[Any], columns: Sequence[Column]) -> list[list[str]]:
-    """Return the titles and, below them, the text of each row."""
-    return [[title for title, _ in columns], *([show(row) for _, show in columns] for row in rows)]
+    """Return the titles and, below them, the text of each row, without line breaks."""
+    texts = [[title for title, _ in columns], *([show(row) for _, show in columns] for row in rows)]
+    return [[" ".join(text.split()) for text in line] for line in texts]
 
 
 def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
@@ -43,7 +45,7 @@ def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
     | a    | 10 |
     | b    |  2 |
     """
-    cells = _cells(rows, columns)
+    cells = [[_ENDS_CELL.sub(r"\\\g<0>", text) for text in line] for line in _cells(rows, columns)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     lines = [
@@ -59,10 +61,13 @@ def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
 def latex_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
     """Return a LaTeX ``tabular`` that needs no package.
 
-    Text is escaped; numbers such as ``1.5e-06`` are written with powers of ten.
+    The first column is of text, which is escaped, the others of numbers, of which those such as
+    ``1.5e-06`` are written with powers of ten.
     """
-    titles, *lines = [[_latex(cell) for cell in line] for line in _cells(rows, columns)]
-    body = [f"{' & '.join(line)} \\\\" for line in (titles, *lines)]
+    titles, *lines = _cells(rows, columns)
+    cells = [[escape_latex(title) for title in titles]]
+    cells += [[escape_latex(first), *map(_number, others)] for first, *others in lines]
+    body = [f"{' & '.join(line)} \\\\" for line in cells]
     layout = "l" + "r" * (len(columns) - 1)
     return "\n".join(
         [rf"\begin{{tabular}}{{{layout}}}", r"\hline", body[0], r"\hline", *body[1:]]
@@ -75,7 +80,7 @@ def escape_latex(text: str) -> str:
     return _SPECIAL.sub(lambda found: _LATEX[found[0]], text)
 
 
-def _latex(cell: str) -> str:
+def _number(cell: str) -> str:
     number = _SCIENTIFIC.fullmatch(cell)
     if number:
         mantissa, exponent = number[1], int(number[2])

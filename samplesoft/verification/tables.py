@@ -40,7 +40,8 @@ def _sizes(report: VerificationReport) -> str:
 
 
 def _settings(report: VerificationReport) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in report.settings.items()) + "."
+    text = "; ".join(f"{name}: {value}" for name, value in report.settings.items())
+    return " ".join(text.split()) + "."
 
 
 def _blocks(report: VerificationReport) -> list[tuple[str, list[VerificationRow]]]:
@@ -77,7 +78,7 @@ def latex(report: VerificationReport) -> str:
     """Return a LaTeX ``table`` for each block, with what it shows as its caption."""
     lines = ["% samplesoft verify; needs no package", f"% {headline(report)}"]
     if report.settings:
-        lines.append("% " + " ".join(_settings(report).split()))
+        lines.append(f"% {_settings(report)}")
     for wrt, rows in _blocks(report):
         lines += [
             r"\begin{table}",

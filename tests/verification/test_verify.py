@@ -248,6 +248,18 @@ def test_forms(report, tmp_path):
         report.plot(tmp_path / "absent" / "figure.png")
 
 
+def test_names_keep_to_their_cell(report):
+    named = replace(report.rows[0], sampler="a|b\\|c\r\nd\n\ne")
+    text = replace(report, rows=(named, *report.rows[1:]), settings={"a": "b\nc"}).to_markdown()
+    plain = report.to_markdown().splitlines()
+    lines = text.splitlines()
+    assert len([line for line in lines if line.startswith("|")]) == len(
+        [line for line in plain if line.startswith("|")]
+    )
+    assert r"| a\|b\\\|c d e | " in text
+    assert "a: b c." in lines
+
+
 def test_latex(report):
     named = replace(report.rows[0], sampler="50% of a_b & {c} \\d")
     text = replace(report, rows=(named, *report.rows[1:]), settings={"a": "b\nc"}).to_latex()
@@ -369,13 +381,16 @@ def test_cells_of_a_latex_table():
         "-": "--",
         "a_b <= {c}": r"a\_b $\le$ \{c\}",
     }
-    table = latex_table(list(shown), [("name", lambda cell: "x"), ("n", lambda cell: cell)])
+    names = {"x": "x", "1e-05": "1e-05", "-": "-", "-3": "-3", "a\n\nb": "a b", "|": "$|$"}
+    pairs = list(zip(names, shown, strict=True))
+    columns = [("name", lambda pair: pair[0]), ("n", lambda pair: pair[1])]
+    table = latex_table(pairs, columns)
     assert table.splitlines() == [
         r"\begin{tabular}{lr}",
         r"\hline",
         r"name & n \\",
         r"\hline",
-        *(rf"x & {cell} \\" for cell in shown.values()),
+        *(rf"{names[name]} & {shown[cell]} \\" for name, cell in pairs),
         r"\hline",
         r"\end{tabular}",
     ]
