@@ -87,6 +87,11 @@ def probs_of(q: Any, h: ArrayLike | None, name: str = "q") -> Any:
     """
     if not hasattr(q, "probs"):
         return to_host(q)
+    if isinstance(q, type) or not callable(q.probs):
+        got = f"a {type(q).__name__} whose probs is of type {type(q.probs).__name__}; pass those"
+        if isinstance(q, type):
+            got = f"the class {q.__name__}; make one, as in {q.__name__}(...)"
+        raise TypeError(f"`{name}` must hold probabilities or be a sampler, got {got}.")
     if h is None and getattr(q, "dim", None) is not None:
         raise TypeError(
             f"`h` must hold context vectors of shape (B, {q.dim}) where `{name}` is a sampler "

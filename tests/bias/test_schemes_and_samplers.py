@@ -1,6 +1,7 @@
 """A scheme of one's own, samplers in place of q, and losses whose bias is that of a scheme."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import naive
 import numpy as np
@@ -123,3 +124,17 @@ def test_a_loss_has_the_bias_of_its_scheme(name):
     full = np.log(np.exp(scores).sum()) - scores[label]
     exact = samplesoft.exact_bias(scores, label, Q, m, scheme=loss.bias_scheme)
     assert value - full == pytest.approx(exact.loss_bias, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        (UniformSampler, r"got the class UniformSampler; make one, as in UniformSampler\("),
+        (SimpleNamespace(probs=Q), "got a SimpleNamespace whose probs is of type ndarray; pass"),
+    ],
+)
+def test_what_only_looks_like_a_sampler_is_named(q, message):
+    with pytest.raises(TypeError, match=f"`q` must hold probabilities or be a sampler, {message}"):
+        samplesoft.exact_bias(LOGITS, 2, q, 5)
+    with pytest.raises(TypeError, match=message):
+        samplesoft.verify(LOGITS, 2, {"mine": q}, (5,), rng=0)
