@@ -117,8 +117,7 @@ class StaticSampler(Sampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made from: without the engine, which draws as this one is set."""
-        state = super().__getstate__()
-        return {key: value for key, value in state.items() if key != "_engine"}
+        return {k: value for k, value in super().__getstate__().items() if k != "_engine"}
 
     @cached_property
     def _engine(self) -> HostWeighted:
