@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from samplesoft._validation import as_choice
+from samplesoft._validation import as_choice, as_count
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
@@ -52,8 +52,8 @@ class Scheme:
 
     Raises
     ------
-    ValueError
-        If `base` or `hits` is none of those.
+    TypeError, ValueError
+        If a fact is malformed, or no code computes what two facts together say.
 
     Examples
     --------
@@ -76,6 +76,29 @@ class Scheme:
     def __post_init__(self) -> None:
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
+        as_count("least_draws", self.least_draws)
+        if self.corrects_label and self.excludes_label:
+            raise ValueError(
+                "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
+                "of draws of the label is then 0; take hits='masked'."
+            )
+        if self.jackknife and self.independent:
+            raise ValueError(
+                "`jackknife` must be False where `independent` is True, for it leaves out one of m "
+                "draws, got both; set one of them."
+            )
+        if self.jackknife and self.least_draws < 2:
+            raise ValueError(
+                "`least_draws` must be at least 2 where `jackknife` is True, for one draw cannot "
+                f"be left out of {self.least_draws}."
+            )
+        of_negatives = self.base == "plain" and self.excludes_label and self.corrects_draws
+        if self.has_bounds and (not of_negatives or self.jackknife or self.independent):
+            raise ValueError(
+                "`has_bounds` must be False, for the bounds are proved for base='plain', "
+                "hits='absent' and corrected draws with replacement, without the jackknife, got "
+                f"{self}."
+            )
 
     @property
     def label_in_sum(self) -> bool:
@@ -119,21 +142,25 @@ class Scheme:
 
     @property
     def has_exact_bias(self) -> bool:
-        """Whether `samplesoft.exact_bias` covers it.
+        """Whether `samplesoft.exact_bias` covers it."""
+        return not self.why_no_exact_bias
 
-        That needs corrected draws and an S that no outcome makes 0. A base mass in full beside
-        draws of the label that count too is left out: with the label in it twice, S does not
-        tend to the partition function.
-        """
+    @property
+    def why_no_exact_bias(self) -> str:
+        """The fact that `samplesoft.exact_bias` does not cover, or an empty string."""
         if not self.corrects_draws:
-            return False
-        if self.jackknife or self.independent:
-            return self.base == "plain" and self.excludes_label
-        if self.base == "plain":
-            return not self.draws_label
-        if self.base == "corrected":
-            return self.hits in ("masked", "kept")
-        return self.draws_label
+            return "corrects_draws=False, with which S does not estimate the partition function"
+        got = f"base={self.base!r} with hits={self.hits!r}"
+        for name in ("jackknife", "independent"):
+            if getattr(self, name) and not (self.base == "plain" and self.excludes_label):
+                return f"{name}=True where it is not base='plain' with hits='absent' but {got}"
+        if self.base == "plain" and self.draws_label:
+            return f"{got}, which has the label in S twice"
+        if self.base == "corrected" and self.divides_by_kept:
+            return f"{got}: the label is divided by m and the draws by K"
+        if self.base == "none" and not self.draws_label:
+            return f"{got}, which never has the label in S"
+        return ""
 
     def without_correction(self) -> Scheme:
         """Return the same with draws that weigh ``e_j``, however they were drawn."""
@@ -186,7 +213,6 @@ SCHEMES: dict[str, Scheme] = {
         ),
     )
 }
-EXACT_SCHEMES = tuple(name for name, scheme in SCHEMES.items() if scheme.has_exact_bias)
 
 
 def select(*names: str) -> dict[str, Scheme]:
@@ -194,11 +220,23 @@ def select(*names: str) -> dict[str, Scheme]:
     return {name: SCHEMES[name] for name in names}
 
 
-def as_scheme(value: Any, choices: Iterable[str] = EXACT_SCHEMES) -> Scheme:
+def exact_schemes() -> tuple[str, ...]:
+    """Return the names in `SCHEMES` of those with an exact bias, as they are now."""
+    return tuple(name for name, scheme in SCHEMES.items() if scheme.has_exact_bias)
+
+
+def as_scheme(value: Any, choices: Iterable[str] | None = None) -> Scheme:
     """Return the scheme of a name out of `choices`; one of the caller's own is taken as it is.
 
-    A `Scheme` of the caller's own must have an exact bias.
+    The choices are by default all with an exact bias, which a `Scheme` of the caller's own must
+    have.
     """
-    if isinstance(value, Scheme) and value.has_exact_bias:
-        return value
-    return SCHEMES[as_choice("scheme", value, choices)]
+    if not isinstance(value, Scheme):
+        names = exact_schemes() if choices is None else choices
+        return SCHEMES[as_choice("scheme", value, names)]
+    if value.why_no_exact_bias:
+        raise ValueError(
+            f"`scheme` must have an exact bias, got {value.name!r}, which has "
+            f"{value.why_no_exact_bias}; take other facts, or one of {', '.join(exact_schemes())}."
+        )
+    return value

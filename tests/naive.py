@@ -55,7 +55,13 @@ def _spec(logits, label, q, m, scheme):
         return p[label], qn, [ratio(e, x) / m for e, x in zip(p, qn, strict=True)]
     q = _normalise(q)
     w = [ratio(e, x) / m for e, x in zip(p, q, strict=True)]
-    base = {"importance": mpf(0), "masked": p[label]}.get(scheme, w[label])
+    corrected = w[label]
+    base = {
+        "importance": mpf(0),
+        "masked": p[label],
+        "candidate": corrected,
+        "candidate_masked": corrected,
+    }[scheme]
     if scheme in ("masked", "candidate_masked"):
         w[label] = mpf(0)
     return base, q, w

@@ -2,7 +2,9 @@
 
 import pytest
 
-from samplesoft.schemes import EXACT_SCHEMES, SCHEMES, Scheme, as_scheme
+from samplesoft.bias.exact import exact_bias
+from samplesoft.cli import main
+from samplesoft.schemes import SCHEMES, Scheme, as_scheme, exact_schemes
 
 
 def test_schemes_stand_under_their_names():
@@ -32,12 +34,60 @@ def test_as_scheme_takes_names_and_objects():
     assert as_scheme("reject") is SCHEMES["reject"]
     own = Scheme("own", "e_t + sum of e_j / (m qn_j)", "plain", "absent")
     assert as_scheme(own) is own
-    for wrong in ("kept", "nothing", None, 3, SCHEMES["kept"]):
+    for wrong in ("kept", "nothing", None, 3):
         with pytest.raises(ValueError, match="`scheme` must be one of negatives, masked"):
             as_scheme(wrong)
     with pytest.raises(ValueError, match="got 'reject'"):
         as_scheme("reject", ("negatives", "poisson"))
-    assert "kept" not in EXACT_SCHEMES
+    assert "kept" not in exact_schemes()
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"base": "plain", "hits": "kept"}, "hits='kept', which has the label in S twice"),
+        ({"base": "none", "hits": "masked"}, "hits='masked', which never has the label in S"),
+        ({"base": "corrected", "hits": "counted"}, "the label is divided by m and the draws by K"),
+        ({"base": "plain", "hits": "absent", "corrects_draws": False}, "has corrects_draws=False"),
+        (
+            {"base": "plain", "hits": "masked", "jackknife": True, "least_draws": 2},
+            "has jackknife=True where it is not base='plain' with hits='absent'",
+        ),
+        ({"base": "plain", "hits": "kept", "independent": True}, "has independent=True where"),
+    ],
+)
+def test_as_scheme_says_which_fact_has_no_exact_bias(facts, message):
+    own = Scheme("own", "", **facts)
+    assert not own.has_exact_bias
+    with pytest.raises(ValueError, match=f"got 'own', which.*{message}"):
+        as_scheme(own)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"jackknife": True, "independent": True, "least_draws": 2}, "`jackknife` must be False"),
+        ({"jackknife": True}, "`least_draws` must be at least 2 where"),
+        ({"least_draws": 0}, "`least_draws` must be at least 1"),
+        ({"has_bounds": True, "hits": "masked"}, "`has_bounds` must be False"),
+        ({"has_bounds": True, "corrects_draws": False}, "`has_bounds` must be False"),
+        ({"has_bounds": True, "jackknife": True, "least_draws": 2}, "`has_bounds` must be False"),
+        ({"has_bounds": True, "independent": True}, "`has_bounds` must be False"),
+        ({"base": "corrected"}, "`hits` must not be 'absent' where `base` is 'corrected'"),
+    ],
+)
+def test_facts_that_no_code_computes_are_refused(facts, message):
+    with pytest.raises(ValueError, match=message):
+        Scheme("own", "", **({"base": "plain", "hits": "absent"} | facts))
+
+
+def test_a_scheme_of_run_time_has_a_name_everywhere(monkeypatch, capsys):
+    mine = Scheme("mine", "e_t + sum of e_j / (m q_j), j != t", base="plain", hits="masked")
+    monkeypatch.setitem(SCHEMES, "mine", mine)
+    assert as_scheme("mine") is mine
+    assert exact_bias([0.0, 1.0], 0, [0.5, 0.5], 3, scheme="mine").bias.shape == (2,)
+    main(["verify", "--help"])
+    assert "mine" in capsys.readouterr().out
 
 
 def test_a_scheme_has_known_facts():

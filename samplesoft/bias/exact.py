@@ -84,8 +84,9 @@ def exact_bias(
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, one for all examples or one for each; or an object with a
         method ``probs(h)``, such as a sampler. ``negatives``, ``jackknife`` and ``reject``
-        condition it on not being the label. For ``poisson`` the probabilities with which the
-        classes are included.
+        condition it on not being the label; of a sampler the first two take
+        ``probs(h, exclude=labels)``, what it then draws. For ``poisson`` the probabilities with
+        which the classes are included.
     num_sampled : int
         Number m of draws, at least 1; at least 2 for ``jackknife``. Of no effect for
         ``poisson``.

@@ -66,7 +66,7 @@ def check_inputs(
     o = as_real_array("logits", logits, (1, 2))
     n = o.shape[-1]
     checked = as_labels("labels", labels, n, o.shape[:-1])
-    proposal = _check_proposal(q, h, o, facts)
+    proposal = _check_proposal(q, h, o, np.atleast_1d(checked), facts)
     inputs = Inputs(
         np.atleast_2d(o),
         np.atleast_1d(checked),
@@ -79,11 +79,16 @@ def check_inputs(
     return inputs
 
 
-def probs_of(q: Any, h: ArrayLike | None, name: str = "q") -> Any:
-    """Return the probabilities of all classes, (1, n) or (B, n), of a sampler; an array as it is.
+def probs_of(
+    q: Any, h: ArrayLike | None, labels: IntArray, n: int, scheme: Scheme, name: str = "q"
+) -> Any:
+    """Return the probabilities of all n classes, (1, n) or (B, n), of a sampler; an array as it is.
 
-    In the host's memory; `name` is that of `q` in messages. TypeError if a sampler needs context
-    vectors `h` and there are none, ValueError if it draws without replacement.
+    They are those of what is drawn: where the scheme excludes the `labels` (B,), a sampler leaves
+    them out in its own way, which need not be its probabilities given "not the label". An object
+    without a method ``sample`` draws nothing and is not asked to exclude. In the host's memory;
+    `name` is that of `q` in messages. TypeError if a sampler needs context vectors `h` and there
+    are none, ValueError if it draws without replacement.
     """
     if not hasattr(q, "probs"):
         return to_host(q)
@@ -102,10 +107,21 @@ def probs_of(q: Any, h: ArrayLike | None, name: str = "q") -> Any:
             f"`{name}` must draw with replacement, got a {type(q).__name__} with replace=False; "
             "give one with replace=True, or scheme='poisson' and its inclusion probabilities."
         )
-    return to_host(q.probs(h))
+    excludes = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
+    if not excludes or n == 1 or getattr(q, "num_classes", n) != n:
+        return to_host(q.probs(h))
+    num = len(h) if np.ndim(h) == 2 else 1  # type: ignore[arg-type]
+    if h is not None and num == 1 < len(labels):
+        h = to_host(h)  # one context serves all examples
+        h = np.repeat(np.atleast_2d(h), len(labels), axis=0)
+    elif h is not None and num != len(labels):
+        return to_host(q.probs(h))  # refused by its shape
+    return to_host(q.probs(h, exclude=labels))
 
 
-def _check_proposal(q: Any, h: ArrayLike | None, logits: FloatArray, scheme: Scheme) -> FloatArray:
+def _check_proposal(
+    q: Any, h: ArrayLike | None, logits: FloatArray, labels: IntArray, scheme: Scheme
+) -> FloatArray:
     """Return the proposal, (n,) or (B, n), for checked logits."""
     if hasattr(q, "probs"):
         if scheme.independent:
@@ -113,7 +129,8 @@ def _check_proposal(q: Any, h: ArrayLike | None, logits: FloatArray, scheme: Sch
                 f"`q` must hold inclusion probabilities for scheme {scheme.name!r}, got a "
                 f"{type(q).__name__}; write for example -numpy.expm1(m * numpy.log1p(-q.probs(h)))."
             )
-        proposal = as_proposal("q", probs_of(q, h), logits.shape[-1])
+        n = logits.shape[-1]
+        proposal = as_proposal("q", probs_of(q, h, labels, n, scheme), n)
         if logits.ndim == 1 and len(proposal) == 1:
             proposal = proposal[0]
     else:

@@ -19,7 +19,7 @@ from samplesoft.commands.options import (
 from samplesoft.commands.softmax_options import add_random_features
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
-from samplesoft.schemes import EXACT_SCHEMES, SCHEMES
+from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.blocks import WRT
 from samplesoft.verification.plots import FORMATS
 
@@ -102,10 +102,10 @@ def _add_checks(group: Any) -> None:
     )
     group.add_argument(
         "--scheme",
-        choices=EXACT_SCHEMES,
+        choices=exact_schemes(),
         default="negatives",
         metavar="NAME",
-        help=f"how draws become a sum: {', '.join(EXACT_SCHEMES)} (default %(default)s)",
+        help=f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
     )
     group.add_argument(
         "--trials",

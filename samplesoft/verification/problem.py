@@ -117,8 +117,9 @@ def check_proposals(
     checked = {}
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
-        q = probs_of(value, problem.h, title)
-        q = np.atleast_2d(as_proposal(title, q, problem.logits.shape[1]))
+        n = problem.logits.shape[1]
+        q = probs_of(value, problem.h, problem.labels, n, problem.scheme, title)
+        q = np.atleast_2d(as_proposal(title, q, n))
         try:
             check_inputs(problem.logits, problem.labels, q, counts[0], problem.scheme)
         except ValueError as error:

@@ -12,7 +12,7 @@ from mpmath import mp, mpf
 
 from samplesoft import exact_bias, monte_carlo_bias
 from samplesoft.kernels.bias import panels
-from samplesoft.schemes import EXACT_SCHEMES
+from samplesoft.schemes import SCHEMES, exact_schemes
 
 
 def instance(n, seed=0, spread=2.0):
@@ -29,7 +29,9 @@ def relative_error(got, exact):
 
 def plain_bias(logits, label, q, m, scheme, dtype, step):
     """E[p'] - p by the formulas as they stand, with the subtraction left to the end."""
-    if scheme == "jackknife":
+    facts = SCHEMES[scheme]
+    assert facts.has_exact_bias
+    if facts.jackknife:
         parts = [plain_bias(logits, label, q, k, "negatives", dtype, step) for k in (m, m - 1)]
         return m * parts[0] - (m - 1) * parts[1]
     n = len(logits)
@@ -38,33 +40,31 @@ def plain_bias(logits, label, q, m, scheme, dtype, step):
     e /= e.sum()
     others = np.arange(n) != label
     keep, draws = dtype(1), m
-    if scheme in ("negatives", "reject"):
+    if facts.independent:
+        q, draws = np.where(others, q, 0), 1
+    elif facts.excludes_label or facts.divides_by_kept:
         keep = q[others].sum() / q.sum()
         q = np.where(others, q, 0) / q[others].sum()
-        draws = m if scheme == "negatives" else 1  # `reject`: r = e / qn, and u = K v
-    elif scheme != "poisson":
-        q = q / q.sum()
+        draws = 1 if facts.divides_by_kept else m  # r = e / qn, and u = K v
     else:
-        q, draws = np.where(others, q, 0), 1
+        q = q / q.sum()
     w = np.divide(e, draws * q, out=np.zeros(n, dtype), where=q > 0)
-    base = {"importance": dtype(0)}.get(scheme, e[label])
-    if scheme in ("candidate", "candidate_masked"):
-        base = w[label]
-    if scheme in ("masked", "candidate_masked"):
+    base = {"none": dtype(0), "plain": e[label], "corrected": w[label]}[facts.base]
+    if not facts.draws_label:
         w = np.where(others, w, 0)
-    largest = base + (w.sum() if scheme == "poisson" else m * w.max())
-    smallest = base + (0 if scheme == "poisson" else w[w > 0].min())
+    largest = base + (w.sum() if facts.independent else m * w.max())
+    smallest = base + (0 if facts.independent else w[w > 0].min())
     x = np.arange(-4.3, float(np.log(60 * largest / smallest)) + step, step, dtype=dtype)
     u = np.exp(x - np.exp(-x)) / largest
     du = step * (1 + np.exp(-x)) * u
     out = np.zeros(n, dtype)
     for v, dv in zip(u, du, strict=True):
         decay = np.exp(-v * w)
-        if scheme == "poisson":
+        if facts.independent:
             factor = 1 - q + q * decay
             everything = np.exp(np.log(factor).sum() - v * base)
             out += dv * everything * q * w * decay / factor
-        elif scheme == "reject":
+        elif facts.divides_by_kept:
             theta = np.exp(-v * base) * (q @ decay)
             first = m * keep * theta * (1 - keep + keep * theta) ** (m - 1)
             everything = first
@@ -74,13 +74,13 @@ def plain_bias(logits, label, q, m, scheme, dtype, step):
             everything = np.exp(-v * base) * phi**m
             out += dv * np.exp(-v * base) * phi ** (m - 1) * m * q * w * decay
         out[label] += dv * base * everything
-    if scheme == "reject":
+    if facts.divides_by_kept:
         out[label] += (1 - keep) ** m
     return (out - e).astype(float)
 
 
 @pytest.mark.parametrize("m", [2, 20])
-@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
+@pytest.mark.parametrize("scheme", exact_schemes())
 def test_equals_the_plain_trapezoid_rule(scheme, m):
     logits, q = instance(5000, seed=m)
     result = exact_bias(logits, 7, q, m, scheme=scheme)
@@ -98,7 +98,7 @@ def test_equals_the_plain_trapezoid_rule_for_200_000_classes(scheme):
     assert relative_error(result.bias, want) < 1e-11
 
 
-@pytest.mark.parametrize("scheme", [s for s in EXACT_SCHEMES if s != "poisson"])
+@pytest.mark.parametrize("scheme", [s for s in exact_schemes() if s != "poisson"])
 def test_compressed_equals_uncompressed(monkeypatch, scheme):
     logits, q = instance(3000, spread=1.0)
     for m in (3, 1000, 10**9):
@@ -138,7 +138,7 @@ def assert_merged_exact(logits, q, m, scheme):
 
 
 @pytest.mark.parametrize("m", [2, 100, 10**9])
-@pytest.mark.parametrize("scheme", [s for s in EXACT_SCHEMES if s != "poisson"])
+@pytest.mark.parametrize("scheme", [s for s in exact_schemes() if s != "poisson"])
 def test_classes_split_into_copies(scheme, m):
     assert_merged_exact(FEW, FEW_Q, m, scheme)
 
@@ -168,7 +168,7 @@ def test_copies_with_a_rare_class():
 # --- Monte Carlo, threads ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
+@pytest.mark.parametrize("scheme", exact_schemes())
 def test_agrees_with_monte_carlo_on_1000_classes(scheme):
     logits, q = instance(1000, spread=1.5)
     if scheme == "poisson":
@@ -180,7 +180,7 @@ def test_agrees_with_monte_carlo_on_1000_classes(scheme):
     often &= np.minimum(q, 1.0) * 30 * 20_000 > 1000
     z = (got.bias - exact.bias)[often] / got.stderr[often]
     assert often.sum() > 50
-    limit = NormalDist().inv_cdf(1 - 1e-4 / (2 * often.sum() * len(EXACT_SCHEMES)))
+    limit = NormalDist().inv_cdf(1 - 1e-4 / (2 * often.sum() * len(exact_schemes())))
     assert np.abs(z).max() < limit
     assert abs(got.loss_bias - exact.loss_bias) < limit * got.loss_stderr
     assert abs(got.bias[3] - exact.bias[3]) < limit * got.stderr[3]
@@ -188,7 +188,7 @@ def test_agrees_with_monte_carlo_on_1000_classes(scheme):
     assert scheme == "jackknife" or np.abs(exact.bias[often] / got.stderr[often]).max() > limit
 
 
-@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
+@pytest.mark.parametrize("scheme", exact_schemes())
 @pytest.mark.parametrize("n", [40, 150_000])
 def test_threads_do_not_change_a_bit(threads, scheme, n):
     if scheme == "poisson":

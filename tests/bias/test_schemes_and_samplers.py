@@ -10,7 +10,7 @@ import pytest
 import samplesoft
 from samplesoft import schemes
 from samplesoft.losses import LOSSES, make_loss
-from samplesoft.samplers import SoftmaxSampler, UniformSampler
+from samplesoft.samplers import MixtureSampler, SoftmaxSampler, UniformSampler
 from samplesoft.samplers.base import Draw
 
 LOGITS, Q = np.array([0.4, -1.1, 2.0, 0.3]), np.array([0.4, 0.1, 0.2, 0.3])
@@ -61,7 +61,8 @@ class Own:
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_sampler_stands_for_its_probabilities(function):
     sampler = SoftmaxSampler(W, tau=0.3)
-    np.testing.assert_array_equal(function(sampler, H), function(sampler.probs(H), None))
+    # the sampler leaves the label out itself, where the rounding differs
+    np.testing.assert_allclose(function(sampler, H), function(sampler.probs(H), None), rtol=1e-9)
     uniform = function(np.full(5, 0.2), None)
     for q, h in [(UniformSampler(5), None), (UniformSampler(5), H), (Own(), H)]:
         np.testing.assert_allclose(function(q, h), uniform, rtol=1e-9, atol=1e-15)
@@ -81,9 +82,10 @@ def test_a_sampler_for_one_example():
     sampler = SoftmaxSampler(W, tau=0.3)
     one = samplesoft.exact_bias(W @ H[0], 1, sampler, 4, h=H[0])
     assert one.bias.shape == (5,)
-    np.testing.assert_array_equal(
-        one.bias, samplesoft.exact_bias(W @ H[0], 1, sampler.probs(H[0])[0], 4).bias
-    )
+    of_array = samplesoft.exact_bias(W @ H[0], 1, sampler.probs(H[0])[0], 4)
+    np.testing.assert_allclose(one.bias, of_array.bias, rtol=1e-9)
+    shared = samplesoft.exact_bias(np.stack([W @ H[0]] * 2), [1, 1], sampler, 4, h=H[0])
+    np.testing.assert_allclose(shared.bias, [one.bias] * 2, rtol=1e-12)
 
 
 def test_a_sampler_has_no_inclusion_probabilities():
@@ -91,14 +93,59 @@ def test_a_sampler_has_no_inclusion_probabilities():
         samplesoft.exact_bias(LOGITS, 0, UniformSampler(4), 3, scheme="poisson")
 
 
+def drawn_bias(sampler, label, m, trials=40_000):
+    """Bias of S = e_t + sum e_j / (m q_j) and its standard error from the sampler's own draws."""
+    contexts, labels = np.repeat(H[:1], trials, axis=0), np.full(trials, label)
+    draw = sampler.sample(contexts, m, exclude=labels, rng=3)
+    e = np.exp(W @ H[0])
+    mass = e[draw.ids] / (m * np.exp(draw.log_q))
+    p = np.zeros((trials, 5))
+    np.add.at(p, (np.arange(trials)[:, None], draw.ids), mass)
+    p[:, label] = e[label]
+    p /= p.sum(axis=1, keepdims=True)
+    return p.mean(axis=0) - e / e.sum(), p.std(axis=0) / np.sqrt(trials)
+
+
+def test_a_mixture_is_what_it_draws():
+    # excluding the label it mixes two conditional laws, which is not the mixture conditioned
+    sampler = MixtureSampler(SoftmaxSampler(W, tau=30.0), UniformSampler(5), 0.8)
+    label, m = int(np.argmax(W @ H[0])), 3
+    exact = samplesoft.exact_bias(W @ H[0], label, sampler, m, h=H[0])
+    q = sampler.probs(H[0], exclude=label)[0]
+    np.testing.assert_array_equal(exact.bias, samplesoft.exact_bias(W @ H[0], label, q, m).bias)
+    bias, stderr = drawn_bias(sampler, label, m)
+    assert np.abs((exact.bias - bias) / stderr).max() < 4.5
+    conditioned = samplesoft.exact_bias(W @ H[0], label, sampler.probs(H[0])[0], m)
+    assert np.abs((conditioned.bias - bias) / stderr).max() > 10.0  # the wrong twin
+    got = samplesoft.monte_carlo_bias(W @ H[0], label, sampler, m, num_trials=20_000, h=H[0], rng=0)
+    assert np.abs((got.bias - exact.bias) / got.stderr).max() < 4.5
+    # `reject` draws from all classes and drops the label
+    rejected = samplesoft.exact_bias(W @ H[0], label, sampler, m, h=H[0], scheme="reject")
+    plain = samplesoft.exact_bias(W @ H[0], label, sampler.probs(H[0])[0], m, scheme="reject")
+    np.testing.assert_array_equal(rejected.bias, plain.bias)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_every_function_is_about_what_a_mixture_draws(function):
+    sampler = MixtureSampler(SoftmaxSampler(W, tau=3.0), UniformSampler(5), 0.8)
+    q = sampler.probs(H, exclude=[0, 1, 4])
+    np.testing.assert_array_equal(function(sampler, H), function(q, None))
+
+
 def test_verify_takes_samplers():
-    sampler = SoftmaxSampler(W, tau=0.3)
+    sampler = MixtureSampler(SoftmaxSampler(W, tau=3.0), UniformSampler(5), 0.8)
     options = {"h": H, "class_embeddings": W, "tau": 1.0, "rng": 0, "num_trials": 500}
     of = [
         samplesoft.verify(H @ W.T, [0, 1, 4], {"s": q}, (3,), **options).to_dict()
-        for q in (sampler, sampler.probs(H))
+        for q in (sampler, sampler.probs(H, exclude=[0, 1, 4]))
     ]
     assert of[0] == of[1]
+    for scheme in ("masked", "poisson"):  # the label is not left out of the draws
+        of = [
+            samplesoft.verify(H @ W.T, [0, 1, 4], {"s": q}, (3,), scheme=scheme, **options)
+            for q in (sampler, sampler.probs(H))
+        ]
+        assert of[0].to_dict() == of[1].to_dict()
 
 
 @pytest.mark.parametrize("name", LOSSES)
