@@ -35,7 +35,7 @@ from samplesoft.samplers import SamplerInputs, make_sampler
 from samplesoft.training.language_model import LanguageModelTask
 from samplesoft.training.language_settings import LanguageModelSettings
 
-WARM_UP = 20  # steps, one update of the sampler among them
+BLOCK = 20  # steps, one update of the sampler among them
 FIELDS = ("part", "method", "num_classes", "step_ms", "epoch_s", "ratio_to_full")
 BATCH, DIM, TAU = 128, 64, 1.0 / 0.3**2
 CLASSES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -65,7 +65,7 @@ def main() -> None:
         for name, settings in tqdm(METHODS.items(), unit="model")
     ]
     for n in tqdm([n for n in CLASSES if n <= chosen.largest], unit="size"):
-        rows += layer_rows(n)
+        rows += layer_rows(n, chosen.steps)
     for row in rows:
         full = next(
             r
@@ -108,7 +108,7 @@ def epoch_row(
     }
 
 
-def layer_rows(n: int) -> list[dict[str, Any]]:
+def layer_rows(n: int, num_steps: int) -> list[dict[str, Any]]:
     """Return the time of a step of the softmax layer for n classes."""
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((n, DIM), np.float32)
@@ -139,7 +139,7 @@ def layer_rows(n: int) -> list[dict[str, Any]]:
             optimizer.step(layer.parameters, gradients)
             layer.update(gradients["class_embeddings"].ids)
 
-        seconds = mean_time(step, 40 if n < 500_000 else 20)
+        seconds = mean_time(step, min(num_steps, 40 if n < 500_000 else 20))
         found.append(
             {
                 "part": "layer",
@@ -153,15 +153,15 @@ def layer_rows(n: int) -> list[dict[str, Any]]:
 
 
 def mean_time(step: Callable[[int], None], num_steps: int) -> float:
-    """Return seconds a step: the mean of blocks of 20 steps, the best of them."""
-    for index in range(WARM_UP):
-        step(index)
+    """Return seconds a step: the median of the means of blocks of 20 steps, after a first one."""
+    size = min(BLOCK, num_steps)
     blocks = []
-    for block in range(max(1, num_steps // 20)):
+    for block in range(1 + num_steps // size):
         start = time.perf_counter()
-        for index in range(20):
-            step(WARM_UP + 20 * block + index)
-        blocks.append((time.perf_counter() - start) / 20)
+        for index in range(size):
+            step(size * block + index)
+        blocks.append((time.perf_counter() - start) / size)
+    del blocks[0]
     return float(np.median(blocks))
 
 

@@ -68,7 +68,7 @@ def test_integral_of_reject_sums_over_every_number_kept(m, share):
 
 @pytest.mark.slow
 def test_gauss_rule_and_plain_sum_over_the_draws_kept_agree(monkeypatch):
-    args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 800, "reject")
+    args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 300, "reject")
     every = naive.laplace_mpmath(*args, dps=15)
     nodes = naive._binomial_nodes
     monkeypatch.setattr(naive, "_binomial_nodes", lambda m, p: nodes(m, p, gauss=True))

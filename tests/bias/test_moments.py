@@ -48,6 +48,11 @@ def test_one_class_with_nearly_all_the_mass(logits):
         assert_equals_enumeration(result, logits, 0, Q, m, C, 2.0)
 
 
+def test_no_error_where_one_class_has_all_the_mass_that_float64_can_tell():
+    result = exact_gradient_moments([1e4, 0.0, -1e4, 3.0], 0, Q, 3, C)
+    assert (result.squared_bias, result.variance, result.mse) == (0.0, 0.0, 0.0)
+
+
 def test_proposal_close_to_the_softmax():
     p = np.exp(LOGITS) / np.exp(LOGITS).sum()
     q = p * (1 + 1e-5 * np.array([1, -1, 1, -1]))

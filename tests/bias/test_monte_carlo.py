@@ -167,6 +167,13 @@ def test_alias_table_holds_the_probabilities(seed):
     assert abs(float(got[2]) / q[2] - 1) < 1e-6
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 64])
+def test_alias_table_of_equal_classes(n):
+    for weight in (1.0, 0.3):
+        got = table_probabilities(*build_alias(np.full(n, weight)))
+        np.testing.assert_allclose([float(x) for x in got], 1.0 / n, rtol=1e-12)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 1000])
 def test_alias_draws_follow_chi_square(n):
     q = np.random.default_rng(n).dirichlet(np.ones(n))

@@ -3,6 +3,7 @@ import tracemalloc
 import naive_losses_full as naive
 import numpy as np
 import pytest
+from mpmath import mp, mpf
 from scipy import sparse
 
 from samplesoft.kernels.losses.full_softmax import exp32_to
@@ -280,3 +281,19 @@ def test_float32_exponential():
     special = np.array([0.0, -88.0, -np.inf, np.nan], np.float32)
     exp32_to(special)
     np.testing.assert_array_equal(special, np.array([1.0, 0.0, 0.0, np.nan], np.float32))
+
+
+def test_the_likeliest_of_several_labels_is_what_the_others_are_measured_from():
+    """Measured from the other, a loss of 3e-11 would be the rest of numbers of 30."""
+    loss = FullSoftmaxLoss()
+    labels = sparse.csr_array([[1.0, 1e-12, 0.0]])
+    value, cache = loss.forward(np.array([[30.0, 0.0, 1.0]]), np.eye(3), labels)
+    gradients = loss.backward(cache)
+    with mp.workdps(50):
+        e = [mp.exp(30), mpf(1), mp.exp(1)]
+        share = 1 / (1 + mpf(1e-12))
+        exact = mp.log(mp.fsum(e)) - 30 * share
+        slopes = [e[0] / mp.fsum(e) - share, e[1] / mp.fsum(e) - (1 - share), e[2] / mp.fsum(e)]
+        assert abs(mpf(value) - exact) <= 1e-14 * exact
+        for got, wanted in zip(gradients.dh[0], slopes, strict=True):
+            assert abs(mpf(got) - wanted) <= 1e-3 * abs(wanted)  # of shares that add up to 1

@@ -194,7 +194,9 @@ def test_sequences_without_replacement(name, m, exclude):
         assert sequence_p_value(SMALL[name], m, exclude, squashed=0.8) < 1e-9
 
 
-@pytest.mark.parametrize(("n", "m", "exclude"), [(4, 2, None), (4, 3, 1), (4, 4, None), (5, 1, 4)])
+@pytest.mark.parametrize(
+    ("n", "m", "exclude"), [(4, 2, None), (4, 3, 1), (4, 4, None), (5, 1, 4), (6, 4, None)]
+)
 def test_uniform_sequences_without_replacement(n, m, exclude):
     left = [j for j in range(n) if j != exclude]
     labels = None if exclude is None else np.full(20_000, exclude)
@@ -228,7 +230,8 @@ def test_inclusion_probabilities_are_those_of_the_number_asked_for(name):
 
 
 def test_nodes_in_place_of_many_like_classes_leave_inclusion_as_it_is(monkeypatch):
-    log_weights = np.concatenate([np.linspace(0.0, 0.2, 60), np.linspace(-3.2, -3.0, 40), [-9.0]])
+    alone = [-0.1, -0.2, -0.3, -9.0]  # also in the panels beside those of many
+    log_weights = np.concatenate([np.linspace(0.0, 0.01, 80), np.linspace(-3.2, -3.0, 40), alone])
     found = []
     for crowd in (without_replacement._CROWD, 10**9):  # with nodes, and with single classes alone
         monkeypatch.setattr(without_replacement, "_CROWD", crowd)

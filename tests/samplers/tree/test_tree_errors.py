@@ -190,6 +190,16 @@ def test_unknown_memory_is_no_obstacle(monkeypatch):
     assert KernelTree(np.ones((10, 2))).nbytes > 0
 
 
+@pytest.mark.parametrize(("dim", "num_features"), [(50, 1), (1, 50)])
+def test_predicted_memory_is_that_of_the_tree_and_of_two_blocks_of_features(dim, num_features):
+    kernel_tree = KernelTree(np.ones((1000, dim)), lambda x: np.ones((len(x), num_features)))
+    predicted = engine.HostTree.predicted_bytes(1000, dim, num_features, 8, kernel_tree.leaf_size)
+    leaves = -(-1000 // kernel_tree.leaf_size)
+    held = 8 * (leaves * num_features + 1000 * dim)
+    assert predicted == held + 2 * 8 * 1000 * num_features
+    assert 0.9 * held < kernel_tree.nbytes <= 1.1 * held + 16 * num_features
+
+
 def test_nbytes_counts_the_sums_and_the_vectors():
     for leaf_size, leaves in ((1, 37), (3, 13), (64, 1)):
         kernel_tree = KernelTree(
@@ -198,6 +208,19 @@ def test_nbytes_counts_the_sums_and_the_vectors():
         assert kernel_tree.feature_dim == 100
         assert kernel_tree.nbytes >= 4 * (leaves * 100 + 37 * 2)
         assert kernel_tree.nbytes <= 1.2 * 4 * (leaves * 100 + 64 * 2)
+
+
+def test_progress_is_shown_only_where_it_is_asked_for(monkeypatch):
+    asked = []
+
+    def bar(on, *, iterable, **settings):
+        asked.append(on)
+        return iterable
+
+    monkeypatch.setattr(engine, "progress_bar", bar)
+    KernelTree(ROWS).rebuild()
+    KernelTree(ROWS, progress=True).rebuild(progress=True)
+    assert asked == [False, False, True, True]
 
 
 def test_progress_stays_off_where_there_is_no_terminal(capfd):

@@ -1,0 +1,77 @@
+"""The sums at each node and the integrals at each atom, term by term against many digits."""
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+from samplesoft.kernels.bias import laplace
+
+R0, R, MEAN = 0.04, 1.0, 1.3  # the least ratio, the reference and the mean
+RATIOS = np.array([0.05, 0.4, 0.999, 1.001, 1.2, 1.31, 4.0, 25.0])
+WEIGHTS = np.array([0.3, 0.1, 0.2, 0.05, 0.15, 0.1, 0.06, 0.04])
+NODES = np.log([1e-4, 0.03, 0.6, 1.0, 2.0, 7.0, 40.0])  # on both sides of each change of formula
+
+
+def rows_of(r):
+    """What the kernels know of atoms r (A,): (8, A)."""
+    rows = [np.log(r), np.log(r - R0)]
+    for centre in (R, MEAN):
+        rows += [(r - centre) / (r + centre), np.log(np.abs(r - centre)), np.log(r + centre)]
+    return np.stack(rows)
+
+
+def test_node_sums_are_their_formulas():
+    atoms = rows_of(RATIOS)
+    weights = np.stack([WEIGHTS, WEIGHTS * atoms[2], WEIGHTS * atoms[5] ** 2])
+    reference = np.log([R - R0, MEAN - R0])
+    got = np.empty((len(NODES), laplace.NUM_SUMS))
+    laplace.node_sums(NODES, weights, atoms, reference, got)
+    with mp.workdps(40):
+        for row, x in zip(got, NODES, strict=True):
+            v = mp.exp(mpf(x))
+            terms = []
+            for q, r in zip(map(mpf, WEIGHTS), map(mpf, RATIOS), strict=True):
+                d, y = v * (r - mpf(R0)), v * (r - mpf(MEAN))
+                e, f = mp.exp(-d), mp.exp(-y)
+                above = e - mp.exp(-v * (mpf(R) - mpf(R0)))
+                third = (y**2 + 2 * y + 2) * f - 2
+                parts = (e, e - 1, d * e, d**2 * e, d**3 * e, above)
+                parts += (f - 1 + y, 1 - (1 + y) * f, third, y**2 * f, y**3 * f)
+                terms.append([q * part for part in parts])
+            for value, column in zip(row, zip(*terms, strict=True), strict=True):
+                size = mp.fsum(abs(term) for term in column)
+                assert abs(mpf(value) - mp.fsum(column)) <= 1e-13 * size
+
+
+@pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -2, 3)])
+def test_atom_integrals_are_their_formula(which):
+    """Each derivative of psi - psi_R alone, and all together: (B16) and the lines above it."""
+    rng = np.random.default_rng(5)
+    coefficients = rng.uniform(0.5, 1.0, (len(NODES), 3)) * which
+    mean = 0.8  # of the tilted law, any number will do
+    v = np.exp(NODES)
+    tilted = np.stack([v * (mean - R0), v * (R - mean), v**2 * 0.3], axis=1)
+    got = np.empty((3, len(RATIOS)))
+    laplace.atom_integrals(NODES, coefficients, tilted, rows_of(RATIOS), np.log(R - R0), got)
+    with mp.workdps(40):
+        for (full, half, size), r in zip(got.T, map(mpf, RATIOS), strict=True):
+            terms, parts = [], []
+            for x, c in zip(NODES, coefficients, strict=True):
+                u = mp.exp(mpf(x))
+
+                def bend(ratio, u=u, c=c):
+                    """c0 psi + c1 v psi' + c2 v^2 psi'', times T exp(v r0)."""
+                    away = u * (ratio - mpf(mean))
+                    factors = 1, -away, away**2 - u**2 * mpf(0.3)
+                    decay = mp.exp(-u * (ratio - mpf(R0)))
+                    return [mpf(a) * f * decay for a, f in zip(c, factors, strict=True)]
+
+                kappa = (r - mpf(R)) / (r + mpf(R))
+                scale = u * r / abs(kappa)
+                pair = bend(r), bend(mpf(R))
+                terms.append(mp.sign(kappa) * scale * (mp.fsum(pair[0]) - mp.fsum(pair[1])))
+                parts.append(scale * mp.fsum(map(abs, pair[0] + pair[1])))
+            room = 1e-14 * mp.fsum(parts)
+            assert abs(mpf(full) - mp.fsum(terms)) <= room
+            assert abs(mpf(half) - 2 * mp.fsum(terms[::2])) <= 2 * room
+            assert mpf(size) >= abs(mpf(full)) * (1 - 1e-12)
