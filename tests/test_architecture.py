@@ -182,6 +182,7 @@ def test_the_bias_and_the_samplers_load_nothing_heavy():
     assert run_python(code) == "[]"
 
 
+@pytest.mark.slow
 def test_every_public_name_comes_first_after_a_bare_import():
     """Each name is the first that a new process asks for: no import waits for another one."""
     code = """
@@ -221,6 +222,7 @@ def test_an_unknown_name_is_an_attribute_error():
         samplesoft.exact_bais  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absent", [False, True])
 def test_the_classifier_waits_until_it_is_named(absent):
     """A star import keeps the name ``sklearn``, and nothing else fails without scikit-learn."""

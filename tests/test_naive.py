@@ -45,6 +45,7 @@ def test_reject_without_negatives_has_loss_zero():
         assert abs(loss_bias - mp.log(naive.softmax(LOGITS)[1])) < 1e-40
 
 
+@pytest.mark.slow
 def test_gauss_rule_for_the_binomial_law():
     with mp.workdps(60):
         for m in (40, 10**9):
@@ -56,6 +57,7 @@ def test_gauss_rule_for_the_binomial_law():
             assert abs((square - mean**2) / m - mp.mpf(9) / 100) < 1e-30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "share"), [(45, 0.3), (45, 0.999), (60, 1e-6)])
 def test_integral_of_reject_sums_over_every_number_kept(m, share):
     logits, q = [0.5, 2.5, -1.0], [1.0 - share, share / 4, 3 * share / 4]
@@ -89,6 +91,7 @@ def test_integral_with_sure_classes(pi):
         assert abs(loss_bias - mp.log(naive.softmax(logits)[0]) - loss) < 1e-20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["negatives", "jackknife", "reject", "candidate_masked"])
 def test_integral_at_a_billion_draws(scheme):
     # m * bias has a limit for `negatives` and `reject`; the jackknife removes it

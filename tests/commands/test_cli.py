@@ -41,6 +41,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_embeddings(files, tmp_path, capsys):
     out, figure = tmp_path / "report.json", tmp_path / "report.png"
     files_of_rows = ["--csv", str(tmp_path / "r.csv"), "--latex", str(tmp_path / "r.tex")]

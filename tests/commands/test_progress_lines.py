@@ -12,6 +12,7 @@ import pytest
 
 from samplesoft.training import read_checkpoint, read_log
 
+pytestmark = pytest.mark.slow
 SAMPLESOFT = [sys.executable, "-m", "samplesoft"]
 
 

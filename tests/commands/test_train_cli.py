@@ -159,6 +159,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=" ".join)
 def test_resumed_language_model_ends_with_the_same_bits(
     sampler, corpus, tmp_path, monkeypatch, capsys
@@ -208,6 +209,7 @@ def test_sampler_that_forgets_is_noticed(corpus, tmp_path, monkeypatch):
         same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_killed_process_resumes(corpus, tmp_path):
     options = [*SAMPLED, "--checkpoint-every", "3", "--seed", "1"]
     assert lm(corpus, tmp_path / "whole", *options) == 0

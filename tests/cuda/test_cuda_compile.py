@@ -19,7 +19,7 @@ def why_not():
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 FLOAT32 = {"multiply_write_fourier", "multiply_write_positive", "multiply_write"}
 FLOAT32 |= {"project_write_fourier", "positive_shifts", "sum_runs", "sum_changes"}
 FLOAT32 |= {"level_to_differences", "add_level", "add_to_root", "context_sums"}

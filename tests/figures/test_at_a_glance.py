@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 FIGURES = Path(__file__).parents[2] / "figures"
 NUM_SAMPLED = 3
@@ -43,6 +44,7 @@ def test_committed_bars_are_right():
     assert np.abs(sampled - full).sum() > 0.1
 
 
+@pytest.mark.slow
 def test_script_writes_what_is_committed(tmp_path):
     command = [sys.executable, str(FIGURES / "at_a_glance.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, text=True)

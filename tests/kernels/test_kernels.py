@@ -54,6 +54,19 @@ def test_a_plain_difference_of_logs_would_lose_them():
     assert abs(plain - want) > 1e-6 * abs(want)
 
 
+@pytest.mark.parametrize("gap", [3.0, -20.0, 650.0, 705.0, 720.0, 900.0])
+def test_a_ratio_of_any_size_keeps_its_part_in_the_mean(gap):
+    """Beyond exp(709) the ratio itself leaves float64, its product with a rare draw does not."""
+    logits, q = np.array([0.0, gap - 600.0]), np.array([1.0, math.exp(-600.0)])
+    contrast = np.zeros(2)
+    mean = ratios.relative_ratios(logits, logits - np.log(q), q, q, 0, contrast, 0, 2)
+    with mp.workdps(60):
+        deviation = mp.exp(mpf(logits[1])) / mpf(q[1]) - 1
+        assert abs(mpf(mean) - mpf(q[1]) * deviation) <= 1e-12 * abs(mpf(q[1]) * deviation)
+        assert abs(mpf(contrast[1]) - deviation / (2 + deviation)) < 1e-14
+    assert contrast[0] == 0.0
+
+
 @given(
     st.lists(st.tuples(st.floats(-50, 50), st.floats(0.0, 1.0)), min_size=1, max_size=40),
 )

@@ -107,6 +107,7 @@ def test_mean_gradient_with_each_sampler(name, sampler_name):
         assert name == "jackknife" or sampler_name in FOLLOW_THE_SOFTMAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler_name", ["uniform", "unigram", "softmax", "rff", "mixture"])
 @pytest.mark.parametrize("name", ["sampled-reject", "sampled-candidate", "importance"])
 def test_mean_gradient_with_shared_sets(name, sampler_name):

@@ -34,6 +34,7 @@ OFFERED = [name for name, spec in LOSSES.items() if spec.classifier]
 SMALL = {"num_sampled": 5, "num_features": 16, "embedding_dim": 8, "random_state": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*are without a label")
 @pytest.mark.filterwarnings("ignore:.*array_api", "ignore:.*pandas")
 @parametrize_with_checks(
@@ -182,6 +183,7 @@ def test_in_a_pipeline_text_stays_sparse():
     assert pipe.predict(["nothing known"]).shape == (1,)
 
 
+@pytest.mark.slow
 def test_searches_calibration_and_clones():
     X, y = blobs()
     search = GridSearchCV(make(max_iter=3), {"tau": [5.0, 10.0], "loss": ["full", "nce"]}, cv=2)

@@ -119,6 +119,7 @@ def test_comparison_sees_what_drifts(tmp_path):
         assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_at_any_moment(seed, tmp_path):
     script = Path(__file__).parents[1] / "kill_training.py"

@@ -228,6 +228,7 @@ def test_softmax_has_no_bias(report):
         assert row.outside_printed == 0
 
 
+@pytest.mark.slow
 def test_forms(report, tmp_path):
     values = report.to_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == values

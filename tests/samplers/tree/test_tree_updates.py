@@ -207,6 +207,7 @@ def test_changes_and_sums_that_leave_float32_are_refused():
 # --- drift ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_million_updates_drift_little_and_say_so(signed):
     rng = np.random.default_rng(3)
