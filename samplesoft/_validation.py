@@ -55,8 +55,10 @@ def as_float_rows(
         raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
     if dim is not None and rows.shape[1] != dim:
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
-    with np.errstate(over="ignore"):
-        rows = np.ascontiguousarray(rows, dtype=dtype or rows.dtype)
+    if dtype is not None and dtype != rows.dtype:
+        with np.errstate(over="ignore"):
+            rows = rows.astype(dtype)
+    rows = np.ascontiguousarray(rows)
     _require_finite(name, rows, rows.dtype)
     return rows
 

@@ -35,7 +35,10 @@ class HostArrays:
     @staticmethod
     def norm_outside(rows: NDArray[Any], least: float, most: float) -> tuple[int, float] | None:
         """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+        squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+        if least * least <= squares.min() and squares.max() <= most * most:
+            return None
+        norms = np.sqrt(squares)
         worst = int(np.argmax(np.abs(norms - 0.5 * (least + most))))
         return None if least <= norms[worst] <= most else (worst, float(norms[worst]))
 

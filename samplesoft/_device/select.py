@@ -11,6 +11,7 @@ from samplesoft._validation import as_choice
 DEVICES = ("cpu", "cuda")
 
 
+@cache
 def twin(device: str, name: str) -> Any:
     """Return the class that does some work on a device, importing its module if need be.
 

@@ -300,7 +300,8 @@ class HostWeighted:
     def sample(self, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each of the excluded ones (B,)."""
         own = self._sampler
-        log_left = own._log_left(exclude)[:, None]
+        # which raises where nothing is left to draw
+        log_left = own._log_left(exclude)[:, None] if exclude.max() >= 0 else None
         if not own.replace:
             own._check_left(m, exclude)
         ids = np.empty((len(exclude), m), np.int64)
@@ -309,7 +310,9 @@ class HostWeighted:
             own._draw(key, part.start, exclude[part], ids[part])
 
         thread_each(fill, row_chunks(ids.shape, _CHUNK_DRAWS))
-        log_q = own._log_q(ids) - log_left
+        log_q = own._log_q(ids)
+        if log_left is not None:
+            log_q -= log_left
         if own.replace:
             return Draw(ids, log_q)
         return Draw(ids, log_q, np.log(own._inclusion_of(m).of_classes(ids, exclude)))

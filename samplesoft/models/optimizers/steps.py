@@ -108,4 +108,5 @@ def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
 
 def _parts(count: int, size: int) -> list[slice]:
     """Split `count` items of `size` numbers among the threads, where there are enough."""
-    return chunks(count, max(-(-count // num_threads()), _PART // max(1, size), 1))
+    least = max(_PART // max(1, size), 1)
+    return chunks(count, least if count <= least else max(-(-count // num_threads()), least))

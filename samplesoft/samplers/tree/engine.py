@@ -12,6 +12,7 @@ from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.feature_maps import FeatureMap
 from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
 from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
 from samplesoft.kernels.tree.sums import sum_changes, sum_runs
@@ -39,15 +40,27 @@ def _identity(rows: Rows) -> Rows:
 
 
 class HostFeatures:
-    """A transform whose results are checked; `dim` is F, which the first of `rows` (n, d) tells."""
+    """A transform whose results are checked; `dim` is F, which the first of `rows` (n, d) tells.
+
+    A `FeatureMap` writes what it should, and need not check rows that have been checked.
+    """
 
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
         self._transform = transform
+        self._write = transform._write if isinstance(transform, FeatureMap) else None
         self.dim = 0  # not known before the first features
-        self.dim = self(rows[:1]).shape[1]
+        self.dim = self._checked(rows[:1]).shape[1]
 
     def __call__(self, rows: Rows) -> Rows:
         """Return features (k, F) of the type of `rows` (k, d)."""
+        if self._write is None:
+            return self._checked(rows)
+        features = np.empty((len(rows), self.dim), rows.dtype)
+        with np.errstate(over="ignore"):
+            self._write(rows, features)
+        return features
+
+    def _checked(self, rows: Rows) -> Rows:
         with np.errstate(over="ignore"):
             features = np.asarray(self._transform(rows))
             wanted = self.dim or max(1, features.shape[-1] if features.ndim else 1)
