@@ -28,8 +28,7 @@ def assemble(
         return _base_is_a_draw(law, flows, total), loss + _log_sum_shift(law)
     label_flow = float(weights.label_terms.sum())
     if scheme.corrects_label:
-        base = float(weights.base_terms.sum())
-        return _corrected_base(law, flows, total, label_flow, base), loss + _log_sum_shift(law)
+        return _corrected_base(law, flows, total, label_flow), loss + _log_sum_shift(law)
     bias = _plain_base(law, flows, total, label_flow)
     if scheme.divides_by_kept:
         loss += _add_none_kept(law, bias)
@@ -55,11 +54,8 @@ def _add_none_kept(law: DrawLaw, bias: FloatArray) -> float:
     return float(none_kept * law.log_probs[t])
 
 
-def _corrected_base(
-    law: DrawLaw, flows: FloatArray, total: float, label_flow: float, base: float
-) -> FloatArray:
+def _corrected_base(law: DrawLaw, flows: FloatArray, total: float, surplus: float) -> FloatArray:
     """Return the bias for the base mass e_t / (m q_t), draws of the label masked, eq. (B11)."""
-    surplus = law.expected_label_draws * label_flow - base
     bias = flows - law.probs * (total - surplus)
     bias[law.label] = -law.other_mass * surplus - law.probs[law.label] * total
     return bias

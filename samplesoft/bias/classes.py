@@ -36,7 +36,10 @@ class Classes:
         """Log (R - r0) and log (mean - r0)."""
         upper = np.array([self.log_ref, self.log_mean])
         with np.errstate(divide="ignore"):
-            above: FloatArray = upper + np.log(-np.expm1(np.minimum(self.log_least - upper, 0.0)))
+            parts = -np.expm1(np.minimum(self.log_least - upper, 0.0))  # 1 - r0 / upper
+            above: FloatArray = upper + np.log(parts)
+            if self.mean_deviation > -0.5:  # mean - r0 keeps what the mean has above R
+                above[1] = self.log_ref + np.log(max(parts[0] + self.mean_deviation, 0.0))
         return above
 
 

@@ -110,12 +110,11 @@ def probs_of(
     excludes = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
     if not excludes or n == 1 or getattr(q, "num_classes", n) != n:
         return to_host(q.probs(h))
-    num = len(h) if np.ndim(h) == 2 else 1  # type: ignore[arg-type]
-    if h is not None and num == 1 < len(labels):
-        h = to_host(h)  # one context serves all examples
-        h = np.repeat(np.atleast_2d(h), len(labels), axis=0)
-    elif h is not None and num != len(labels):
-        return to_host(q.probs(h))  # refused by its shape
+    if h is not None:
+        h = np.atleast_2d(to_host(h))
+        if len(h) not in (1, len(labels)):
+            return to_host(q.probs(h))  # refused by its shape
+        h = np.repeat(h, len(labels) // len(h), axis=0)  # one context may serve all examples
     return to_host(q.probs(h, exclude=labels))
 
 

@@ -47,33 +47,41 @@ def make_jackknife_weights(law: DrawLaw, nodes: Nodes, log_cut: float) -> NodeWe
         c2 = np.expm1(-s) / slope / slope
         c1 = 3.0 * c2 * (nodes.variance / slope)
         c0 = c1 * (nodes.variance / slope) - c2 * (nodes.skew / slope)
+        s1 = -3.0 * c2 * (nodes.variance_size / slope)  # sizes
+        s0 = s1 * (nodes.variance / slope) - c2 * (nodes.skew_size / slope)
         # the product rule for D times the step
-        below = np.stack(
-            [c0 * step + c1 * step_1 + c2 * step_2, c1 * step + 2.0 * c2 * step_1, c2 * step],
-            axis=1,
-        )
+        values = c0 * step + c1 * step_1 + c2 * step_2, c1 * step + 2.0 * c2 * step_1, c2 * step
+        up_1, up_2 = np.abs(step_1), np.abs(step_2)
+        sizes = s0 * step + s1 * up_1 - c2 * up_2, s1 * step - 2.0 * c2 * up_1, -c2 * step
+        below = np.stack([*values, *sizes], axis=1)
         # (B17); slope = s + gap, so that the first two orders in v have dropped out
         tilt = nodes.gap / s
         curve = nodes.balance / slope + (3.0 + tilt) * tilt * (nodes.gap / slope)
         loss = -np.expm1(-s) * np.exp(nodes.log_transform_least) * curve / slope
     below[(step < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
     below[:, 0] += plain * (1.0 - step)
+    below[:, 3] += (2.0 * m - 1.0 - m * m * np.expm1(log_theta)) * (1.0 - step)
     coefficients = survive[:, None] * below
-    label_terms = _bend_label(coefficients, nodes, v_base)
+    label_terms, label_sizes = _bend_label(coefficients, nodes, v_base)
     plain_loss = (m - 1) * jensen_excess(law, nodes, m - 1, log_theta)
     plain_loss -= m * jensen_excess(law, nodes, m, log_theta)
     loss_terms = min(survive * loss, nodes.dx * plain_loss, key=_doubt)
-    return NodeWeights(coefficients, label_terms, np.zeros_like(label_terms), loss_terms)
+    return NodeWeights(coefficients, label_terms, label_sizes, loss_terms)
 
 
-def _bend_label(coefficients: FloatArray, nodes: Nodes, v_base: FloatArray) -> FloatArray:
-    """Return the terms of the label: `coefficients` (K, 3) applied to D = 1 - psi_R, eq. (B16)."""
+def _bend_label(
+    coefficients: FloatArray, nodes: Nodes, v_base: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return `coefficients` (K, 6) applied to D = 1 - psi_R, eq. (B16), and the sizes of that."""
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
     lead = np.where(psi_ref > 0.0, nodes.lead, 0.0)
     with np.errstate(all="ignore"):
         bend = np.stack([nodes.above, psi_ref * lead, psi_ref * (nodes.variance - lead**2)])
-        terms = np.where(coefficients == 0.0, 0.0, coefficients * bend.T).sum(axis=1)
-        return np.where(v_base > 0.0, v_base * terms, 0.0)
+        square_size = nodes.variance_size + np.abs(lead) * nodes.lead_size
+        sizes = [np.abs(nodes.above), psi_ref * nodes.lead_size, psi_ref * square_size]
+        parts = np.where(coefficients == 0.0, 0.0, coefficients * np.stack([*bend, *sizes]).T)
+        parts = np.where(v_base[:, None] > 0.0, v_base[:, None] * parts, 0.0)
+        return parts[:, :3].sum(axis=1), parts[:, 3:].sum(axis=1)
 
 
 def _doubt(terms: FloatArray) -> float:

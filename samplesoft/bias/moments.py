@@ -101,11 +101,14 @@ def exact_gradient_moments(
             f"`class_embeddings` must have one row for each of the {inputs.logits.shape[1]} "
             f"classes of `logits`, got shape {vectors.shape}."
         )
-    scale = as_positive("tau", tau) ** 2
+    scale = as_positive("tau", tau)
+    if not scale * scale < np.inf:
+        raise ValueError(f"`tau` must have a finite square, got {tau}; scale the class vectors.")
+    scale *= scale
     rows = []
     for o, t, p in inputs.rows():
         squared_bias, mse = _moments(o, t, p, inputs.num_sampled, vectors)
-        rows.append((scale * squared_bias, scale * max(mse - squared_bias, 0.0), scale * mse))
+        rows.append((scale * squared_bias, scale * (mse - squared_bias), scale * mse))
     return GradientMoments(*inputs.columns(rows))
 
 
@@ -119,13 +122,16 @@ def _moments(
     # around the heaviest class first: c - mean keeps its digits where one class has all the mass
     centred = vectors - vectors[np.argmax(law.probs)]
     bias = with_replacement_bias(logits, label, q, m, _SCHEME).bias @ centred
+    squared_bias = float(bias @ bias)
+    if np.count_nonzero(law.drawn) == 1:  # every draw is the same class
+        return squared_bias, squared_bias
     centred -= law.probs @ centred
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(classes, atoms, *compute_decay_rates(law, classes), STEP)
         mse = _mean_squared_error(law, classes, nodes, centred)
-    return float(bias @ bias), mse
+    return squared_bias, max(mse, squared_bias)
 
 
 def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray) -> float:
@@ -135,41 +141,50 @@ def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: F
     m**2 v theta**m [|A|**2 + (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2) / m].
     """
     m = law.num_draws
-    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    label_part = np.outer(v_base, centred[law.label])
+    x = nodes.x
+    v_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
+    # half of the weight of each node; with it, in the exponents, no factor overflows
+    log_half = 0.5 * m * (nodes.log_transform - v_base)
+    label_part = np.outer(np.exp(x + law.log_base + log_half), centred[law.label])
     # A, written as the label's and the classes' changes from psi_R: the centred sum is 0
-    change = label_part * (nodes.above * np.exp(-nodes.log_transform_least))[:, None]
-    square = np.zeros(len(nodes.x))
+    with np.errstate(divide="ignore"):
+        log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
+    factor = np.sign(nodes.above) * np.exp(x + law.log_base + log_above + log_half)
+    change = np.outer(factor, centred[law.label])
+    square = np.zeros(len(x))
 
     def work(part: slice) -> tuple[FloatArray, FloatArray]:
-        rise, second = _class_terms(law, classes, nodes, part)
+        rise, second = _class_terms(law, classes, nodes, log_half[:, None], part)
         rows = centred[part]
         return rise @ rows, second @ np.einsum("jd,jd->j", rows, rows)
 
     for vector, scalar in thread_map(work, chunks(len(centred), _CLASS_CHUNK)):
         change += vector
         square += scalar
-    log_theta = nodes.log_transform - v_base
     drawn_part = change - label_part
     scatter = square - np.einsum("kd,kd->k", drawn_part, drawn_part)
-    total = np.einsum("kd,kd->k", change, change) + scatter / m
-    return float((nodes.dx * m * m * np.exp(m * log_theta)) @ total)
+    total = np.einsum("kd,kd->k", change, change) + np.maximum(scatter, 0.0) / m
+    return float(nodes.dx @ total) * m * m
 
 
 def _class_terms(
-    law: DrawLaw, classes: Classes, nodes: Nodes, part: slice
+    law: DrawLaw, classes: Classes, nodes: Nodes, log_half: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray]:
-    """Return v e (psi - psi_R) and v**2 e r psi, both (K, classes of `part`)."""
+    """Return v e (psi - psi_R) and v**2 e r psi, both (K, classes of `part`), weighted.
+
+    The first is times exp(log_half), the second times its square; `log_half` is (K, 1).
+    """
     x = nodes.x[:, None]
     q = law.drawn[part]
     kappa = classes.contrast[part]
-    log_r = np.where(q > 0.0, classes.log_r[part], -np.inf)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_r = np.where(q > 0.0, classes.log_r[part], -np.inf)
+        log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
         log_away = np.logaddexp(log_r, classes.log_ref) + np.log(np.abs(kappa))
     y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
     away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
-    psi_ref = np.exp(nodes.log_psi_ref)[:, None]
-    psi = np.exp(-y - nodes.log_transform[:, None])
-    rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), psi - psi_ref)
-    mass = q * y
-    return mass * rise, mass * y * psi
+    log_psi = -y - nodes.log_transform[:, None]
+    psi_ref = np.exp(nodes.log_psi_ref[:, None] + log_mass)
+    far = np.exp(log_psi + log_mass) - psi_ref
+    rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), far)
+    return rise, np.exp(log_mass + x + log_r + log_psi + log_half)

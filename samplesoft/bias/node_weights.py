@@ -18,13 +18,13 @@ from samplesoft.bias.transform import Nodes
 class NodeWeights:
     """What the functions at the K nodes are multiplied by before they are summed."""
 
-    # (K, 3) of D, v D' and v**2 D'' in `atom_integrals`, each times dx / (T exp(v r0)); only the
-    # jackknife has the last two
+    # (K, 6) of D, v D' and v**2 D'' in `atom_integrals`, each times dx / (T exp(v r0)), and the
+    # sizes of what the three are made of; only the jackknife has more than the first
     coefficients: FloatArray
     # (K,) terms of base * integral of E (1 - psi_R), eq. (B8); for a corrected label whose draws
-    # are masked, of base * integral of E psi_R, eq. (B11); 0 where the base mass is a draw
+    # are masked, of the surplus sigma of eq. (B11); 0 where the base mass is a draw
     label_terms: FloatArray
-    base_terms: FloatArray  # (K,) of base * integral of E
+    label_sizes: FloatArray  # (K,) the sizes of what `label_terms` are made of
     loss_terms: FloatArray  # (K,) of E[log S] - log E[S], eq. (B7)
 
 
@@ -46,17 +46,19 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
     log_free = nodes.log_transform if scheme.label_is_a_draw else log_theta
     compute = _weigh_kept_draws if scheme.divides_by_kept else _weigh_all_draws
     weight, excess = compute(law, nodes, log_theta, log_free)
-    coefficients = np.zeros((len(weight), 3))
+    coefficients = np.zeros((len(weight), 6))
     coefficients[:, 0] = nodes.dx * weight
     terms = v_base * coefficients[:, 0]
-    base_terms = terms * np.exp(nodes.log_transform_least)
     if scheme.label_is_a_draw:
-        label_terms = np.zeros_like(base_terms)
+        label_terms = np.zeros_like(terms)
     elif scheme.corrects_label:
-        label_terms = base_terms * np.exp(nodes.log_psi_ref)
+        # m q_t psi_R - 1, whose two parts are nearly equal for m = 1 and q_t near 1
+        decay_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
+        beyond_one = (law.num_draws - 1) * law.label_draw - law.other_draw  # m q_t - 1
+        label_terms = terms * (beyond_one * decay_ref - nodes.above)
     else:
         label_terms = terms * nodes.above
-    return NodeWeights(coefficients, label_terms, base_terms, -nodes.dx * excess)
+    return NodeWeights(coefficients, label_terms, np.abs(label_terms), -nodes.dx * excess)
 
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:

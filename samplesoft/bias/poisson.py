@@ -8,7 +8,7 @@ from samplesoft._jit import chunks, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.quadrature import estimate_error, halving_change, make_grid
+from samplesoft.bias.quadrature import estimate_error, halving_change, make_grid, rounding_unit
 from samplesoft.bias.with_replacement import Row
 from samplesoft.kernels.bias import poisson as inclusion
 from samplesoft.kernels.bias import ratios
@@ -68,7 +68,9 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     coarse = float(np.abs(integrals[0] - integrals[1])[drawn].sum())
     coarse += halving_change(label_terms)
     size = float(integrals[2].sum() + np.abs(label_terms).sum())
-    return Row(bias, probs, loss, estimate_error(coarse, size, float(np.abs(bias).sum())))
+    norm = float(np.abs(bias).sum())
+    unit = rounding_unit(log_w[drawn], float(log_probs[label]))
+    return Row(bias, probs, loss, estimate_error(coarse, size, norm, unit))
 
 
 def _reference(

@@ -37,11 +37,23 @@ def halving_change(terms: FloatArray) -> float:
     return abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
 
 
-def estimate_error(coarse: float, size: float, norm: float) -> float:
+def rounding_unit(log_ratios: FloatArray, log_base: float = 0.0) -> float:
+    """Return the relative error of a term: rounding, and that of ratios known by their logs."""
+    base = abs(log_base) if np.isfinite(log_base) else 0.0
+    largest = max(float(np.abs(log_ratios).max(initial=0.0)), base)
+    return 2.0 * (_ROUNDING + float(np.finfo(np.float64).eps) * largest)
+
+
+def estimate_error(
+    coarse: float, size: float, norm: float, unit: float, narrow: bool = False
+) -> float:
     """Return an L1 error from the change under half the nodes and the size of all terms.
+
+    `unit` is the relative error of a term; `narrow` says that the integrand is analytic in a narrow
+    strip only, so that no more is taken for granted than that half the step does no harm.
 
     Halving the step squares the relative error of the trapezoid rule where the integrand is
     analytic in a wide strip; the power 3/2 leaves room for a narrow one. Eq. (B25).
     """
-    relative = min(coarse / max(norm, 1e-300), 1.0)
-    return _ROUNDING * (size + norm) + coarse * float(np.sqrt(relative))
+    relative = 1.0 if narrow else min(coarse / max(norm, 1e-300), 1.0)
+    return unit * (size + norm) + coarse * float(np.sqrt(relative))

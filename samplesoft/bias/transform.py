@@ -35,13 +35,17 @@ class Nodes:
     skew: FloatArray  # v**3 times the third
     above_least: FloatArray  # v (tilted mean - r0)
     lead: FloatArray  # v (R - tilted mean)
+    variance_size: FloatArray  # the sums of the sizes of what these three are made of
+    skew_size: FloatArray
+    lead_size: FloatArray
     gap: FloatArray  # log T + v times the tilted mean, at most 0, eq. (B21)
     balance: FloatArray  # 2 gap + variance, of third order in v
 
     @property
     def tilted(self) -> FloatArray:
-        """`above_least`, `lead` and `variance`, (K, 3), as `atom_integrals` takes them."""
-        return np.stack([self.above_least, self.lead, self.variance], axis=1)
+        """`above_least`, `lead`, `variance`, and the sizes of the last two, (K, 5)."""
+        columns = self.above_least, self.lead, self.variance, self.lead_size, self.variance_size
+        return np.stack(columns, axis=1)
 
 
 def make_nodes(
@@ -69,7 +73,7 @@ def _compute_nodes(
 ) -> Nodes:
     transform, f, d1, d2, d3, above, p, h, third_sum, y2, y3 = sums.T
     # rounding, where no weight is left
-    transform, p = np.maximum(transform, 1e-30), np.maximum(p, 0.0)
+    transform, p = np.maximum(transform, 1e-307), np.maximum(p, 0.0)
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         v_least = np.exp(x + classes.log_least)
         v_ref = np.exp(x + log_above_least[0])
@@ -104,6 +108,11 @@ def _compute_nodes(
         above_least=np.where(near, v_mean + first, first),
         # R - mean is known without cancellation, and so is the distance of the tilted mean
         lead=-classes.mean_deviation * v_reference + from_mean,
+        variance_size=second + first**2,
+        skew_size=np.abs(third) + np.abs(first) * (3.0 * second + 2.0 * first**2),
+        lead_size=abs(classes.mean_deviation) * v_reference
+        + np.where(near, 0.0, v_mean)
+        + np.abs(first),
         gap=gap,
         balance=np.where(near, 2.0 * rest + third_sum / (1.0 + p) - first**2, 2.0 * gap + variance),
     )

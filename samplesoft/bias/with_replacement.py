@@ -15,7 +15,7 @@ from samplesoft.bias.classes import Atoms, Classes, make_atoms, make_classes, ma
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.jackknife import choose_cuts, make_jackknife_weights
 from samplesoft.bias.node_weights import NodeWeights, compute_decay_rates, make_node_weights
-from samplesoft.bias.quadrature import STEP, estimate_error, halving_change
+from samplesoft.bias.quadrature import STEP, estimate_error, halving_change, rounding_unit
 from samplesoft.bias.sums import HOST, HostSums
 from samplesoft.bias.transform import Nodes, make_nodes
 from samplesoft.kernels.bias import panels
@@ -58,6 +58,7 @@ def with_replacement_bias(
     atoms = make_atoms(law, classes, sums)
     rates = compute_decay_rates(law, classes)
     best: Row | None = None
+    unit = rounding_unit(classes.log_r[law.drawn > 0.0], law.log_base)
     step = STEP if not scheme.jackknife else 0.5 * STEP
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         while best is None or step > _LEAST_STEP:
@@ -68,11 +69,11 @@ def with_replacement_bias(
                     flows = _with_label_drawn(law, classes, nodes, weights, flows, sums)
                 bias, loss_bias = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
-                error = estimate_error(flows.coarse, flows.size, norm)
+                error = estimate_error(flows.coarse, flows.size, norm, unit, scheme.jackknife)
                 error = np.inf if np.isnan(error) else error
                 if best is None or not error >= best.error:
                     best = Row(bias, law.probs, loss_bias, error)
-                if error <= _ENOUGH * norm:
+                if error <= (_ENOUGH + 4.0 * unit) * norm:
                     return best
             step *= 0.5
     return best
@@ -98,11 +99,8 @@ def _class_flows(
     size = float(weight @ integrals[2])
     # the label's terms reach the bias times the mass of the other classes: at the label, and
     # once more spread over the others
-    terms = weights.label_terms
-    if law.scheme.corrects_label and not law.scheme.draws_label:
-        terms = law.expected_label_draws * weights.label_terms - weights.base_terms
-    coarse += 2.0 * law.other_mass * halving_change(terms)
-    size += 2.0 * law.other_mass * float(np.abs(terms).sum())
+    coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
+    size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
     slot = atoms.slot
     if slot is None:  # each class is an atom; behind them may stand that of weightless draws
         flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
@@ -129,7 +127,7 @@ def _with_label_drawn(
     """
     t = law.label
     if law.other_mass == 0.0:
-        return flows
+        return _Flows(np.zeros_like(flows.flows), 0.0, 0.0, 0.0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, LARGEST_EXPONENT))
         kappa = classes.contrast
@@ -139,11 +137,15 @@ def _with_label_drawn(
         rise = np.where(ratio < ratio[t], ratio + above[t], above + ratio[t])
         contrast = rise / (ratio + ratio[t] + 1.0)
         log_r = np.logaddexp(classes.log_r, classes.log_r[t])
-        drawn = np.exp(law.log_probs - log_r)  # so that drawn times ratio is e_j again
+        # drawn times ratio is e_j again; both are off by a factor that keeps `drawn` from
+        # underflowing where r_t is large
+        excess = max(float(classes.log_r[t]), 0.0)
+        drawn = np.exp(law.log_probs - (log_r - excess))
     drawn[t] = 0.0
     shifted = replace(classes, log_r=log_r, contrast=contrast)
     joined = replace(law, drawn=drawn)
     atoms = make_atoms(joined, shifted, sums)
+    atoms.rows[0] -= excess
     parts = _class_flows(joined, shifted, atoms, nodes, weights, sums)
     return parts._replace(
         total=flows.total,

@@ -386,7 +386,8 @@ def test_bad_jacobian(jacobian, error, message):
 @pytest.mark.parametrize("spread", [5.0, 50.0, 300.0])
 def test_error_estimate_is_small_at_any_spread(scheme, spread):
     result = exact_bias(np.linspace(-spread, spread, 5), 3, [0.2] * 5, 3, scheme=scheme)
-    assert 0.0 <= result.error <= 1e-12 * np.abs(result.bias).sum()
+    rounding = 1e-12 + 2e-14 * spread  # a logit of 300 has no more digits behind the point
+    assert 0.0 <= result.error <= rounding * np.abs(result.bias).sum()
 
 
 def test_loss_of_a_dominating_label_keeps_its_digits():

@@ -152,26 +152,35 @@ def _bend(
     kappa: float,
     c: FloatArray,
     tilted: FloatArray,
-) -> float:
+) -> tuple[float, float]:
     """Return (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, times T exp(v r0).
 
-    d = v (r - r0) and away = v (r - R); `c` and `tilted` (3,) are those of `atom_integrals` at
-    this node. Derivatives of psi: above eq. (B16).
+    Second comes the sum of the sizes of its parts. d = v (r - r0) and away = v (r - R); `c` (6,)
+    and `tilted` (5,) are those of `atom_integrals` at this node. Derivatives of psi: above eq.
+    (B16).
     """
-    c0, c1, c2 = c[0], c[1], c[2]
+    c0, c1, c2, s0, s1, s2 = c[0], c[1], c[2], c[3], c[4], c[5]
     ahead, lead, variance = d - tilted[0], tilted[1], tilted[2]  # r and R less the tilted mean
+    lead_size, variance_size = tilted[3], tilted[4]
+    value = size = 0.0
     if abs(away) < 1.0:
         ratio = _decay_ratio(away)
         e = math.exp(-away)
-        slope = c0 * ratio - c1 * (lead * ratio - e)
-        slope += c2 * ((lead * lead - variance) * ratio - (2.0 * lead + away) * e)
-        return -decay_ref * math.exp(min(x + log_sum, LARGEST_EXPONENT)) * float(slope)
-    value = 0.0
+        value = c0 * ratio - c1 * (lead * ratio - e)
+        value += c2 * ((lead * lead - variance) * ratio - (2.0 * lead + away) * e)
+        size = s0 * ratio + s1 * (lead_size * ratio + e)
+        size += s2 * (abs(lead) * lead_size + variance_size) * ratio
+        size += s2 * (2.0 * lead_size + abs(away)) * e
+        scale = decay_ref * math.exp(min(x + log_sum, LARGEST_EXPONENT))
+        return -scale * value, scale * size
     if decay > 0.0:
         value += decay * (c0 - c1 * ahead + c2 * (ahead * ahead - variance))
+        ahead_size = d + tilted[0]
+        size += decay * (s0 + s1 * ahead_size + s2 * (abs(ahead) * ahead_size + variance_size))
     if decay_ref > 0.0:
         value -= decay_ref * (c0 - c1 * lead + c2 * (lead * lead - variance))
-    return value / kappa
+        size += decay_ref * (s0 + s1 * lead_size + s2 * (abs(lead) * lead_size + variance_size))
+    return value / kappa, size / abs(kappa)
 
 
 @njit
@@ -186,9 +195,10 @@ def atom_integrals(
     """Integrate over the nodes log v, `x` (K,), at each of the `atoms` (8, A) of `node_sums`.
 
     `out` (3, A) gets the integral of v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D
-    = psi - psi_R, eq. (B23), the same from every second node, and that of the absolute values.
-    `coefficients` (K, 3) are c0, c1, c2; `tilted` (K, 3) is v (mean - r0), v (R - mean) and v**2
-    variance, of r tilted by exp(-v r); `log_reference` is log (R - r0).
+    = psi - psi_R, eq. (B23), the same from every second node, and that of the sizes of its parts.
+    `coefficients` (K, 6) are c0, c1, c2 and their sizes; `tilted` (K, 5) is v (mean - r0), v (R -
+    mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
+    `log_reference` is log (R - r0).
     """
     for i in range(atoms.shape[1]):
         full = half = size = 0.0
@@ -205,11 +215,15 @@ def atom_integrals(
             away = math.copysign(_scaled(x[k], atoms[3, i]), kappa)
             if c[1] == 0.0 and c[2] == 0.0:
                 term = c[0] * _contrast(x[k], decay, decay_ref, atoms[4, i], away, kappa)
+                part = abs(term)
             else:
-                term = _bend(x[k], d, decay, decay_ref, atoms[4, i], away, kappa, c, tilted[k])
-            term *= math.exp(min(x[k] + atoms[0, i], LARGEST_EXPONENT))
+                term, part = _bend(
+                    x[k], d, decay, decay_ref, atoms[4, i], away, kappa, c, tilted[k]
+                )
+            scale = math.exp(min(x[k] + atoms[0, i], LARGEST_EXPONENT))
+            term *= scale
             full += term
-            size += abs(term)
+            size += part * scale
             if k % 2 == 0:  # the trapezoid rule of twice the step
                 half += 2.0 * term
         out[0, i] = full
