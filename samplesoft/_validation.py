@@ -17,7 +17,7 @@ SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only abou
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
     """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
-    require_host(name, value)
+    require_plain(name, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -48,6 +48,7 @@ def as_float_rows(
     They are of type `dtype`, or where none is given float32 if they were, else float64.
     """
     if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        require_plain(name, value)
         rows = np.atleast_2d(value)
     else:
         rows = np.atleast_2d(as_real_array(name, value, (1, 2)))
@@ -65,7 +66,7 @@ def as_float_rows(
 
 def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> IntArray:
     """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
-    require_host(name, value)
+    require_plain(name, value)
     array = np.asarray(value)
     if array.size == 0 and array.ndim == 1 and batch is None:
         return np.empty(0, np.int64)
@@ -90,7 +91,7 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
 
 def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
-    require_host(name, value)
+    require_plain(name, value)
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
         raise TypeError(
@@ -103,8 +104,13 @@ def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, .
     return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
 
 
-def require_host(name: str, value: Any) -> None:
-    """Raise for an array on a GPU."""
+def require_plain(name: str, value: Any) -> None:
+    """Raise for an array on a GPU, and for one of whose entries some are masked."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"`{name}` must be a plain array, got a masked array, whose mask would be ignored; "
+            "leave out what is masked, or fill it with numpy.ma.filled."
+        )
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__"):
         raise TypeError(
             f"`{name}` must be in the host's memory here, got an array on a GPU; copy it with "
@@ -160,37 +166,48 @@ def as_probabilities(name: str, value: ArrayLike, num_classes: int) -> FloatArra
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"`{name}` must be an integer, got {type(value).__name__} {repr(value)[:60]}."
-        )
+        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")
     if value < minimum:
-        raise ValueError(f"`{name}` must be at least {minimum}, got {value}.")
+        raise ValueError(f"`{name}` must be at least {minimum}, got {shown(value)}.")
     if value > LARGEST_COUNT:
-        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:.0e}, got {value}.")
+        raise ValueError(f"`{name}` must be at most {LARGEST_COUNT:.0e}, got {shown(value)}.")
     return int(value)
 
 
 def as_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float greater than 0."""
-    _require_number(name, value)
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"`{name}` must be finite and greater than 0, got {value}.")
-    return float(value)
+    number = _as_number(name, value)
+    if not 0.0 < number < np.inf:
+        raise ValueError(f"`{name}` must be finite and greater than 0, got {shown(value)}.")
+    return number
 
 
 def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     """Return `value` as a float of at least 0 and less than `below`."""
-    _require_number(name, value)
-    if not 0 <= value < below:
-        raise ValueError(f"`{name}` must be at least 0 and less than {below}, got {value}.")
-    return float(value)
+    number = _as_number(name, value)
+    if not 0.0 <= number < below:
+        raise ValueError(f"`{name}` must be at least 0 and less than {below}, got {shown(value)}.")
+    return number
 
 
-def _require_number(name: str, value: Any) -> None:
+def _as_number(name: str, value: Any) -> float:
+    """Return `value` as a float, infinite where it is beyond the range of float64."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(
-            f"`{name}` must be a number, got {type(value).__name__} {repr(value)[:60]}."
-        )
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {shown(value)}.")
+    try:
+        with np.errstate(over="ignore"):  # of a numpy.longdouble
+            return float(value)
+    except OverflowError:
+        return np.inf if value > 0 else -np.inf
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, shortened; Python prints no integers of many digits."""
+    try:
+        text = str(value) if isinstance(value, (int, float, np.number)) else repr(value)
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def require_well_formed(name: str, matrix: Any) -> None:

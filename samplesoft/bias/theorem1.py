@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, as_count, as_positive
+from samplesoft._validation import FloatArray, as_count, as_positive, require_plain
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.jacobian import check_jacobian, contract
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
@@ -44,6 +44,7 @@ class Theorem1Terms(NamedTuple):
         the logits), `grad_bound` is M, at least as large as every coordinate of every ``d o_i``.
         """
         m = as_count("num_sampled", num_sampled)
+        require_plain("g", g)
         weights = np.asarray(g, dtype=np.float64)
         column = np.shape(self.ub1) + (1,)
         ub1, ub2, lb_sum = (np.reshape(x, column) / m for x in (self.ub1, self.ub2, self.lb_sum))

@@ -82,7 +82,7 @@ class RandomFourierFeatures(FeatureMap):
         generator = np.random.default_rng(int(as_key(rng)))
         turns = self.nu**0.5 / (2.0 * np.pi)
         self.limits = {
-            np.dtype(t): (_ROUNDING / float(np.finfo(t).eps) / turns) ** 2
+            np.dtype(t): min(_ROUNDING / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
         self.turns = DRAWS[frequencies](self.dim, self.num_features, turns, generator, self.device)

@@ -96,6 +96,7 @@ class RandomMaclaurinFeatures(FeatureMap):
         # feature; the sum over the degrees of (2 tau^2 square)^N / N!^2 is a Bessel function
         square = squared_norms(X)[:, None] * squared_norms(Y)
         square += 2.0 * (X @ Y.T) ** 2 - 2.0 * (X**2 @ (Y**2).T)
-        moment = 2.0 * i0(self.tau * np.sqrt(8.0 * np.maximum(square, 0.0)))
-        variance: FloatArray = (moment - self._kernel(X, Y) ** 2) / self.num_features
-        return variance
+        with np.errstate(over="ignore", invalid="ignore"):
+            moment = 2.0 * i0(self.tau * np.sqrt(8.0 * np.maximum(square, 0.0)))
+            variance: FloatArray = (moment - self._kernel(X, Y) ** 2) / self.num_features
+        return np.where(np.isinf(moment), np.inf, variance)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, IntArray, require_host
+from samplesoft._validation import FloatArray, IntArray, require_plain
 from samplesoft.kernels.losses.candidate_logits import are_drawable
 from samplesoft.losses.targets import Targets
 from samplesoft.samplers.base import Draw
@@ -24,11 +24,21 @@ def check_draw(
     """
     if not isinstance(draw, Draw):
         raise no_draw(draw)
-    require_host("draw", draw.ids)
+    for name, kind in {"ids": "iu", "log_q": "f", "log_inclusion": "f"}.items():
+        array = getattr(draw, name)
+        if array is None and name == "log_inclusion":
+            continue
+        require_plain(f"draw.{name}", array)
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in kind:
+            raise TypeError(
+                f"`draw.{name}` must be an array of {'floats' if kind == 'f' else 'integers'}, got "
+                f"{getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
+            )
+    require_shapes(draw.ids.shape, draw.log_q.shape, batch)
     ids, log_counts = draw.ids, draw.log_expected_count
     require_shapes(ids.shape, log_counts.shape, batch)
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"`draw` must hold ids that are integers, got {ids.dtype}.")
+    ids = ids.astype(np.int64, copy=False)
+    log_counts = log_counts.astype(np.float64, copy=False)
     if not are_drawable(ids, log_counts, n):
         raise _explained(ids, log_counts, n)
     if len(ids) == 1:
@@ -82,6 +92,7 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
             f"`label_log_count` must be given with scheme={scheme.name!r}: the log expected "
             "count of each label in a draw; use sampler.log_expected_count."
         )
+    require_plain("label_log_count", value)
     counts = np.asarray(value, dtype=np.float64)
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")

@@ -19,6 +19,7 @@ def check_class_embeddings(value: Any) -> Rows:
     """Return class vectors (n, d) in C order; large arrays are not read for finiteness here."""
     if (
         isinstance(value, np.ndarray)
+        and not isinstance(value, np.ma.MaskedArray)
         and value.dtype in (np.float32, np.float64)
         and value.ndim == 2
         and value.size

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from samplesoft._validation import IntArray, as_count, as_ids
+from samplesoft._validation import IntArray, as_count, as_ids, require_plain
 
 
 def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[str, float]:
@@ -51,6 +51,7 @@ def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[
     0.5
     """
     labels = sparse.csr_array(labels, copy=True)
+    require_plain("ids", ids)
     given = np.asarray(ids)
     if given.ndim != 2 or len(given) != labels.shape[0]:
         raise ValueError(

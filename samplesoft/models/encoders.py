@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count, as_ids, require_well_formed
+from samplesoft._validation import IntArray, as_count, as_ids, require_plain, require_well_formed
 from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
 from samplesoft.kernels.math.weighted_rows import weighted_rows
 from samplesoft.losses.gradients import SparseRows
@@ -104,6 +104,7 @@ class Embedding:
             If `x` is empty, or an id is out of range.
         """
         weights = self.parameters["weights"]
+        require_plain("x", x)
         array = np.asarray(x)
         if array.size == 0:
             raise ValueError(f"`x` must not be empty, got shape {array.shape}.")

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from samplesoft._jit import chunks, thread_each
 from samplesoft._random import mix64, uniform_block
-from samplesoft._validation import as_positive, require_host
+from samplesoft._validation import as_positive, require_plain
 from samplesoft.losses.gradients import SparseRows
 
 Parameters = dict[str, NDArray[Any]]
@@ -63,6 +63,7 @@ def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 def check_array(name: str, value: Any, shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
     """Require an array of type `dtype` and of `shape`, where None stands for any length but 0."""
+    require_plain(name, value)
     if not isinstance(value, np.ndarray):
         raise TypeError(f"`{name}` must be a numpy array, got {type(value).__name__}.")
     wanted = tuple("*" if length is None else length for length in shape)
@@ -81,7 +82,7 @@ def check_array(name: str, value: Any, shape: tuple[int | None, ...], dtype: np.
 
 def check_changeable(argument: str, name: str, array: Any) -> None:
     """Require that the array `name` of a mapping is of floats and can be changed in place."""
-    require_host(f"{argument}[{name!r}]", array)
+    require_plain(f"{argument}[{name!r}]", array)
     if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
         raise TypeError(
             f"`{argument}` must hold arrays of float32 or float64, got "

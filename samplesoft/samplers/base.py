@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device.arrays import ARRAYS, HostArrays
 from samplesoft._device.select import as_device, require_copyable, twin
 from samplesoft._random import as_key
-from samplesoft._validation import FloatArray, IntArray, as_count
+from samplesoft._validation import FloatArray, IntArray, as_count, require_plain
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.shared import sample_shared
 
@@ -275,6 +275,7 @@ class Sampler(ABC):
                 "samplers that do not look at them take None."
             )
         if self.dim is None and self.device == "cpu":
+            require_plain("h", h)
             contexts = np.atleast_2d(np.asarray(h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
                 raise ValueError(

@@ -110,7 +110,10 @@ def _softmax_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
 def _quadratic(inputs: SamplerInputs) -> Sampler:
     """Weigh the square of the logit tau h . c, as Blanc and Rendle do."""
     tau = as_tau(inputs.tau, unit_vectors=False)
-    sampler = QuadraticSampler(inputs.class_embeddings, alpha=inputs.alpha * tau**2, leaf="kernel")
+    alpha = inputs.alpha * tau * tau
+    if not alpha < np.inf:
+        raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
+    sampler = QuadraticSampler(inputs.class_embeddings, alpha=alpha, leaf="kernel")
     sampler.tau = tau
     return sampler
 

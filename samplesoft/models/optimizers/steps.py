@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
-from samplesoft._validation import IntArray
+from samplesoft._validation import IntArray, require_plain
 from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import check_changeable
@@ -41,6 +41,7 @@ class HostSteps:
         if isinstance(gradient, SparseRows):
             ids, given = _as_row_ids(name, gradient.ids, parameter), gradient.rows
             shape = (len(ids), *parameter.shape[1:])
+        require_plain(f"gradients[{name!r}]", given)
         if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
             raise TypeError(
                 f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
@@ -94,6 +95,7 @@ def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
 
 
 def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
+    require_plain(f"gradients[{name!r}]", ids)
     array = np.asarray(ids)
     if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
         raise TypeError(
