@@ -188,7 +188,7 @@ class TestOnDevice:
         with pytest.raises(TypeError, match="array on the GPU with device='cuda', got ndarray"):
             KernelTree(W, lambda rows: np.ones((3, 2)), device="cuda")
         floats = Draw(np.array([[0.5]]), np.zeros((1, 1)))
-        with pytest.raises(TypeError, match="ids that are integers"):
+        with pytest.raises(TypeError, match=r"`draw\.ids` must be an array of integers"):
             loss = SampledSoftmaxLoss(scheme="masked", device="cuda")
             loss.forward(np.eye(3)[:1], np.eye(3), [0], floats)
 
