@@ -8,20 +8,11 @@ from __future__ import annotations
 import naive
 import numpy as np
 import pytest
-from mpmath import mp, mpf
+from extremes import LOST, enumerated, extreme
+from mpmath import mpf
 
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.schemes import exact_schemes
-
-LOST = mpf("1e-289")  # a bias below this has no digits in float64
-
-
-def enumerated(logits, label, q, m, scheme):
-    """Return the bias (n,), as mpf, of any logits and proposal."""
-    dps = int(2 * (max(logits) - min(logits)) / 2.3) + 700
-    with mp.workdps(dps):
-        expected, _, _ = naive.enumerate_scheme(logits, label, q, m, scheme, dps)
-        return [x - y for x, y in zip(expected, naive.softmax(logits), strict=True)]
 
 
 def check(logits, label, q, m, scheme):
@@ -62,22 +53,12 @@ def test_the_label_leads_or_trails_by_any_gap(scheme, m, case):
     check(*(LEADS | TRAILS)[case], m, scheme)
 
 
-def problem(rng):
-    """Return logits of up to ten thousand, and a proposal down to 1e-300."""
-    n, scale = int(rng.integers(2, 5)), 10.0 ** rng.uniform(-1.0, 3.5)
-    special = [0.0, -1.0, -30.0, -285.0, -700.0, -745.0, -800.0, -1e4, 1e4]
-    logits = rng.normal(size=n) * scale if rng.random() < 0.7 else rng.choice(special, n)
-    depth = rng.choice([0, 1, 10, 100, 300])
-    q = 10.0 ** (-depth * (rng.random(n) if rng.random() < 0.7 else rng.integers(0, 2, n)))
-    return logits, int(rng.integers(n)), np.maximum(q / q.sum(), 1e-300), int(rng.integers(1, 4))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_the_estimated_error_bounds_the_error(scheme):
     rng = np.random.default_rng(29)
     for _ in range(40):
-        check(*problem(rng), scheme)
+        check(*extreme(rng), scheme)
 
 
 def test_rounding_alone_would_be_too_small_an_estimate():
