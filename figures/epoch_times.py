@@ -53,7 +53,9 @@ def main() -> None:
     """Measure, then write the CSV and the figure."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--corpus", required=True, help="folder of train, valid and test text")
-    options.add_argument("--steps", type=int, default=60, help="steps of a model (default 60)")
+    options.add_argument(
+        "--steps", type=int, default=60, help="steps, of a layer at most 40 (default 60)"
+    )
     options.add_argument("--largest", type=int, default=CLASSES[-1], help="most classes")
     options.add_argument(
         "--output", type=Path, default=Path(__file__).parent, help="folder of CSV and PNG"

@@ -37,7 +37,7 @@ def halving_change(terms: FloatArray) -> float:
     return abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
 
 
-def rounding_unit(log_ratios: FloatArray, log_base: float = 0.0) -> float:
+def rounding_unit(log_ratios: FloatArray, log_base: float) -> float:
     """Return the relative error of a term: rounding, and that of ratios known by their logs."""
     base = abs(log_base) if np.isfinite(log_base) else 0.0
     largest = max(float(np.abs(log_ratios).max(initial=0.0)), base)

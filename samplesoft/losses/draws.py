@@ -34,11 +34,10 @@ def check_draw(
                 f"`draw.{name}` must be an array of {'floats' if kind == 'f' else 'integers'}, got "
                 f"{getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
             )
-    require_shapes(draw.ids.shape, draw.log_q.shape, batch)
-    ids, log_counts = draw.ids, draw.log_expected_count
-    require_shapes(ids.shape, log_counts.shape, batch)
-    ids = ids.astype(np.int64, copy=False)
-    log_counts = log_counts.astype(np.float64, copy=False)
+    logs = draw.log_q if draw.log_inclusion is None else draw.log_inclusion
+    require_shapes(draw.ids.shape, logs.shape, batch)
+    ids = draw.ids.astype(np.int64, copy=False)
+    log_counts = draw.log_expected_count.astype(np.float64, copy=False)
     if not are_drawable(ids, log_counts, n):
         raise _explained(ids, log_counts, n)
     if len(ids) == 1:
