@@ -111,6 +111,33 @@ def test_updates_leave_the_bits_of_the_processor(n, leaf_size, dtype):
     np.testing.assert_array_equal(some, here.class_embeddings([n - 1, 0]))
 
 
+@pytest.mark.parametrize(("n", "leaf_size"), [(3, 1), (7, 2)])
+def test_leaves_are_summed_anew_as_on_the_processor(n, leaf_size):
+    rng = np.random.default_rng(n)
+    rows, _ = whole_numbers(n, np.float32, dim=3)
+    here, there = trees(rows, leaf_size=leaf_size)
+    errors = rng.integers(-2, 3, sums(there).shape).astype(np.float32)
+    here._engine._sums.nodes += errors
+    there._engine._sums.nodes.copy_to_device(sums(there) + errors)
+    for turn in range(-(-n // leaf_size)):
+        for tree in (here, there):
+            tree._engine.num_updates = 16 * leaf_size * (turn + 1) - 1
+            tree.update([turn], rows[[turn]])
+        np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+    np.testing.assert_allclose(sums(there), sums(trees(rows, leaf_size=leaf_size)[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_large_passing_vector_is_told_as_on_the_processor(dtype):
+    rows, _ = whole_numbers(13, dtype, dim=3)
+    here, there = trees(rows, leaf_size=2)
+    for size in (1e30, 1e20, 1e4, 1.0, 0.0):
+        for tree in (here, there):
+            tree.update([5], np.full((1, 3), size))
+        np.testing.assert_array_equal(sums(there), here._engine._sums.nodes)
+        assert there.num_updates == here.num_updates
+
+
 @pytest.mark.parametrize("leaf_size", [1, 4])
 def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
     from samplesoft._device import draws_cuda as draws

@@ -43,6 +43,17 @@ def sum_runs(features: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> No
 
 
 @njit
+def largest_in_rows(features: NDArray[Any], largest: NDArray[Any]) -> None:
+    """Write the largest absolute value in each row (k,)."""
+    for i in range(len(features)):
+        row = features[i]
+        size = abs(row[0])
+        for f in range(1, len(row)):
+            size = max(size, abs(row[f]))
+        largest[i] = size
+
+
+@njit
 def sum_sizes(rows: NDArray[Any], sizes: FloatArray) -> None:
     """Add the absolute values of each column to `sizes` (F,)."""
     for i in range(len(rows)):
@@ -65,6 +76,26 @@ def sum_changes(
             for f in range(len(row)):
                 row[f] += here[f] - there[f]
                 total[f] += np.float64(here[f]) - np.float64(there[f])
+
+
+@njit
+def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, change: NDArray[Any]) -> None:
+    """Subtract from rows of `change` (k, F) what the tree holds as the sums of leaves (k,)."""
+    top = 1
+    while top < len(nodes):
+        top *= 2
+    held = np.empty(nodes.shape[1])
+    for i in range(len(leaves)):
+        held[:] = nodes[0]
+        half = top
+        while half > 1:
+            half //= 2
+            middle = (leaves[i] & ~(2 * half - 1)) + half
+            if middle < len(nodes):
+                share = -0.5 if leaves[i] >= middle else 0.5
+                for f in range(len(held)):
+                    held[f] = 0.5 * held[f] + share * nodes[middle, f]
+        subtract(change[i], held)
 
 
 @njit

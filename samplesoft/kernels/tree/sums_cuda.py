@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samplesoft._cuda import WARP_SIZE, cuda, kernel, lane, thread_index, warp_index
+from samplesoft._cuda import WARP_SIZE, cuda, kernel, lane, thread_index, warp_index, warp_max
 from samplesoft.kernels.arrays.search_cuda import first_above
 
 
@@ -39,6 +39,37 @@ def sum_changes(new: Any, old: Any, starts: Any, first: int, change: Any) -> Non
         for j in range(begin + 1, stop):
             total += new[j, f] - old[j, f]
         change[i, f] = total
+
+
+@kernel
+def largest_in_rows(features: Any, largest: Any) -> None:
+    """Write the largest absolute value in each row (k,), a warp a row."""
+    i = warp_index()
+    if i >= features.shape[0]:
+        return
+    size = features.dtype.type(0)
+    for f in range(lane(), features.shape[1], WARP_SIZE):
+        size = max(size, abs(features[i, f]))
+    largest[i] = warp_max(size)
+
+
+@kernel
+def subtract_leaf_sums(nodes: Any, leaves: Any, change: Any) -> None:
+    """Subtract what the tree holds as the sums of leaves (k,), a thread for each number."""
+    i, f = thread_index() // nodes.shape[1], thread_index() % nodes.shape[1]
+    if i >= leaves.shape[0]:
+        return
+    leaf, half = leaves[i], 1
+    while half < nodes.shape[0]:
+        half *= 2
+    held = float(nodes[0, f])
+    while half > 1:
+        half //= 2
+        middle = leaf // (2 * half) * (2 * half) + half
+        if middle < nodes.shape[0]:
+            share = -0.5 if leaf >= middle else 0.5
+            held = 0.5 * held + share * nodes[middle, f]
+    change[i, f] -= held
 
 
 @kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.feature_maps import FeatureMap
 from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
 from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
-from samplesoft.kernels.tree.sums import sum_changes, sum_runs
+from samplesoft.kernels.tree.sums import largest_in_rows, sum_changes, sum_runs
 from samplesoft.kernels.tree.walk import (
     known_levels,
     multiply_top,
@@ -26,6 +27,7 @@ from samplesoft.kernels.tree.walk import (
 )
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.tree.shape import TreeShape
+from samplesoft.samplers.tree.sizes import FeatureSizes
 from samplesoft.samplers.tree.sums import HostTreeSums
 
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
@@ -113,18 +115,21 @@ class HostTree:
 
     def rebuild(self, progress: bool = False) -> None:
         """Sum the features of all classes again."""
-        self._sums = self._built(self._rows, progress)
+        self._sums, self._sizes = self._built(self._rows, progress)
         self.num_updates = 0
 
-    def _built(self, rows: Rows, progress: bool = False) -> HostTreeSums:
-        """Return the sums of the features of `rows` (n, d)."""
-        leaf_sums = np.empty((self._shape.num_leaves, self._shape.feature_dim), self._rows.dtype)
+    def _built(self, rows: Rows, progress: bool = False) -> tuple[HostTreeSums, FeatureSizes]:
+        """Return the sums of the features of `rows` (n, d), and how large those are."""
+        sizes = np.empty(len(rows), rows.dtype)
+        leaf_sums = np.empty((self._shape.num_leaves, self._shape.feature_dim), rows.dtype)
         parts = chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK))
         for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
-            here = rows[part.start * self._shape.leaf_size : part.stop * self._shape.leaf_size]
-            starts = np.arange(0, len(here), self._shape.leaf_size)
-            sum_runs(self._features(here), starts, leaf_sums[part])
-        return HostTreeSums(leaf_sums)
+            here = slice(part.start * self._shape.leaf_size, part.stop * self._shape.leaf_size)
+            features = self._features(rows[here])
+            starts = np.arange(0, len(features), self._shape.leaf_size)
+            sum_runs(features, starts, leaf_sums[part])
+            largest_in_rows(features, sizes[here])
+        return HostTreeSums(leaf_sums), FeatureSizes(rows.dtype, sizes)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
@@ -195,6 +200,7 @@ class HostTree:
             return self._prepare_rebuild(ids, rows)
         leaves, starts = np.unique(ids // self._shape.leaf_size, return_index=True)
         change = np.empty((len(leaves), self._shape.feature_dim), self._rows.dtype)
+        sizes = np.empty((2, len(ids)), self._rows.dtype)
 
         def read(part: slice) -> FloatArray:
             some = slice(starts[part.start], [*starts, len(ids)][part.stop])
@@ -203,6 +209,8 @@ class HostTree:
             total = np.zeros(self._shape.feature_dim)
             offsets = starts[part] - starts[part.start]
             sum_changes(features[:num], features[num:], offsets, change[part], total)
+            largest_in_rows(features[:num], sizes[0, some])
+            largest_in_rows(features[num:], sizes[1, some])
             return total
 
         at_a_time = min(
@@ -211,12 +219,18 @@ class HostTree:
         edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
         edges = np.unique([*edges, len(leaves)])
         total = np.zeros(self._shape.feature_dim)
-        for moved in thread_map(read, map(slice, edges[:-1], edges[1:])):
-            total += moved
+        for part_total in thread_map(read, map(slice, edges[:-1], edges[1:])):
+            total += part_total
         add = self._sums.prepare(leaves, change, total)
+        moved = self._sizes.moved(*sizes)
+        if moved.outgrown:
+            return self._prepare_rebuild(ids, rows)
+        renew = self._prepare_renewal(len(ids))
 
         def commit() -> None:
             add()
+            renew()
+            self._sizes = moved
             self._rows[ids] = rows
             self.num_updates += len(ids)
 
@@ -225,12 +239,24 @@ class HostTree:
     def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         every = self._rows.copy()
         every[ids] = rows
-        sums = self._built(every)
+        sums, sizes = self._built(every)
 
         def commit() -> None:
-            self._rows, self._sums, self.num_updates = every, sums, 0
+            self._rows, self._sums, self._sizes, self.num_updates = every, sums, sizes, 0
 
         return commit
+
+    def _prepare_renewal(self, num: int) -> Callable[[], None]:
+        """Return what ends drift in the leaves whose turn comes with the next `num` updates."""
+        leaves = self._shape.leaves_due(self.num_updates, num)
+        size, sums = self._shape.leaf_size, self._sums
+        errors = np.empty((len(leaves), self._shape.feature_dim), self._rows.dtype)
+        for part in chunks(len(leaves), self._shape.leaves_at_a_time(_BLOCK)):
+            ids = (leaves[part, None] * size + np.arange(size)).reshape(-1)
+            features = self._features(self._rows[ids[ids < self._shape.num_classes]])
+            sum_runs(features, np.arange(0, len(features), size), errors[part])
+            sums.subtract(leaves[part], errors[part])
+        return partial(sums.add, leaves, errors) if len(leaves) else lambda: None
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
         """Yield what is multiplied in each of `leaves`: class vectors, or features of classes.

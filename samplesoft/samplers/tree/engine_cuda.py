@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
 from samplesoft.kernels.tree import leaf_cuda, walk_cuda
 from samplesoft.kernels.tree.records import KERNEL, Exclusion
-from samplesoft.kernels.tree.sums_cuda import sum_changes, sum_runs
+from samplesoft.kernels.tree.sums_cuda import largest_in_rows, sum_changes, sum_runs
 from samplesoft.kernels.tree.walk import top
 from samplesoft.samplers.base import Draw
 from samplesoft.samplers.tree.shape import TreeShape
+from samplesoft.samplers.tree.sizes import FeatureSizes
 from samplesoft.samplers.tree.sums_cuda import CudaTreeSums, room_for_sums, sum_columns
 
 _BLOCK = 1 << 26  # numbers in the features, or inner products, held at a time
@@ -100,7 +102,7 @@ class CudaTree:
         """Sum the features of all classes again, where memory allows beside the old sums."""
         if self._sums is not None and not self._sums.fit_again():
             self._sums = None
-        self._sums = self._built(self._buckets, progress)
+        self._sums, self._sizes = self._built(self._buckets, progress)
         self.num_updates = 0
 
     def sample(self, h: Any, m: int, exclude: Any, key: np.uint64) -> Draw:
@@ -172,16 +174,25 @@ class CudaTree:
         change = empty((leaves.shape[0], self._shape.feature_dim), rows.dtype)
         parts = self._parts_of(ids.shape[0], starts)
         added, taken = (room_for_sums(change, len(parts)) for _ in range(2))
+        sizes = empty((2, ids.shape[0]), rows.dtype)
         for i, (some, run) in enumerate(parts):
             new, old = (self._transformed(x) for x in (rows[some], self.rows(ids[some])))
             changed = new, old, starts[run], some.start, change[run]
             launch_warps(sum_changes, run.stop - run.start, *changed)
             sum_columns(new, added, i)
             sum_columns(old, taken, i)
+            launch_warps(largest_in_rows, new.shape[0], new, sizes[0, some])
+            launch_warps(largest_in_rows, old.shape[0], old, sizes[1, some])
         add = self._sums.prepare(leaves, change, added, taken)
+        moved = self._sizes.moved(*sizes.copy_to_host())
+        if moved.outgrown and self._sums.fit_again():
+            return self._prepare_rebuild(ids, rows)
+        renew = self._prepare_renewal(ids.shape[0])
 
         def commit() -> None:
             add()
+            renew()
+            self._sizes = moved
             self._write(self._buckets, ids, rows)
             self.num_updates += ids.shape[0]
 
@@ -205,24 +216,47 @@ class CudaTree:
     def _prepare_rebuild(self, ids: Any, rows: Any) -> Callable[[], None]:
         buckets = copied(self._buckets)
         self._write(buckets, ids, rows)
-        sums = self._built(buckets)
+        sums, sizes = self._built(buckets)
 
         def commit() -> None:
-            self._buckets, self._sums, self.num_updates = buckets, sums, 0
+            self._buckets, self._sums, self._sizes, self.num_updates = buckets, sums, sizes, 0
 
         return commit
 
-    def _built(self, buckets: Any, progress: bool = False) -> CudaTreeSums:
-        """Return the sums of the features of all classes."""
+    def _prepare_renewal(self, num: int) -> Callable[[], None]:
+        """Return what ends drift in the leaves whose turn comes with the next `num` updates."""
+        shape, sums = self._shape, self._sums
+        due = shape.leaves_due(self.num_updates, num)
+        if not len(due):
+            return lambda: None
+        leaves = to_device(due)
+        errors = empty((len(due), shape.feature_dim), self._buckets.dtype)
+        for part in chunks(len(due), shape.leaves_at_a_time(_BLOCK)):
+            count = shape.num_classes_in(due[part])
+            self._sum_leaves(self._buckets, leaves[part], count, errors[part])
+            sums.subtract(leaves[part], errors[part])
+        return partial(sums.add, leaves, errors)
+
+    def _built(self, buckets: Any, progress: bool = False) -> tuple[CudaTreeSums, FeatureSizes]:
+        """Return the sums of the features of all classes, and how large those are."""
         shape, size = self._shape, self._shape.leaf_size
+        sizes = empty(shape.num_classes, buckets.dtype)
         leaf_sums = empty((shape.num_leaves, shape.feature_dim), buckets.dtype)
         parts = chunks(shape.num_leaves, shape.leaves_at_a_time(_BLOCK))
         for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
+            leaves = self._all_leaves[part]
             count = min(part.stop * size, shape.num_classes) - part.start * size
-            features = self._transformed(self._rows_of(buckets, self._all_leaves[part], count))
-            starts = to_device(np.arange(0, count, size))
-            launch_warps(sum_runs, starts.shape[0], features, starts, leaf_sums[part])
-        return CudaTreeSums(leaf_sums)
+            features = self._sum_leaves(buckets, leaves, count, leaf_sums[part])
+            here = sizes[part.start * size : part.start * size + count]
+            launch_warps(largest_in_rows, count, features, here)
+        return CudaTreeSums(leaf_sums), FeatureSizes(buckets.dtype, sizes.copy_to_host())
+
+    def _sum_leaves(self, buckets: Any, leaves: Any, count: int, sums: Any) -> Any:
+        """Sum the features of `count` classes over leaves (k,), and return them."""
+        features = self._transformed(self._rows_of(buckets, leaves, count))
+        starts = to_device(np.arange(0, count, self._shape.leaf_size))
+        launch_warps(sum_runs, starts.shape[0], features, starts, sums)
+        return features
 
     def _transformed(self, rows: Any) -> Any:
         return rows if self._features is None else self._features(rows)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from samplesoft._validation import IntArray
 from samplesoft.kernels.tree.records import KERNEL, LEAVES, SOFTMAX, TreeRules
+
+UPDATES_OF_A_CLASS = 16  # after which its leaf is summed anew
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,20 @@ class TreeShape:
         kind = LEAVES[self.leaf] if self.leaf_size > 1 else SOFTMAX
         scale = self.floor if kind == KERNEL else self.scale
         return TreeRules(self.num_classes, self.leaf_size, self.floor, kind, scale)
+
+    def leaves_due(self, num_updates: int, num: int) -> IntArray:
+        """Return the leaves (k,), rising, to be summed anew after `num` more updates.
+
+        One after another, every leaf once in `UPDATES_OF_A_CLASS` updates of all classes.
+        """
+        each = UPDATES_OF_A_CLASS * self.leaf_size
+        first, last = num_updates // each, (num_updates + num) // each
+        return np.sort(np.arange(first, last) % self.num_leaves)
+
+    def num_classes_in(self, leaves: IntArray) -> int:
+        """Return how many classes are in leaves (k,), rising; the last of all may have fewer."""
+        last = min(self.leaf_size, self.num_classes - int(leaves[-1]) * self.leaf_size)
+        return (len(leaves) - 1) * self.leaf_size + last
 
     def leaves_at_a_time(self, numbers: int) -> int:
         """Return of how many leaves the classes' features are about so many numbers."""

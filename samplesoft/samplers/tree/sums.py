@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.tree.sums import add_to_tree, sum_runs, sum_sizes, sums_to_differences
+from samplesoft.kernels.tree.sums import (
+    add_to_tree,
+    subtract_leaf_sums,
+    sum_runs,
+    sum_sizes,
+    sums_to_differences,
+)
 
 
 class HostTreeSums:
@@ -43,12 +49,20 @@ class HostTreeSums:
         """
         limits = self._grown(change)
 
-        def add() -> None:
+        def commit() -> None:
             self.total = self.total + total
             self._limits = limits
-            thread_each(lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns())
+            self.add(leaves, change)
 
-        return add
+        return commit
+
+    def add(self, leaves: IntArray, change: NDArray[Any]) -> None:
+        """Add `change` (k, F), used up, to the sums of leaves (k,)."""
+        thread_each(lambda part: add_to_tree(self.nodes, leaves, change, part), self._columns())
+
+    def subtract(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
+        """Subtract from the sums (k, F) of leaves (k,) what the tree holds as such."""
+        subtract_leaf_sums(self.nodes, leaves, leaf_sums)
 
     def _grown(self, sums: NDArray[Any]) -> FloatArray:
         """Return limits (F,) to the size of any node after sums of leaves are added."""

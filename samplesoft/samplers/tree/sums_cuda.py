@@ -53,15 +53,24 @@ class CudaTreeSums:
         sum_columns(change, sizes)
         total, limits = self._grown(added, taken, sizes, change.dtype)
 
-        def add() -> None:
+        def commit() -> None:
             self._total, self._limits = total, limits
-            half = 1
-            while half < self.nodes.shape[0]:
-                launch_warps(kernels.add_level, leaves.shape[0], self.nodes, leaves, change, half)
-                half *= 2
-            launch_threads(kernels.add_to_root, change.shape[1], self.nodes, change)
+            self.add(leaves, change)
 
-        return add
+        return commit
+
+    def add(self, leaves: Any, change: Any) -> None:
+        """Add `change` (k, F), used up, to the sums of leaves (k,)."""
+        half = 1
+        while half < self.nodes.shape[0]:
+            launch_warps(kernels.add_level, leaves.shape[0], self.nodes, leaves, change, half)
+            half *= 2
+        launch_threads(kernels.add_to_root, change.shape[1], self.nodes, change)
+
+    def subtract(self, leaves: Any, leaf_sums: Any) -> None:
+        """Subtract from the sums (k, F) of leaves (k,) what the tree holds as such."""
+        held = self.nodes, leaves, leaf_sums
+        launch_threads(kernels.subtract_leaf_sums, leaf_sums.size, *held)
 
     def _grown(self, added: Any, taken: Any, sizes: Any, dtype: Any) -> tuple[Any, Any]:
         """Return the total and the limits to the size of any node, with changes added."""

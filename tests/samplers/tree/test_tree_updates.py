@@ -240,15 +240,61 @@ def test_a_million_updates_drift_little_and_say_so(signed):
     np.testing.assert_array_equal(kernel_tree.probs(h), built.probs(h))
 
 
-def test_drift_sees_what_a_large_passing_vector_leaves_behind():
-    rows = np.ones((8, 1), np.float32)
-    kernel_tree = KernelTree(rows, leaf_size=1)
-    kernel_tree.update([0], [[1e12]])
-    kernel_tree.update([0], [[1.0]])
-    assert kernel_tree.drift > 0.1
-    kernel_tree.rebuild()
-    assert kernel_tree.drift == 0.0
-    np.testing.assert_allclose(kernel_tree.probs([1.0]), 0.125, rtol=1e-12)
+LARGEST = {np.float32: 1e30, np.float64: 1e300}
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("ratio", [1e-2, 1e-300])  # of the sizes of one step, and of the next
+@pytest.mark.parametrize("transform", [None, np.abs])
+def test_a_large_passing_vector_leaves_nothing_behind(transform, ratio, dtype):
+    rng = np.random.default_rng(6)
+    rows, h = rng.standard_normal((37, 3)).astype(dtype), rng.standard_normal((4, 3)).astype(dtype)
+    kernel_tree = KernelTree(rows, transform, leaf_size=2)
+    factor = LARGEST[dtype]
+    while factor > 1.0:
+        kernel_tree.update([5], factor * rows[[5]])
+        factor = max(1.0, factor * ratio)
+    kernel_tree.update([5], rows[[5]])
+    np.testing.assert_array_equal(kernel_tree.class_embeddings(), rows)
+    built = KernelTree(rows, transform, leaf_size=2)
+    tolerance = 4 * np.finfo(dtype).eps ** 0.5  # half the digits are left before it is built anew
+    np.testing.assert_allclose(kernel_tree.probs(h), built.probs(h), rtol=0, atol=tolerance)
+    assert kernel_tree.drift < tolerance
+
+
+def test_a_large_vector_that_stays_costs_no_rebuilding():
+    rng = np.random.default_rng(6)
+    kernel_tree = KernelTree(rng.random((37, 3)).astype(np.float32), leaf_size=2)
+    kernel_tree.update([5], [[1e30, 0.0, 0.0]])
+    for c in range(6, 16):
+        kernel_tree.update([c], rng.random((1, 3)))
+    assert kernel_tree.num_updates == 11
+    kernel_tree.update([5], [[0.0, 0.0, 0.0]])
+    assert kernel_tree.num_updates == 0
+
+
+def test_features_that_all_vanish_leave_sums_of_zero():
+    kernel_tree = KernelTree(np.full((9, 1), 0.1, np.float32), leaf_size=2)
+    for c in range(9):
+        kernel_tree.update([c], [[0.0]])
+    np.testing.assert_array_equal(kernel_tree._engine._sums.nodes, 0.0)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("num", [1, 7])  # classes in an update
+@pytest.mark.parametrize(("n", "leaf_size"), [(5, 2), (37, 3), (64, 64)])
+def test_every_leaf_is_summed_anew_in_16_updates_of_each_class(n, leaf_size, num, dtype):
+    rng = np.random.default_rng(n)
+    rows = whole_numbers(rng, n, dtype)
+    kernel_tree = KernelTree(rows, squares, leaf_size=leaf_size)
+    built, nodes = (kernel_tree._engine._sums.nodes.copy() for _ in range(2))
+    nodes += rng.integers(-2, 3, nodes.shape)  # errors in every node
+    kernel_tree._engine._sums.nodes = nodes
+    num = min(num, (n - 1) // 2)  # more would build all sums anew
+    while kernel_tree.num_updates < 16 * n + 16 * leaf_size:
+        ids = rng.choice(n, num, replace=False)
+        kernel_tree.update(ids, rows[ids])
+    np.testing.assert_allclose(nodes, built, rtol=0, atol=64 * np.finfo(dtype).eps)
 
 
 def test_drift_is_measured_against_the_exact_sum():
