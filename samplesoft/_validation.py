@@ -163,6 +163,11 @@ def as_probabilities(name: str, value: ArrayLike, num_classes: int) -> FloatArra
     return array
 
 
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array, or a copy of one that only can be read, as one mapped from a file."""
+    return array if array.flags.writeable else array.copy()
+
+
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):

@@ -11,7 +11,14 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import row_chunks
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, as_positive
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_float_rows,
+    as_positive,
+    writable,
+)
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import Draw, Rows
 
@@ -150,6 +157,9 @@ class DenseSampler(Sampler):
         return weights
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        if self.class_embeddings is not None:
+            self.class_embeddings = writable(self.class_embeddings)
+
         def commit() -> None:
             if self.class_embeddings is not None:
                 self.class_embeddings[ids] = rows

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, as_ids, as_positive
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_counts,
+    as_ids,
+    as_positive,
+    writable,
+)
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import Draw, Rows
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
@@ -75,6 +83,7 @@ class LearnedUnigramSampler(Sampler):
         ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
         if len(ids) == 0:
             return
+        self._counts = writable(self._counts)
         counts = self._counts[ids] + times
         self._tree._prepare(ids, self._weights(counts)[:, None])()
         self._counts[ids] = counts

@@ -12,7 +12,7 @@ from samplesoft._device.select import as_device, twin
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, IntArray, as_count
+from samplesoft._validation import FloatArray, IntArray, as_count, writable
 from samplesoft.kernels.samplers import softmax_draw
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import Draw, Rows
@@ -161,6 +161,7 @@ class HostSoftmax:
 
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen."""
+        self._blocks = writable(self._blocks)
 
         def commit() -> None:
             self._blocks[ids // self.block_size, :, ids % self.block_size] = rows

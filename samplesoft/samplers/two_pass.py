@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.select import require_cpu
 from samplesoft._random import as_key, mix64
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows
+from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
@@ -130,6 +130,7 @@ class TwoPassSampler(Sampler):
         places = self._places(ids)
         known = places != NO_CLASS
         among = self._softmax._prepare(places[known], rows[known])
+        self._rows = writable(self._rows)
 
         def commit() -> None:
             self._rows[ids] = rows

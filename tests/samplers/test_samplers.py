@@ -1,5 +1,7 @@
 """One suite for every registered sampler: what is drawn, what is reported, what is refused."""
 
+import pickle
+
 import numpy as np
 import pytest
 from naive_samplers import ORACLES, chi_square
@@ -229,6 +231,19 @@ def test_an_updated_sampler_is_like_a_new_one(name, dtype):
     updated.update(ids, new)
     tolerance = {np.float64: 1e-8, np.float32: 1e-3}[dtype]  # sums of features drift
     np.testing.assert_allclose(updated.probs(h), fresh.probs(h), rtol=tolerance)
+
+
+def test_a_sampler_whose_arrays_can_only_be_read_copies_them_to_be_updated(name):
+    sampler, h = make_sampler(name, inputs(37)), contexts(3)
+    buffers = []
+    dumped = pickle.dumps(sampler, protocol=5, buffer_callback=buffers.append)
+    held = [bytes(buffer.raw()) for buffer in buffers]  # as mapped from a file
+    mapped = pickle.loads(dumped, buffers=held)
+    np.testing.assert_array_equal(mapped.probs(h), sampler.probs(h))
+    for each in (sampler, mapped):
+        each.update([3, 5], unit_rows(2, 8, 9))
+        each.observe([1, 1, 2])
+    np.testing.assert_array_equal(mapped.probs(h), sampler.probs(h))
 
 
 ROWS = unit_rows(2, 8, 7)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.feature_maps import FeatureMap
 from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
 from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
@@ -194,6 +194,7 @@ class HostTree:
 
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
+        self._rows = writable(self._rows)
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
         if 2 * len(ids) >= self._shape.num_classes:  # features of new and old rows would cost more

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import num_threads, thread_each
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.kernels.tree.sums import (
     add_to_tree,
     subtract_leaf_sums,
@@ -48,6 +48,7 @@ class HostTreeSums:
         Raises `ValueError` if a sum might not be finite.
         """
         limits = self._grown(change)
+        self.nodes = writable(self.nodes)
 
         def commit() -> None:
             self.total = self.total + total
