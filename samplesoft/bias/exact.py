@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, require_cpu, twin
@@ -14,6 +16,9 @@ from samplesoft.bias.jacobian import check_jacobian, contract
 from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.with_replacement import with_replacement_bias
 from samplesoft.schemes import Scheme
+
+SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
+LOST = 1e-290  # near the least numbers of float64, all have few digits
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,12 @@ def exact_bias(
     TypeError, ValueError
         If an argument is malformed, or q is 0 on a class that the scheme draws.
 
+    Warns
+    -----
+    RuntimeWarning
+        If the estimated error is above 1e-10 of the L1 norm of the bias, which happens with
+        ``jackknife`` where the bias is very small.
+
     Notes
     -----
     From 1/S = int exp(-u S) du, E[p'_j] is a one-dimensional integral over powers of
@@ -160,4 +171,20 @@ def exact_bias(
     else:
         sums = twin(device, "samplesoft.bias.sums:Sums")
         rows = [with_replacement_bias(*row, m, facts, sums()) for row in inputs.rows()]
-    return ExactBias(*inputs.columns(rows))
+    result = ExactBias(*inputs.columns(rows))
+    _warn_of_lost_digits(result, facts.name)
+    return result
+
+
+def _warn_of_lost_digits(result: ExactBias, scheme: str) -> None:
+    size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
+    lost = np.flatnonzero(error > np.maximum(SURE * size, LOST))
+    if len(lost):
+        row = int(lost[0])
+        warnings.warn(
+            f"the bias of scheme={scheme!r} may be off by {error.flat[row]:.1e} in the L1 norm, "
+            f"where its own is {size.flat[row]:.1e} (example {row}); see ExactBias.error before "
+            "you rely on its digits.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
