@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from linear_task import LinearTask
+from run_files import assert_same_end, log_values
 
 from samplesoft.losses.registry import LOSSES
 from samplesoft.training.checkpoint import read_checkpoint
@@ -18,29 +19,10 @@ from samplesoft.training.settings import Settings
 from samplesoft.training.toy import TOY_LOSSES, ToySettings, ToyTask
 from samplesoft.training.trainer import load_parameters, train
 
-TIMES = ("seconds", "examples_per_second")
-
 
 def settings(**changes):
     options = {"epochs": 4, "optimizer": "momentum", "learning_rate": 0.05, "log_every": 2}
     return Settings(**{**options, "checkpoint_every": 4, **changes})
-
-
-def values(folder):
-    """Return the log without times, for comparison to the last bit."""
-    records = read_log(folder / "log.jsonl")
-    return [{key: value for key, value in r.items() if key not in TIMES} for r in records]
-
-
-def assert_same_end(first, second):
-    assert values(first) == values(second)
-    for name in ("checkpoint.npz", "best.npz"):
-        one, two = (read_checkpoint(folder / name) for folder in (first, second))
-        assert one.arrays.keys() == two.arrays.keys()
-        for key, array in one.arrays.items():
-            assert array.tobytes() == two.arrays[key].tobytes(), key
-        times = dict.fromkeys(("seconds", "epoch_seconds"))
-        assert {**one.values, **times} == {**two.values, **times}
 
 
 class Stop(BaseException):
@@ -237,7 +219,7 @@ def test_early_stopping(patience, epochs, tmp_path):
     assert read_checkpoint(tmp_path / "best.npz").values["epoch"] == at.best_epoch
     again = train(Worsening(), settings(epochs=6, patience=patience), tmp_path, resume=True)
     assert again == at
-    assert len(values(tmp_path)) == 5 * epochs
+    assert len(log_values(tmp_path)) == 5 * epochs
 
 
 AFTER_6 = "epoch 2, after 6 of 9 steps"
