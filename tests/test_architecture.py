@@ -17,6 +17,7 @@ LAYERS = [
         "_cuda",
         "_cuda_simulator",
         "_files",
+        "_interrupts",
         "_jit",
         "_limits",
         "_memory",

@@ -52,6 +52,11 @@ def test_types_are_part_of_the_package():
     assert (Path(samplesoft.__file__).parent / "py.typed").exists()
 
 
+def test_the_program_ends_well_at_interrupts():
+    """It starts where they are heard before NumPy and Numba are imported."""
+    assert PROJECT["scripts"] == {"samplesoft": "samplesoft.__main__:main"}
+
+
 def needed(*extras):
     """Return the modules that an install with `extras` brings, without what those bring."""
     lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][e] for e in extras)]

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         description="Predict the best classes with a model of samplesoft train xc or items, or one "
         "that SampledSoftmaxClassifier.save wrote. For each input a line of JSON has its row (or "
         "user), the best classes, and their scores, which are logits.",
-        epilog="Exit status: 0 if all went well, 2 for bad usage or bad input.",
+        epilog="Exit status: 0 if all went well, 2 for bad usage or bad input, 130 if interrupted.",
     )
     parser.add_argument(
         "--model", required=True, metavar="FILE", help="the trained model, such as run/best.npz"

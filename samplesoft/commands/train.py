@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samplesoft._interrupts import advise
 from samplesoft._tables import Column, markdown_table
 from samplesoft.commands import saved_options, train_items, train_lm, train_toy, train_xc
 from samplesoft.commands.model import Model
@@ -107,8 +108,17 @@ def run(options: argparse.Namespace) -> int:
     Divergence raises FloatingPointError. An interrupt raises KeyboardInterrupt, whose message says
     how to continue.
     """
-    from samplesoft.training import LOG, load_parameters, read_log, require_free, require_run, train
+    from samplesoft.training import (
+        CHECKPOINT,
+        LOG,
+        load_parameters,
+        read_log,
+        require_free,
+        require_run,
+        train,
+    )
 
+    advise(lambda: _how_to_continue(Path(options.out, CHECKPOINT)))
     check_folder("--out", options.out)
     _check_json(options.json, Path(options.out))
     if options.resume:
@@ -133,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
             progress=lambda line: show_part(_one_line(line, model.headline)),
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_continue(Path(options.out))) from None
+        raise KeyboardInterrupt(_how_to_continue(Path(options.out, CHECKPOINT))) from None
     records = [line for line in read_log(Path(options.out, LOG)) if "validation_loss" in line]
     load_parameters(_best(Path(options.out)), task)
     results = {
@@ -165,13 +175,10 @@ def _check_json(json: str | None, out: Path) -> None:
         check_writable("--json", json)
 
 
-def _how_to_continue(out: Path) -> str:
-    from samplesoft.training import CHECKPOINT, read_checkpoint
-
-    if not (out / CHECKPOINT).exists():
+def _how_to_continue(checkpoint: Path) -> str:
+    if not checkpoint.exists():
         return "interrupted before the first checkpoint; start again"
-    step = read_checkpoint(out / CHECKPOINT).values["step"]
-    return f"interrupted; continue from step {step:,} with --out {out} --resume"
+    return f"interrupted; continue with --out {checkpoint.parent} --resume"
 
 
 def _best(out: Path) -> Path:

@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
         "the printed bounds of Theorem 1 and bounds that hold for every m beside it. Without "
         "options: tokens of the Python standard library's own sources.",
         epilog="Exit status: 0 if Monte Carlo agrees with the exact values and the finite-m "
-        "bounds hold, 1 if not, 2 for bad usage or bad input. A violated printed bound is a "
-        "finding, not a failure.",
+        "bounds hold, 1 if not, 2 for bad usage or bad input, 130 if interrupted. A violated "
+        "printed bound is a finding, not a failure.",
     )
     add_options(parser)
     parser.set_defaults(run=run)
