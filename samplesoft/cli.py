@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with the arguments `argv`, by default those of the process.
 
     Returns 0 if all went well, 1 if a check failed or training diverged, 2 for bad usage or input,
-    130 if interrupted.
+    130 if interrupted by KeyboardInterrupt. Signals are handled by `samplesoft.__main__` alone.
     """
     status = 0
     try:

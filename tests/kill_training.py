@@ -68,10 +68,10 @@ def main(folder, seed, kills):
         killed += not done
         if killed_folder.exists():
             names = {path.name for path in killed_folder.iterdir()}
-            hidden = {name for name in names if name.startswith(".")}
-            drafts += len(hidden)
-            paths = {name.split(".")[1] for name in hidden}
-            assert len(paths) == len(hidden), names  # those of earlier kills have been removed
+            left = {name for name in names if ".draft" in name}
+            drafts += len(left)
+            paths = {name.split(".")[1] for name in left}
+            assert len(paths) == len(left), names  # those of earlier kills have been removed
             for name in names & {"checkpoint.npz", "best.npz"}:
                 read_checkpoint(killed_folder / name)
             if "log.jsonl" in names:

@@ -108,24 +108,31 @@ def run(options: argparse.Namespace) -> int:
     Divergence raises FloatingPointError. An interrupt raises KeyboardInterrupt, whose message says
     how to continue.
     """
-    from samplesoft.training import (
-        CHECKPOINT,
-        LOG,
-        load_parameters,
-        read_log,
-        require_free,
-        require_run,
-        train,
-    )
+    from samplesoft.training import CHECKPOINT, require_run
+    from samplesoft.training.lock import locked
 
-    advise(lambda: _how_to_continue(Path(options.out, CHECKPOINT)))
-    check_folder("--out", options.out)
-    _check_json(options.json, Path(options.out))
+    out = Path(options.out)
+    advise(lambda: _how_to_continue(out / CHECKPOINT))
+    check_folder("--out", out)
+    _check_json(options.json, out)
     if options.resume:
-        require_run(options.out)
+        require_run(out)
+    with locked(out):
+        try:
+            return _run(options, out)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_how_to_continue(out / CHECKPOINT)) from None
+
+
+def _run(options: argparse.Namespace, out: Path) -> int:
+    """Train and report in ``--out``, which is locked."""
+    from samplesoft.training import LOG, load_parameters, read_log, require_free
+    from samplesoft.training.trainer import train_locked
+
+    if options.resume:
         saved_options.fill_in_saved_options(options)
     else:
-        require_free(options.out)
+        require_free(out)
     model = MODELS[options.model]
     if options.checkpoint_every is None:
         options.checkpoint_every = model.checkpoint_every
@@ -134,18 +141,15 @@ def run(options: argparse.Namespace) -> int:
     settings = model.make_settings(options)
     saved_options.save_options(options)
     show_part(f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch")
-    try:
-        at = train(
-            task,
-            settings,
-            options.out,
-            resume=options.resume,
-            progress=lambda line: show_part(_one_line(line, model.headline)),
-        )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_continue(Path(options.out, CHECKPOINT))) from None
-    records = [line for line in read_log(Path(options.out, LOG)) if "validation_loss" in line]
-    load_parameters(_best(Path(options.out)), task)
+    at = train_locked(
+        task,
+        settings,
+        out,
+        resume=options.resume,
+        progress=lambda line: show_part(_one_line(line, model.headline)),
+    )
+    records = [line for line in read_log(out / LOG) if "validation_loss" in line]
+    load_parameters(_best(out), task)
     results = {
         "config": task.config(),
         "epochs": records,
@@ -162,11 +166,12 @@ def run(options: argparse.Namespace) -> int:
 def _check_json(json: str | None, out: Path) -> None:
     """Check before the training that the results can be written."""
     from samplesoft.training import BEST, CHECKPOINT, LOG
+    from samplesoft.training.lock import LOCK
 
     if json is None:
         return
     path, own = Path(json).resolve(), out.resolve()
-    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOG, saved_options.FILE))):
+    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOCK, LOG, saved_options.FILE))):
         raise ValueError(
             f"--json must name a file of its own, got {json!r}, which is --out or one of the files "
             "of the run; rename it, for example results.json."

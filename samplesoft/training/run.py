@@ -100,7 +100,7 @@ class Run:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Treat overflow as divergence, and name the step in errors of the body."""
+        """Treat overflow as divergence, name the step in errors, and let Ctrl-C be Ctrl-C."""
         try:
             with np.errstate(over="raise", invalid="raise"):
                 yield
@@ -111,6 +111,10 @@ class Run:
         except ValueError as error:  # of a model or sampler that refuses its input
             self.require_finite_parameters()
             raise ValueError(f"{self.where}: {error}") from error
+        except SystemError as error:  # as a compiled function may call what came meanwhile
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
 
     @property
     def where(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samplesoft.training.checkpoint import copy_arrays, part_of, read_checkpoint, require_config
+from samplesoft.training.lock import locked
 from samplesoft.training.log import Log
 from samplesoft.training.run import BEST, CHECKPOINT, LOG, Run
 from samplesoft.training.settings import Progress, Settings
@@ -54,16 +55,21 @@ def train(
         If a loss, a gradient or a parameter is not finite; the last checkpoint stands.
     FileNotFoundError
         If there is nothing to resume.
+    KeyboardInterrupt
+        At Ctrl-C; the last checkpoint stands. Where it comes while a file is closed, Python may
+        make another error of it, whose ``__context__`` it is.
     OSError
         If a file cannot be written; the last checkpoint stands.
     ValueError
         If `folder` already holds a run and `resume` is false, or the run there is another, or
-        model or sampler refuse their input. After a first step that failed, the folder is free.
+        another process trains there, or model or sampler refuse their input. After a first step
+        that failed, the folder is free.
 
     Notes
     -----
-    The same bits need the same machine and the same number of BLAS threads. One process at a time
-    may train in a folder.
+    The same bits need the same machine and the same number of BLAS threads. While it trains, the
+    folder has a file ``.lock``; one that a killed process has left does not matter. On network file
+    systems the lock keeps other machines out where the system has locks that reach them.
 
     Examples
     --------
@@ -76,12 +82,24 @@ def train(
     >>> at.epoch, at.step
     (3, 30)
     """
-    path = Path(folder, CHECKPOINT)
     if resume:
         require_run(folder)
-    else:
-        require_free(folder)
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        if not resume:
+            require_free(folder)
+        return train_locked(task, settings, folder, resume=resume, progress=progress)
+
+
+def train_locked(
+    task: Task,
+    settings: Settings,
+    folder: str | Path,
+    *,
+    resume: bool,
+    progress: bool | Callable[[dict[str, Any]], object],
+) -> Progress:
+    """Do what `train` does, in a folder that the caller has locked and looked into."""
+    path = Path(folder, CHECKPOINT)
     run = Run(task, settings, Path(folder))
     if resume:
         run.load(path)

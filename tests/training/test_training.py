@@ -136,6 +136,20 @@ def test_keyboard_interrupt_leaves_whole_files(tmp_path, monkeypatch):
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize(
+    "cause, found", [(KeyboardInterrupt, KeyboardInterrupt), (None, SystemError)]
+)
+def test_keyboard_interrupt_of_a_compiled_function(cause, found, tmp_path):
+    """Python calls it a SystemError where a function returns although Ctrl-C has come."""
+
+    class Interrupted(LinearTask):
+        def step(self, epoch, index):
+            raise SystemError("returned a result with an exception set") from cause
+
+    with pytest.raises(found):
+        train(Interrupted(), settings(), tmp_path)
+
+
 def test_learns_and_keeps_the_best(tmp_path):
     task = LinearTask()
     at = train(task, settings(epochs=12), tmp_path)

@@ -1,0 +1,156 @@
+"""One process at a time in a folder: who comes second is refused, and writes nothing."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+
+import pytest
+from linear_task import LinearTask
+from run_files import assert_same_end
+
+from samplesoft.cli import main
+from samplesoft.training import Settings, lock, train
+from samplesoft.training.lock import LOCK, locked
+
+SETTINGS = Settings(epochs=2, learning_rate=0.05, log_every=2)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_second_one_is_refused_before_it_writes(tmp_path):
+    with locked(tmp_path):
+        before = contents(tmp_path)
+        with pytest.raises(ValueError) as raised:
+            train(LinearTask(), SETTINGS, tmp_path)
+        assert contents(tmp_path) == before
+    for words in (repr(str(tmp_path)), f"process {os.getpid()} on ", "choose another folder"):
+        assert words in str(raised.value)
+    assert "delete" not in str(raised.value)
+    train(LinearTask(), SETTINGS, tmp_path)
+    assert LOCK not in contents(tmp_path)
+
+
+def test_the_lock_of_a_machine_that_is_gone_can_be_deleted(tmp_path):
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(locked(tmp_path))
+    (tmp_path / LOCK).write_text(f"process 7 on not-{socket.gethostname()}\n")
+    with pytest.raises(ValueError, match="gone for good, delete '.*lock'"), locked(tmp_path):
+        pass
+    (tmp_path / LOCK).unlink()
+    second.enter_context(locked(tmp_path))
+    first.close()  # it was not gone: what it removes must not be the lock of another
+    with pytest.raises(ValueError, match=f"process {os.getpid()} on "), locked(tmp_path):
+        pass
+    second.close()
+    assert not contents(tmp_path)
+
+
+def test_a_lock_that_ends_while_another_process_opens_it(tmp_path, monkeypatch):
+    """The file that the second one has opened is not the file of the folder any more."""
+    original, calls = lock._lock, []
+
+    def slow(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 1:
+            (tmp_path / LOCK).unlink()
+        original(descriptor)
+
+    monkeypatch.setattr(lock, "_lock", slow)
+    with locked(tmp_path):
+        assert len(calls) == 2
+        with pytest.raises(ValueError, match=f"process {os.getpid()} on "), locked(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def unable(descriptor):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock, "_lock", unable)
+    with pytest.warns(RuntimeWarning, match="cannot be locked: No locks available; see to it"):
+        train(LinearTask(), SETTINGS, tmp_path)
+    assert LOCK not in contents(tmp_path)
+
+
+def test_never_two_at_once(tmp_path):
+    """Threads that come and go, each as a process of its own to the kernel."""
+    inside, entered, wrong = [], [], []
+
+    def come_and_go(number):
+        for _ in range(200):
+            try:
+                with locked(tmp_path / "run"):
+                    inside.append(number)
+                    wrong.extend([] if inside == [number] else [list(inside)])
+                    entered.append(number)
+                    inside.remove(number)
+            except ValueError:
+                pass
+
+    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(entered) > 100
+    assert not contents(tmp_path / "run")
+
+
+TRAINING = """
+import sys
+from samplesoft.training import toy
+from samplesoft.cli import main
+
+original, calls = toy.ToyTask.step, []
+
+def waiting(self, *args):
+    calls.append(args)
+    if len(calls) == 15:
+        print("waiting", flush=True)
+        sys.stdin.readline()
+    return original(self, *args)
+
+toy.ToyTask.step = waiting
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path, capsys):
+    """The first is killed; another takes over, and a third cannot resume beside it."""
+    toy = ["train", "toy", "--epochs", "3"]
+    whole, out = (["--out", str(tmp_path / name)] for name in ("whole", "run"))
+    assert main([*toy, *whole]) == 0
+    for options in ([], ["--resume"]):
+        with subprocess.Popen(
+            [sys.executable, "-c", TRAINING, *toy, *out, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as first:
+            while first.stdout.readline() != "waiting\n":
+                pass
+            before = contents(tmp_path / "run")
+            capsys.readouterr()
+            for attempt in ([*out, "--seed", "3"], [*out, "--resume", "--epochs", "9"]):
+                assert main(["train", "toy", *attempt]) == 2
+                message = capsys.readouterr().err
+                assert f"in use for training by process {first.pid} on" in message
+                assert message.count("\n") == 1
+            assert contents(tmp_path / "run") == before
+            if options:
+                first.communicate("go on\n")
+                assert first.returncode == 0
+            else:
+                first.send_signal(signal.SIGKILL)
+    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        p.name for p in (tmp_path / "whole").iterdir()
+    }
