@@ -58,3 +58,13 @@ def require_memory(
         f"{what} needs {human_bytes(predicted(value))}, but {human_bytes(available)} are "
         f"available; {remedy}."
     )
+
+
+def require_bytes(what: str, needed: float, remedy: str) -> None:
+    """Raise MemoryError, with a remedy, if `what` needs more bytes than there are."""
+    available = available_bytes()
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"{what} need {human_bytes(needed)}, and {human_bytes(available)} are available; "
+            f"{remedy}."
+        )

@@ -10,7 +10,7 @@ from scipy import sparse
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from samplesoft._memory import available_bytes, human_bytes
+from samplesoft._memory import require_bytes
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
@@ -161,11 +161,9 @@ class PredictionMixin:
     def _room(self, num: int) -> NDArray[Any]:
         """Return an array for a number for each input and class, or raise MemoryError."""
         n = len(self.classes_)
-        needed, available = 8 * num * n, available_bytes()
-        if available is not None and needed > available:
-            raise MemoryError(
-                f"{num:,} inputs times {n:,} classes need {human_bytes(needed)}, and "
-                f"{human_bytes(available)} are available; pass fewer inputs at a time, or take "
-                "predict_topk."
-            )
+        require_bytes(
+            f"{num:,} inputs times {n:,} classes",
+            8 * num * n,
+            "pass fewer inputs at a time, or take predict_topk",
+        )
         return np.empty((num, n))

@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from samplesoft.losses import LOSSES
 from samplesoft.samplers import SAMPLERS
-from samplesoft.sklearn import SampledSoftmaxClassifier, prediction
+from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.sklearn.learner import Learner
 from samplesoft.training import read_linear_softmax
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -494,7 +494,7 @@ def test_inputs_that_are_refused():
 def test_results_that_would_not_fit_are_refused(monkeypatch):
     X, y = blobs(20)
     clf = make(max_iter=1).fit(X, y)
-    monkeypatch.setattr(prediction, "available_bytes", lambda: 100)
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: 100)
     for method in (clf.predict_proba, clf.decision_function):
         with pytest.raises(
             MemoryError, match=r"20 inputs times 4 classes need 640 B.*predict_topk"
