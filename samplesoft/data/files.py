@@ -9,6 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+from samplesoft._memory import available_bytes, human_bytes
+from samplesoft._validation import as_count
+
+# A user of a million items of eight digits makes a line of 9 million characters; the longest of
+# the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309.
+LONGEST_LINE = 1 << 24
+_PIECE = 1 << 20  # characters that are read at a time
+_ASKED = 1 << 24  # characters between two looks at the memory
 _OPENED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
 
 
@@ -37,6 +45,55 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
             f"{name!r} cannot be read: {error}; check that it is a whole file, that you may "
             "read it, and that its ending (.gz, .xz, .bz2 or none) fits its content."
         ) from None
+
+
+@contextmanager
+def open_lines(path: str | Path, longest_line: int) -> Iterator[Iterator[str]]:
+    """Open a text file as `open_text`, for its lines, each with the end that it has in the file.
+
+    Also raises ValueError at a line of more than `longest_line` characters, before the rest of it
+    is read, and MemoryError as `pieces`.
+    """
+    as_count("longest_line", longest_line)
+    with open_text(path) as stream:
+        yield _lines(path, stream, longest_line)
+
+
+def _lines(path: str | Path, stream: TextIO, longest_line: int) -> Iterator[str]:
+    number, parts, size = 1, [], 0
+    for piece in pieces(path, stream):
+        parts.append(piece)
+        ended = piece[-1] == "\n"
+        size += len(piece) - ended
+        if size > longest_line:
+            raise ValueError(
+                f"{str(path)!r}, line {number}: got more than {longest_line:,} characters, the "
+                "limit for a line; check that this is the right file, or raise `longest_line`."
+            )
+        if ended:
+            yield piece if len(parts) == 1 else "".join(parts)
+            number, parts, size = number + 1, [], 0
+    if parts:
+        yield "".join(parts)
+
+
+def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
+    """Yield the lines of a stream, those of more than a million characters in several pieces.
+
+    Raises MemoryError when less than a quarter is left of the memory that was there at first: what
+    has been read is still to be turned into arrays.
+    """
+    first, read = available_bytes(), 0
+    while piece := stream.readline(_PIECE):
+        read += len(piece)
+        if read >= _ASKED:
+            left, read = available_bytes(), 0
+            if first is not None and left is not None and left < first / 4:
+                raise MemoryError(
+                    f"what has been read of {str(path)!r} leaves {human_bytes(left)} of the "
+                    f"{human_bytes(first)} of memory that were available; give a shorter file."
+                )
+        yield piece
 
 
 def missing(path: str | Path) -> FileNotFoundError:

@@ -8,18 +8,23 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from samplesoft.data.files import open_text
+from samplesoft._memory import require_bytes
+from samplesoft._validation import shown
+from samplesoft.data.digits import whole_number
+from samplesoft.data.files import LONGEST_LINE, open_lines
 
 _LARGEST = 10**9
 
 
-def load_interactions(path: str | Path) -> sparse.csr_array:
+def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> sparse.csr_array:
     r"""Read lines ``user item item ...`` of numbers from 0, such as Gowalla's in [1]_.
 
     Parameters
     ----------
     path : str or Path
         The file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
+    longest_line : int
+        Most characters of a line.
 
     Returns
     -------
@@ -30,8 +35,10 @@ def load_interactions(path: str | Path) -> sparse.csr_array:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If a row for each user up to the largest number would not fit.
     ValueError
-        If a line is malformed, with its number.
+        If a line is malformed or too long, with its number.
 
     References
     ----------
@@ -49,17 +56,19 @@ def load_interactions(path: str | Path) -> sparse.csr_array:
     """
     users, items, num_users = array("q"), array("q"), 0
     seen: set[int] = set()
-    with open_text(path) as stream:
-        for line_number, line in enumerate(stream, 1):
-            words = line.split()
-            if not words:
+    with open_lines(path, longest_line) as lines:
+        for line_number, line in enumerate(lines, 1):
+            numbers = []
+            for word in line.split():
+                number = whole_number(word)
+                if number is None:
+                    raise _malformed(path, line_number, f"{shown(word)}, which is no number")
+                if number > _LARGEST:
+                    raise _malformed(path, line_number, f"a number outside 0 to {_LARGEST:,}")
+                numbers.append(number)
+            if not numbers:
                 continue
-            for word in words:
-                if not (word.isascii() and word.isdecimal()):
-                    raise _malformed(path, line_number, f"{word!r}, which is no number")
-            user, *taken = map(int, words)
-            if max(user, *taken, user) > _LARGEST:
-                raise _malformed(path, line_number, f"a number outside 0 to {_LARGEST:,}")
+            user, *taken = numbers
             if user in seen:
                 raise _malformed(path, line_number, f"user {user} a second time")
             seen.add(user)
@@ -68,6 +77,11 @@ def load_interactions(path: str | Path) -> sparse.csr_array:
             num_users = max(num_users, user + 1)
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
+    require_bytes(
+        f"the rows of {num_users:,} users, up to the largest number in {str(path)!r},",
+        8 * num_users + 32 * len(items),
+        "number users and items from 0 without gaps",
+    )
     rows, columns = (np.frombuffer(numbers, np.int64) for numbers in (users, items))
     shape = num_users, int(columns.max()) + 1
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from samplesoft._jit import chunks
-from samplesoft._validation import FloatArray, IntArray, as_labels, as_real_array
+from samplesoft._memory import require_bytes
+from samplesoft._validation import FloatArray, IntArray, as_labels, as_real_array, shown
+from samplesoft.data.arrays import Archive, open_arrays, read_array
+from samplesoft.data.digits import whole_number
 from samplesoft.data.embeddings import Embeddings, choose
-from samplesoft.data.files import missing, open_text
+from samplesoft.data.files import LONGEST_LINE, open_lines
 
 _ARRAYS = ("h", "class_embeddings", "labels", "counts")
+_LARGEST = 10**8  # number of words, and dimension
 _CHUNK = 256  # examples at a time against all words
 
 
@@ -24,6 +25,7 @@ def load_embeddings(
     *,
     num_examples: int | None = None,
     rng: int | np.random.Generator | None = None,
+    longest_line: int = LONGEST_LINE,
 ) -> Embeddings:
     r"""Load examples from an ``.npz`` file, or vectors in the text format of word2vec.
 
@@ -41,6 +43,8 @@ def load_embeddings(
         example costs n * d multiplications.
     rng : int or numpy.random.Generator or None
         Seed of the draw.
+    longest_line : int
+        Most characters of a line of text.
 
     Returns
     -------
@@ -51,6 +55,8 @@ def load_embeddings(
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If its arrays, or the vectors that its first line announces, would not fit.
     ValueError
         If it is malformed; for text the message names the line.
 
@@ -65,7 +71,7 @@ def load_embeddings(
     """
     if str(path).endswith(".npz"):
         return _load_npz(path).take(num_examples, rng)
-    vectors = _load_word2vec(path)
+    vectors = _load_word2vec(path, longest_line)
     chosen = choose(len(vectors), num_examples, rng)
     h = vectors[chosen]
     labels = np.empty(len(chosen), dtype=np.int64)
@@ -95,6 +101,8 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If its array would not fit.
     TypeError, ValueError
         If a file is unreadable, shapes disagree, logits are not finite or labels out of range.
 
@@ -118,44 +126,28 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
         except ValueError:
             raise ValueError(
                 f"`labels` must be an .npy file or integers parted by commas, got "
-                f"{str(labels)!r}; write for example 3,1,4."
+                f"{shown(str(labels))}; write for example 3,1,4."
             ) from None
     return logits, as_labels(name, values, logits.shape[1], logits.shape[:1])
 
 
-def _load_npy(path: str | Path) -> Any:
-    """Return the array of an ``.npy`` file, or what an ``.npz`` file holds of ``_ARRAYS``."""
-    try:
-        with open(path, "rb") as stream:  # NumPy leaves a file that it opened and refused open
-            value = np.load(stream, allow_pickle=False)
-            if isinstance(value, np.lib.npyio.NpzFile):
-                return {name: value[name] for name in _ARRAYS if name in value}
-            return value
-    except FileNotFoundError:
-        raise missing(path) from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"{str(path)!r} must be a file of plain arrays in NumPy's format: {error}; "
-            "write it with numpy.save or numpy.savez, and without Python objects."
-        ) from None
-
-
 def _load_array(path: str | Path) -> Any:
-    array = _load_npy(path)
-    if isinstance(array, dict):
-        raise ValueError(f"{str(path)!r} must hold one array; write it with numpy.save.")
-    return array
+    with open_arrays(path, "numpy.save") as stream:
+        return read_array(path, stream)
 
 
 def _load_npz(path: str | Path) -> Embeddings:
-    arrays = _load_npy(path)
-    if not isinstance(arrays, dict):
-        raise ValueError(f"{str(path)!r} must be an archive; write it with numpy.savez.")
-    absent = [name for name in _ARRAYS if name not in arrays and name != "counts"]
+    arrays: dict[str, Any] = {}
+    with open_arrays(path, "numpy.savez") as stream:
+        archive = Archive(path, stream)
+        names = [name for name in _ARRAYS if name in archive.names]
+        if set(names) >= set(_ARRAYS[:3]):
+            arrays = archive.read(names)
+    absent = [name for name in _ARRAYS[:3] if name not in names]
     if absent:
         raise ValueError(
             f"{str(path)!r} must hold the arrays h, class_embeddings and labels, got of them "
-            f"{', '.join(arrays) or 'none'}; add {', '.join(absent)} with numpy.savez."
+            f"{', '.join(names) or 'none'}; add {', '.join(absent)} with numpy.savez."
         )
     try:
         return Embeddings(**arrays)
@@ -163,39 +155,27 @@ def _load_npz(path: str | Path) -> Embeddings:
         raise ValueError(f"{str(path)!r}: {error}") from None
 
 
-def _load_word2vec(path: str | Path) -> FloatArray:
+def _load_word2vec(path: str | Path, longest_line: int) -> FloatArray:
     """Return the vectors of a word2vec text file as rows of norm 1, shape (n, d)."""
-    values = array("d")
-    with open_text(path) as stream:
-        header = stream.readline().split()
-        if len(header) != 2 or not all(part.isdecimal() and int(part) > 0 for part in header):
-            raise ValueError(
-                f"{str(path)!r}, line 1: expected the number of words and the dimension, got "
-                f"{' '.join(header)[:60]!r}; word2vec's text format starts so, and a GloVe file "
-                "needs that line put first."
-            )
-        n, dim = map(int, header)
+    with open_lines(path, longest_line) as lines:
+        n, dim = _read_header(path, next(lines, ""))
+        require_bytes(
+            f"{n:,} vectors of {dim:,} numbers, which line 1 of {str(path)!r} announces,",
+            2 * 8 * n * dim,
+            "correct that line, or give fewer of them",
+        )
+        vectors = np.empty((n, dim))
         rows = 0
-        for number, line in enumerate(stream, start=2):
-            parts = line.rstrip(" \t\r\n").rsplit(" ", dim)
-            try:
-                values.extend(map(float, parts[1:]))
-            except ValueError as error:
-                raise ValueError(
-                    f"{str(path)!r}, line {number}: expected a word and {dim} numbers: {error}."
-                ) from None
-            if len(parts) != dim + 1:
-                raise ValueError(
-                    f"{str(path)!r}, line {number}: expected a word and {dim} numbers parted by "
-                    f"single spaces, got {len(parts)} field(s); line 1 gives the dimension."
-                )
+        for number, line in enumerate(lines, start=2):
+            row = _read_vector(path, number, line, dim)
+            if rows < n:
+                vectors[rows] = row
             rows += 1
     if rows != n or n < 2:
         raise ValueError(
             f"{str(path)!r} must hold as many words as line 1 says, and at least 2: line 1 says "
             f"{n}, got {rows}; correct line 1, or fetch the whole file."
         )
-    vectors = np.array(values).reshape(n, dim)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(norms[:, 0]) & (norms[:, 0] > 0.0)))
     if len(bad):
@@ -203,5 +183,33 @@ def _load_word2vec(path: str | Path) -> FloatArray:
             f"{str(path)!r}, line {bad[0] + 2}: expected a finite vector other than 0, got norm "
             f"{norms[bad[0], 0]}; remove the line and lower the count on line 1."
         )
-    unit: FloatArray = vectors / norms
-    return unit
+    vectors /= norms
+    return vectors
+
+
+def _read_header(path: str | Path, line: str) -> tuple[int, int]:
+    words = line.split()
+    n, dim = map(whole_number, words) if len(words) == 2 else (None, None)
+    if not n or not dim or max(n, dim) > _LARGEST:
+        raise ValueError(
+            f"{str(path)!r}, line 1: expected the number of words and the dimension, from 1 to "
+            f"{_LARGEST:,}, got {shown(line.strip())}; word2vec's text format starts so, and a "
+            "GloVe file needs that line put first."
+        )
+    return n, dim
+
+
+def _read_vector(path: str | Path, number: int, line: str, dim: int) -> list[float]:
+    word, *parts = line.rstrip(" \t\r\n").rsplit(" ", dim)
+    try:
+        row = list(map(float, parts))
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r}, line {number}: expected a word and {dim} numbers: {str(error)[:100]}."
+        ) from None
+    if len(row) != dim:
+        raise ValueError(
+            f"{str(path)!r}, line {number}: expected a word and {dim} numbers parted by "
+            f"single spaces, got {len(row) + 1} field(s); line 1 gives the dimension."
+        )
+    return row

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from samplesoft._validation import as_count
-from samplesoft.data.files import open_text
+from samplesoft.data.files import open_text, pieces
 
 EOS = "<eos>"
+LONGEST_WORD = 10**6  # characters
 STDLIB_TOKENS = 2_000_000
 
 _NOT_LIBRARY = frozenset(
@@ -40,8 +41,10 @@ def read_tokens(path: str | Path) -> list[str]:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If the words would not fit.
     ValueError
-        If it cannot be read or decoded, or holds no word.
+        If it cannot be read or decoded, or holds no word, or one of a million characters.
 
     Examples
     --------
@@ -53,12 +56,25 @@ def read_tokens(path: str | Path) -> list[str]:
     ['the', 'cat', 'sat', '<eos>', 'the', 'end', '<eos>']
     """
     tokens: list[str] = []
-    lines = 0
+    lines, ended = 0, True
+    begun = ""  # the start of a word that goes on in the next piece
     with open_text(path) as stream:
-        for line in stream:
-            tokens += line.split()
-            tokens.append(EOS)
-            lines += 1
+        for piece in pieces(path, stream):
+            words = (begun + piece).split()
+            ended = piece[-1] == "\n"
+            begun = "" if ended or piece[-1].isspace() else words.pop()
+            if len(begun) > LONGEST_WORD:
+                raise ValueError(
+                    f"{str(path)!r}, line {lines + 1}: got a word of more than {LONGEST_WORD:,} "
+                    "characters; give a plain text file, with words parted by white space."
+                )
+            tokens += words
+            if ended:
+                tokens.append(EOS)
+                lines += 1
+    if not ended:
+        tokens += [begun, EOS] if begun else [EOS]
+        lines += 1
     if len(tokens) == lines:
         raise ValueError(
             f"{str(path)!r} must hold words, got {lines} line(s) without any; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from samplesoft.data.files import open_text
+from samplesoft._validation import shown
+from samplesoft.data.digits import whole_number
+from samplesoft.data.files import LONGEST_LINE, open_lines
 
-_ENTRIES = re.compile(r"(?:[ \t]+[0-9]+:[!-9;-~]+)*[ \t]*")  # printed ASCII but for colons
 _LARGEST = 10**12
-_LABELS = re.compile(r"[0-9]+(?:,[0-9]+)*")
+_NUMBER = "[0-9]{1,18}"
+# values are printed ASCII but for colons; nothing is tried in a second way, which costs memory
+_ENTRIES = re.compile(rf"(?:[ \t]++{_NUMBER}+:[!-9;-~]++)*+[ \t]*+")
+_LABELS = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*+")
 
 
 class SparseExamples(NamedTuple):
@@ -33,7 +38,7 @@ class SparseExamples(NamedTuple):
     labels: sparse.csr_array
 
 
-def load_xml_repository(path: str | Path) -> SparseExamples:
+def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -> SparseExamples:
     r"""Read a file of the extreme classification repository.
 
     The first line is ``points features labels``, each other one ``l,l,l f:v f:v f:v`` with numbers
@@ -44,6 +49,8 @@ def load_xml_repository(path: str | Path) -> SparseExamples:
     ----------
     path : str or Path
         The file; ``.gz``, ``.xz`` and ``.bz2`` are read as they are.
+    longest_line : int
+        Most characters of a line.
 
     Returns
     -------
@@ -54,8 +61,10 @@ def load_xml_repository(path: str | Path) -> SparseExamples:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If the examples would not fit.
     ValueError
-        If a line is malformed, with its number.
+        If a line is malformed or too long, with its number.
 
     References
     ----------
@@ -73,9 +82,9 @@ def load_xml_repository(path: str | Path) -> SparseExamples:
     """
     features, values, labels = array("q"), array("f"), array("q")
     feature_starts, label_starts = array("q", [0]), array("q", [0])
-    with open_text(path) as stream:
-        num, width, num_labels = _read_header(path, stream.readline())
-        for line_number, line in enumerate(stream, 2):
+    with open_lines(path, longest_line) as lines:
+        num, width, num_labels = _read_header(path, next(lines, ""))
+        for line_number, line in enumerate(lines, 2):
             if len(feature_starts) > num:
                 if line.strip():
                     raise _malformed(path, line_number, f"more points than the {num} of line 1")
@@ -103,11 +112,11 @@ def load_xml_repository(path: str | Path) -> SparseExamples:
 
 def _read_header(path: str | Path, line: str) -> tuple[int, int, int]:
     words = line.split()
-    if len(words) != 3 or not all(re.fullmatch("[0-9]+", word) for word in words):
+    num, width, num_labels = map(whole_number, words) if len(words) == 3 else 3 * (None,)
+    if num is None or width is None or num_labels is None:
         raise _malformed(path, 1, "no 'points features labels', three whole numbers")
-    num, width, num_labels = map(int, words)
     if not 1 <= min(num, width, num_labels) <= max(num, width, num_labels) <= _LARGEST:
-        raise _malformed(path, 1, f"a number outside 1 to {_LARGEST:,} in {line.strip()!r}")
+        raise _malformed(path, 1, f"a number outside 1 to {_LARGEST:,} in {shown(line.strip())}")
     return num, width, num_labels
 
 
@@ -116,15 +125,15 @@ def _split(path: str | Path, line_number: int, line: str) -> tuple[list[str], li
     head = line.partition(" ")[0].partition("\t")[0]
     if ":" in head:
         raise _malformed(
-            path, line_number, f"{head!r} for labels; a line without any starts with a space"
+            path, line_number, f"{shown(head)} for labels; a line without any starts with a space"
         )
     if head and not _LABELS.fullmatch(head):
-        raise _malformed(path, line_number, f"{head!r} for labels, as in '1,2'")
+        raise _malformed(path, line_number, f"{shown(head)} for labels, as in '1,2'")
     rest = line[len(head) :]
     if not _ENTRIES.fullmatch(rest):
         words = rest.split(" ")
         bad = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
-        raise _malformed(path, line_number, f"{bad!r} for a feature, as in '7:0.5'")
+        raise _malformed(path, line_number, f"{shown(bad)} for a feature, as in '7:0.5'")
     return head.split(",") if head else [], rest.split()
 
 
@@ -136,7 +145,7 @@ def _check(path: str | Path, line_number: int, what: str, numbers: list[int], st
             path, line_number, f"{what} {max(numbers)}, and line 1 allows 0 to {stop - 1}"
         )
     if len(set(numbers)) < len(numbers):
-        twice = next(number for number in numbers if numbers.count(number) > 1)
+        twice = Counter(numbers).most_common(1)[0][0]
         raise _malformed(path, line_number, f"{what} {twice} twice")
 
 
@@ -148,7 +157,7 @@ def _values(path: str | Path, line_number: int, entries: list[str]) -> list[floa
             values.append(float(text.replace("_", "?")))  # Python would allow 1_0
         except ValueError:
             raise _malformed(
-                path, line_number, f"{entry!r} with a value that is no number"
+                path, line_number, f"{shown(entry)} with a value that is no number"
             ) from None
     if not all(abs(value) <= 3.4028235e38 for value in values):
         raise _malformed(path, line_number, "a value that is not finite in float32")

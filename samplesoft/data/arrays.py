@@ -1,0 +1,113 @@
+"""Arrays in files of NumPy, whose sizes are read and asked of the memory before they are."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from samplesoft._memory import require_bytes
+from samplesoft.data.files import missing
+
+_HEADER = 1 << 14  # bytes; NumPy refuses a header of more than 10,000
+_READERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}
+_ENCRYPTED = 0x1  # in the flags of a member
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # which NumPy writes
+
+
+class Archive:
+    """The arrays of an ``.npz`` file: those that are asked for are read, and no others."""
+
+    def __init__(self, path: str | Path, stream: BinaryIO) -> None:
+        self._path = path
+        self._zip = zipfile.ZipFile(stream)
+        members = self._zip.infolist()
+        self._members = {member.filename.removesuffix(".npy"): member for member in members}
+        if len(self._members) < len(members):
+            raise ValueError("two arrays have the same name")
+        self.names = list(self._members)
+
+    def read(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+        """Return arrays by name, once the headers of all are sound and the memory is enough."""
+        members = {name: self._members[name] for name in names}
+        total = 0
+        for name, member in members.items():
+            if member.flag_bits & _ENCRYPTED or member.compress_type not in _METHODS:
+                raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
+            with self._zip.open(member) as stream:
+                total += _size(stream, member.file_size)
+        _require_room(self._path, total)
+        return {name: self._read(member) for name, member in members.items()}
+
+    def _read(self, member: zipfile.ZipInfo) -> NDArray[Any]:
+        with self._zip.open(member) as stream:
+            return _read(stream)
+
+
+@contextmanager
+def open_arrays(path: str | Path, writer: str) -> Iterator[BinaryIO]:
+    """Open a file of NumPy; the body may read arrays of it, and do nothing else that can fail.
+
+    Raises FileNotFoundError, MemoryError if arrays would not fit, or else ValueError, which says
+    that the file should be what `writer` writes.
+    """
+    try:
+        with warnings.catch_warnings(), open(path, "rb") as stream:
+            warnings.simplefilter("ignore")  # NumPy's on headers that it has to repair
+            yield stream
+    except FileNotFoundError:
+        raise missing(path) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # the parsers of NumPy and zipfile raise a dozen kinds
+        raise ValueError(
+            f"{str(path)!r} must be a file of plain arrays as {writer} writes it: "
+            f"{str(error).rstrip('.')}; write it anew, without Python objects."
+        ) from None
+
+
+def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file."""
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    _require_room(path, _size(stream, size))
+    stream.seek(0)
+    return _read(stream)
+
+
+def _size(stream: Any, num_bytes: int) -> int:
+    """Return the bytes of the array in a stream of `num_bytes`, whose header must fit."""
+    first = io.BytesIO(stream.read(_HEADER))
+    version = npy.read_magic(first)
+    if version not in _READERS:
+        raise ValueError(f"its format has version {version}, which plain arrays do not need")
+    shape, _, dtype = _READERS[version](first)
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"Object arrays and empty types cannot be loaded, got dtype {dtype}")
+    size: int = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or first.tell() + size != num_bytes:
+        raise ValueError(
+            f"its header says {dtype} of shape {shape}, and {num_bytes - first.tell():,} bytes "
+            "follow"
+        )
+    return size
+
+
+def _read(stream: Any) -> NDArray[Any]:
+    array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _require_room(path: str | Path, size: int) -> None:
+    require_bytes(f"the arrays of {str(path)!r}", size, "give a smaller file, or free memory")
