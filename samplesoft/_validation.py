@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -213,6 +213,15 @@ def shown(value: Any) -> str:
     except ValueError:
         return f"an integer of {value.bit_length()} bits"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
+    """Return a mapping of names to arrays as a dict, without a look at the arrays."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(
+            f"`{name}` must map names to arrays, got {type(value).__name__} {shown(value)}."
+        )
+    return dict(value)
 
 
 def require_well_formed(name: str, matrix: Any) -> None:

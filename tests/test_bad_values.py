@@ -5,11 +5,23 @@ import pytest
 from scipy import sparse
 
 import samplesoft
+from samplesoft.data import Vocabulary
+from samplesoft.data.corpus import Corpus
 from samplesoft.feature_maps import RandomFourierFeatures, RandomMaclaurinFeatures
 from samplesoft.losses import FullSoftmaxLoss, SparseRows, make_loss
 from samplesoft.metrics import evaluate, ranking_scores, top_k_classes
-from samplesoft.models import Embedding, make_optimizer
-from samplesoft.samplers import Draw, SamplerInputs, SoftmaxSampler, UniformSampler, make_sampler
+from samplesoft.models import Embedding, SoftmaxLayer, make_optimizer
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.samplers import (
+    Draw,
+    LearnedUnigramSampler,
+    MixtureSampler,
+    SamplerInputs,
+    SoftmaxSampler,
+    UniformSampler,
+    make_sampler,
+)
+from samplesoft.training import LanguageModelSettings, LanguageModelTask
 
 H, W, LOGITS, Q = np.ones((2, 3)), np.eye(4, 3), np.arange(4.0), np.full(4, 0.25)
 DRAW = Draw(np.ones((2, 2), np.int64), np.full((2, 2), -1.0))
@@ -107,3 +119,48 @@ def test_a_variance_beyond_float64_is_infinite():
     phi = RandomMaclaurinFeatures(3, 16, rng=0)
     rows = np.full((2, 3), 1e4)
     assert (phi.variance(rows, rows) == np.inf).all()
+
+
+STATES = {
+    "sampler": lambda: UniformSampler(4),
+    "learned": lambda: LearnedUnigramSampler(4),
+    "mixture": lambda: MixtureSampler(UniformSampler(4), UniformSampler(4)),
+    "optimizer": lambda: make_optimizer("adam", 0.1),
+    "layer": lambda: SoftmaxLayer(W.copy(), FullSoftmaxLoss()),
+    "sampled layer": lambda: SoftmaxLayer(W.copy(), make_loss("sampled"), UniformSampler(4), 2),
+    "model": lambda: LinearSoftmax(3, 4, FULL),
+    "language model": lambda: language_model(),
+}
+FULL = LinearSoftmaxSettings(loss="full", sampler=None, num_sampled=None)
+
+
+def language_model():
+    ids = np.arange(100) % 4
+    corpus = Corpus(Vocabulary(tuple("abcd"), np.bincount(ids)), ids, ids, ids)
+    return LanguageModelTask(
+        corpus, LanguageModelSettings(sampler="learned-unigram", batch_size=2, num_steps=4)
+    )
+
+
+@pytest.mark.parametrize("state", [b"x", [1], "x", 3, None, {1: W}], ids=repr)
+@pytest.mark.parametrize("kind", STATES)
+def test_a_state_of_something_else_is_refused(kind, state):
+    with pytest.raises(TypeError, match="`state` must map names to arrays, got"):
+        STATES[kind]().load_state(state)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_foreign_state_is_refused(kind):
+    with pytest.raises((TypeError, ValueError), match=r"`(state|hidden)` must"):
+        STATES[kind]().load_state({"sampler.x": W, "steps": "x"})
+
+
+def test_a_state_with_a_part_of_a_wrong_shape_is_refused():
+    task = language_model()
+    state = task.state()
+    for name, value in (("cells", W), ("hidden", np.full_like(state["hidden"], np.nan))):
+        with pytest.raises((TypeError, ValueError), match=f"`{name}` must"):
+            task.load_state(state | {name: value})
+    del state["sampler.counts"]
+    with pytest.raises(ValueError, match="`state` must hold counts, got nothing"):
+        task.load_state(state)

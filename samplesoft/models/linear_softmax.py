@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
+from samplesoft._memory import require_bytes
 from samplesoft._names import part as part_of
 from samplesoft._names import prefixed
 from samplesoft._random import as_key, mix64, uniform_block
-from samplesoft._validation import IntArray, as_count, as_nonnegative
+from samplesoft._validation import IntArray, as_count, as_named_arrays, as_nonnegative
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.evaluation import top_k_classes
@@ -60,6 +61,30 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         as_count("embedding_dim", self.embedding_dim)
         as_nonnegative("dropout", self.dropout, below=1.0)
 
+    def require_room(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
+        """Raise MemoryError if the parameters of a model would not fit.
+
+        Parameters
+        ----------
+        num_inputs, num_classes : int
+            Columns v of an input, and classes n.
+        dtype : dtype
+            Of the parameters.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        TypeError, ValueError
+            If a number is malformed.
+        """
+        rows = as_count("num_inputs", num_inputs) + as_count("num_classes", num_classes)
+        require_bytes(
+            f"vectors of {num_inputs:,} inputs and {num_classes:,} classes",
+            rows * self.embedding_dim * dtype.itemsize,
+            "lower `embedding_dim`, or number inputs and classes from 0 without gaps",
+        )
+
 
 class LinearSoftmax:
     """Class scores ``tau * (x @ U + u) . c``, of vectors of norm 1 if the settings say so.
@@ -87,6 +112,8 @@ class LinearSoftmax:
 
     Raises
     ------
+    MemoryError
+        If the parameters would not fit.
     TypeError, ValueError
         If an argument is malformed.
 
@@ -117,10 +144,10 @@ class LinearSoftmax:
     ) -> None:
         self.settings, self.dtype = settings, as_float_dtype(dtype)
         key, dim = as_key(rng), settings.embedding_dim
+        settings.require_room(num_inputs, num_classes, self.dtype)
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
-        shape = as_count("num_classes", num_classes), dim
-        rows = uniform_weights(shape, dim**-0.5, self.dtype, streams[1])
+        rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, int(streams[2]), reduction="sum")
         self._dropout = Dropout(settings.dropout)
         self._name_parameters()
@@ -267,14 +294,11 @@ class LinearSoftmax:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""
-        sampler = self.softmax.sampler
-        return prefixed({"sampler": {} if sampler is None else sampler.state()})
+        return prefixed({"sampler": self.softmax.state()})
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to a `state`."""
-        learned = part_of("sampler", dict(state))
-        if learned and self.softmax.sampler is not None:
-            self.softmax.sampler.load_state(learned)
+        self.softmax.load_state(part_of("sampler", as_named_arrays("state", state)))
 
     def _thinned(self, x: Any, key: np.uint64) -> Any:
         """Set some entries to 0, and scale the others up so that the mean stays."""

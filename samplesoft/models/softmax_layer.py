@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isclose
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_copyable, to_host, twin
-from samplesoft._validation import FloatArray, IntArray, as_count
+from samplesoft._validation import FloatArray, IntArray, as_count, as_named_arrays
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
@@ -239,6 +240,31 @@ class SoftmaxLayer:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
                 self._update_sampler(self._device.own_ids(None, self._rows.shape[0]))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the sampler has learned besides the class vectors."""
+        return {} if self.sampler is None else self.sampler.state()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray
+            Of a layer made in the same way.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is of another layer; this one is unchanged then.
+        """
+        if self.sampler is not None:
+            self.sampler.load_state(state)
+        elif as_named_arrays("state", state):
+            raise ValueError(
+                f"`state` must be empty without a sampler, got {', '.join(state)}; it is that of "
+                "another layer."
+            )
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the full-softmax loss and ranks of the labels, as `samplesoft.metrics.evaluate`.

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device.arrays import ARRAYS, HostArrays
 from samplesoft._device.select import as_device, require_copyable, twin
 from samplesoft._random import as_key
-from samplesoft._validation import FloatArray, IntArray, as_count, require_plain
+from samplesoft._validation import FloatArray, IntArray, as_count, as_named_arrays, require_plain
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.shared import sample_shared
 
@@ -253,7 +253,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If it is of another sampler; this one is unchanged then.
         """
-        if state:
+        if as_named_arrays("state", state):
             raise ValueError(
                 f"`state` must be empty for {type(self).__name__}, got {', '.join(state)}; it is "
                 "that of another sampler."

@@ -14,6 +14,7 @@ from samplesoft._validation import (
     as_count,
     as_counts,
     as_ids,
+    as_named_arrays,
     as_positive,
     writable,
 )
@@ -94,7 +95,7 @@ class LearnedUnigramSampler(Sampler):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the counts of a `state`."""
-        if set(state) != {"counts"}:
+        if set(as_named_arrays("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("counts", state["counts"], self.num_classes)
         self._tree._prepare(np.arange(self.num_classes), self._weights(counts)[:, None])()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samplesoft._device.select import require_cpu
 from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
-from samplesoft._validation import FloatArray, IntArray, as_positive
+from samplesoft._validation import FloatArray, IntArray, as_named_arrays, as_positive
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import Draw, Rows
 
@@ -110,6 +110,7 @@ class MixtureSampler(Sampler):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the states of both samplers."""
+        state = as_named_arrays("state", state)
         foreign = [key for key in state if not key.startswith(("first/", "second/"))]
         if foreign:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")

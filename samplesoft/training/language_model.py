@@ -11,13 +11,13 @@ import numpy as np
 
 from samplesoft._names import part, prefixed
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count
+from samplesoft._validation import IntArray, as_count, as_named_arrays
 from samplesoft.data.batches import Windows
 from samplesoft.data.corpus import Corpus
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding
 from samplesoft.models.lstm import LSTM
-from samplesoft.models.module import uniform_weights
+from samplesoft.models.module import check_array, check_finite, uniform_weights
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
 from samplesoft.training.language_settings import LanguageModelSettings
@@ -202,13 +202,15 @@ class LanguageModelTask(Task):
 
     def state(self) -> Arrays:
         """Return the hidden state between windows, and what the sampler has learned."""
-        sampler = self.softmax.sampler
-        learned = {} if sampler is None else sampler.state()
-        return {"hidden": self._state[0], "cells": self._state[1], **prefixed({"sampler": learned})}
+        hidden, cells = self._state
+        return {"hidden": hidden, "cells": cells, **prefixed({"sampler": self.softmax.state()})}
 
     def load_state(self, state: Arrays) -> None:
         """Load a hidden state, and what a sampler has learned."""
+        state = as_named_arrays("state", state)
+        like = self._state[0]
+        for name in ("hidden", "cells"):
+            check_array(name, state.get(name), like.shape, like.dtype)
+            check_finite(name, state[name])
+        self.softmax.load_state(part("sampler", state))
         self._state = state["hidden"], state["cells"]
-        learned = part("sampler", state)
-        if learned and self.softmax.sampler is not None:
-            self.softmax.sampler.load_state(learned)

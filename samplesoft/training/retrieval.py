@@ -122,8 +122,10 @@ class RetrievalTask(Task):
             )
         self._inputs = unit_norm(inputs)
         self._validation = self._held_out(held_out[:_VALIDATED])
-        counts = np.bincount(labels.indices, minlength=labels.shape[1])
-        self._steps = LinearSteps(inputs.shape[1], labels.shape[1], settings, counts, self._key)
+        sizes = inputs.shape[1], labels.shape[1]
+        settings.require_room(*sizes, np.dtype(np.float32))
+        counts = np.bincount(labels.indices, minlength=sizes[1])
+        self._steps = LinearSteps(*sizes, settings, counts, self._key)
         self.model = self._steps.model
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.select import device_of, to_host, twin
-from samplesoft._validation import as_nonnegative
+from samplesoft._validation import as_named_arrays, as_nonnegative
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.optimizers.updates import LARGEST, Update
 
@@ -164,6 +164,7 @@ class Optimizer(ABC):
         TypeError, ValueError
             If a name is missing or unknown, or arrays are malformed; nothing has changed then.
         """
+        state = as_named_arrays("state", state)
         steps = np.asarray(state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
