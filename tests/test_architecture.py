@@ -19,6 +19,7 @@ LAYERS = [
         "_files",
         "_interrupts",
         "_jit",
+        "_json",
         "_limits",
         "_memory",
         "_names",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from samplesoft._json import read_json
 from samplesoft.commands.options import write_json
 
 FILE = "options.json"
@@ -50,7 +50,7 @@ def _read(options: argparse.Namespace) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path.read_bytes()))
     except (TypeError, ValueError):
         raise ValueError(
             f"{str(path)!r} must hold the options of the run as JSON, but does not; delete it, and "

@@ -35,6 +35,8 @@ MODELS: dict[str, Model] = {
     "xc": train_xc.MODEL,
     "items": train_items.MODEL,
 }
+# what the report shows of a line of the log
+_OF_AN_EPOCH = {"epoch", "train_loss", "validation_loss", "examples_per_second"}
 
 
 def add(commands: Any) -> None:
@@ -148,7 +150,7 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         resume=options.resume,
         progress=lambda line: show_part(_one_line(line, model.headline)),
     )
-    records = [line for line in read_log(out / LOG) if "validation_loss" in line]
+    records = [line for line in read_log(out / LOG) if _OF_AN_EPOCH <= line.keys()]
     load_parameters(_best(out), task)
     results = {
         "config": task.config(),

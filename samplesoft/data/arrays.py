@@ -56,11 +56,11 @@ class Archive:
 
 
 @contextmanager
-def open_arrays(path: str | Path, writer: str) -> Iterator[BinaryIO]:
+def open_arrays(path: str | Path, what: str, remedy: str) -> Iterator[BinaryIO]:
     """Open a file of NumPy; the body may read arrays of it, and do nothing else that can fail.
 
     Raises FileNotFoundError, MemoryError if arrays would not fit, or else ValueError, which says
-    that the file should be what `writer` writes.
+    that the file must be `what` it should be, and the remedy.
     """
     try:
         with warnings.catch_warnings(), open(path, "rb") as stream:
@@ -71,10 +71,8 @@ def open_arrays(path: str | Path, writer: str) -> Iterator[BinaryIO]:
     except MemoryError:
         raise
     except Exception as error:  # the parsers of NumPy and zipfile raise a dozen kinds
-        raise ValueError(
-            f"{str(path)!r} must be a file of plain arrays as {writer} writes it: "
-            f"{str(error).rstrip('.')}; write it anew, without Python objects."
-        ) from None
+        reason = str(error).rstrip(".")[:200] or type(error).__name__
+        raise ValueError(f"{str(path)!r} must be {what}: {reason}; {remedy}.") from None
 
 
 def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:

@@ -16,6 +16,10 @@ from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.data.files import LONGEST_LINE, open_lines
 
 _ARRAYS = ("h", "class_embeddings", "labels", "counts")
+_PLAIN = (
+    "a file of plain arrays",
+    "write it with numpy.save, or numpy.savez where it ends in .npz, without Python objects",
+)
 _LARGEST = 10**8  # number of words, and dimension
 _CHUNK = 256  # examples at a time against all words
 
@@ -132,13 +136,13 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
 
 
 def _load_array(path: str | Path) -> Any:
-    with open_arrays(path, "numpy.save") as stream:
+    with open_arrays(path, *_PLAIN) as stream:
         return read_array(path, stream)
 
 
 def _load_npz(path: str | Path) -> Embeddings:
     arrays: dict[str, Any] = {}
-    with open_arrays(path, "numpy.savez") as stream:
+    with open_arrays(path, *_PLAIN) as stream:
         archive = Archive(path, stream)
         names = [name for name in _ARRAYS if name in archive.names]
         if set(names) >= set(_ARRAYS[:3]):

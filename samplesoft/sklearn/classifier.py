@@ -309,6 +309,8 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         ------
         OSError
             If it cannot be written.
+        TypeError
+            If a parameter or a class is a Python object that JSON does not have.
         """
         check_is_fitted(self)
         files.write_classifier(path, self)
@@ -331,6 +333,8 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         ------
         FileNotFoundError
             If there is no such file.
+        MemoryError
+            If the model would not fit.
         ValueError
             If it is damaged, of another format, or no classifier.
         """

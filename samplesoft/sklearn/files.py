@@ -7,19 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._names import part, prefixed
+from samplesoft._validation import as_choice, as_count, as_counts, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
-from samplesoft.sklearn.label_codec import LabelCodec
+from samplesoft.sklearn.label_codec import DENSE, LISTS, SINGLE, SPARSE, LabelCodec
 from samplesoft.sklearn.learner import Learner
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
     plain,
     read_checkpoint,
+    rebuilding,
     write_checkpoint,
 )
-from samplesoft.training.linear_model import linear_softmax_config
+from samplesoft.training.linear_model import linear_softmax_config, require_sizes
 
 _FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_")
 MODEL = "SampledSoftmaxClassifier"
@@ -54,8 +57,16 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     for name in _FITTED:
         if hasattr(classifier, name):
             progress[name] = getattr(classifier, name)
+    if classes.dtype.hasobject:
+        if not all(isinstance(label, str) for label in classes):
+            raise TypeError(
+                "`classes_` must be text or numbers to be saved, got Python objects such as "
+                f"{shown(next(label for label in classes if not isinstance(label, str)))}; convert "
+                "the labels with numpy.asarray(y, dtype=...) and fit again."
+            )
+        classes = classes.astype(str)
     arrays = {
-        "classes": classes.astype(str) if classes.dtype.hasobject else classes,
+        "classes": classes,
         "counts": learner.counts,
         **prefixed({"parameters": model.parameters}, "/"),
         **prefixed({"optimizer": learner.optimizer.state()}, "/"),
@@ -70,16 +81,11 @@ def read_classifier(path: str | Path, make: Any) -> Any:
     about = checkpoint.config
     if about.get("model") != MODEL:
         raise ValueError(
-            f"{str(path)!r} must hold a {MODEL}, got {about.get('model')!r}; read it with what "
-            "wrote it."
+            f"{str(path)!r} must hold a {MODEL}, got {shown(about.get('model'))}; read it with "
+            "what wrote it."
         )
-    try:
+    with rebuilding(path):
         return _rebuilt(path, checkpoint, make)
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{str(path)!r} must hold what this version of samplesoft writes, got a file without "
-            f"or with unknown {error}; read it with the version that wrote it."
-        ) from None
 
 
 def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
@@ -88,13 +94,13 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
     if isinstance(parameters.get("class_weight"), list):
         parameters["class_weight"] = {label: weight for label, weight in parameters["class_weight"]}
     classifier = make(**parameters)
+    require_sizes(model, part("parameters", arrays, "/"))
+    _require_progress(values)
     learner = Learner(
-        LabelCodec(
-            arrays["classes"].astype(about["classes"]), about["form"], np.dtype(about["labels"])
-        ),
+        _codec(about, arrays["classes"], model["num_classes"]),
         model["num_inputs"],
         LinearSoftmaxSettings(**about["settings"]),
-        arrays["counts"],
+        as_counts("counts", arrays["counts"], model["num_classes"]),
         np.dtype(model["dtype"]),
         values["seed"],
     )
@@ -109,6 +115,29 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
         if name in values:
             setattr(classifier, name, values[name])
     classifier.n_features_in_ = model["num_inputs"]
-    if about["feature_names"] is not None:
-        classifier.feature_names_in_ = np.array(about["feature_names"], dtype=object)
+    names = about["feature_names"]
+    if names is not None:
+        if len(names) != model["num_inputs"] or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"feature names {shown(names)}")
+        classifier.feature_names_in_ = np.array(names, dtype=object)
     return classifier
+
+
+def _codec(about: dict[str, Any], stored: NDArray[Any], num_classes: int) -> LabelCodec:
+    """Return the codec of a file; classes are different, and of labels in ascending order."""
+    form = as_choice("form", about["form"], (SINGLE, DENSE, SPARSE, LISTS))
+    dtype, ascending = np.dtype(about["classes"]), np.unique(stored)
+    given = ascending if form in (SINGLE, LISTS) else stored
+    if stored.shape != (num_classes,) or len(ascending) < num_classes or (given != stored).any():
+        raise ValueError(f"classes of shape {stored.shape} that are not {num_classes} in order")
+    if dtype != stored.dtype and not (dtype.hasobject and stored.dtype.kind == "U"):
+        raise ValueError(f"classes of {stored.dtype} for {dtype}")
+    return LabelCodec(stored.astype(dtype), form, np.dtype(about["labels"]))
+
+
+def _require_progress(values: dict[str, Any]) -> None:
+    for name in (*_PROGRESS, *values.keys() & {"n_iter_", "num_unlabeled_"}):
+        as_count(name, values[name], 0)
+    for loss in values.get("loss_curve_", ()):
+        if not isinstance(loss, (int, float)):
+            raise TypeError(f"loss_curve_ with {shown(loss)}")

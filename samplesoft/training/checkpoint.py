@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._files import replaced
+from samplesoft._json import read_json
 from samplesoft._names import part as named_part
-from samplesoft.data.files import missing
+from samplesoft._validation import shown
+from samplesoft.data.arrays import Archive, open_arrays
 
 FORMAT = 1
 Arrays = dict[str, NDArray[Any]]
@@ -25,6 +26,10 @@ _ARRAY = "array/"  # before the names of arrays, so that none of them is an argu
 _MARK = b"\nsamplesoft sha256 "
 _TRAILER = len(_MARK) + 64
 _ABSENT = "nothing"
+_WHOLE = (
+    "a whole checkpoint of samplesoft",
+    "take another copy, or train anew in another folder",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,36 +124,61 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If its arrays would not fit.
     ValueError
         If it is not a checkpoint, is cut short or changed, or is of another format.
     """
+    with open_arrays(path, *_WHOLE) as stream:
+        _require_whole(stream)
+        archive = Archive(path, stream)
+        about = _about(archive)
+        names = [name for name in archive.names if name.startswith(_ARRAY)]
+        arrays = archive.read(names) if about["format"] == FORMAT else {}
+    if about["format"] != FORMAT:
+        raise ValueError(
+            f"{str(path)!r} is a checkpoint of format {shown(about['format'])}, and this version "
+            f"of samplesoft reads format {FORMAT}; use the version that wrote it, or train anew in "
+            "another folder."
+        )
+    found = {name.removeprefix(_ARRAY): array for name, array in arrays.items()}
+    return Checkpoint(about["config"], about["values"], found)
+
+
+def _about(archive: Archive) -> dict[str, Any]:
+    """Return format, config and values."""
+    if "about" not in archive.names:
+        raise ValueError("it has no array 'about'")
+    about = read_json(archive.read(["about"])["about"].tobytes())
+    kinds = {"format": int, "config": dict, "values": dict}
+    if not isinstance(about, dict) or any(
+        not isinstance(about.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise ValueError("its array 'about' does not hold format, config and values")
+    return about
+
+
+@contextmanager
+def rebuilding(path: str | Path) -> Iterator[None]:
+    """Name the file in an error of the body, which makes something of what a checkpoint holds."""
     try:
-        with open(path, "rb") as stream:
-            _require_whole(path, stream)
-            with np.load(stream, allow_pickle=False) as archive:
-                about = json.loads(archive["about"].tobytes())
-                if about["format"] != FORMAT:
-                    raise ValueError(
-                        f"{str(path)!r} is a checkpoint of format {about['format']}, and this "
-                        f"version of samplesoft reads format {FORMAT}; use the version that wrote "
-                        "it, or train anew in another folder."
-                    )
-                arrays = {
-                    name.removeprefix(_ARRAY): archive[name]
-                    for name in archive.files
-                    if name.startswith(_ARRAY)
-                }
-    except FileNotFoundError:
-        raise missing(path) from None
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{str(path)!r} is no checkpoint that can be read: {error}.") from None
-    return Checkpoint(about["config"], about["values"], arrays)
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if str(error).startswith(repr(str(path))):
+            raise
+        reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ValueError(
+            f"{str(path)!r} must hold what this version of samplesoft writes, got something else: "
+            f"{reason[:300]}; read it with the version that wrote it, or take another copy."
+        ) from error
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as they come back from JSON: no tuples, and no numbers of NumPy."""
 
     def number(value: Any) -> Any:
+        if isinstance(value, np.floating):
+            return float(value)  # a longdouble too, as models take it
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(
@@ -208,10 +238,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:
-    return repr(settings[name]) if name in settings else _ABSENT
+    return shown(settings[name]) if name in settings else _ABSENT
 
 
-def _require_whole(path: str | Path, stream: BinaryIO) -> None:
+def _require_whole(stream: BinaryIO) -> None:
     """Compare the checksum at the end with that of all bytes before it; rewind."""
     rest = max(stream.seek(0, 2) - _TRAILER, 0)
     stream.seek(0)
@@ -221,8 +251,6 @@ def _require_whole(path: str | Path, stream: BinaryIO) -> None:
         rest -= len(block)
     if stream.read() != _MARK + digest.hexdigest().encode():
         raise ValueError(
-            f"{str(path)!r} is not a whole checkpoint of samplesoft: its last bytes are not the "
-            "checksum of the rest. It was cut short or changed; take another copy, or train anew "
-            "in another folder."
+            "its last bytes are not the checksum of the rest, so it was cut short or changed"
         )
     stream.seek(0)

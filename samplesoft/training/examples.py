@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._validation import as_count, as_positive, shown
 from samplesoft.data.embeddings import Embeddings
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.training.checkpoint import part_of, read_checkpoint
+from samplesoft.training.checkpoint import Checkpoint, part_of, read_checkpoint, rebuilding
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,11 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     ((50, 11), 10)
     """
     checkpoint = read_checkpoint(path)
+    with rebuilding(path):
+        return _rebuilt(path, checkpoint)
+
+
+def _rebuilt(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
     softmax = checkpoint.config.get("task", {}).get("softmax")
     found, parameters = part_of(checkpoint, "examples"), part_of(checkpoint, "parameters")
     if softmax is None or "h" not in found:
@@ -84,16 +90,20 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
             f"{str(path)!r} must hold contexts of a softmax layer, got "
             f"{', '.join(found) or 'none'}; take a checkpoint of samplesoft train."
         )
+    tau = as_positive("tau", softmax["tau"])
+    for name in ("normalize", "absolute"):
+        if not isinstance(softmax[name], bool):
+            raise TypeError(f"{name} is {shown(softmax[name])}")
     h = found["h"].astype(np.float64)
     rows = parameters["softmax.class_embeddings"].astype(np.float64)
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
     if "softmax.biases" in parameters:
         h = np.column_stack([h, np.ones(len(h))])
-        rows = np.column_stack([rows, parameters["softmax.biases"] / softmax["tau"]])
+        rows = np.column_stack([rows, parameters["softmax.biases"] / tau])
     return TrainedSoftmax(
         Embeddings(h, rows, found["labels"], found.get("counts")),
-        softmax["tau"],
+        tau,
         softmax["absolute"],
-        checkpoint.values["step"],
+        as_count("step", checkpoint.values["step"], 0),
     )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import IntArray
+from samplesoft._validation import IntArray, shown
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.samplers.base import Rows
-from samplesoft.training.checkpoint import copy_arrays, part_of, read_checkpoint
+from samplesoft.training.checkpoint import (
+    Arrays,
+    Checkpoint,
+    copy_arrays,
+    part_of,
+    read_checkpoint,
+    rebuilding,
+)
 from samplesoft.training.unit_norm import unit_norm
 
 
@@ -85,18 +93,34 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If the model would not fit.
     ValueError
         If it is damaged, of another format, or holds another model.
     """
     checkpoint = read_checkpoint(path)
-    config = checkpoint.config.get("task", checkpoint.config)
-    about = config.get("linear_softmax")
-    if about is None:
-        raise ValueError(
-            f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
-            f"{config.get('model', 'something else')!r}; take best.npz of samplesoft train xc or "
-            "items, or what SampledSoftmaxClassifier.save wrote."
-        )
+    with rebuilding(path):
+        config = checkpoint.config.get("task", checkpoint.config)
+        about = config.get("linear_softmax")
+        if about is None:
+            raise ValueError(
+                f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
+                f"{shown(config.get('model', 'something else'))}; take best.npz of samplesoft "
+                "train xc or items, or what SampledSoftmaxClassifier.save wrote."
+            )
+        return _rebuilt(path, about, checkpoint)
+
+
+def _rebuilt(
+    path: str | Path, about: dict[str, Any], checkpoint: Checkpoint
+) -> TrainedLinearSoftmax:
+    parameters, classes = part_of(checkpoint, "parameters"), checkpoint.arrays.get("classes")
+    require_sizes(about, parameters)
+    if classes is not None and classes.shape != (about["num_classes"],):
+        raise ValueError(f"{about['num_classes']} classes of shape {classes.shape}")
+    for name in ("normalize", "unit_inputs", "leave_out"):
+        if not isinstance(about[name], bool):
+            raise TypeError(f"{name} is {shown(about[name])}")
     settings = LinearSoftmaxSettings(
         loss="full",
         sampler=None,
@@ -108,7 +132,20 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     model = LinearSoftmax(
         about["num_inputs"], about["num_classes"], settings, dtype=np.dtype(about["dtype"]), rng=0
     )
-    copy_arrays(path, part_of(checkpoint, "parameters"), model.parameters)
-    return TrainedLinearSoftmax(
-        model, about["unit_inputs"], about["leave_out"], checkpoint.arrays.get("classes")
-    )
+    copy_arrays(path, parameters, model.parameters)
+    return TrainedLinearSoftmax(model, about["unit_inputs"], about["leave_out"], classes)
+
+
+def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:
+    """Raise ValueError unless parameters have the sizes of their `linear_softmax_config`.
+
+    A model of other sizes, which may be huge, is then not made.
+    """
+    dim = about["embedding_dim"]
+    wanted = {
+        "embedding.weights": (about["num_inputs"], dim),
+        "softmax.class_embeddings": (about["num_classes"], dim),
+    }
+    for name, shape in wanted.items():
+        if parameters[name].shape != shape:
+            raise ValueError(f"{name} of shape {parameters[name].shape} where it says {shape}")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from samplesoft._json import read_json
+from samplesoft._validation import shown
+from samplesoft.data.files import missing
 from samplesoft.training.checkpoint import writing
 
 
@@ -44,24 +48,44 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         clipping) are means over the epoch so far, and so is ``examples_per_second``.
         ``learning_rate`` is that of the optimizer, which in the toy task multiplies the gradient
         of the sum over a batch. The last line of an epoch also has ``validation_...``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a line is damaged, with its number.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise missing(path) from None
+    return [record for _, record in _records(Path(path), content)]
 
 
 def _end(path: Path, content: bytes, step: int) -> int:
     """Return the number of bytes of the lines up to `step`."""
     end = 0
+    for size, record in _records(path, content):
+        if record["step"] > step:
+            break
+        end += size
+    return end
+
+
+def _records(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the size and the record of each complete line."""
     *lines, _ = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            late = json.loads(line)["step"] > step
-        except (ValueError, TypeError, KeyError):
+            record = read_json(line)
+            sound = all(isinstance(value, (int, float)) for value in record.values())
+            sound &= isinstance(record["step"], int)
+        except (AttributeError, KeyError, ValueError):
+            sound = False
+        if not sound:
             raise ValueError(
-                f"{str(path)!r}, line {number}: expected a JSON object with a step, got "
-                f"{line[:60]!r}; repair the line, or move the file away."
-            ) from None
-        if late:
-            break
-        end += len(line) + 1
-    return end
+                f"{str(path)!r}, line {number}: expected a JSON object of numbers with a step, got "
+                f"{shown(line)}; repair the line, or move the file away."
+            )
+        yield len(line) + 1, record

@@ -23,6 +23,7 @@ from samplesoft.training.checkpoint import (
     copy_arrays,
     part_of,
     read_checkpoint,
+    rebuilding,
     require_config,
     write_checkpoint,
 )
@@ -190,8 +191,12 @@ class Run:
             ) from None
         wanted = {"task": self.task.config(), "training": self.settings.config()}
         require_config(path, checkpoint.config, wanted)
-        copy_arrays(path, part_of(checkpoint, "parameters"), self.task.parameters)
-        self.optimizer.load_state(part_of(checkpoint, "optimizer"))
-        self.task.load_state(part_of(checkpoint, "state"))
-        self.task.refresh()
-        self.at = Progress(**checkpoint.values)
+        with rebuilding(path):
+            at, steps = Progress(**checkpoint.values), self.task.num_steps
+            if at.index >= steps or at.step != at.epoch * steps + at.index:
+                raise ValueError(f"step {at.step} of {at.epoch} epochs of {steps} and {at.index}")
+            self.optimizer.load_state(part_of(checkpoint, "optimizer"))
+            self.task.load_state(part_of(checkpoint, "state"))
+            copy_arrays(path, part_of(checkpoint, "parameters"), self.task.parameters)
+            self.task.refresh()
+        self.at = at

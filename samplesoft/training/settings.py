@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from samplesoft._validation import as_choice, as_count, as_positive
+from samplesoft._validation import as_choice, as_count, as_positive, shown
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.models.schedules import SCHEDULES, make_schedule
 from samplesoft.training.checkpoint import plain
@@ -96,6 +97,11 @@ def _about(name: str, what: str) -> Iterator[None]:
         raise type(error)(f"`{name}` must fit {what}: {error}") from None
 
 
+def _require_finite(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"`{name}` must be a finite number, got {shown(value)}.")
+
+
 @dataclass
 class Progress:
     """How far a run has come; part of each checkpoint.
@@ -125,6 +131,15 @@ class Progress:
     seconds: float = 0.0
     best_epoch: int | None = None
     best_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "index", "step"):
+            as_count(name, getattr(self, name), 0)
+        for name in ("loss_sum", "norm_sum", "epoch_seconds", "seconds"):
+            _require_finite(name, getattr(self, name))
+        if (self.best_epoch, self.best_loss) != (None, None):
+            as_count("best_epoch", self.best_epoch)
+            _require_finite("best_loss", self.best_loss)
 
     @property
     def mean_loss(self) -> float:

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samplesoft.training.checkpoint import copy_arrays, part_of, read_checkpoint, require_config
+from samplesoft.training.checkpoint import (
+    copy_arrays,
+    part_of,
+    read_checkpoint,
+    rebuilding,
+    require_config,
+)
 from samplesoft.training.lock import locked
 from samplesoft.training.log import Log
 from samplesoft.training.run import BEST, CHECKPOINT, LOG, Run
@@ -176,5 +182,6 @@ def load_parameters(path: str | Path, task: Task) -> None:
         If it is damaged or of another task; nothing has changed then.
     """
     checkpoint = read_checkpoint(path)
-    require_config(path, checkpoint.config.get("task", {}), task.config())
-    copy_arrays(path, part_of(checkpoint, "parameters"), task.parameters)
+    with rebuilding(path):
+        require_config(path, checkpoint.config.get("task", {}), task.config())
+        copy_arrays(path, part_of(checkpoint, "parameters"), task.parameters)

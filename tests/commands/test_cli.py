@@ -177,7 +177,7 @@ BAD = {
     "m twice": (["verify", "--num-sampled", "10,10"], "--num-sampled"),
     "checkpoint and corpus": (["verify", "--corpus", "a", "--checkpoint", "b"], "not allowed with"),
     "no checkpoint": (["verify", "--checkpoint", "{f}/absent.npz"], "no such file"),
-    "another npz": (["verify", "--checkpoint", "{f}/e.npz"], "not a whole checkpoint"),
+    "another npz": (["verify", "--checkpoint", "{f}/e.npz"], "must be a whole checkpoint"),
     "tau of checkpoint": (
         ["verify", "--checkpoint", "{f}/e.npz", "--tau", "2"],
         "--tau has no effect with --checkpoint",

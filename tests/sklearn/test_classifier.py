@@ -346,6 +346,76 @@ def test_weighted_scores():
     assert clf.score(X, Y, weights) == pytest.approx(np.average(right, weights=weights))
 
 
+CRAFTS = {
+    "two classes of one name": lambda c: c.arrays.update(classes=np.array([0, 1, 1, 3])),
+    "classes out of order": lambda c: c.arrays.update(classes=np.array([0, 2, 1, 3])),
+    "classes of two dimensions": lambda c: c.arrays.update(classes=np.zeros((4, 2), int)),
+    "other classes": lambda c: c.arrays.update(classes=np.arange(5)),
+    "no classes": lambda c: c.arrays.pop("classes"),
+    "a type of classes": lambda c: c.config.update(classes="<U1000000000"),
+    "no type": lambda c: c.config.update(labels="<f99"),
+    "a form": lambda c: c.config.update(form="single, or not"),
+    "counts": lambda c: c.arrays.update(counts=np.ones((4, 2))),
+    "no parameters of the estimator": lambda c: c.config.update(parameters=[1]),
+    "an unknown parameter": lambda c: c.config["parameters"].update(more=1),
+    "weights of classes": lambda c: c.config["parameters"].update(class_weight=[[[], 1]]),
+    "inputs": lambda c: c.config["linear_softmax"].update(num_inputs=10**12),
+    "no sizes": lambda c: c.config.update(linear_softmax=3),
+    "settings": lambda c: c.config["settings"].update(tau=10**400),
+    "names of features": lambda c: c.config.update(feature_names=["a"]),
+    "a seed": lambda c: c.values.update(seed=-1),
+    "steps": lambda c: c.values.update(num_steps="1"),
+    "losses": lambda c: c.values.update(loss_curve_=["x"]),
+    "no losses": lambda c: c.values.update(loss_curve_=3),
+    "a state of the optimizer": lambda c: c.arrays.pop("optimizer/steps"),
+    "a state of the sampler": lambda c: c.arrays.update({"state/sampler.x": np.ones(1)}),
+    "a parameter": lambda c: c.arrays.pop("parameters/embedding.weights"),
+}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fitted") / "model.npz"
+    make(max_iter=1).fit(*blobs(20)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", CRAFTS)
+def test_files_that_somebody_has_made(kind, fitted, tmp_path):
+    checkpoint = read_checkpoint(fitted)
+    CRAFTS[kind](checkpoint)
+    write_checkpoint(tmp_path / "model.npz", checkpoint)
+    with pytest.raises(ValueError, match=r"model\.npz' must hold what this version .*; read it"):
+        SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+
+
+def test_a_model_that_would_not_fit_is_not_made(fitted, monkeypatch):
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"model\.npz' need .*1 kB are available; "):
+        SampledSoftmaxClassifier.load(fitted)
+
+
+@pytest.mark.parametrize("name", ["tau", "nu", "learning_rate", "tol", "dropout"])
+def test_parameters_of_any_precision_come_back_as_the_model_takes_them(name, tmp_path):
+    X, y = blobs(20)
+    clf = make(max_iter=1, **{name: np.longdouble("0.1")}).fit(X, y)
+    clf.save(tmp_path / "model.npz")
+    again = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    assert again.get_params()[name] == 0.1
+    np.testing.assert_array_equal(clf.predict_proba(X), again.predict_proba(X))
+
+
+def test_what_json_does_not_have_is_not_saved(tmp_path):
+    X, y = blobs(20)
+    clf = make().partial_fit(X, y, classes=np.arange(4).astype(object))
+    with pytest.raises(TypeError, match=r"`classes_` must be text or numbers .* got .* such as 0"):
+        clf.save(tmp_path / "model.npz")
+    clf = make(max_iter=1).fit(X, y).set_params(tau=1j)
+    with pytest.raises(TypeError, match="must be plain JSON, got complex"):
+        clf.save(tmp_path / "model.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_that_are_refused(tmp_path):
     X, y = blobs(20)
     path = tmp_path / "model.npz"
@@ -353,7 +423,7 @@ def test_files_that_are_refused(tmp_path):
     whole = path.read_bytes()
     for size in (0, 100, len(whole) - 1):
         (tmp_path / "cut.npz").write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="not a whole checkpoint"):
+        with pytest.raises(ValueError, match="must be a whole checkpoint"):
             SampledSoftmaxClassifier.load(tmp_path / "cut.npz")
     checkpoint = read_checkpoint(path)
     for name in ("form", "settings"):

@@ -156,7 +156,7 @@ def test_what_predict_refuses(files, tmp_path, capsys):
     for options, message in [
         (["--model", model, "--input", str(other)], "--input must have the 20 columns"),
         (["--model", model, "--input", given, "--k", "11"], "--k must be at most 10"),
-        (["--model", str(cut), "--input", given], "not a whole checkpoint"),
+        (["--model", str(cut), "--input", given], "must be a whole checkpoint"),
         (["--model", model, "--input", str(tmp_path / "none.txt")], "no such file"),
         (["--model", model, "--input", given, "--output", str(tmp_path)], "--output"),
     ]:

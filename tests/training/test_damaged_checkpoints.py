@@ -1,0 +1,247 @@
+"""Checkpoints that somebody has made by hand, with a checksum that is right: refused in words."""
+
+import json
+import re
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from archives import about, npy, write_archive, zeros
+from linear_task import LinearTask
+
+from samplesoft.cli import main
+from samplesoft.training import (
+    RetrievalSettings,
+    RetrievalTask,
+    Settings,
+    ToySettings,
+    ToyTask,
+    load_parameters,
+    read_checkpoint,
+    read_examples,
+    read_linear_softmax,
+    read_log,
+    train,
+    write_checkpoint,
+)
+
+SOUND = {"format": 1, "config": {}, "values": {}}
+WHOLE = {"about": about(SOUND), "array/x": npy(np.ones(3))}
+MANY = "9" * 5000
+RAW = {
+    "an encrypted member": (WHOLE, {"flags": 1}, "is encrypted, or compressed"),
+    "another compression": (WHOLE, {"method": zipfile.ZIP_LZMA}, "is encrypted, or compressed"),
+    "no about": ({"array/x": npy(np.ones(3))}, {}, "no array 'about'"),
+    "deep JSON": (WHOLE | {"about": about("[" * 10**5 + "]" * 10**5)}, {}, "more than 50 deep"),
+    "rather deep JSON": (
+        WHOLE | {"about": about('{"config": ' + "[" * 60 + "]" * 60 + "}")},
+        {},
+        "more than 50 deep",
+    ),
+    "no JSON": (WHOLE | {"about": about("{")}, {}, "Expecting property name"),
+    "no UTF-8": (WHOLE | {"about": npy(np.full(9, 255, np.uint8))}, {}, "decode"),
+    "digits": (WHOLE | {"about": about(f'{{"format": {MANY}}}')}, {}, "4300 digits"),
+    "NaN": (WHOLE | {"about": about(SOUND | {"values": {"x": np.nan}})}, {}, "NaN is no number"),
+    "a list": (WHOLE | {"about": about([1, 2])}, {}, "does not hold format, config and values"),
+    "no values": (WHOLE | {"about": about({"format": 1, "config": {}})}, {}, "does not hold"),
+    "a list as config": (WHOLE | {"about": about(SOUND | {"config": []})}, {}, "does not hold"),
+    "another format": (WHOLE | {"about": about(SOUND | {"format": 10**70})}, {}, "format 1000.*"),
+    "Python objects": (
+        WHOLE | {"array/x": npy(np.ones(3), b"{'descr':'|O','fortran_order':False,'shape':(3,)}")},
+        {},
+        "Object arrays",
+    ),
+    "no array": (WHOLE | {"array/x": b"text"}, {}, "magic"),
+}
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_archives_with_a_right_checksum(kind, tmp_path):
+    members, options, message = RAW[kind]
+    path = tmp_path / "c.npz"
+    write_archive(path, members, checksum=True, **options)
+    with pytest.raises(ValueError, match=rf"c\.npz' .*{message}.*; (take|use)"):
+        read_checkpoint(path)
+
+
+def test_a_sound_archive_is_read(tmp_path):
+    write_archive(tmp_path / "c.npz", WHOLE, checksum=True)
+    assert read_checkpoint(tmp_path / "c.npz").arrays["x"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("where", ["array/x", "about"])
+def test_arrays_are_asked_of_the_memory(where, tmp_path, monkeypatch):
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: 10**8)
+    path = tmp_path / "c.npz"
+    write_archive(path, WHOLE | {where: zeros(200 << 20, "|u1")}, checksum=True)
+    tracemalloc.start()
+    with pytest.raises(MemoryError, match=r"c\.npz' need 210 MB, and 100 MB are available"):
+        read_checkpoint(path)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
+def crafted(path, change):
+    """Write a checkpoint anew, with what a function changes in its config, values and arrays."""
+    checkpoint = read_checkpoint(path)
+    change(checkpoint.config, checkpoint.values, checkpoint.arrays)
+    write_checkpoint(path, checkpoint)
+
+
+def put(where, *names):
+    """Return a change: the last name is the value that the path of names before it gets."""
+
+    def change(config, values, arrays):
+        *way, last, value = names
+        target = {"config": config, "values": values, "arrays": arrays}[where]
+        for name in way:
+            target = target[name]
+        if value is None:
+            del target[last]
+        else:
+            target[last] = value
+
+    return change
+
+
+SETTINGS = Settings(epochs=2, optimizer="momentum", learning_rate=0.01, checkpoint_every=4)
+RESUMED = {
+    "no epoch": put("values", "epoch", "1"),
+    "a fraction": put("values", "step", 1.5),
+    "beyond float64": put("values", "seconds", 10**400),
+    "infinite": put("values", "loss_sum", "Infinity"),
+    "best without a loss": put("values", "best_loss", None),
+    "another step": put("values", "step", 3),
+    "an index beyond the epoch": put("values", "index", 99),
+    "unknown": put("values", "more", 1),
+    "a list as task": put("config", "task", [1]),
+    "no task": put("config", "task", None),
+    "no parameter": put("arrays", "parameters/w", None),
+    "no state": put("arrays", "state/carried", None),
+    "no steps of the optimizer": put("arrays", "optimizer/steps", None),
+    "steps that are none": put("arrays", "optimizer/steps", np.ones(2)),
+    "state that is not finite": put("arrays", "optimizer/velocity/w", np.full(7, np.nan)),
+    "state of text": put("arrays", "optimizer/velocity/w", np.array("text")),
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_run_is_not_resumed(kind, tmp_path):
+    train(LinearTask(), SETTINGS, tmp_path)
+    (tmp_path / "best.npz").unlink()
+    path = tmp_path / "checkpoint.npz"
+    crafted(path, RESUMED[kind])
+    before, task = path.read_bytes(), LinearTask()
+    with pytest.raises(ValueError, match=r"checkpoint\.npz'"):
+        train(task, SETTINGS, tmp_path, resume=True)
+    assert path.read_bytes() == before
+    assert not task.parameters["w"].any()
+    if "task" in kind:
+        with pytest.raises(ValueError, match=r"checkpoint\.npz'"):
+            load_parameters(path, LinearTask())
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    train(ToyTask(ToySettings(num_classes=5, num_sampled=2)), Settings(epochs=1), folder)
+    return (folder / "best.npz").read_bytes()
+
+
+EXAMPLES = {
+    "a list as task": put("config", "task", []),
+    "a list as softmax": put("config", "task", "softmax", [1]),
+    "no tau": put("config", "task", "softmax", "tau", None),
+    "tau beyond float64": put("config", "task", "softmax", "tau", 10**400),
+    "normalize": put("config", "task", "softmax", "normalize", "yes"),
+    "no class vectors": put("arrays", "parameters/softmax.class_embeddings", None),
+    "no labels": put("arrays", "examples/labels", None),
+    "labels": put("arrays", "examples/labels", np.full(300, 7)),
+    "text": put("arrays", "examples/h", np.full((300, 10), "x")),
+    "biases": put("arrays", "parameters/softmax.biases", np.ones((5, 2))),
+    "step": put("values", "step", None),
+}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_examples_of_a_checkpoint(kind, toy, tmp_path):
+    path = tmp_path / "c.npz"
+    path.write_bytes(toy)
+    crafted(path, EXAMPLES[kind])
+    with pytest.raises(ValueError, match=r"c\.npz' must hold"):
+        read_examples(path)
+
+
+LINEAR = {
+    "a list": put("config", "task", "linear_softmax", [3]),
+    "a size": put("config", "task", "linear_softmax", "num_inputs", 10**12),
+    "classes": put("config", "task", "linear_softmax", "num_classes", 10**12),
+    "dimension": put("config", "task", "linear_softmax", "embedding_dim", 10**400),
+    "no size": put("config", "task", "linear_softmax", "num_inputs", None),
+    "a type": put("config", "task", "linear_softmax", "dtype", "<f99"),
+    "tau": put("config", "task", "linear_softmax", "tau", -1),
+    "a truth": put("config", "task", "linear_softmax", "leave_out", "no"),
+    "no parameters": put("arrays", "parameters/softmax.class_embeddings", None),
+    "names of classes": put("arrays", "classes", np.zeros((4, 2))),
+}
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_models_for_prediction(kind, tmp_path, capsys):
+    sparse = pytest.importorskip("scipy.sparse")
+    X = sparse.csr_array(np.eye(4, dtype=np.float32))
+    settings = RetrievalSettings(
+        loss="full", sampler=None, num_sampled=None, validation=0.0, embedding_dim=3
+    )
+    train(RetrievalTask(X, X, settings), Settings(epochs=1, learning_rate=0.1), tmp_path)
+    path = tmp_path / "best.npz"
+    crafted(path, LINEAR[kind])
+    with pytest.raises(ValueError, match=r"best\.npz' must hold"):
+        read_linear_softmax(path)
+    inputs = tmp_path / "inputs.txt"
+    inputs.write_text("1 4 4\n0 1:1\n")
+    assert main(["predict", "--model", str(path), "--input", str(inputs)]) == 2
+    assert "best.npz' must hold" in capsys.readouterr().err
+
+
+def test_sizes_of_a_file_are_asked_of_the_memory(tmp_path, capsys):
+    (tmp_path / "xc.txt").write_text(f"2 3 {10**12}\n0 1:1\n1 1:1\n")
+    (tmp_path / "items.txt").write_text(f"0 {10**9 - 1} 5\n1 3 4\n")
+    for kind in ("xc", "items"):
+        args = ["train", kind, "--train", str(tmp_path / f"{kind}.txt"), "--out", str(tmp_path)]
+        assert main(args) == 2
+        wanted = r"vectors of .* inputs and .* classes need .* [GT]B, and .*without gaps"
+        assert re.search(wanted, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "5", "[]", '{"loss": 1}', '{"step": 1, "loss": "x"}', f'{{"step": {MANY}}}', "\udcff"],
+)
+def test_logs(line, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"step": 5}}\n{line}\n', errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"log\.jsonl', line 2: expected a JSON object of numbers"):
+        read_log(path)
+    with pytest.raises(FileNotFoundError, match=r"absent\.jsonl"):
+        read_log(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10**5, "[1]", f'{{"epochs": {MANY}}}', '{"model": "toy", "epochs": "x"}']
+)
+def test_options_of_a_run(text, tmp_path, capsys):
+    train(ToyTask(ToySettings()), Settings(epochs=1), tmp_path)
+    (tmp_path / "options.json").write_text(text)
+    assert main(["train", "toy", "--out", str(tmp_path), "--resume"]) == 2
+    assert re.search("options.json' must hold the options|`epochs` must", capsys.readouterr().err)
+
+
+def test_a_line_without_figures_is_left_out_of_the_report(tmp_path, capsys):
+    args = ["train", "toy", "--out", str(tmp_path)]
+    assert main([*args, "--epochs", "1"]) == 0
+    with (tmp_path / "log.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": 5, "validation_loss": 1.0}) + "\n")
+    assert main([*args, "--resume"]) == 0
+    assert capsys.readouterr().out.count("\n| 1 ") == 2
