@@ -180,7 +180,8 @@ def _load_word2vec(path: str | Path, longest_line: int) -> FloatArray:
             f"{str(path)!r} must hold as many words as line 1 says, and at least 2: line 1 says "
             f"{n}, got {rows}; correct line 1, or fetch the whole file."
         )
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):  # the norm is infinite then
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(norms[:, 0]) & (norms[:, 0] > 0.0)))
     if len(bad):
         raise ValueError(

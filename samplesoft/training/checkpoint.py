@@ -218,6 +218,11 @@ def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
                 "build the model as it was when the file was written, or train anew in another "
                 "folder."
             )
+        if not np.isfinite(found[name]).all():
+            raise ValueError(
+                f"{str(path)!r} holds NaN or infinity in {name!r}, which no training writes; take "
+                "another copy."
+            )
     for name, array in into.items():
         array[...] = found[name]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import as_count, as_positive, shown
+from samplesoft._validation import as_count, as_positive, as_real_array, shown
 from samplesoft.data.embeddings import Embeddings
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -94,13 +94,14 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
     for name in ("normalize", "absolute"):
         if not isinstance(softmax[name], bool):
             raise TypeError(f"{name} is {shown(softmax[name])}")
-    h = found["h"].astype(np.float64)
-    rows = parameters["softmax.class_embeddings"].astype(np.float64)
+    h = as_real_array("h", found["h"], (2,))
+    rows = as_real_array("class_embeddings", parameters["softmax.class_embeddings"], (2,))
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
     if "softmax.biases" in parameters:
         h = np.column_stack([h, np.ones(len(h))])
-        rows = np.column_stack([rows, parameters["softmax.biases"] / tau])
+        biases = as_real_array("biases", parameters["softmax.biases"], (1,))
+        rows = np.column_stack([rows, biases / tau])
     return TrainedSoftmax(
         Embeddings(h, rows, found["labels"], found.get("counts")),
         tau,

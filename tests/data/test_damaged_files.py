@@ -17,7 +17,8 @@ from samplesoft.data import (
     read_tokens,
 )
 
-LARGE = 200 << 20
+LARGE = 200 << 20  # bytes of a line
+ARRAY = 50 << 20  # bytes of an array
 LOADERS = {
     "words": read_tokens,
     "xml": load_xml_repository,
@@ -151,18 +152,18 @@ def test_many_features_of_which_one_is_there_twice(tmp_path):
 
 def test_an_archive_without_the_arrays_is_not_expanded(tmp_path):
     path = tmp_path / "vectors.npz"
-    write_archive(path, {"h": zeros(LARGE), "other": zeros(LARGE)})
+    write_archive(path, {"h": zeros(ARRAY), "other": zeros(ARRAY)})
     error, most = peak(lambda: load_embeddings(path))
     assert "add class_embeddings, labels" in str(error)
     assert most < 10 << 20
 
 
 def test_arrays_are_asked_of_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: LARGE)
+    monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: ARRAY)
     path = tmp_path / "vectors.npz"
-    write_archive(path, GOOD | {"h": zeros(LARGE)})
+    write_archive(path, GOOD | {"h": zeros(ARRAY)})
     error, most = peak(lambda: load_embeddings(path))
-    assert re.search(r"the arrays of .*vectors\.npz' need 210 MB", str(error))
+    assert re.search(r"the arrays of .*vectors\.npz' need 52\.4 MB", str(error))
     assert isinstance(error, MemoryError)
     assert most < 10 << 20
     monkeypatch.setattr("samplesoft._memory.available_bytes", lambda: 10)
@@ -204,8 +205,8 @@ def test_headers_of_arrays(kind, version, tmp_path):
 
 def test_a_header_that_is_long_is_not_expanded(tmp_path):
     path = tmp_path / "v.npz"
-    content = np.lib.format.magic(2, 0) + (LARGE - 1).to_bytes(4, "little")
-    write_archive(path, GOOD | {"h": [content, *[b" " * (1 << 20)] * (LARGE >> 20)]})
+    content = np.lib.format.magic(2, 0) + (ARRAY - 1).to_bytes(4, "little")
+    write_archive(path, GOOD | {"h": [content, *[b" " * (1 << 20)] * (ARRAY >> 20)]})
     error, most = peak(lambda: load_embeddings(path))
     assert "must be a file of plain arrays" in str(error)
     assert most < 10 << 20

@@ -293,6 +293,7 @@ def test_word2vec_labels_are_the_nearest_other_words(tmp_path, ending):
         ("1 2\na 1 2\n", "at least 2"),
         ("2 2\na 1 2\nb 0 0\n", "line 3: expected a finite vector other than 0"),
         ("2 2\na nan 2\nb 0 1\n", "line 2: expected a finite vector"),
+        ("2 2\na 1e200 2\nb 0 1\n", "line 2: expected a finite vector other than 0, got norm inf"),
     ],
 )
 def test_malformed_word2vec(tmp_path, text, message):
