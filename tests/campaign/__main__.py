@@ -10,9 +10,9 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))  # the oracles of the tests
 
-from tests.campaign import drift, exact, interrupts  # noqa: E402
+from tests.campaign import drift, exact, files, interrupts  # noqa: E402
 
-PARTS = {"exact": exact, "drift": drift, "interrupts": interrupts}
+PARTS = {"exact": exact, "drift": drift, "files": files, "interrupts": interrupts}
 
 
 def main() -> int:
