@@ -12,4 +12,4 @@ def whole_number(word: str) -> int | None:
     """
     if not (word.isascii() and word.isdecimal()):
         return None
-    return int(word.lstrip("0")[:_MOST] or "0")
+    return int(word if len(word) <= _MOST else word.lstrip("0")[:_MOST] or "0")

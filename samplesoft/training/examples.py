@@ -64,6 +64,8 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If its arrays would not fit.
     ValueError
         If it is damaged, or its task stored no contexts.
 

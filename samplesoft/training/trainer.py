@@ -64,6 +64,8 @@ def train(
     KeyboardInterrupt
         At Ctrl-C; the last checkpoint stands. Where it comes while a file is closed, Python may
         make another error of it, whose ``__context__`` it is.
+    MemoryError
+        If the arrays of the checkpoint would not fit.
     OSError
         If a file cannot be written; the last checkpoint stands.
     ValueError
@@ -178,6 +180,8 @@ def load_parameters(path: str | Path, task: Task) -> None:
     ------
     FileNotFoundError
         If there is no such file.
+    MemoryError
+        If its arrays would not fit.
     ValueError
         If it is damaged or of another task; nothing has changed then.
     """

@@ -325,6 +325,8 @@ def test_load_logits_and_labels(tmp_path):
         (np.zeros((2, 3)), "1", ValueError, r"`labels` must have shape \(2,\), got \(1,\)"),
         (np.zeros((2, 3)), "1,x", ValueError, "`labels` must be an .npy file or integers"),
         (np.zeros((2, 3)), "", ValueError, "`labels` must be an .npy file or integers"),
+        (np.zeros((2, 3)), "1," + "9" * 5000, ValueError, r"`labels` must be an .npy.*got '1,9"),
+        (np.zeros((2, 3)), "1," + "9" * 50, TypeError, "`labels` must hold integers, got object"),
         (np.zeros((2, 3)), "absent.npy", FileNotFoundError, r"absent\.npy"),
         (np.full((2, 3), np.inf), "1,1", ValueError, r"logits in .*o\.npy` must be finite"),
         (np.zeros((2, 3), complex), "1,1", TypeError, "must hold real numbers"),

@@ -100,7 +100,8 @@ def test_what_is_written_is_read(tmp_path_factory, rows):
 
 
 def test_interactions(tmp_path):
-    found = load_interactions(write(tmp_path, "3 1 4 1\n0\n\n1 2\n"))
+    zeros = "0" * 5000
+    found = load_interactions(write(tmp_path, f"3 1 {zeros}4 1\n{zeros}\n\n1 2\n"))
     assert found.shape == (4, 5)
     assert found.toarray()[3].tolist() == [0.0, 1.0, 0.0, 0.0, 1.0]
     assert found.nnz == 3
