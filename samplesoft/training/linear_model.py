@@ -51,7 +51,7 @@ class TrainedLinearSoftmax:
 
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
         """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
-        x = unit_norm(inputs) if self.unit_inputs else inputs.astype(self.model.dtype)
+        x = (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
         return self.model.top_k(x, k, leave_out=inputs if self.leave_out else None)
 
 

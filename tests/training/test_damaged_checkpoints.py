@@ -220,6 +220,21 @@ def test_models_for_prediction(kind, linear, tmp_path, capsys):
     assert "best.npz' must hold" in capsys.readouterr().err
 
 
+def test_a_model_in_float64_takes_inputs_of_norm_1(linear, tmp_path):
+    path = tmp_path / "best.npz"
+    path.write_bytes(linear)
+
+    def widen(config, values, arrays):
+        config["task"]["linear_softmax"]["dtype"] = "float64"
+        arrays.update({k: a.astype(float) for k, a in arrays.items() if "parameters" in k})
+
+    before = read_linear_softmax(path).top_k(csr_array(np.eye(4)), 2)
+    crafted(path, widen)
+    after = read_linear_softmax(path).top_k(csr_array(np.eye(4)), 2)
+    np.testing.assert_array_equal(after[0], before[0])
+    np.testing.assert_allclose(after[1], before[1], rtol=1e-5)
+
+
 def test_sizes_of_a_file_are_asked_of_the_memory(tmp_path, capsys):
     (tmp_path / "xc.txt").write_text(f"2 3 {10**12}\n0 1:1\n1 1:1\n")
     (tmp_path / "items.txt").write_text(f"0 {10**9 - 1} 5\n1 3 4\n")
