@@ -117,7 +117,8 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
     classifier.n_features_in_ = model["num_inputs"]
     names = about["feature_names"]
     if names is not None:
-        if len(names) != model["num_inputs"] or not all(isinstance(name, str) for name in names):
+        sound = isinstance(names, list) and len(names) == model["num_inputs"]
+        if not sound or not all(isinstance(name, str) for name in names):
             raise ValueError(f"feature names {shown(names)}")
         classifier.feature_names_in_ = np.array(names, dtype=object)
     return classifier

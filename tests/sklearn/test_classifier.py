@@ -363,6 +363,9 @@ CRAFTS = {
     "no sizes": lambda c: c.config.update(linear_softmax=3),
     "settings": lambda c: c.config["settings"].update(tau=10**400),
     "names of features": lambda c: c.config.update(feature_names=["a"]),
+    "a word for names": lambda c: c.config.update(
+        feature_names="x" * c.config["linear_softmax"]["num_inputs"]
+    ),
     "a seed": lambda c: c.values.update(seed=-1),
     "steps": lambda c: c.values.update(num_steps="1"),
     "losses": lambda c: c.values.update(loss_curve_=["x"]),
