@@ -1,3 +1,23 @@
-"""Ends of the range of float64 that formulas keep clear of."""
+"""Ends of the range of float64 that formulas keep clear of, and what happens beyond them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 LARGEST_EXPONENT = 700.0  # exp of it is finite, of minus it not 0; what lies beyond is cut to it
+
+
+def quiet() -> np.errstate:
+    """Leave out NumPy's warnings of overflow, for callers look at the result.
+
+    Whoever has asked for errors in their place, as training does to see that it diverges, has them.
+    """
+    asked = np.geterr()
+    kept: dict[str, Any] = {
+        kind: "raise" if how == "raise" else "ignore"
+        for kind, how in asked.items()
+        if kind in ("over", "invalid")
+    }
+    return np.errstate(**kept)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
+_SMALL = 1 << 28  # bytes that are there, without a look
 
 
 def available_bytes() -> int | None:
@@ -68,3 +69,9 @@ def require_bytes(what: str, needed: float, remedy: str) -> None:
             f"{what} need {human_bytes(needed)}, and {human_bytes(available)} are available; "
             f"{remedy}."
         )
+
+
+def require_room(name: str, value: int, size: float) -> None:
+    """Raise MemoryError where an argument asks for `size` bytes, and there are not so many."""
+    if size >= _SMALL:
+        require_bytes(f"`{name}` must leave room in the memory, got {value}: its arrays", size, "lower it")

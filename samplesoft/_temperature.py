@@ -1,11 +1,18 @@
-"""The one rule for an inverse temperature tau that is left out."""
+"""The one rule for an inverse temperature tau that is left out, and the product with one."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._limits import quiet
 from samplesoft._validation import as_positive
 
 TAU_OF_UNIT_VECTORS = 10.0  # dot products of unit vectors span [-1, 1], too little for a softmax
 TAU_OF_OTHER_VECTORS = 1.0  # the model has chosen the lengths, and the logits are dot products
+_LEAST = 1e-150  # what has a square in float64
 
 
 def as_tau(value: float | None, unit_vectors: bool) -> float:
@@ -16,3 +23,33 @@ def as_tau(value: float | None, unit_vectors: bool) -> float:
     if value is not None:
         return as_positive("tau", value)
     return TAU_OF_UNIT_VECTORS if unit_vectors else TAU_OF_OTHER_VECTORS
+
+
+def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
+    """Return rows (B, d) times tau, in their type; infinite where that is too large for it."""
+    if tau == 1.0:
+        return rows
+    with quiet():  # callers look at the scores that they get
+        factor = rows.dtype.type(tau)
+        if not np.isfinite(factor):
+            raise ValueError(
+                f"`tau` must be finite in {rows.dtype}, the type of the vectors, got {tau:g}; "
+                "lower it, or use float64."
+            )
+        product: NDArray[Any] = rows * factor
+    return product
+
+
+def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
+    """Raise ValueError where ``tau c``, in whose squares moments are measured, has none."""
+    if not _LEAST <= tau <= 1.0 / _LEAST:
+        raise ValueError(
+            f"`tau` must lie from {_LEAST:g} to {1.0 / _LEAST:g}, for its square is needed, got "
+            f"{tau:g}; scale the class vectors."
+        )
+    largest = tau * float(np.abs(class_embeddings).max())
+    if not (largest == 0.0 or _LEAST <= largest <= 1.0 / _LEAST):
+        raise ValueError(
+            f"`class_embeddings` times tau must lie from {_LEAST:g} to {1.0 / _LEAST:g} in size, "
+            f"for their squares are needed, got {largest:g}; scale them."
+        )

@@ -17,11 +17,7 @@ SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only abou
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
     """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
-    require_plain(name, value)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
+    array = as_array(name, value)
     if array.dtype.kind not in "buif":
         raise TypeError(
             f"`{name}` must hold real numbers, got dtype {array.dtype}; "
@@ -32,9 +28,27 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
         raise ValueError(f"`{name}` must have {wanted} dimension(s), got shape {array.shape}.")
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
-    array = np.ascontiguousarray(array, dtype=np.float64)
+    with np.errstate(over="ignore"):  # of a wider type, refused next
+        array = np.ascontiguousarray(array, dtype=np.float64)
     _require_finite(name, array)
     return array
+
+
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """Return an array of any type; ValueError if lists are of different lengths."""
+    require_plain(name, value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
+
+
+def as_type(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a copy of another type; ValueError where a number is not finite in that type."""
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    _require_finite(name, converted, dtype)
+    return converted
 
 
 def as_float_rows(
@@ -57,8 +71,7 @@ def as_float_rows(
     if dim is not None and rows.shape[1] != dim:
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
     if dtype is not None and dtype != rows.dtype:
-        with np.errstate(over="ignore"):
-            rows = rows.astype(dtype)
+        return np.ascontiguousarray(as_type(name, rows, dtype))
     rows = np.ascontiguousarray(rows)
     _require_finite(name, rows, rows.dtype)
     return rows
@@ -66,8 +79,7 @@ def as_float_rows(
 
 def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> IntArray:
     """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
-    require_plain(name, value)
-    array = np.asarray(value)
+    array = as_array(name, value)
     if array.size == 0 and array.ndim == 1 and batch is None:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
@@ -91,8 +103,7 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
 
 def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
-    require_plain(name, value)
-    array = np.asarray(value)
+    array = as_array(name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"`{name}` must hold integers, got {array.dtype}; "
@@ -217,15 +228,41 @@ def shown(value: Any) -> str:
 
 def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
     """Return a mapping of names to arrays as a dict, without a look at the arrays."""
+    require_mapping(name, value)
+    return dict(value)
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False, and not merely true or false."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
+    return bool(value)
+
+
+def require_instance(name: str, value: Any, kind: type) -> None:
+    """Raise TypeError if `value` is not of a class of the library."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"`{name}` must be {kind.__name__}, got {type(value).__name__}; write "
+            f"{kind.__name__}(...)."
+        )
+
+
+def require_mapping(name: str, value: Any) -> None:
+    """Raise TypeError if `value` is not a mapping whose keys are names."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(
-            f"`{name}` must map names to arrays, got {type(value).__name__} {shown(value)}."
+            f"`{name}` must be a mapping from names, such as a dict, got {type(value).__name__}."
         )
-    return dict(value)
 
 
 def require_well_formed(name: str, matrix: Any) -> None:
     """Raise for a scipy CSR matrix whose indices must not be followed, which scipy lets pass."""
+    if (np.diff(matrix.indptr) < 0).any():  # scipy does not look where the last one is 0
+        raise ValueError(
+            f"`{name}` must be a well-formed CSR matrix, counted from 0: row starts must not fall, "
+            f"got {shown(matrix.indptr.tolist())}."
+        )
     try:
         matrix.check_format(full_check=True)
     except ValueError as error:
@@ -234,11 +271,35 @@ def require_well_formed(name: str, matrix: Any) -> None:
         ) from None
 
 
+def as_csr(name: str, value: Any) -> Any:
+    """Return a scipy sparse matrix of real numbers as a new, well-formed CSR array of float64."""
+    from scipy import sparse  # here, to keep the import fast
+
+    is_sparse: bool = sparse.issparse(value)
+    if not is_sparse or value.ndim != 2 or value.dtype.kind not in "buif":
+        raise TypeError(
+            f"`{name}` must be a scipy.sparse matrix of real numbers, got {type(value).__name__} "
+            f"{shown(value)}; make one with scipy.sparse.csr_array."
+        )
+    if hasattr(value, "check_format"):  # before a conversion, which follows the indices
+        require_well_formed(name, value)
+    with np.errstate(over="ignore"):  # of a wider type
+        matrix = sparse.csr_array(value, dtype=np.float64, copy=True)
+    require_well_formed(name, matrix)
+    return matrix
+
+
+def in_small_unit(weights: FloatArray) -> FloatArray:
+    """Return weights of which ratios count alone, with the same digits and a sum that is finite."""
+    scaled: FloatArray = np.ldexp(weights, -np.frexp(np.abs(weights).max())[1])
+    return scaled
+
+
 def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return `value` if it is one of `choices`."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {value!r}.")
+        raise ValueError(f"`{name}` must be one of {', '.join(names)}; got {shown(value)}.")
     return value
 
 
