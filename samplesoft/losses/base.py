@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._temperature import as_tau
+from samplesoft._limits import quiet
+from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import (
     FloatArray,
     as_choice,
+    as_flag,
     as_float_rows,
     as_real_array,
+    in_small_unit,
 )
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.targets import Targets, check_targets
@@ -116,9 +120,9 @@ class Loss(ABC):
         absolute: bool = False,
         reduction: str = "mean",
     ) -> None:
-        self.normalize = bool(normalize)
+        self.normalize = as_flag("normalize", normalize)
         self.tau = as_tau(tau, unit_vectors=self.normalize)
-        self.absolute = bool(absolute)
+        self.absolute = as_flag("absolute", absolute)
         self.reduction = as_choice("reduction", reduction, REDUCTIONS)
 
     def forward(
@@ -181,7 +185,7 @@ class Loss(ABC):
         norms = None
         if self.normalize:
             contexts, norms = unit_rows("h", contexts.copy())
-        z = contexts if self.tau == 1.0 else contexts * contexts.dtype.type(self.tau)
+        z = times_tau(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
     def forward_batch(
@@ -193,15 +197,22 @@ class Loss(ABC):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
-        per_example = check_weights(weights, len(batch.z))
+        per_example = check_weights(weights, len(batch.z), self.reduction)
         losses, saved = self._forward(batch, draw, label_log_count)
         if not np.isfinite(losses).all():
             self.explain(batch, losses)
         if self.reduction == "mean":
-            with np.errstate(over="ignore"):
-                per_example = per_example / total_weight(float(per_example.sum()))
-        weighted = losses * per_example
-        value = weighted if self.reduction == "none" else float(weighted.sum())
+            per_example = per_example / total_weight(float(per_example.sum()))
+        require_moderate(per_example, batch.z.dtype)
+        with quiet():  # refused next
+            weighted = losses * per_example
+            total = float(weighted.sum())
+        if not isfinite(total):
+            raise ValueError(
+                f"the weighted sum of the losses must be finite, got {total}; scale `weights`, or "
+                "`h` and `class_embeddings`, down."
+            )
+        value = weighted if self.reduction == "none" else total
         return value, Cache(batch, per_example, saved)
 
     def backward(self, cache: Cache) -> Gradients:
@@ -215,12 +226,14 @@ class Loss(ABC):
         Returns
         -------
         Gradients
-            ``dh`` (B, d), and sparse rows of class vectors and biases, each class once.
+            ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. What is
+            beyond the range of their type is not finite; optimizers refuse it.
         """
-        gradients = self._backward(cache.batch, cache.saved, cache.weights)
-        dz = gradients.dh
-        if self.tau != 1.0:
-            dz *= dz.dtype.type(self.tau)
+        with quiet():
+            gradients = self._backward(cache.batch, cache.saved, cache.weights)
+            dz = gradients.dh
+            if self.tau != 1.0:
+                dz *= dz.dtype.type(self.tau)
         if cache.batch.norms is not None:
             dz = unit_rows_backward(dz, cache.batch.contexts, cache.batch.norms)
         return Gradients(dz, gradients.dW, gradients.db)
@@ -246,18 +259,29 @@ class Loss(ABC):
         worst = int(np.argmin(np.isfinite(losses)))
         return ValueError(
             f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
-            f"log-probabilities leave the range of {dtype}: scale vectors down, or use float64."
+            f"log-probabilities leave the range of {dtype}: scale `h` and `class_embeddings` down, "
+            "lower `tau`, or use float64."
         )
 
 
-def check_weights(weights: ArrayLike | None, batch: int) -> FloatArray:
-    """Return the weights (B,) of the examples."""
+def check_weights(weights: ArrayLike | None, batch: int, reduction: str) -> FloatArray:
+    """Return the weights (B,) of the examples; for a mean, in a unit in which the sum is finite."""
     if weights is None:
         return np.ones(batch)
     checked = as_real_array("weights", weights, (1,))
     if len(checked) != batch:
         raise ValueError(f"`weights` must have shape ({batch},), got {checked.shape}.")
-    return checked
+    return in_small_unit(checked) if reduction == "mean" else checked
+
+
+def require_moderate(weights: FloatArray, dtype: np.dtype[Any]) -> None:
+    """Raise for weights that would take gradients of vectors of a type out of its range."""
+    limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(weights).max())
+    if largest > limit:
+        raise ValueError(
+            f"`weights` must be at most {limit:.2g} in size for gradients in {dtype}, got "
+            f'{largest:g}; divide them by a number, or use reduction="mean".'
+        )
 
 
 def total_weight(total: float) -> float:

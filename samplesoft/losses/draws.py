@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, IntArray, require_plain
+from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.losses.candidate_logits import are_drawable
 from samplesoft.losses.targets import Targets
 from samplesoft.samplers.base import Draw
@@ -91,8 +91,14 @@ def check_label_count(value: ArrayLike | None, targets: Targets, scheme: Scheme)
             f"`label_log_count` must be given with scheme={scheme.name!r}: the log expected "
             "count of each label in a draw; use sampler.log_expected_count."
         )
-    require_plain("label_log_count", value)
-    counts = np.asarray(value, dtype=np.float64)
+    counts = as_array("label_log_count", value)
+    if counts.dtype.kind not in "iuf":
+        raise TypeError(
+            f"`label_log_count` must hold real numbers, got {counts.dtype}; use "
+            "sampler.log_expected_count."
+        )
+    with np.errstate(over="ignore"):  # of a wider type, refused next
+        counts = counts.astype(np.float64)
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
     good = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_kept)

@@ -41,6 +41,12 @@ class FullSoftmaxLoss(Loss):
     TypeError, ValueError
         If an argument is malformed.
 
+    Notes
+    -----
+    Scores and gradients are products of dense matrices, whose last bits may change with the number
+    of threads that BLAS uses. Where a run must be the same to the bit on any number of cores, put
+    it under ``with threadpoolctl.threadpool_limits(1, "blas"):``.
+
     References
     ----------
     .. [1] M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018,

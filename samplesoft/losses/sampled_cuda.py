@@ -152,7 +152,7 @@ class CudaPasses:
         if weights is None:
             per_example = filled(size, 1.0)
         else:
-            per_example = to_device(check_weights(to_host(weights), size))
+            per_example = to_device(check_weights(to_host(weights), size, self._loss.reduction))
         sums = empty(2, np.float64)
         launch_warps(kernels.weighted_sum, 1, losses, per_example, sums)
         value, total = map(float, sums.copy_to_host())

@@ -11,9 +11,10 @@ from scipy import sparse
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array,
+    as_csr,
     as_labels,
     as_real_array,
-    require_well_formed,
 )
 
 
@@ -56,19 +57,18 @@ def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
     optimising?", section 3.
     """
     if not sparse.issparse(labels):
-        if np.ndim(labels) != 1:
+        given = as_array("labels", labels)
+        if given.ndim != 1:
             raise ValueError(
-                f"`labels` must have shape ({batch},), got {np.shape(labels)}; several labels of "
+                f"`labels` must have shape ({batch},), got {given.shape}; several labels of "
                 "an example come as a scipy.sparse matrix (B, n)."
             )
-        return Targets(as_labels("labels", labels, num_classes, (batch,)))
-    given: Any = labels
-    matrix = sparse.csr_array(given, dtype=np.float64, copy=True)  # for it is put in order
+        return Targets(as_labels("labels", given, num_classes, (batch,)))
+    matrix = as_csr("labels", labels)  # a copy, for it is put in order
     if matrix.shape != (batch, num_classes):
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
-    require_well_formed("labels", matrix)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import row_chunks, thread_each
-from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_real_array
+from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_real_array, as_type
 from samplesoft.kernels.math.unit_rows import divide_by_norms, unit_gradient
 from samplesoft.samplers.base import Rows
 
@@ -47,7 +47,7 @@ def check_biases(value: ArrayLike, num_classes: int, dtype: np.dtype[Any]) -> Ro
     biases = as_real_array("biases", value, (1,))
     if len(biases) != num_classes:
         raise ValueError(f"`biases` must have shape ({num_classes},), got {biases.shape}.")
-    return biases.astype(dtype)
+    return as_type("biases", biases, dtype)
 
 
 def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows, FloatArray]:

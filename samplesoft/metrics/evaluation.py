@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._temperature import as_tau
-from samplesoft._validation import IntArray, as_count, as_float_rows
+from samplesoft._temperature import as_tau, times_tau
+from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_float_rows
 from samplesoft.kernels.losses.full_softmax import finish, keep_best
 from samplesoft.losses.full import FullSoftmaxLoss, class_blocks
 from samplesoft.losses.targets import check_targets
@@ -105,15 +104,16 @@ def evaluate(
     """
     rows = check_class_embeddings(class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
+    normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
     if normalize:  # here, so that messages name the row of h, not of a part of it
         contexts, _ = unit_rows("h", contexts.copy())
     targets = check_targets(labels, len(contexts), len(rows))
-    sizes = sorted({_check_k(size, len(rows)) for size in np.atleast_1d(k)})
+    sizes = sorted({check_k(size, len(rows)) for size in np.atleast_1d(as_array("k", k))})
     model: dict[str, Any] = {"tau": tau, "normalize": normalize, "absolute": absolute}
     loss = FullSoftmaxLoss(**model, reduction="sum")
     sliceable: Any = targets.labels
     if targets.owners is not None:  # not all sparse matrices can be sliced
-        sliceable = sparse.csr_array(labels)
+        sliceable = as_csr("labels", labels)
     owners = targets.rows(np.arange(len(contexts)))
     total, found = 0.0, np.zeros(max(sizes, default=0))
     for part in chunks(len(contexts), as_count("batch_size", batch_size)):
@@ -184,11 +184,12 @@ def top_k_classes(
     rows = check_class_embeddings(class_embeddings)
     n, d = rows.shape
     contexts = as_float_rows("h", h, d, rows.dtype)
-    k = _check_k(k, n)
+    k = check_k(k, n)
+    normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
     offsets = None if biases is None else check_biases(biases, n, rows.dtype)
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
-    z = contexts * contexts.dtype.type(as_tau(tau, unit_vectors=normalize))
+    z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
     ids = np.full((len(z), k), n)
     best = np.full((len(z), k), -np.inf, z.dtype)
     for block in class_blocks(z, rows, offsets, normalize):
@@ -205,7 +206,8 @@ def top_k_classes(
     return np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
 
 
-def _check_k(k: Any, n: int) -> int:
+def check_k(k: Any, n: int) -> int:
+    """Return the number k of best classes, at most n."""
     if as_count("k", k) > n:
         raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
     return int(k)

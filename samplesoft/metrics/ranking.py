@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from samplesoft._validation import IntArray, as_count, as_ids, require_plain
+from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_ids, as_real_array
 
 
 def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[str, float]:
@@ -50,16 +50,17 @@ def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[
     >>> ranking_scores(np.array([[2, 1], [3, 0]]), labels, [1, 2])["precision_at_2"]
     0.5
     """
-    labels = sparse.csr_array(labels, copy=True)
-    require_plain("ids", ids)
-    given = np.asarray(ids)
+    if not sparse.issparse(labels):
+        labels = sparse.csr_array(as_real_array("labels", labels, (2,)))
+    labels = as_csr("labels", labels)
+    given = as_array("ids", ids)
     if given.ndim != 2 or len(given) != labels.shape[0]:
         raise ValueError(
             f"`ids` must have shape (B, K), with a list for each of the {labels.shape[0]} rows of "
             f"`labels`, got {given.shape}."
         )
     lists: IntArray = as_ids("ids", given.ravel(), labels.shape[1]).reshape(given.shape)
-    sizes = [as_count("k", size) for size in np.atleast_1d(k)]
+    sizes = [as_count("k", size) for size in np.atleast_1d(as_array("k", k))]
     if not sizes or max(sizes) > lists.shape[1]:
         raise ValueError(
             f"`k` must hold lengths from 1 to {lists.shape[1]}, that of the lists, got {sizes}."
