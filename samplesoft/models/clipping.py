@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, thread_each, thread_map
-from samplesoft._validation import as_positive
+from samplesoft._validation import as_positive, require_mapping
 from samplesoft.kernels.models.optimizer_rows import multiply, sum_squares
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import check_changeable
@@ -59,6 +59,7 @@ def clip_by_global_norm(gradients: Given, max_norm: float) -> tuple[Given, float
     (5.0, array([0.6, 0. ]), array([0.8]))
     """
     max_norm = as_positive("max_norm", max_norm)
+    require_mapping("gradients", gradients)
     arrays = {name: _as_flat(name, gradient) for name, gradient in gradients.items()}
     parts = [flat[part] for flat in arrays.values() for part in chunks(flat.size, _PART)]
     norm = _norm(parts, 1.0)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._limits import quiet
 from samplesoft._random import as_key, uniform_block
-from samplesoft._validation import as_nonnegative
-from samplesoft.models.module import ParameterGradients, Parameters, check_array
+from samplesoft._validation import as_flag, as_nonnegative, require_plain
+from samplesoft.models.module import ParameterGradients, Parameters, check_array, check_finite
 
 
 class Dropout:
@@ -77,18 +78,23 @@ class Dropout:
 
         Raises
         ------
-        TypeError
-            If `x` or `rng` is of another type.
+        TypeError, ValueError
+            If `x` or `rng` is of another type, or what goes on is not finite.
         """
         if not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
             kind = getattr(x, "dtype", type(x).__name__)
             raise TypeError(f"`x` must be an array of float32 or float64, got {kind}.")
-        if not training or self.rate == 0.0:
+        require_plain("x", x)
+        if not as_flag("training", training) or self.rate == 0.0:
+            check_finite("x", x)
             return x, None
         width = x.shape[-1] if x.ndim else 1
         uniforms = uniform_block(as_key(rng), x.size // max(width, 1), width).reshape(x.shape)
         factors = (uniforms >= self.rate) * x.dtype.type(1.0 / (1.0 - self.rate))
-        return x * factors, factors
+        with quiet():
+            y = x * factors
+        check_finite("x", y)
+        return y, factors
 
     def backward(
         self, cache: NDArray[Any] | None, dy: NDArray[Any]

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from samplesoft._jit import row_chunks, thread_each
+from samplesoft._memory import require_room
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count, as_ids, require_plain, require_well_formed
+from samplesoft._validation import IntArray, as_array, as_count, as_ids, require_well_formed
 from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
 from samplesoft.kernels.math.weighted_rows import weighted_rows
 from samplesoft.losses.gradients import SparseRows
@@ -20,6 +21,7 @@ from samplesoft.models.module import (
     as_init_scale,
     check_array,
     check_finite,
+    check_products,
     uniform_weights,
 )
 
@@ -51,6 +53,8 @@ class Embedding:
     ------
     TypeError, ValueError
         If an argument is malformed.
+    MemoryError
+        If so many weights do not fit.
 
     References
     ----------
@@ -79,7 +83,7 @@ class Embedding:
     ) -> None:
         columns = as_count("embedding_dim", embedding_dim)
         shape = as_count("num_embeddings", num_embeddings), columns
-        self.parameters = _weights(shape, init_scale, dtype, rng)
+        self.parameters = _weights("num_embeddings", shape, init_scale, dtype, rng)
 
     def forward(self, x: ArrayLike) -> tuple[NDArray[Any], IntArray]:
         """Look up vectors.
@@ -104,8 +108,7 @@ class Embedding:
             If `x` is empty, or an id is out of range.
         """
         weights = self.parameters["weights"]
-        require_plain("x", x)
-        array = np.asarray(x)
+        array = as_array("x", x)
         if array.size == 0:
             raise ValueError(f"`x` must not be empty, got shape {array.shape}.")
         ids = as_ids("x", array.ravel(), len(weights)).reshape(array.shape)
@@ -160,6 +163,8 @@ class SparseLinear:
     ------
     TypeError, ValueError
         If an argument is malformed.
+    MemoryError
+        If so many weights do not fit.
 
     References
     ----------
@@ -187,7 +192,7 @@ class SparseLinear:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         shape = as_count("num_inputs", num_inputs), as_count("embedding_dim", embedding_dim)
-        self.parameters = _weights(shape, init_scale, dtype, rng)
+        self.parameters = _weights("num_inputs", shape, init_scale, dtype, rng)
 
     def forward(self, x: Any) -> tuple[NDArray[Any], _Entries]:
         """Multiply by the weights.
@@ -212,7 +217,7 @@ class SparseLinear:
             If `x` has the wrong shape, is not a well-formed CSR matrix, or is not finite.
         """
         weights = self.parameters["weights"]
-        entries = _check_csr(x, weights)
+        entries = check_csr(x, weights)
         y = np.empty((len(entries.starts) - 1, weights.shape[1]), weights.dtype)
 
         def multiply(part: slice) -> None:
@@ -220,6 +225,7 @@ class SparseLinear:
             weighted_rows(starts, entries.columns, entries.values, weights, y[part])
 
         _each_part(y, multiply)
+        check_products(y)
         return y, entries
 
     def backward(self, cache: _Entries, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
@@ -246,16 +252,18 @@ def _each_part(rows: NDArray[Any], work: Any) -> None:
 
 
 def _weights(
+    name: str,
     shape: tuple[int, int],
     init_scale: float | None,
     dtype: DTypeLike,
     rng: int | np.random.Generator | None,
 ) -> Parameters:
-    scale = as_init_scale(init_scale, shape[1])
-    return {"weights": uniform_weights(shape, scale, as_float_dtype(dtype), as_key(rng))}
+    scale, kind, key = as_init_scale(init_scale, shape[1]), as_float_dtype(dtype), as_key(rng)
+    require_room(name, shape[0], kind.itemsize * shape[0] * shape[1])
+    return {"weights": uniform_weights(shape, scale, kind, key)}
 
 
-def _check_csr(x: Any, weights: NDArray[Any]) -> _Entries:
+def check_csr(x: Any, weights: NDArray[Any]) -> _Entries:
     """Check `x`, for its indices are followed without a look."""
     if getattr(x, "format", None) != "csr":
         raise TypeError(

@@ -8,13 +8,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
+from samplesoft._limits import quiet
 from samplesoft._random import as_key, mix64
-from samplesoft._validation import as_float_rows
-from samplesoft.models.encoders import SparseLinear
+from samplesoft._validation import as_count, as_float_rows
+from samplesoft.models.encoders import SparseLinear, check_csr
 from samplesoft.models.module import (
     ParameterGradients,
     as_float_dtype,
     check_array,
+    check_products,
     uniform_weights,
 )
 
@@ -42,10 +44,17 @@ class Linear:
     ------
     TypeError, ValueError
         If an argument is malformed.
+    MemoryError
+        If so many weights do not fit.
 
     References
     ----------
     Joulin et al. (2017), Bag of Tricks for Efficient Text Classification, section 2: the matrix A.
+
+    Notes
+    -----
+    For dense inputs the last bits may change with the number of threads that BLAS uses, unless
+    under ``with threadpoolctl.threadpool_limits(1, "blas"):``; for sparse ones they do not.
 
     Examples
     --------
@@ -68,6 +77,7 @@ class Linear:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         key, kind = as_key(rng), as_float_dtype(dtype)
+        embedding_dim = as_count("embedding_dim", embedding_dim)
         self._sparse = SparseLinear(num_inputs, embedding_dim, dtype=kind, rng=int(key))
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
         intercept = uniform_weights((embedding_dim,), scale, kind, stream)
@@ -77,6 +87,14 @@ class Linear:
         """Share the weights again, which some kinds of copies part."""
         self.__dict__.update(state)
         self._sparse.parameters["weights"] = self.parameters["weights"]
+
+    def check_inputs(self, x: Any) -> Any:
+        """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
+        weights = self.parameters["weights"]
+        if sparse.issparse(x):
+            check_csr(x, weights)
+            return x
+        return as_float_rows("x", x, len(weights), weights.dtype)
 
     def forward(self, x: Any) -> tuple[NDArray[Any], Any]:
         """Multiply by the weights and add the intercept.
@@ -105,8 +123,10 @@ class Linear:
             y, cache = self._sparse.forward(x)
         else:
             cache = as_float_rows("x", x, len(weights), weights.dtype)
-            y = cache @ weights
+            with quiet():
+                y = cache @ weights
         y += self.parameters["intercept"]
+        check_products(y)
         return y, cache
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
@@ -114,7 +134,8 @@ class Linear:
         weights = self.parameters["weights"]
         if isinstance(cache, np.ndarray):
             check_array("dy", dy, (len(cache), weights.shape[1]), weights.dtype)
-            gradients: ParameterGradients = {"weights": cache.T @ dy}
+            with quiet():  # optimizers refuse what overflows
+                gradients: ParameterGradients = {"weights": cache.T @ dy}
         else:
             _, gradients = self._sparse.backward(cache, dy)
         return None, {**gradients, "intercept": dy.sum(axis=0)}

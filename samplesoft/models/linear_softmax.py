@@ -11,14 +11,24 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
+from samplesoft._limits import quiet
 from samplesoft._memory import require_bytes
 from samplesoft._names import part as part_of
 from samplesoft._names import prefixed
 from samplesoft._random import as_key, mix64, uniform_block
-from samplesoft._validation import IntArray, as_count, as_named_arrays, as_nonnegative
+from samplesoft._temperature import times_tau
+from samplesoft._validation import (
+    IntArray,
+    as_count,
+    as_csr,
+    as_named_arrays,
+    as_nonnegative,
+    as_real_array,
+    require_instance,
+)
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.evaluation import top_k_classes
+from samplesoft.metrics.evaluation import check_k, top_k_classes
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.linear import Linear
 from samplesoft.models.module import as_float_dtype, uniform_weights
@@ -142,8 +152,13 @@ class LinearSoftmax:
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
+        require_instance("settings", settings, LinearSoftmaxSettings)
         self.settings, self.dtype = settings, as_float_dtype(dtype)
         key, dim = as_key(rng), settings.embedding_dim
+        num_inputs, num_classes = (
+            as_count("num_inputs", num_inputs),
+            as_count("num_classes", num_classes),
+        )
         settings.require_room(num_inputs, num_classes, self.dtype)
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
@@ -196,9 +211,11 @@ class LinearSoftmax:
             If an argument is malformed.
         """
         key = as_key(rng)
+        x = self.embedding.check_inputs(x)
         h, cache = self.embedding.forward(self._thinned(x, np.uint64(mix64(key, _DROPOUT))))
         draws = int(np.uint64(mix64(key, _DRAWS)))
-        shares = np.full(len(h), 1.0 / len(h)) if weights is None else np.divide(weights, len(h))
+        given = np.ones(len(h)) if weights is None else as_real_array("weights", weights, (1,))
+        shares = given / len(h)
         loss, saved = self.softmax.forward(h, labels, weights=shares, rng=draws)
         dh, of_softmax = self.softmax.backward(saved)
         _, of_embedding = self.embedding.backward(cache, dh)
@@ -248,9 +265,10 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed.
         """
+        settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
+        x, k = self.embedding.check_inputs(x), check_k(k, len(rows))
         if leave_out is not None:
             return self._top_k_without(x, k, leave_out)
-        settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
         found = [
             top_k_classes(
                 self.embed(x[part]), rows, k, tau=settings.tau, normalize=settings.normalize
@@ -261,10 +279,14 @@ class LinearSoftmax:
         return ids, scores
 
     def _top_k_without(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
+        n = len(self.softmax.parameters["class_embeddings"])
+        absent, wanted = as_csr("leave_out", leave_out), (x.shape[0], n)
+        if absent.shape != wanted:
+            raise ValueError(f"`leave_out` must have shape {wanted}, got {absent.shape}.")
         ids = np.empty((x.shape[0], k), np.int64)
         best = np.empty((x.shape[0], k), self.dtype)
         for part, scores in self.scores(x):
-            rows, classes = leave_out[part].nonzero()
+            rows, classes = absent[part].nonzero()
             scores[rows, classes] = -np.inf
             found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
             values = np.take_along_axis(scores, found, axis=1)
@@ -288,9 +310,9 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Their scores.
         """
-        rows = self.class_vectors()
+        rows, x = self.class_vectors(), self.embedding.check_inputs(x)
         for part in chunks(x.shape[0], max(1, min(_ROWS, _SCORES // len(rows)))):
-            yield part, (self.embed(x[part]) * self.dtype.type(self.settings.tau)) @ rows.T
+            yield part, times_tau(self.embed(x[part]), self.softmax.loss.tau) @ rows.T
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""
@@ -309,7 +331,8 @@ class LinearSoftmax:
             return self._dropout.forward(x, rng=int(key), training=True)[0]
         kept = uniform_block(key, 1, x.nnz)[0] >= rate
         thin = some_entries(x, kept)
-        thin.data /= x.dtype.type(1.0 - rate)
+        with quiet():  # the embedding refuses infinity
+            thin.data /= x.dtype.type(1.0 - rate)
         return thin
 
 

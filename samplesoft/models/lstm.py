@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from samplesoft._jit import thread_each
+from samplesoft._limits import quiet
+from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64
-from samplesoft._validation import as_count
+from samplesoft._validation import as_count, as_flag, as_nonnegative
 from samplesoft.kernels.models.lstm_gates import TERMS, gates_backward, gates_forward
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.module import (
@@ -19,6 +21,7 @@ from samplesoft.models.module import (
     as_init_scale,
     check_array,
     check_finite,
+    check_products,
     uniform_weights,
 )
 from samplesoft.models.step_products import column_pieces, products, row_parts
@@ -75,6 +78,8 @@ class LSTM:
     ------
     TypeError, ValueError
         If an argument is malformed.
+    MemoryError
+        If so many weights do not fit.
 
     References
     ----------
@@ -108,10 +113,12 @@ class LSTM:
         self.input_size = as_count("input_size", input_size)
         self.hidden_size = as_count("hidden_size", hidden_size)
         self.num_layers = as_count("num_layers", num_layers)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(as_nonnegative("dropout", dropout, below=1.0))
         self.dtype = as_float_dtype(dtype)
         scale = as_init_scale(init_scale, self.hidden_size)
         key, width = as_key(rng), 4 * self.hidden_size
+        numbers = width * (self.input_size + 2 * self.num_layers * self.hidden_size)
+        require_room("hidden_size", self.hidden_size, self.dtype.itemsize * numbers)
         self.parameters: Parameters = {}
         for layer in range(self.num_layers):
             size = self.hidden_size if layer else self.input_size
@@ -159,6 +166,7 @@ class LSTM:
         """
         check_array("x", x, (None, None, self.input_size), self.dtype)
         check_finite("x", x)
+        as_flag("training", training)
         shape = (self.num_layers, x.shape[1], self.hidden_size)
         if state is None:
             state = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
@@ -177,6 +185,7 @@ class LSTM:
             self._take_steps(layer, run)
             below = run.hidden[1:]
             runs.append(run)
+        check_products(below)
         last = np.stack([run.hidden[-1] for run in runs]), np.stack([run.cells[-1] for run in runs])
         return below, last, runs
 
@@ -189,8 +198,9 @@ class LSTM:
             product = np.empty((rows.stop - rows.start, width), self.dtype)
             pieces = column_pieces(recurrent, product)
             for t in range(steps):
-                for piece, place in pieces:
-                    np.matmul(run.hidden[t, rows], piece, out=place)
+                with quiet():
+                    for piece, place in pieces:
+                        np.matmul(run.hidden[t, rows], piece, out=place)
                 gates_forward(
                     t,
                     rows.start,
@@ -266,8 +276,9 @@ def _go_back(run: _Run, recurrent: Floats, dy: Floats, d_gates: Floats) -> None:
                 d_cells,
                 d_gates,
             )
-            for piece, place in pieces:
-                np.matmul(d_gates[t, rows], piece, out=place)
+            with quiet():
+                for piece, place in pieces:
+                    np.matmul(d_gates[t, rows], piece, out=place)
 
     thread_each(back, row_parts(dy.shape[1], recurrent))
 

@@ -49,13 +49,17 @@ class Layer(Protocol):
         dx : ndarray or None
             Derivatives in the input; None where it is ids or a sparse matrix.
         gradients : dict of str to (ndarray or SparseRows)
-            Under the names of `parameters`.
+            Under the names of `parameters`. What is beyond the range of its type is not finite;
+            optimizers refuse it.
         """
 
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return `dtype` if it is float32 or float64."""
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(f"`dtype` must be float32 or float64: {error}.") from None
     if kind not in (np.float32, np.float64):
         raise TypeError(f"`dtype` must be float32 or float64, got {kind}.")
     return kind
@@ -99,6 +103,15 @@ def check_finite(name: str, value: NDArray[Any]) -> None:
     """Require that no entry is NaN or infinite."""
     if not np.isfinite(value).all():
         raise ValueError(f"`{name}` must be finite, got NaN or infinity; remove or replace them.")
+
+
+def check_products(y: NDArray[Any]) -> None:
+    """Require that what a layer has computed is finite."""
+    if not np.isfinite(y).all():
+        raise ValueError(
+            f"`x` must have products with the weights within the range of {y.dtype}, got some that "
+            "are not finite; scale it down, or look at the weights."
+        )
 
 
 def as_init_scale(init_scale: float | None, size: int) -> float:

@@ -11,7 +11,7 @@ from functools import partial
 from math import cos, floor, pi, pow, sqrt
 from typing import Any
 
-from samplesoft._validation import as_choice, as_positive
+from samplesoft._validation import as_choice, as_nonnegative, as_positive
 
 Schedule = Callable[[float], float]
 
@@ -100,6 +100,16 @@ def make_schedule(name: str, **options: Any) -> Schedule:
     >>> [schedule(epoch) for epoch in range(4)]
     [1.0, 1.0, 0.5, 0.25]
     """
-    schedule = partial(SCHEDULES[as_choice("name", name, SCHEDULES)], **options)
+    schedule = partial(_factor, SCHEDULES[as_choice("name", name, SCHEDULES)], options)
     schedule(0)
     return schedule
+
+
+def _factor(schedule: Callable[..., float], options: dict[str, Any], epoch: float) -> float:
+    """Return the factor at an epoch, which is checked."""
+    try:
+        return schedule(as_nonnegative("epoch", epoch), **options)
+    except OverflowError:
+        raise ValueError(
+            f"`epoch` must have a factor within the range of float64, got {epoch}; lower it."
+        ) from None

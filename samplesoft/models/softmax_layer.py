@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_copyable, to_host, twin
-from samplesoft._validation import FloatArray, IntArray, as_count, as_named_arrays
+from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
@@ -21,7 +21,7 @@ from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 
 def as_shared(value: bool | None, allowed: bool) -> bool:
     """Return a `shared` argument as a bool; None stands for one set wherever that is allowed."""
-    return allowed if value is None else bool(value)
+    return allowed if value is None else as_flag("shared", value)
 
 
 class SoftmaxLayer:
@@ -108,6 +108,7 @@ class SoftmaxLayer:
                 f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
                 "samplesoft.losses.make_loss(name)."
             )
+        as_flag("allow_other_tau", allow_other_tau)
         self._device = twin(loss.device, "samplesoft.models.layer_rows:Layer")
         rows = self._device.own_rows(class_embeddings)
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
@@ -166,6 +167,8 @@ class SoftmaxLayer:
         ------
         TypeError, ValueError
             If an argument is malformed.
+        MemoryError
+            If so many draws do not fit.
         """
         batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
         draw, label_log_count = None, None

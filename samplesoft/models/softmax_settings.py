@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from samplesoft._temperature import as_tau
-from samplesoft._validation import as_choice, as_count, as_positive
+from samplesoft._validation import as_choice, as_count, as_flag, as_positive
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
@@ -70,6 +70,7 @@ class SoftmaxSettings:
         for name in ("num_features", "update_every"):
             as_count(name, getattr(self, name))
         as_positive("nu", self.nu)
+        as_flag("normalize", self.normalize)
         object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=self.normalize))
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
         object.__setattr__(self, "shared", as_shared(self.shared, allowed=loss.shares))

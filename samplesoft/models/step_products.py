@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._limits import quiet
 
 Floats = NDArray[Any]
 
@@ -58,15 +59,17 @@ def products(tasks: list[tuple[Floats, Floats, Floats]]) -> None:
     parts = []
     for a, b, out in tasks:
         if not (_is_small(_ROWS, a) or _is_small(_ROWS, b)):  # as for steps, BLAS has the threads
-            np.matmul(a, b, out=out)
+            with quiet():
+                np.matmul(a, b, out=out)
             continue
         right = np.ascontiguousarray(b)  # the columns of a transpose are slow to read
         parts += [(a[part], right, out[part]) for part in _tall_parts(len(a))]
     left = iter(parts)  # of which each thread takes one when it is ready, for some are held up
 
     def work(_: int) -> None:
-        for part in left:
-            _multiply(*part)
+        with quiet():
+            for part in left:
+                _multiply(*part)
 
     thread_each(work, range(min(num_threads(), len(parts))))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.select import device_of, to_host, twin
-from samplesoft._validation import as_named_arrays, as_nonnegative
+from samplesoft._validation import as_array, as_named_arrays, as_nonnegative
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.optimizers.updates import LARGEST, Update
 
@@ -87,16 +87,15 @@ class Optimizer(ABC):
         Raises
         ------
         TypeError, ValueError
-            If a name, a shape, a type or a row number is wrong, or a gradient is not finite; no
-            parameter and no state has changed then.
+            If a name, a shape, a type or a row number is wrong, or a gradient is not finite, nor,
+            on the processor, a row that it changes; no parameter and no state has changed then.
         """
+        require_mapping("parameters", parameters)
+        require_mapping("gradients", gradients)
         updates = [self._read(name, parameters, gradients[name]) for name in gradients]
-        for update in updates:
-            self._check_rate(update)
         states = {update.name: self._state_of(update) for update in updates}
+        numbers = self._next_numbers(updates)
         self._state.update(states)
-        self.steps += 1
-        numbers = self._numbers()
         for update in updates:
             self._apply(update, states[update.name], numbers)
 
@@ -111,12 +110,18 @@ class Optimizer(ABC):
         )
         return update
 
-    def _check_rate(self, update: Update) -> None:
-        if self._learning_rate > LARGEST[update.parameter.dtype]:
-            raise ValueError(
-                f"`learning_rate` must be within the range of {update.parameter.dtype} for "
-                f"{update.name!r}, got {self._learning_rate}; lower it."
-            )
+    def _next_numbers(self, updates: list[Update]) -> tuple[float, ...]:
+        """Count a step, and return its numbers; if a type cannot hold them, there is no step."""
+        self.steps += 1
+        numbers = self._numbers()
+        for update in updates:
+            if not max(numbers) <= LARGEST[update.parameter.dtype]:
+                self.steps -= 1
+                raise ValueError(
+                    f"`learning_rate` must be within the range of {update.parameter.dtype} for "
+                    f"{update.name!r}, got {self._learning_rate}; lower it."
+                )
+        return numbers
 
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
@@ -165,7 +170,7 @@ class Optimizer(ABC):
             If a name is missing or unknown, or arrays are malformed; nothing has changed then.
         """
         state = as_named_arrays("state", state)
-        steps = np.asarray(state.get("steps"))
+        steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
@@ -183,7 +188,7 @@ class Optimizer(ABC):
 
 
 def _as_state(name: str, state: Mapping[str, Array]) -> Array:
-    array = np.array(state[name], order="C")
+    array = np.array(as_array(f"state[{name!r}]", state[name]), order="C")
     if array.dtype.kind != "f" or not np.isfinite(array).all():
         raise ValueError(
             f"`state` must hold finite floating-point numbers, got {name!r} of {array.dtype} with "

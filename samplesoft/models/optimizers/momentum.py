@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samplesoft._validation import as_nonnegative
+from samplesoft._validation import as_flag, as_nonnegative
 from samplesoft.kernels.models.optimizer_rows import momentum_rows
 from samplesoft.models.optimizers.base import Optimizer
 
@@ -59,7 +59,7 @@ class Momentum(Optimizer):
     ) -> None:
         super().__init__(learning_rate)
         self.momentum = as_nonnegative("momentum", momentum, below=1.0)
-        self.nesterov = nesterov
+        self.nesterov = as_flag("nesterov", nesterov)
 
     def _numbers(self) -> tuple[float, ...]:
         rate = self.learning_rate

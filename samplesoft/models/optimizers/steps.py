@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
-from samplesoft._validation import IntArray, require_plain
+from samplesoft._validation import IntArray, as_array, require_plain
 from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import check_changeable
 from samplesoft.models.optimizers.updates import (
+    LARGEST,
     Update,
     greatest,
+    not_finite,
     rows_out_of_order,
     too_large,
     wrong_shape,
@@ -59,6 +61,9 @@ class HostSteps:
         if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
             worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
             raise too_large(name, worst, limit, parameter.dtype)
+        changed = parameter if ids is None else parameter[ids]
+        if count_beyond(changed.reshape(-1), parameter.dtype.type(LARGEST[parameter.dtype])):
+            raise not_finite(name)
         return Update(name, parameter, ids, rows)
 
     @staticmethod
@@ -95,8 +100,7 @@ def _as_parameter(name: str, parameters: Mapping[str, Array]) -> Array:
 
 
 def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
-    require_plain(f"gradients[{name!r}]", ids)
-    array = np.asarray(ids)
+    array = as_array(f"gradients[{name!r}]", ids)
     if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
         raise TypeError(
             f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "

@@ -51,6 +51,14 @@ def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> Valu
     )
 
 
+def not_finite(name: str) -> ValueError:
+    """Return the error for a parameter that a step would not bring back."""
+    return ValueError(
+        f"`parameters` must be finite, got NaN or infinity in a row of {name!r} that has a "
+        "gradient; training has diverged: go back to a checkpoint, and lower the learning rate."
+    )
+
+
 def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:
     """Return the error for ids that are not rows of a parameter, each once."""
     return ValueError(
