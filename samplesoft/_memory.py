@@ -74,4 +74,5 @@ def require_bytes(what: str, needed: float, remedy: str) -> None:
 def require_room(name: str, value: int, size: float) -> None:
     """Raise MemoryError where an argument asks for `size` bytes, and there are not so many."""
     if size >= _SMALL:
-        require_bytes(f"`{name}` must leave room in the memory, got {value}: its arrays", size, "lower it")
+        what = f"`{name}` must leave room in the memory, got {value}: its arrays"
+        require_bytes(what, size, "lower it")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from samplesoft._validation import as_choice, as_count
+from samplesoft._validation import as_choice, as_count, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
@@ -74,6 +74,11 @@ class Scheme:
     has_bounds: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("name", "formula"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"`{name}` must be a text, got {getattr(self, name)!r}.")
+        for name in ("corrects_draws", "independent", "jackknife", "has_bounds"):
+            as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
         as_count("least_draws", self.least_draws)

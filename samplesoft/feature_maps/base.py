@@ -102,8 +102,14 @@ class FeatureMap(ABC):
         TypeError, ValueError
             If either is malformed or not of d columns.
         """
-        with np.errstate(over="ignore"):
-            return self._kernel(*self._pair(X, Y))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._kernel(*self._pair(X, Y))
+        if np.isnan(found).any():
+            raise ValueError(
+                "`X` and `Y` must have inner products within the range of float64, got some beyond "
+                "it; scale the rows down."
+            )
+        return found
 
     def variance(self, X: ArrayLike, Y: ArrayLike) -> FloatArray | None:
         """Return the variance of ``phi(x) . phi(y)`` over the draw of the map.
@@ -124,8 +130,10 @@ class FeatureMap(ABC):
         TypeError, ValueError
             If either is malformed or not of d columns.
         """
-        with np.errstate(over="ignore"):
-            return self._variance(*self._pair(X, Y))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._variance(*self._pair(X, Y))
+        # of finite rows, the difference of two numbers that are too large is not a number
+        return None if found is None else np.nan_to_num(found, nan=np.inf, posinf=np.inf)
 
     @abstractmethod
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
@@ -149,10 +157,13 @@ def over_rows(function: Callable[[slice], None], out: NDArray[Any]) -> None:
     thread_each(function, row_chunks(out.shape, _OUTPUTS))
 
 
+ROW = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"
+
+
 def require_finite(out: NDArray[Any]) -> None:
     """Raise ValueError if features overflowed."""
     if not np.isfinite(out).all():
-        raise ValueError(f"features of a row of `X` overflow {out.dtype}; {shrink(out.dtype)}.")
+        raise ValueError(f"features of {ROW} overflow {out.dtype}; {shrink(out.dtype)}.")
 
 
 def shrink(dtype: np.dtype[Any]) -> str:

@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 from samplesoft._device.select import twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import FeatureMap, over_rows, shrink, squared_norms
-from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment, orthogonal_pairs
+from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink, squared_norms
+from samplesoft.feature_maps.frequencies import (
+    DRAWS,
+    orthogonal_moment,
+    orthogonal_pairs,
+    require_frequencies,
+)
 from samplesoft.kernels.math.sincos import TERMS, cos_sin_rows
 
 _ROUNDING = 2.0**-7  # turns by which the rounding of a typical angle may move it
@@ -49,6 +54,8 @@ class RandomFourierFeatures(FeatureMap):
     TypeError, ValueError
         If an argument is not of its type or out of its range; and, from `transform`, if a row is so
         long that its angles keep no digits after the turns.
+    MemoryError
+        If so many features do not fit.
 
     References
     ----------
@@ -80,6 +87,7 @@ class RandomFourierFeatures(FeatureMap):
         super().__init__(dim, 2 * self.num_features, float(np.exp(-2.0 * self.nu)), device)
         self.frequencies = as_choice("frequencies", frequencies, DRAWS)
         generator = np.random.default_rng(int(as_key(rng)))
+        require_frequencies(self.num_features, self.dim)
         turns = self.nu**0.5 / (2.0 * np.pi)
         self.limits = {
             np.dtype(t): min(_ROUNDING / float(np.finfo(t).eps) / turns, 1e150) ** 2
@@ -96,8 +104,8 @@ class RandomFourierFeatures(FeatureMap):
         largest = squared_norms(X).max()
         if largest > self.limits[X.dtype]:
             raise ValueError(
-                f"`X` has a row of norm {largest**0.5:.3g}, whose angles at nu = {self.nu:g} are "
-                f"too large for {X.dtype}; {shrink(X.dtype)}."
+                f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
+                f"for {X.dtype}; {shrink(X.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from samplesoft._device.select import twin
 from samplesoft._jit import chunks
+from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.math.hadamard import structured_rows
 
@@ -20,6 +21,11 @@ DENSE = "samplesoft.feature_maps.frequencies:Dense"
 STRUCTURED = "samplesoft.feature_maps.frequencies:Structured"
 
 
+def require_frequencies(num_features: int, dim: int) -> None:
+    """Raise MemoryError where so many frequencies of length `dim` do not fit."""
+    require_room("num_features", num_features, 12.0 * num_features * dim)  # in both types
+
+
 class HostDense:
     """Frequencies, scaled and given as rows (D, d), held as matrices of a few columns each."""
 
@@ -27,12 +33,14 @@ class HostDense:
         num, dim = matrix.shape
         whole = num - num % _COLUMNS
         tiles = matrix[:whole].reshape(-1, _COLUMNS, dim).transpose(0, 2, 1)
-        self._parts = {
-            np.dtype(dtype): [
-                np.ascontiguousarray(part, dtype=dtype) for part in (tiles, matrix[None, whole:].mT)
-            ]
-            for dtype in (np.float32, np.float64)
-        }
+        with np.errstate(over="ignore"):  # maps refuse rows of float32 then
+            self._parts = {
+                np.dtype(dtype): [
+                    np.ascontiguousarray(part, dtype=dtype)
+                    for part in (tiles, matrix[None, whole:].mT)
+                ]
+                for dtype in (np.float32, np.float64)
+            }
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write ``X @ matrix.T`` into `out` (N, D), in products too small for BLAS's own threads.

@@ -11,7 +11,7 @@ from samplesoft._jit import row_chunks
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_positive
 from samplesoft.feature_maps.base import FeatureMap, require_finite, squared_norms
-from samplesoft.feature_maps.frequencies import HostDense, random_signs
+from samplesoft.feature_maps.frequencies import HostDense, random_signs, require_frequencies
 
 _PRODUCTS = 1 << 22  # numbers held beside the result
 
@@ -39,6 +39,8 @@ class RandomMaclaurinFeatures(FeatureMap):
     ------
     TypeError, ValueError
         If an argument is not of its type or out of its range.
+    MemoryError
+        If so many features do not fit.
 
     References
     ----------
@@ -64,12 +66,14 @@ class RandomMaclaurinFeatures(FeatureMap):
         self.tau = as_positive("tau", tau)
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
+        require_frequencies(self.num_features, self.dim)
         generator = np.random.default_rng(int(as_key(rng)))
         # the highest degrees come first, so that each further factor goes to fewer features
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]
         log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, degrees[0] + 1)))])
-        log_squares = degrees * np.log(2.0 * self.tau) - log_factorials[degrees]
-        self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
+        log_squares = degrees * (np.log(2.0) + np.log(self.tau)) - log_factorials[degrees]
+        with np.errstate(over="ignore"):  # features that are too large are refused
+            self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
         self._factors = []
         for degree in range(1, degrees[0] + 1):
             size = (int((degrees >= degree).sum()), self.dim)
@@ -96,7 +100,6 @@ class RandomMaclaurinFeatures(FeatureMap):
         # feature; the sum over the degrees of (2 tau^2 square)^N / N!^2 is a Bessel function
         square = squared_norms(X)[:, None] * squared_norms(Y)
         square += 2.0 * (X @ Y.T) ** 2 - 2.0 * (X**2 @ (Y**2).T)
-        with np.errstate(over="ignore", invalid="ignore"):
-            moment = 2.0 * i0(self.tau * np.sqrt(8.0 * np.maximum(square, 0.0)))
-            variance: FloatArray = (moment - self._kernel(X, Y) ** 2) / self.num_features
-        return np.where(np.isinf(moment), np.inf, variance)
+        moment = 2.0 * i0(self.tau * np.sqrt(8.0 * np.maximum(square, 0.0)))
+        variance: FloatArray = (moment - self._kernel(X, Y) ** 2) / self.num_features
+        return variance

@@ -11,8 +11,13 @@ from samplesoft._device.select import twin
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import FeatureMap, over_rows, shrink, squared_norms
-from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment, orthogonal_pairs
+from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink, squared_norms
+from samplesoft.feature_maps.frequencies import (
+    DRAWS,
+    orthogonal_moment,
+    orthogonal_pairs,
+    require_frequencies,
+)
 
 
 class PositiveRandomFeatures(FeatureMap):
@@ -45,6 +50,8 @@ class PositiveRandomFeatures(FeatureMap):
     TypeError, ValueError
         If an argument is not of its type or out of its range; and, from `transform`, if all
         features of a row underflow to 0 or one overflows.
+    MemoryError
+        If so many features do not fit.
 
     References
     ----------
@@ -75,6 +82,7 @@ class PositiveRandomFeatures(FeatureMap):
         # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
         self.frequencies = as_choice("frequencies", frequencies, ("iid", "orthogonal"))
         generator = np.random.default_rng(int(as_key(rng)))
+        require_frequencies(self.num_features, self.dim)
         self.projections = DRAWS[frequencies](
             self.dim, num_features, self.tau**0.5, generator, self.device
         )
@@ -89,8 +97,8 @@ class PositiveRandomFeatures(FeatureMap):
         if not np.all((largest > 0.0) & (largest < np.inf)):
             what = "overflow" if np.any(largest == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of a row of `X` {what} in {features.dtype}: with tau = "
-                f"{self.tau:g} the rows are too large; lower tau, or {shrink(features.dtype)}."
+                f"positive features of {ROW} {what} in {features.dtype}: with tau = {self.tau:g} "
+                f"the row is too large; lower tau, or {shrink(features.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._device.select import require_cpu
-from samplesoft._validation import as_choice
+from samplesoft._validation import as_choice, as_positive
 from samplesoft.feature_maps.base import FeatureMap
 from samplesoft.feature_maps.fourier import RandomFourierFeatures
 from samplesoft.feature_maps.maclaurin import RandomMaclaurinFeatures
@@ -145,6 +145,8 @@ def make_feature_map(
     ------
     TypeError, ValueError
         If the name is unknown, or the map refuses an argument.
+    MemoryError
+        If so many features do not fit.
 
     Examples
     --------
@@ -157,5 +159,5 @@ def make_feature_map(
         options["device"] = device
     else:
         require_cpu(name, device)
-    given = () if sharpness is None else (sharpness,)
+    given = () if sharpness is None else (as_positive("sharpness", sharpness),)
     return spec.make(dim, num_features, *given, **options)

@@ -11,8 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.arrays import ARRAYS, HostArrays
 from samplesoft._device.select import as_device, require_copyable, twin
+from samplesoft._memory import require_room
 from samplesoft._random import as_key
-from samplesoft._validation import FloatArray, IntArray, as_count, as_named_arrays, require_plain
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_array,
+    as_count,
+    as_flag,
+    as_named_arrays,
+)
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.shared import sample_shared
 
@@ -107,11 +115,14 @@ class Sampler(ABC):
         ------
         TypeError, ValueError
             If an argument is malformed, or nothing is left to draw.
+        MemoryError
+            If so many draws do not fit.
         """
         contexts, excluded = self._check(h, exclude)
         m = as_count("num_sampled", num_sampled)
         key = as_key(rng)
-        if not shared or contexts.shape[0] == 1:
+        require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
+        if not as_flag("shared", shared) or contexts.shape[0] == 1:
             return self._sample(contexts, m, excluded, key)
         if exclude is not None:
             raise ValueError(
@@ -189,8 +200,13 @@ class Sampler(ABC):
         ------
         TypeError, ValueError
             If an argument is malformed.
+        MemoryError
+            If so many probabilities do not fit.
         """
-        return self._probs(*self._check(h, exclude))
+        contexts, excluded = self._check(h, exclude)
+        batch = contexts.shape[0]
+        require_room("h", batch, 8.0 * batch * self.num_classes)
+        return self._probs(contexts, excluded)
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
         """Follow changed class vectors; a sampler that does not depend on them ignores this.
@@ -262,7 +278,7 @@ class Sampler(ABC):
     def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
         if h is None and self.dim is None:
-            contexts: Rows = np.empty((max(1, sum(np.shape(exclude)[:1])), 0))
+            contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._check_contexts(h)
         return contexts, self._check_excluded(exclude, contexts.shape[0])
@@ -275,8 +291,7 @@ class Sampler(ABC):
                 "samplers that do not look at them take None."
             )
         if self.dim is None and self.device == "cpu":
-            require_plain("h", h)
-            contexts = np.atleast_2d(np.asarray(h))
+            contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
                 raise ValueError(
                     "`h` must hold context vectors of shape (B, d), B > 0, or be None, got "

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import to_host
+from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray, as_count, as_counts, as_positive, as_real_array
 from samplesoft.samplers.static import WeightedSampler
 
@@ -32,6 +33,8 @@ class LogUniformSampler(WeightedSampler):
     ------
     TypeError, ValueError
         If an argument is malformed.
+    MemoryError
+        If so many classes do not fit.
 
     Examples
     --------
@@ -41,6 +44,7 @@ class LogUniformSampler(WeightedSampler):
 
     def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
         n = as_count("num_classes", num_classes)
+        require_room("num_classes", n, 40.0 * n)  # an alias table is made of them
         super().__init__(log_uniform_weights(n), replace=replace, device=device)
 
 
@@ -96,5 +100,6 @@ def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
     A class that never occurs counts as half of the rarest that does, so that it can be drawn.
     """
     counts = np.where(counts > 0.0, counts, 0.5 * counts[counts > 0.0].min())
-    weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
+    with np.errstate(over="ignore"):  # the power of a ratio below 1 may be 0
+        weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
     return weights

@@ -9,6 +9,7 @@ import numpy as np
 
 from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, to_host, twin
+from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_counts, as_positive, as_real_array
 from samplesoft.samplers.draw import Rows
 
@@ -74,6 +75,8 @@ class SamplerInputs:
         if self.logits is not None:
             logits = as_real_array("logits", to_host(self.logits), (1, 2))
             checked["logits"] = np.atleast_2d(logits)
+        if not isinstance(self.rng, np.random.Generator):  # of which a key would be drawn
+            as_key(self.rng)
         for name in ("class_embeddings", "h"):
             if getattr(self, name) is not None:
                 checked[name] = arrays.float_rows(name, getattr(self, name))

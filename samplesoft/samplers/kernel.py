@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_float_rows
+from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_flag, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import Draw, Rows
@@ -85,6 +85,7 @@ class KernelSampler(Sampler):
                 "`feature_map` must be a FeatureMap or a function from rows to features, got "
                 f"{type(feature_map).__name__}; samplesoft.feature_maps has some."
             )
+        as_flag("progress", progress)
         scale = as_tau(tau, unit_vectors=False)
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
         dim, device, least = None, "cpu", 1e-9

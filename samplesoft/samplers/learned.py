@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._memory import require_room
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array,
     as_count,
     as_counts,
     as_ids,
@@ -41,6 +43,8 @@ class LearnedUnigramSampler(Sampler):
     ------
     TypeError, ValueError
         If an argument is malformed.
+    MemoryError
+        If so many classes do not fit.
 
     Notes
     -----
@@ -63,7 +67,10 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        every = np.broadcast_to(initial, self.num_classes) if np.ndim(initial) == 0 else initial
+        require_room("num_classes", self.num_classes, 40.0 * self.num_classes)  # and a tree
+        every = as_array("initial", initial)
+        if every.ndim == 0:
+            every = np.broadcast_to(every, self.num_classes)
         self._counts = as_counts("initial", every, self.num_classes).copy()
         if self._counts.min() <= 0.0:
             raise ValueError(
@@ -97,12 +104,17 @@ class LearnedUnigramSampler(Sampler):
         """Go back to the counts of a `state`."""
         if set(as_named_arrays("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
-        counts = as_counts("counts", state["counts"], self.num_classes)
+        counts = as_counts("state['counts']", state["counts"], self.num_classes)
         self._tree._prepare(np.arange(self.num_classes), self._weights(counts)[:, None])()
         self._counts = counts.copy()
 
     def _weights(self, counts: FloatArray) -> FloatArray:
-        weights: FloatArray = (counts / self._unit) ** self.power
+        with np.errstate(over="ignore"):
+            weights: FloatArray = (counts / self._unit) ** self.power
+        if not np.isfinite(weights).all():
+            raise ValueError(
+                f"`power` must leave powers of the counts finite, got {self.power}; lower it."
+            )
         return weights
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:

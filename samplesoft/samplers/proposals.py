@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from samplesoft._device.select import require_cpu
-from samplesoft._validation import FloatArray, as_choice
+from samplesoft._validation import FloatArray, as_choice, require_instance
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS, make_sampler, require_input
 
@@ -52,15 +52,15 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     >>> q["unigram"].round(3), q["softmax"].round(3)
     (array([0.081, 0.273, 0.646]), array([[0.09 , 0.245, 0.665]]))
     """
-    if isinstance(names, str):
-        raise TypeError(f"`names` must be a list of names, got the string {names!r}.")
-    if not isinstance(inputs, SamplerInputs):
-        raise TypeError(
-            f"`inputs` must be SamplerInputs, got {type(inputs).__name__}; write "
-            "SamplerInputs(class_embeddings, logits=logits)."
-        )
+    try:
+        chosen = None if isinstance(names, str) else list(names)
+    except TypeError:
+        chosen = None
+    if chosen is None:
+        raise TypeError(f"`names` must be a list of names, got {type(names).__name__} {names!r}.")
+    require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
-    checked = [as_choice("names", name, SAMPLERS) for name in names]
+    checked = [as_choice("names", name, SAMPLERS) for name in chosen]
     precise = {
         field: value.astype(np.float64)
         for field in ("h", "class_embeddings")

@@ -14,7 +14,7 @@ import numpy as np
 
 from samplesoft._device.select import require_cpu
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, as_choice
+from samplesoft._validation import FloatArray, as_choice, require_instance
 from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import (
@@ -268,11 +268,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     >>> make_sampler("unigram", inputs).probs(None).round(3)
     array([[0.111, 0.889]])
     """
-    if not isinstance(inputs, SamplerInputs):
-        raise TypeError(
-            f"`inputs` must be SamplerInputs, got {type(inputs).__name__}; write "
-            "SamplerInputs(class_embeddings, ...)."
-        )
+    require_instance("inputs", inputs, SamplerInputs)
     spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
     if not spec.cuda:
         require_cpu(name, inputs.device)

@@ -11,7 +11,7 @@ from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._random import uniform_block
-from samplesoft._temperature import as_tau
+from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, writable
 from samplesoft.kernels.samplers import softmax_draw
 from samplesoft.samplers.base import Sampler
@@ -52,7 +52,8 @@ class SoftmaxSampler(Sampler):
     `sample`, `log_prob` and `probs` use the same numbers, which follow the softmax to the rounding
     of logits: about ``1e-7 * |logit|`` relative for float32, ``1e-16 * |logit|`` for float64. Sums
     over blocks are rounded by a matrix product, whose last bits may depend on the batch that a
-    context comes in.
+    context comes in, and on the number of threads of BLAS, unless under
+    ``with threadpoolctl.threadpool_limits(1, "blas"):``.
 
     **Exclusion is exact.** An excluded class is left out of the sums; nothing is subtracted.
 
@@ -170,8 +171,7 @@ class HostSoftmax:
 
     def _first_pass(self, h: Rows, exclude: IntArray) -> tuple[Rows, FloatArray]:
         """Return queries (B, d), and the log of the sum of exp(logit) of each block (B, L)."""
-        with np.errstate(over="ignore"):
-            queries = h * h.dtype.type(self.tau)
+        queries = times_tau(h, self.tau)
         masses = np.empty((len(h), len(self._blocks)))
         step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
         parts = [

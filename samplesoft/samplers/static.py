@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import to_host, twin
 from samplesoft._jit import row_chunks, thread_each
-from samplesoft._validation import FloatArray, IntArray, as_count, as_real_array
+from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_flag, as_real_array
 from samplesoft.kernels.samplers import static
 from samplesoft.kernels.samplers.alias import build_alias
 from samplesoft.samplers.base import Sampler
@@ -29,9 +29,7 @@ class StaticSampler(Sampler):
 
     def __init__(self, num_classes: int, replace: bool, device: str) -> None:
         super().__init__(num_classes, device=device)
-        if not isinstance(replace, bool):
-            raise TypeError(f"`replace` must be True or False, got {replace!r}.")
-        if not replace and device != "cpu":
+        if not as_flag("replace", replace) and device != "cpu":
             raise ValueError(
                 f"`replace` must be True on {device!r}, got False; without replacement there are "
                 "only kernels for 'cpu'."
@@ -69,8 +67,8 @@ class StaticSampler(Sampler):
         array([0.85 , 0.733, 0.417])
         """
         m = as_count("num_sampled", num_sampled)
-        shape = () if exclude is None else np.shape(exclude)[:1]
-        excluded = self._check_excluded(exclude, *(shape or (1,)))
+        shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
+        excluded = self._check_excluded(exclude, max(1, *shape, 1))
         if self.replace:
             probs = self._probs(np.empty((len(excluded), 0)), excluded)
             with np.errstate(divide="ignore"):  # of a class that is drawn with certainty

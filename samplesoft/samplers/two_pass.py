@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import require_cpu
+from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
@@ -43,6 +44,8 @@ class TwoPassSampler(Sampler):
     TypeError, ValueError
         If an argument is malformed; in `sample`, `log_prob` and `probs` also if the only candidate
         is excluded.
+    MemoryError
+        If so many candidates do not fit.
 
     Notes
     -----
@@ -100,6 +103,7 @@ class TwoPassSampler(Sampler):
         super().__init__(len(self._rows), self._rows.shape[1], self._rows.dtype)
         self.candidates = candidates
         self.num_candidates = as_count("num_candidates", num_candidates)
+        require_room("num_candidates", self.num_candidates, 16.0 * self.num_candidates)
         self.tau = as_tau(tau, unit_vectors=False)
         self.refresh(rng)
 

@@ -112,7 +112,7 @@ def test_angles_without_digits_are_refused(frequencies):
         phi.transform(np.float32([[1.001 * longest, 0.0, 0.0, 0.0]]))
     X = np.full((2, 4), 1e6)
     phi.transform(X)
-    with pytest.raises(ValueError, match="norm 2e.06, whose angles .* or pass float64"):
+    with pytest.raises(ValueError, match="norm 2e.06; its angles .* or pass float64"):
         phi.transform(X.astype(np.float32))
 
 

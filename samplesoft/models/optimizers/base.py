@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.select import device_of, to_host, twin
-from samplesoft._validation import as_array, as_named_arrays, as_nonnegative
+from samplesoft._validation import (
+    as_array,
+    as_named_arrays,
+    as_nonnegative,
+    require_mapping,
+)
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.optimizers.updates import LARGEST, Update
 
