@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.jacobian import check_jacobian, contract
+from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.negatives import EPS, Negatives, make_negatives
 
 TINY = float(np.finfo(np.float64).tiny)
@@ -42,7 +42,8 @@ class FiniteSampleBounds:
         Returns
         -------
         lower, upper : ndarray, shape (P,) or (B, P)
-            Bounds on ``E[gradient of the sampled loss] - gradient of the full loss``.
+            Bounds on ``E[gradient of the sampled loss] - gradient of the full loss``; infinite
+            beyond the range of float64.
 
         Raises
         ------
@@ -56,13 +57,13 @@ class FiniteSampleBounds:
         >>> bool(lower[0] <= 0.0237 <= upper[0])
         True
         """
-        jac = check_jacobian(jacobian, self.lower.shape)
+        jac, excess = with_room(check_jacobian(jacobian, self.lower.shape))
         size = np.abs(jac)
         middle, radius = 0.5 * (self.lower + self.upper), 0.5 * (self.upper - self.lower)
         # A sum of n products is off by at most n half-ulps of the sum of their sizes.
         radius = radius + EPS * (self.lower.shape[-1] + 8) * np.maximum(-self.lower, self.upper)
         center, reach = contract(middle, jac), contract(radius, size)
-        return center - reach, center + reach
+        return times_power(center - reach, excess), times_power(center + reach, excess)
 
 
 def finite_sample_bounds(

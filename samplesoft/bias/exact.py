@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.select import as_device, require_cpu, twin
 from samplesoft._validation import FloatArray
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.jacobian import check_jacobian, contract
+from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.with_replacement import with_replacement_bias
 from samplesoft.schemes import Scheme
@@ -65,7 +65,8 @@ class ExactBias:
         TypeError, ValueError
             If `jacobian` is malformed or not for n classes.
         """
-        return contract(self.bias, check_jacobian(jacobian, self.bias.shape))
+        jac, excess = with_room(check_jacobian(jacobian, self.bias.shape))
+        return times_power(contract(self.bias, jac), excess)
 
 
 def exact_bias(

@@ -21,6 +21,23 @@ def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatA
     return array
 
 
+def with_room(jacobian: FloatArray) -> tuple[FloatArray, int]:
+    """Return ``jacobian / 2**k`` and k, so that sums over classes of what is at most 1 are finite.
+
+    Far from the end of float64 k is 0, and the Jacobian is itself.
+    """
+    largest = int(np.frexp(np.abs(jacobian).max())[1])
+    excess = max(largest + jacobian.shape[-2].bit_length() + 2 - 1023, 0)
+    return (np.ldexp(jacobian, -excess) if excess else jacobian), excess
+
+
+def times_power(numbers: FloatArray, exponent: int) -> FloatArray:
+    """Return ``numbers * 2**exponent``, infinite where that is too large."""
+    with np.errstate(over="ignore"):
+        product: FloatArray = np.ldexp(numbers, exponent)
+    return product
+
+
 def contract(weights: FloatArray, jacobian: FloatArray) -> FloatArray:
     """Return ``sum_i weights_i * jacobian_i``: (P,) for weights (n,), (B, P) for (B, n)."""
     if jacobian.ndim == 2:

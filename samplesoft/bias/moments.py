@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
+from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.classes import Classes, make_atoms, make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
@@ -102,8 +103,7 @@ def exact_gradient_moments(
             f"classes of `logits`, got shape {vectors.shape}."
         )
     scale = as_positive("tau", tau)
-    if not scale * scale < np.inf:
-        raise ValueError(f"`tau` must have a finite square, got {tau}; scale the class vectors.")
+    require_squares(vectors, scale)
     scale *= scale
     rows = []
     for o, t, p in inputs.rows():

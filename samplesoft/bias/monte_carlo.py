@@ -32,9 +32,9 @@ class MonteCarloBias:
     stderr : ndarray, shape (n,) or (B, n)
         Standard error of `bias`; 0 for a class that no trial drew.
     loss_bias : float or ndarray, shape (B,)
-        Mean of the sampled loss minus the full softmax loss.
+        Mean of the sampled loss minus the full softmax loss; infinite beyond float64.
     loss_stderr : float or ndarray, shape (B,)
-        Standard error of `loss_bias`.
+        Standard error of `loss_bias`; infinite where squares of the losses are beyond float64.
     num_trials : int
         Number of trials.
     """

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, as_count, as_positive, require_plain
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.jacobian import check_jacobian, contract
+from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
@@ -49,12 +49,14 @@ class Theorem1Terms(NamedTuple):
         column = np.shape(self.ub1) + (1,)
         ub1, ub2, lb_sum = (np.reshape(x, column) / m for x in (self.ub1, self.ub2, self.lb_sum))
         bound = np.reshape(np.broadcast_to(grad_bound, np.shape(self.ub1)), column)
+        unit = int(np.frexp(max(np.abs(weights).max(), bound.max()))[1])  # so that no term is inf
+        weights, bound = np.ldexp(weights, -unit), np.ldexp(bound, -unit)
         with np.errstate(over="ignore", invalid="ignore"):
             # An overflowed UB_1 times g = 0 is still 0.
             signed = np.where(weights == 0.0, 0.0, ub1 * weights)
             upper = signed + 2.0 * bound * ub2
-            lower = np.broadcast_to(0.0 - bound * lb_sum, upper.shape).copy()
-        return lower, upper
+            lower = np.broadcast_to(0.0 - bound * lb_sum, upper.shape)
+        return times_power(lower, unit), times_power(upper, unit)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def theorem1_bounds(
     -------
     Theorem1Bounds
         `lower`, `upper`, `g` (P,) or (B, P), `sign_condition`, and the quantities of eq. 12 as
-        `second_moment`, `max_gap`, `deviation`, in units where Z = 1.
+        `second_moment`, `max_gap`, `deviation`, in units where Z = 1. A bound beyond the range of
+        float64 is infinite.
 
     Raises
     ------
@@ -207,7 +210,8 @@ def theorem1_bounds(
                 f"`grad_bound` must be at least the largest |jacobian| entry {largest.max():.6g}, "
                 f"got {bound:.6g}; leave it out to use that entry."
             )
-    g = contract(terms.negative_probs, jac)
+    small, excess = with_room(jac)
+    g = times_power(contract(terms.negative_probs, small), excess)
     lower, upper = terms.bounds(g, bound, m)
     sign = np.all(g >= 0.0, axis=-1)
     return Theorem1Bounds(lower, upper, g, bound, bool(sign) if sign.ndim == 0 else sign, terms)

@@ -74,7 +74,8 @@ def theorem2_ratio(
     Returns
     -------
     Theorem2Ratio
-        The ratio, both centers, and the smallest gamma for each.
+        The ratio, both centers, and the smallest gamma for each; infinite beyond the range of
+        float64.
 
     Raises
     ------

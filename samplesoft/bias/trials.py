@@ -54,5 +54,8 @@ class HostTrials:
             size = trials.stop - trials.start
             change = block_mean - mean
             mean += change * (size / trials.stop)
-            squares += block_squares + change**2 * (trials.start * size / trials.stop)
+            with np.errstate(over="ignore"):  # losses of 1e154 have no squares in float64
+                squares += block_squares
+                if trials.start:
+                    squares += change**2 * (trials.start * size / trials.stop)
         return sums, mean, squares

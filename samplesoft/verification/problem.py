@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._temperature import require_squares
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array,
     as_choice,
     as_count,
     as_labels,
@@ -59,6 +61,8 @@ def check_problem(
     o = np.atleast_2d(o)
     if isinstance(wrt, str):
         wrt = (wrt,)
+    if as_array("wrt", wrt).ndim != 1:
+        raise TypeError(f"`wrt` must be a list of names, got {type(wrt).__name__}.")
     blocks = tuple(dict.fromkeys(as_choice("wrt", name, WRT) for name in wrt))
     if (h is None) != (class_embeddings is None):
         names = ("h", "class_embeddings")
@@ -83,11 +87,13 @@ def check_problem(
             f"`wrt` must name at least one block that the input has, got {tuple(wrt)}; give `h` "
             "and `class_embeddings`, or include 'logits'."
         )
+    scale = as_positive("tau", tau)
+    require_squares(np.ones(1) if vectors[1] is None else vectors[1], scale)
     return Problem(
         o,
         t,
         *vectors,
-        as_positive("tau", tau),
+        scale,
         blocks,
         as_scheme(scheme),
         as_count("num_trials", num_trials, 2),

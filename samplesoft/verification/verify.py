@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key, mix64
+from samplesoft._validation import require_mapping
 from samplesoft.schemes import Scheme
 from samplesoft.verification.agreement import ALPHA, Scores, merge, z_limit
 from samplesoft.verification.blocks import WRT
@@ -109,6 +110,8 @@ def verify(
     >>> [(row.num_sampled, round(row.l1_bias, 4)) for row in report.rows]
     [(2, 0.2588), (20, 0.0251)]
     """
+    if settings is not None:
+        require_mapping("settings", settings)
     problem = check_problem(logits, labels, h, class_embeddings, tau, wrt, scheme, num_trials)
     counts = check_counts(num_sampled, problem.scheme)
     samplers = check_proposals(proposals, problem, counts)
