@@ -79,8 +79,9 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         Go on from the parameters of the last `fit`, which must have had the same classes.
     random_state : int, numpy.random.RandomState or None
         Seed of parameters, order, dropout and draws. The same seed gives the same model at any
-        number of threads, for sparse inputs and sampled losses; products of dense matrices are
-        as reproducible as the BLAS library is.
+        number of threads, for sparse inputs and sampled losses; products of dense matrices may
+        change in their last bits with the threads of BLAS, unless under
+        ``with threadpoolctl.threadpool_limits(1, "blas"):``.
     verbose : bool
         Show progress on stderr: a bar if that is a terminal, else a line for each round.
 
@@ -182,6 +183,8 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         ------
         TypeError, ValueError
             If an argument or a parameter is malformed, or training diverges.
+        MemoryError
+            If a model of such parameters does not fit.
         """
         check_parameters(self)
         with self._unchanged_on_error():
@@ -259,6 +262,8 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         ------
         TypeError, ValueError
             If an argument or a parameter is malformed, or classes differ from those of before.
+        MemoryError
+            If a model of such parameters does not fit.
         """
         check_parameters(self)
         if isinstance(self.class_weight, str):

@@ -12,6 +12,8 @@ from scipy import sparse
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
+from samplesoft._validation import as_csr
+
 SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
 
 
@@ -145,14 +147,16 @@ def _check_labels(y: Any) -> NDArray[Any]:
         warn=True,
     )
     if labels.dtype.kind not in "biuSU":
-        with warnings.catch_warnings():  # many classes are no sign of a regression here
+        # floats are cast to see if they are whole; many classes are no sign of a regression here
+        with np.errstate(invalid="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             check_classification_targets(labels)
     return labels
 
 
 def _check_indicator(y: Any) -> sparse.csr_array:
-    checked = check_array(y, accept_sparse="csr", dtype=None, input_name="y")
+    given = as_csr("y", y) if sparse.issparse(y) else y
+    checked = check_array(given, accept_sparse="csr", dtype=None, input_name="y")
     matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()

@@ -11,6 +11,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from samplesoft._memory import require_bytes
+from samplesoft._validation import as_real_array, in_small_unit, require_well_formed
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
@@ -139,12 +140,15 @@ class PredictionMixin:
         float
             Accuracy.
         """
-        predicted = self.predict(X)
+        predicted, weights = self.predict(X), None
+        if sample_weight is not None:
+            weights = in_small_unit(as_real_array("sample_weight", sample_weight, (1,)))
         if not self._codec.multilabel:
-            return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+            with np.errstate(invalid="ignore"):  # it casts labels to look whether they are whole
+                return float(accuracy_score(y, predicted, sample_weight=weights))
         wrong = self._codec.encode(predicted) != self._codec.encode(y)
         right = np.diff(sparse.csr_array(wrong).indptr) == 0
-        return float(np.average(right, weights=sample_weight))
+        return float(np.average(right, weights=weights))
 
     def _check_fitted_inputs(self, X: Any) -> Any:
         """Check inputs to predict for."""
@@ -152,9 +156,17 @@ class PredictionMixin:
         return self._check_inputs(X, reset=False)
 
     def _check_inputs(self, X: Any, reset: bool) -> Any:
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=reset)
-        if not reset:
-            with np.errstate(over="ignore"):  # the model refuses infinity
+        if sparse.issparse(X) and hasattr(X, "check_format"):
+            require_well_formed("X", X)  # before its indices are followed
+        kinds = [np.float64, np.float32]
+        with np.errstate(over="ignore"):  # infinity is refused, here or by the model
+            try:
+                X = validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
+            except OverflowError as error:
+                raise ValueError(
+                    f"`X` must hold numbers of float64, got one beyond: {error}."
+                ) from None
+            if not reset:
                 X = X.astype(self.model_.dtype, copy=False)
         return X
 
