@@ -1,18 +1,29 @@
-"""Run parts of the campaign: ``python -m tests.campaign --minutes 60 [--parts exact]``."""
+"""Run parts of the campaign: ``python -m tests.campaign --minutes 60 [--parts calls,draws]``."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+os.environ.setdefault("NUMBA_NUM_THREADS", "8")  # Numba reads it when it is imported
 sys.path.insert(0, str(FOLDER.parent))  # the oracles of the tests
 
-from tests.campaign import drift, exact, files, interrupts  # noqa: E402
+import numba  # noqa: E402
 
-PARTS = {"exact": exact, "drift": drift, "files": files, "interrupts": interrupts}
+from tests.campaign import calls, draws, drift, exact, files, interrupts  # noqa: E402
+
+PARTS = {
+    "calls": calls,
+    "draws": draws,
+    "drift": drift,
+    "exact": exact,
+    "files": files,
+    "interrupts": interrupts,
+}
 
 
 def main() -> int:
@@ -23,6 +34,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--output", type=Path, default=FOLDER, help="folder of the tables")
     chosen = options.parse_args()
+    numba.set_num_threads(min(8, os.cpu_count() or 1))
     names = chosen.parts.split(",")
     for name in names:
         part = PARTS[name]

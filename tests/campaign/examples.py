@@ -1,0 +1,384 @@
+"""A valid call of every public callable: what its fuzzing starts from.
+
+`make` gives a function, or a method of a new object, and new arguments, so that no call sees what
+another has changed. A public name is here or in `NOT_CALLED`, which says why not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+import samplesoft
+from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
+from samplesoft.data.corpus import Corpus
+from samplesoft.sklearn import SampledSoftmaxClassifier
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+PACKAGES = ("", "data", "feature_maps", "losses", "metrics", "models", "samplers", "training")
+PACKAGES += ("sklearn",)
+
+NOT_CALLED = {
+    "holds what a function has computed": (
+        "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias Theorem1Bounds Theorem2Ratio "
+        "VerificationReport VerificationRow Batch Cache Gradients SparseRows Evaluation Draw "
+        "SparseExamples Vocabulary Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
+    ),
+    "a line of a registry, written by developers": "FeatureMapSpec LossSpec SamplerSpec",
+    "a base class or a protocol, of which nobody makes one": (
+        "FeatureMap Loss SampledLoss Layer Optimizer DenseSampler Sampler SamplerProtocol Task"
+    ),
+    "reads or writes a file, which is damaged elsewhere": (
+        "load_embeddings load_interactions load_logits load_xml_repository read_tokens "
+        "stdlib_tokens load_parameters read_checkpoint read_examples read_linear_softmax read_log "
+        "require_free require_run train write_checkpoint"
+    ),
+}
+
+H = np.array([[0.6, 0.8, 0.0], [0.0, 0.6, 0.8]])
+W = np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.8, 0], [0, 0.6, 0.8], [0.8, 0, 0.6]])
+N, D = W.shape
+LABELS, IDS = np.array([1, 4]), np.array([[0, 3], [2, 5]])
+COUNTS = np.array([5.0, 4.0, 3.0, 3.0, 2.0, 1.0])
+LOGITS = 2.0 * H @ W.T
+Q = COUNTS / COUNTS.sum()
+BIASES = np.linspace(-0.5, 0.5, N)
+X = sparse.csr_array(np.eye(4, 5) + 0.5 * np.eye(4, 5, 1))  # inputs
+Y = sparse.csr_array(np.eye(4, N))  # their labels
+TEXT = ["a", "b", "c", "a", "b", "d", "a", "c"] * 8
+SMALL = {"embedding_dim": 3, "num_sampled": 3, "batch_size": 4}
+_ids = np.arange(60) % 4
+
+
+def _call(made: Callable[..., Any], **arguments: Any) -> Call:
+    return made, arguments
+
+
+_bias = {"logits": LOGITS, "labels": LABELS, "q": Q, "num_sampled": 4}
+_map = {"dim": D, "num_features": 8, "rng": 0}
+_vectors = {"class_embeddings": W, "tau": 2.0}
+_tree = {"leaf_size": 2, "progress": False}
+_loss = {"tau": 2.0, "normalize": False, "absolute": False, "reduction": "mean"}
+_scores = {"h": H, "class_embeddings": W, **_loss, "biases": BIASES}
+del _scores["reduction"]
+_settings = {"loss": "sampled-masked", "tau": 2.0, "normalize": True, "sampler": "rff+softmax-leaf"}
+_settings |= {"num_sampled": 3, "nu": 2.0, "num_features": 8, "shared": True, "update_every": 1}
+_linear = {**_settings, "embedding_dim": 3, "dropout": 0.1}
+_layer = {"init_scale": 0.1, "dtype": np.float64, "rng": 0}
+
+
+def _fitted(**options: Any) -> Any:
+    """Return a fitted classifier, for it looks at its parameters when it is fitted.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryError
+        As `SampledSoftmaxClassifier.fit`.
+    """
+    return SampledSoftmaxClassifier(**options).fit(X, [0, 1, 0, 1])
+
+
+MADE: dict[str, Call] = {
+    "to_host": _call(samplesoft.to_host, value={"a": H}),
+    "exact_bias": _call(samplesoft.exact_bias, **_bias, scheme="candidate"),
+    "asymptotic_bias": _call(samplesoft.asymptotic_bias, logits=LOGITS, labels=LABELS, q=Q, h=None),
+    "finite_sample_bounds": _call(samplesoft.finite_sample_bounds, **_bias),
+    "exact_gradient_moments": _call(
+        samplesoft.exact_gradient_moments, **_bias, class_embeddings=W, tau=2.0
+    ),
+    "monte_carlo_bias": _call(
+        samplesoft.monte_carlo_bias, **_bias, num_trials=20, scheme="masked", rng=0
+    ),
+    "theorem1_bounds": _call(samplesoft.theorem1_bounds, **_bias, jacobian=W, grad_bound=2.0),
+    "theorem2_ratio": _call(
+        samplesoft.theorem2_ratio, cosine=(H @ W.T)[0], labels=1, estimates=Q, tau=2.0, nu=1.0
+    ),
+    "verify": _call(
+        samplesoft.verify,
+        logits=LOGITS,
+        labels=LABELS,
+        proposals={"counts": Q},
+        num_sampled=[2, 3],
+        h=H,
+        class_embeddings=W,
+        tau=2.0,
+        wrt=("logits", "h"),
+        scheme="negatives",
+        num_trials=20,
+        rng=0,
+        settings={},
+    ),
+    "KernelTree": _call(
+        samplesoft.KernelTree, class_embeddings=W, **_tree, leaf="kernel", scale=2.0, floor=1e-6
+    ),
+    "Embeddings": _call(data.Embeddings, h=H, class_embeddings=W, labels=LABELS, counts=COUNTS),
+    "build_vocabulary": _call(data.build_vocabulary, tokens=TEXT, size=3),
+    "examples_from_corpus": _call(
+        data.examples_from_corpus, tokens=TEXT, vocabulary_size=4, dim=3, window=1, num_examples=5
+    ),
+    "ppmi_svd": _call(data.ppmi_svd, ids=IDS.ravel(), num_classes=N, dim=3, window=1),
+    "PositiveRandomFeatures": _call(
+        feature_maps.PositiveRandomFeatures, **_map, tau=2.0, frequencies="orthogonal"
+    ),
+    "QuadraticFeatures": _call(feature_maps.QuadraticFeatures, dim=D, alpha=10.0),
+    "RandomFourierFeatures": _call(
+        feature_maps.RandomFourierFeatures, **_map, nu=2.0, frequencies="iid"
+    ),
+    "RandomMaclaurinFeatures": _call(feature_maps.RandomMaclaurinFeatures, **_map, tau=2.0),
+    "make_feature_map": _call(
+        feature_maps.make_feature_map, name="positive", **_map, sharpness=2.0
+    ),
+    "FullSoftmaxLoss": _call(losses.FullSoftmaxLoss, **_loss),
+    "SampledSoftmaxLoss": _call(losses.SampledSoftmaxLoss, **_loss, scheme="negatives"),
+    "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
+    "ImportanceSamplingLoss": _call(losses.ImportanceSamplingLoss, **_loss),
+    "NCELoss": _call(losses.NCELoss, **_loss, scheme="candidate"),
+    "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
+    "make_loss": _call(losses.make_loss, name="sampled-masked", **_loss),
+    "evaluate": _call(metrics.evaluate, **_scores, labels=LABELS, k=(1, 2), batch_size=2),
+    "ranking_scores": _call(metrics.ranking_scores, ids=IDS, labels=Y[:2], k=[1, 2]),
+    "top_k_classes": _call(metrics.top_k_classes, **_scores, k=2),
+    "LSTM": _call(models.LSTM, input_size=3, hidden_size=2, num_layers=1, dropout=0.1, **_layer),
+    "SGD": _call(models.SGD, learning_rate=0.1),
+    "Momentum": _call(models.Momentum, learning_rate=0.1, momentum=0.9, nesterov=True),
+    "Adagrad": _call(models.Adagrad, learning_rate=0.1, epsilon=1e-8, initial_accumulator=0.1),
+    "Adam": _call(models.Adam, learning_rate=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8),
+    "Dropout": _call(models.Dropout, rate=0.5),
+    "Embedding": _call(models.Embedding, num_embeddings=N, embedding_dim=D, **_layer),
+    "SparseLinear": _call(models.SparseLinear, num_inputs=5, embedding_dim=D, **_layer),
+    "Linear": _call(models.Linear, num_inputs=5, embedding_dim=D, dtype=np.float64, rng=0),
+    "SoftmaxSettings": _call(models.SoftmaxSettings, **_settings),
+    "LinearSoftmaxSettings": _call(models.LinearSoftmaxSettings, **_linear),
+    "LinearSoftmax": _call(
+        models.LinearSoftmax,
+        **{"num_inputs": 5, "num_classes": N, "settings": models.LinearSoftmaxSettings(**_linear)},
+        **{"counts": COUNTS, "dtype": np.float64, "rng": 0},
+    ),
+    "SoftmaxLayer": _call(
+        models.SoftmaxLayer,
+        **{"class_embeddings": W, "loss": losses.make_loss("sampled-masked"), "biases": BIASES},
+        **{"sampler": samplers.UniformSampler(N), "num_sampled": 3, "shared": False},
+        **{"update_every": 1, "allow_other_tau": False},
+    ),
+    "clip_by_global_norm": _call(
+        models.clip_by_global_norm,
+        gradients={"x": H, "w": losses.SparseRows(LABELS, H)},
+        max_norm=1,
+    ),
+    "make_optimizer": _call(
+        models.make_optimizer, name="adam", learning_rate=0.1, beta1=0.9, epsilon=1e-8
+    ),
+    "make_schedule": _call(models.make_schedule, name="zaremba", hold=2, decay=2.0),
+    "schedule": _call(models.make_schedule("exponential", decay=2.0), epoch=2.5),
+    "KernelSampler": _call(
+        samplers.KernelSampler,
+        **{"class_embeddings": W, "feature_map": feature_maps.QuadraticFeatures(D)},
+        **{"leaf": "softmax", "leaf_size": 2, "tau": 2.0, "floor": 1e-6},
+    ),
+    "LearnedUnigramSampler": _call(
+        samplers.LearnedUnigramSampler, num_classes=N, power=0.75, initial=COUNTS
+    ),
+    "LogUniformSampler": _call(samplers.LogUniformSampler, num_classes=N, replace=True),
+    "MixtureSampler": _call(
+        samplers.MixtureSampler,
+        first=samplers.SoftmaxSampler(W),
+        second=samplers.UnigramSampler(COUNTS),
+        weight=0.5,
+    ),
+    "PositiveSampler": _call(samplers.PositiveSampler, **_vectors, **_tree, num_features=8, rng=0),
+    "QuadraticSampler": _call(samplers.QuadraticSampler, **_vectors, **_tree, alpha=10.0),
+    "RFSoftmaxSampler": _call(
+        samplers.RFSoftmaxSampler, **_vectors, **_tree, nu=2.0, num_features=8, leaf="kernel", rng=0
+    ),
+    "SoftmaxSampler": _call(samplers.SoftmaxSampler, **_vectors, block_size=2),
+    "TwoPassSampler": _call(
+        samplers.TwoPassSampler,
+        **{"candidates": samplers.UnigramSampler(COUNTS), "class_embeddings": W},
+        **{"num_candidates": 20, "tau": 2.0, "rng": 0},
+    ),
+    "UniformSampler": _call(samplers.UniformSampler, num_classes=N, replace=False),
+    "UnigramSampler": _call(samplers.UnigramSampler, counts=COUNTS, power=0.75, replace=True),
+    "WeightedSampler": _call(samplers.WeightedSampler, weights=COUNTS, replace=False),
+    "SamplerInputs": _call(
+        samplers.SamplerInputs,
+        **_vectors,
+        **{"counts": COUNTS, "nu": 2.0, "num_features": 8, "alpha": 10.0, "power": 0.5, "rng": 0},
+        **{"h": H, "logits": LOGITS},
+    ),
+    "dense_proposals": _call(
+        samplers.dense_proposals,
+        names=["softmax", "quadratic", "rff"],
+        inputs=samplers.SamplerInputs(W, h=H, logits=LOGITS, num_features=8),
+    ),
+    "make_sampler": _call(
+        samplers.make_sampler,
+        name="mixture",
+        inputs=samplers.SamplerInputs(W, counts=COUNTS, num_features=8),
+    ),
+    "Scheme": _call(
+        schemes.Scheme,
+        **{"name": "toy", "formula": "S", "base": "plain", "hits": "masked", "least_draws": 1},
+        **{"corrects_draws": True, "independent": False, "jackknife": False, "has_bounds": False},
+    ),
+    "Settings": _call(
+        training.Settings,
+        **{"epochs": 2, "optimizer": "momentum", "learning_rate": 0.1, "schedule": "zaremba"},
+        **{"optimizer_options": {"momentum": 0.5}, "schedule_options": {"decay": 2.0}},
+        **{"clip": 1.0, "patience": 2, "checkpoint_every": 2, "log_every": 5},
+    ),
+    "ToySettings": _call(
+        training.ToySettings,
+        **{"num_classes": N, "embedding_dim": 3, "data": "zipf", "proposal": "uniform"},
+        **{"loss": "sampled-candidate", "num_sampled": 3, "batch_size": 4, "num_steps": 2},
+        **{"test_size": 4, "seed": 0},
+    ),
+    "ToyTask": _call(
+        training.ToyTask,
+        settings=training.ToySettings(**SMALL, num_classes=N),
+    ),
+    "RetrievalSettings": _call(training.RetrievalSettings, **_linear, batch_size=2, seed=0),
+    "RetrievalTask": _call(
+        training.RetrievalTask,
+        **{"inputs": X, "labels": Y, "leave_out": False},
+        settings=training.RetrievalSettings(**_linear, batch_size=2, validation=0.5),
+    ),
+    "LanguageModelSettings": _call(
+        training.LanguageModelSettings,
+        **_settings,
+        **{"embedding_dim": 3, "num_layers": 1, "batch_size": 2, "num_steps": 3, "dropout": 0.1},
+        **{"init_scale": 0.1, "seed": 0},
+    ),
+    "LanguageModelTask": _call(
+        training.LanguageModelTask,
+        corpus=Corpus(data.build_vocabulary(list("abcd"), 4), _ids, _ids, _ids),
+        settings=training.LanguageModelSettings(
+            **_settings, embedding_dim=3, num_layers=1, batch_size=2, num_steps=3
+        ),
+    ),
+    "SampledSoftmaxClassifier": _call(_fitted, **SMALL, num_features=8, max_iter=1),
+}
+
+
+_rows = np.array([[0.0, 1.0, 0.0]])
+SAMPLER = {
+    "sample": {"h": H, "num_sampled": 3, "exclude": LABELS, "shared": False, "rng": 0},
+    "log_prob": {"h": H, "ids": IDS, "exclude": LABELS},
+    "log_expected_count": {"h": H, "ids": IDS, "num_sampled": 3, "exclude": LABELS},
+    "probs": {"h": H, "exclude": LABELS},
+    "update": {"ids": np.array([1]), "class_embeddings": _rows},
+    "refresh": {"rng": 0},
+    "observe": {"labels": LABELS},
+    "load_state": {"state": {}},
+    "inclusion_probs": {"num_sampled": 3, "exclude": LABELS},
+    "class_embeddings": {"ids": LABELS},
+}
+MAP = {"transform": {"X": H}, "kernel": {"X": H, "Y": W}, "variance": {"X": H, "Y": W}}
+LOSS = {"forward": {"h": H, "class_embeddings": W, "labels": LABELS, "biases": BIASES}}
+LOSS["forward"] |= {"draw": None, "weights": np.ones(2), "label_log_count": np.full(2, -1.0)}
+STEP = {
+    "step": {
+        "parameters": {"x": H, "w": W},
+        "gradients": {"x": H, "w": losses.SparseRows(LABELS, H)},
+    },
+    "load_state": {"state": {"steps": np.array(3)}},
+}
+
+METHODS: dict[str, dict[str, dict[str, Any]]] = {
+    "Sampler": SAMPLER,
+    "FeatureMap": MAP,
+    "Loss": LOSS,
+    "Optimizer": STEP,
+    "LSTM": {"forward": {"x": np.ones((3, 2, 3)), "state": None, "rng": 0, "training": True}},
+    "Dropout": {"forward": {"x": H, "rng": 0, "training": True}},
+    "Embedding": {"forward": {"x": LABELS}},
+    "SparseLinear": {"forward": {"x": X}},
+    "Linear": {"forward": {"x": X.toarray()}},
+    "LinearSoftmax": {
+        "step": {"x": X, "labels": Y, "weights": np.ones(4), "rng": 0},
+        "embed": {"x": X},
+        "top_k": {"x": X, "k": 2, "leave_out": Y},
+        "load_state": {"state": {}},
+    },
+    "SoftmaxLayer": {
+        "forward": {"h": H, "labels": LABELS, "weights": np.ones(2), "rng": 0},
+        "update": {"ids": LABELS},
+        "evaluate": {"h": H, "labels": LABELS, "k": (1, 2)},
+    },
+    "Embeddings": {"take": {"num_examples": 1, "rng": 0}},
+    "SampledSoftmaxClassifier": {
+        "fit": {"X": X, "y": [0, 1, 0, 1]},
+        "partial_fit": {"X": X, "y": [0, 1, 0, 1], "classes": None},
+        "predict": {"X": X},
+        "predict_proba": {"X": X},
+        "predict_topk": {"X": X, "k": 1},
+        "decision_function": {"X": X},
+        "score": {"X": X, "y": [0, 1, 0, 1], "sample_weight": np.ones(4)},
+    },
+}
+RESULTS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
+    "ExactBias": (samplesoft.exact_bias(**_bias), {"gradient_bias": {"jacobian": W}}),
+    "FiniteSampleBounds": (
+        samplesoft.finite_sample_bounds(**_bias),
+        {"gradient": {"jacobian": W}},
+    ),
+    "Vocabulary": (data.build_vocabulary(TEXT, 3), {"encode": {"tokens": TEXT}}),
+}
+
+
+def make(name: str) -> Call:
+    """Return what a name of `names` calls, and valid arguments."""
+    owner, _, method = name.partition(".")
+    if not method:
+        return deepcopy(MADE[name])
+    if owner in RESULTS:
+        thing, methods = deepcopy(RESULTS[owner])
+    else:
+        made, given = deepcopy(MADE[owner])
+        thing = made(**given)
+        methods = methods_of(thing)
+    return getattr(thing, method), methods[method]
+
+
+def names() -> Iterator[str]:
+    """Yield a name for each constructor and function, and for each method with arguments."""
+    for name, (made, given) in MADE.items():
+        yield name
+        if inspect.isclass(made) or made is _fitted:
+            yield from (f"{name}.{method}" for method in methods_of(made(**deepcopy(given))))
+    for name, (_, methods) in RESULTS.items():
+        yield from (f"{name}.{method}" for method in methods)
+
+
+def methods_of(thing: Any) -> dict[str, dict[str, Any]]:
+    """Return new arguments of each method that has some, for an object."""
+    kinds = [kind.__name__ for kind in type(thing).__mro__]
+    known = next((METHODS[kind] for kind in kinds if kind in METHODS), {})
+    methods = deepcopy({name: known[name] for name in known if hasattr(thing, name)})
+    if "load_state" in methods and hasattr(thing, "state") and "steps" not in thing.state():
+        methods["load_state"]["state"] = thing.state()
+    if isinstance(thing, losses.SampledLoss):
+        exclude = LABELS if thing.excludes_label else None
+        draw = samplers.UniformSampler(N).sample(H, 3, exclude=exclude, rng=0)
+        methods["forward"] |= {"draw": draw}
+        if not thing.needs_label_count:
+            methods["forward"]["label_log_count"] = None
+    return methods
+
+
+def missing() -> set[str]:
+    """Return the public callables without an example."""
+    modules = [import_module(".".join(filter(None, ("samplesoft", p)))) for p in PACKAGES]
+    public = {
+        name
+        for module in modules
+        for name in module.__all__
+        if inspect.isroutine(getattr(module, name)) or inspect.isclass(getattr(module, name))
+    }
+    return public - set(MADE) - set(" ".join(NOT_CALLED.values()).split())
