@@ -90,7 +90,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         """
         rows = as_count("num_inputs", num_inputs) + as_count("num_classes", num_classes)
         require_bytes(
-            f"vectors of {num_inputs:,} inputs and {num_classes:,} classes",
+            f"vectors for `num_inputs` = {num_inputs:,} and `num_classes` = {num_classes:,}",
             rows * self.embedding_dim * dtype.itemsize,
             "lower `embedding_dim`, or number inputs and classes from 0 without gaps",
         )

@@ -39,10 +39,11 @@ else:
 def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes and threads out of a folder while the body runs.
 
-    The folder is made where there is none. Raises ValueError if it is locked already, and warns
+    The folder is made where there is none, and removed if it is left empty. Raises ValueError if it is locked already, and warns
     where the file system has no locks.
     """
     path = Path(folder, LOCK)
+    own = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with _open_locked(path) as stream:
         try:
@@ -51,6 +52,9 @@ def locked(folder: str | Path) -> Iterator[None]:
             if _is_at(path, stream):
                 with suppress(PermissionError):  # of Windows, where it stays
                     path.unlink()
+            if own:
+                with suppress(OSError):  # there are files in it
+                    path.parent.rmdir()
 
 
 def _open_locked(path: Path) -> TextIO:

@@ -241,7 +241,7 @@ def test_sizes_of_a_file_are_asked_of_the_memory(tmp_path, capsys):
     for kind in ("xc", "items"):
         args = ["train", kind, "--train", str(tmp_path / f"{kind}.txt"), "--out", str(tmp_path)]
         assert main(args) == 2
-        wanted = r"vectors of .* inputs and .* classes need .* [GT]B, and .*without gaps"
+        wanted = r"vectors for .*`num_classes` = .* need .* [GT]B, and .*without gaps"
         assert re.search(wanted, capsys.readouterr().err)
 
 
