@@ -30,7 +30,7 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
     with np.errstate(over="ignore"):  # of a wider type, refused next
         array = np.ascontiguousarray(array, dtype=np.float64)
-    _require_finite(name, array)
+    require_finite(name, array)
     return array
 
 
@@ -47,7 +47,7 @@ def as_type(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any
     """Return a copy of another type; ValueError where a number is not finite in that type."""
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
-    _require_finite(name, converted, dtype)
+    require_finite(name, converted, dtype)
     return converted
 
 
@@ -73,7 +73,7 @@ def as_float_rows(
     if dtype is not None and dtype != rows.dtype:
         return np.ascontiguousarray(as_type(name, rows, dtype))
     rows = np.ascontiguousarray(rows)
-    _require_finite(name, rows, rows.dtype)
+    require_finite(name, rows, rows.dtype)
     return rows
 
 
@@ -129,7 +129,8 @@ def require_plain(name: str, value: Any) -> None:
         )
 
 
-def _require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
+def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
+    """Raise ValueError at the first entry that is not finite, after a conversion to `dtype`."""
     if not np.isfinite(array).all():
         where = np.argwhere(~np.isfinite(array))[0].tolist()
         wanted = "finite" if dtype is None else f"finite in {dtype}"

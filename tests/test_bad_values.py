@@ -7,7 +7,13 @@ import pytest
 from scipy import sparse
 
 import samplesoft
-from samplesoft.data import Vocabulary
+from samplesoft.data import (
+    Embeddings,
+    Vocabulary,
+    build_vocabulary,
+    examples_from_corpus,
+    ppmi_svd,
+)
 from samplesoft.data.corpus import Corpus
 from samplesoft.feature_maps import (
     PositiveRandomFeatures,
@@ -44,9 +50,17 @@ from samplesoft.samplers import (
     dense_proposals,
     make_sampler,
 )
+from samplesoft.samplers.tree.kernel_tree import KernelTree
 from samplesoft.schemes import Scheme
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training import LanguageModelSettings, LanguageModelTask
+from samplesoft.training import (
+    LanguageModelSettings,
+    LanguageModelTask,
+    RetrievalSettings,
+    RetrievalTask,
+    ToySettings,
+    ToyTask,
+)
 
 H, W, LOGITS, Q = np.ones((2, 3)), np.eye(4, 3), np.arange(4.0), np.full(4, 0.25)
 DRAW = Draw(np.ones((2, 2), np.int64), np.full((2, 2), -1.0))
@@ -253,6 +267,15 @@ def test_an_optimizer_refuses_parameters_that_are_not_finite(name, bad, rows):
 
 
 SETTINGS = LinearSoftmaxSettings(sampler="uniform", num_sampled=2, embedding_dim=2)
+TEXT = ["a", "b", "a", "c"] * 4
+EYE = sparse.csr_array(np.eye(4))
+SMALL = RetrievalSettings(sampler="uniform", num_sampled=2, embedding_dim=2, validation=0.25)
+
+
+def retrieval(inputs=EYE, labels=EYE, settings=SMALL, **options):
+    return RetrievalTask(inputs, labels, settings, **options)
+
+
 KINDS = {
     "normalize": lambda: FullSoftmaxLoss(normalize=np.zeros(2)),
     "absolute": lambda: evaluate(H, W, [0, 1], absolute="no"),
@@ -280,6 +303,26 @@ KINDS = {
     "label_log_count": lambda: make_loss("nce").forward(
         H, W, [0, 1], DRAW, label_log_count=["a", "b"]
     ),
+    "progress": lambda: KernelTree(W, progress=EYE),
+    "progress of sums made again": lambda: KernelTree(W).rebuild(progress=np.zeros(2)),
+    "settings of a toy": lambda: ToyTask(SETTINGS),
+    "settings of a retrieval": lambda: retrieval(settings=SETTINGS),
+    "settings of a language model": lambda: LanguageModelTask(language_model().corpus, SETTINGS),
+    "corpus": lambda: LanguageModelTask(TEXT, LanguageModelSettings()),
+    "inputs of a retrieval": lambda: retrieval(inputs=np.eye(4)),
+    "labels of a retrieval": lambda: retrieval(labels=1j * EYE),
+    "leave_out of a retrieval": lambda: retrieval(leave_out=np.zeros(2)),
+    "inputs of an evaluation": lambda: retrieval().evaluate(H, EYE),
+    "tokens that are a number": lambda: build_vocabulary(np.nan, 3),
+    "tokens that are one string": lambda: build_vocabulary("a b", 3),
+    "tokens with numbers": lambda: build_vocabulary(TEXT, 3).encode(["a", 1]),
+    "tokens that are masked": lambda: build_vocabulary(TEXT, 3).encode(masked(LOGITS)),
+    "tokens of no length": lambda: build_vocabulary(TEXT, 3).encode(np.array("a")),
+    "tokens that are lists": lambda: examples_from_corpus([["a"], ["b"]]),
+    "words": lambda: Vocabulary("ab", [1, 2]),
+    "counts": lambda: Vocabulary(("a", "b"), [1.5, 2.0]),
+    "vocabulary_size": lambda: examples_from_corpus(TEXT, vocabulary_size=2.0),
+    "num_examples": lambda: examples_from_corpus(TEXT, num_examples="1"),
 }
 
 
@@ -293,6 +336,8 @@ RAGGED = [[1.0, 2.0], [3.0]]
 LISTS = {
     "labels": lambda: samplesoft.exact_bias(np.ones((2, 4)), RAGGED, Q, 2),
     "exclude": lambda: UniformSampler(4).sample(H, 2, exclude=RAGGED),
+    "labels of vectors": lambda: Embeddings(H, W, RAGGED),
+    "ids of a text": lambda: ppmi_svd(RAGGED, 4, 3),
     "exclude of a set": lambda: UniformSampler(4).inclusion_probs(2, exclude=RAGGED),
     "h": lambda: UniformSampler(4).sample(RAGGED, 2),
     "ids": lambda: UniformSampler(4).log_prob(None, RAGGED),
@@ -323,6 +368,8 @@ SIZES = {
     "num_embeddings": lambda: Embedding(HUGE, 3),
     "num_inputs": lambda: SparseLinear(HUGE, 3),
     "hidden_size": lambda: LSTM(3, 10**8),
+    "num_classes of a text": lambda: ppmi_svd([0, 1, 0], HUGE, 3),
+    "num_classes of a toy": lambda: ToyTask(ToySettings(num_classes=HUGE)),
 }
 
 
@@ -351,9 +398,49 @@ def test_a_matrix_whose_rows_lie_nowhere_is_refused(place):
         lambda: model.top_k(broken, 2),
         lambda: evaluate(np.ones((4, 3)), W, broken),
         lambda: ranking_scores(np.zeros((4, 1), int), broken, 1),
+        lambda: retrieval(inputs=broken),
+        lambda: retrieval(labels=broken),
+        lambda: retrieval().evaluate(x, broken),
     ):
         with pytest.raises(ValueError, match="must be a well-formed CSR matrix"):
             call()
+
+
+EXAMPLES = {
+    "inputs must be finite": lambda: retrieval(inputs=np.nan * EYE),
+    "labels must be finite": lambda: retrieval(labels=np.inf * EYE),
+    "labels must hold weights of at least 0": lambda: retrieval(labels=-EYE),
+    "labels must have a row for each of the 4 inputs": lambda: retrieval(labels=EYE[:3]),
+    "labels must hold labels of some examples": lambda: retrieval().evaluate(EYE, 0 * EYE),
+    "labels must be the items of `inputs`": lambda: retrieval(
+        labels=sparse.csr_array(np.eye(4)[::-1]), leave_out=True
+    ),
+    "words must be distinct, got 'a' twice": lambda: Vocabulary(("a", "b", "a"), [3, 2, 1]),
+    "counts must have shape (2,)": lambda: Vocabulary(("a", "b"), [3, 2, 1]),
+    "vocabulary_size must be at least 2": lambda: examples_from_corpus(TEXT, vocabulary_size=1),
+}
+
+
+@pytest.mark.parametrize("told", EXAMPLES)
+def test_examples_that_do_not_fit_together_are_refused(told):
+    name, _, rest = told.partition(" ")
+    with pytest.raises(ValueError, match=re.escape(f"`{name}` {rest}")):
+        EXAMPLES[told]()
+
+
+@pytest.mark.parametrize("words", [tuple(TEXT), iter(TEXT), np.array(TEXT), range(0)], ids=type)
+def test_words_of_any_sequence_are_taken(words):
+    vocabulary = build_vocabulary(TEXT, 3)
+    wanted = [0, 1, 0, 2] * 4 if not isinstance(words, range) else []
+    assert vocabulary.encode(words).tolist() == wanted
+
+
+def test_labels_that_are_zero_are_none():
+    labels = EYE.copy()
+    labels.data[1] = 0.0
+    task = retrieval(labels=labels, settings=RetrievalSettings(num_features=4, validation=0.0))
+    assert task.num_unlabeled == 1 and labels.nnz == 4
+    assert np.isfinite(task.step(0, 0)[0])
 
 
 @pytest.mark.parametrize("kind", [np.longdouble, np.float64])

@@ -11,13 +11,14 @@ from samplesoft._random import as_key
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_array,
     as_count,
     as_counts,
     as_labels,
     as_real_array,
 )
 from samplesoft.data.ppmi import normalise, ppmi_svd
-from samplesoft.data.vocabulary import build_vocabulary
+from samplesoft.data.vocabulary import as_words, build_vocabulary
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Embeddings:
                 f"`h` and `class_embeddings` must have the same dimension d, "
                 f"got shapes {h.shape} and {classes.shape}."
             )
-        labels = np.asarray(self.labels)
+        labels = as_array("labels", self.labels)
         if labels.shape != h.shape[:1]:
             raise ValueError(f"`labels` must have shape {h.shape[:1]}, got {labels.shape}.")
         object.__setattr__(self, "h", h)
@@ -109,6 +110,8 @@ def examples_from_corpus(
     ------
     TypeError, ValueError
         If an argument is malformed or the text too short.
+    MemoryError
+        If the vectors would not fit.
 
     Examples
     --------
@@ -117,10 +120,12 @@ def examples_from_corpus(
     >>> examples.h.shape, examples.class_embeddings.shape
     ((4, 6), (7, 6))
     """
-    vocabulary = build_vocabulary(tokens, vocabulary_size)
+    tokens = as_words("tokens", tokens)
+    window = as_count("window", window)
+    places = choose(len(tokens) - window, num_examples, rng) + window
+    vocabulary = build_vocabulary(tokens, as_count("vocabulary_size", vocabulary_size, 2))
     ids = vocabulary.encode(tokens)
     contexts, classes = ppmi_svd(ids, len(vocabulary.words), dim, window)
-    places = choose(len(ids) - window, num_examples, rng) + window
     total = np.zeros((len(places), contexts.shape[1]))
     for k in range(1, window + 1):
         total += contexts[ids[places - k]] / k

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, IntArray, as_count, as_labels
+from samplesoft._memory import require_room
+from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_labels
 
 SMOOTHING = 0.75  # of the next words' distribution: raw PMI ranks the rarest words first
 NORM_QUANTILE = 0.99  # a few very long class vectors would otherwise flatten all others
 DENSE_SVD = 512  # classes; below, LAPACK takes milliseconds
 OVERSAMPLING = 32  # with these, twelve iterations fix singular values to three digits and more
 ITERATIONS = 12
+_BLOCKS = 6  # arrays (n, rank) at a time
+_PAIR = 64  # bytes of a pair of words
 
 
 def ppmi_svd(
@@ -53,6 +56,8 @@ def ppmi_svd(
     ------
     TypeError, ValueError
         If an argument is malformed, or the text is not longer than `window`.
+    MemoryError
+        If so many vectors, or pairs of words in a window, would not fit.
 
     References
     ----------
@@ -71,13 +76,16 @@ def ppmi_svd(
     """
     n = as_count("num_classes", num_classes)
     rank = min(as_count("dim", dim, 2) - 1, n)
-    text = as_labels("ids", ids, n, np.shape(ids))
+    given = as_array("ids", ids)
+    text = as_labels("ids", given, n, given.shape)
     window = as_count("window", window)
     if text.ndim != 1 or len(text) <= window:
         raise ValueError(
             f"`ids` must be 1-D and longer than `window` = {window}, got shape {text.shape}; "
             "give a longer text."
         )
+    require_room("num_classes", n, _BLOCKS * 8.0 * n * (rank + OVERSAMPLING))
+    require_room("window", window, _PAIR * float(window) * len(text))
     matrix = _ppmi(text, n, window)
     left, values, right = _truncated_svd(matrix, rank)
     root = np.sqrt(values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from samplesoft._names import part, prefixed
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count, as_named_arrays
+from samplesoft._validation import IntArray, as_count, as_named_arrays, require_instance
 from samplesoft.data.batches import Windows
 from samplesoft.data.corpus import Corpus
 from samplesoft.models.dropout import Dropout
@@ -44,7 +44,9 @@ class LanguageModelTask(Task):
     Raises
     ------
     TypeError, ValueError
-        If a setting is malformed, or the text too short.
+        If an argument is malformed, or the text too short.
+    MemoryError
+        If the parameters would not fit.
 
     References
     ----------
@@ -65,6 +67,8 @@ class LanguageModelTask(Task):
     """
 
     def __init__(self, corpus: Corpus, settings: LanguageModelSettings) -> None:
+        require_instance("corpus", corpus, Corpus)
+        require_instance("settings", settings, LanguageModelSettings)
         self.corpus, self.settings = corpus, settings
         self._key = as_key(as_count("seed", settings.seed, 0))
         self._windows = Windows(

@@ -10,7 +10,15 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._random import as_key
-from samplesoft._validation import IntArray, as_count, as_nonnegative
+from samplesoft._validation import (
+    IntArray,
+    as_count,
+    as_csr,
+    as_flag,
+    as_nonnegative,
+    require_finite,
+    require_instance,
+)
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
@@ -68,10 +76,10 @@ class RetrievalTask(Task):
 
     Parameters
     ----------
-    inputs : scipy.sparse CSR matrix, shape (N, v)
+    inputs : scipy.sparse matrix, shape (N, v)
         Divided by the norms of its rows.
-    labels : scipy.sparse CSR matrix, shape (N, n)
-        Ones; examples without any are left out of training.
+    labels : scipy.sparse matrix, shape (N, n)
+        Ones, or weights of the labels; examples without any are left out of training.
     settings : RetrievalSettings
         The model.
     leave_out : bool
@@ -89,6 +97,8 @@ class RetrievalTask(Task):
     ------
     TypeError, ValueError
         If an argument is malformed, or nothing is left to train on.
+    MemoryError
+        If the parameters would not fit.
 
     Examples
     --------
@@ -104,22 +114,16 @@ class RetrievalTask(Task):
     def __init__(
         self, inputs: Any, labels: Any, settings: RetrievalSettings, *, leave_out: bool = False
     ) -> None:
-        if inputs.shape[0] != labels.shape[0]:
-            raise ValueError(
-                f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "
-                f"{labels.shape[0]}."
-            )
-        self.settings, self.leave_out = settings, leave_out
+        require_instance("settings", settings, RetrievalSettings)
+        self.settings, self.leave_out = settings, as_flag("leave_out", leave_out)
+        inputs, labels = _examples(inputs, labels)
+        if self.leave_out:
+            _require_same_items(inputs, labels)
         self.test: Any = None
         self._key = as_key(settings.seed)
         self._given, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
         self._rows, held_out = self._split()
-        if not len(self._rows):
-            raise ValueError(
-                "`labels` must hold labels of some examples besides those held out, got "
-                f"{labels.shape[0]} examples, {self.num_unlabeled} of them without a label."
-            )
         self._inputs = unit_norm(inputs)
         self._validation = self._held_out(held_out[:_VALIDATED])
         sizes = inputs.shape[1], labels.shape[1]
@@ -181,16 +185,22 @@ class RetrievalTask(Task):
 
         Parameters
         ----------
-        inputs : scipy.sparse CSR matrix, shape (N, v)
+        inputs : scipy.sparse matrix, shape (N, v)
             Not yet divided by norms; with `leave_out` what is left out of the lists.
-        labels : scipy.sparse CSR matrix, shape (N, n)
+        labels : scipy.sparse matrix, shape (N, n)
             Examples without any are left out.
 
         Returns
         -------
         dict
             ``loss``, the mean in nats, and what `ranking_scores` returns.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
         """
+        inputs, labels = _examples(inputs, labels)
         rows = np.flatnonzero(np.diff(labels.indptr))
         given, wanted = inputs[rows], labels[rows]
         x, k = unit_norm(given), [k for k in CUTS if k <= labels.shape[1]]
@@ -229,3 +239,38 @@ class RetrievalTask(Task):
         hidden[first] = True  # something is to be found, and something known
         hidden[first + 1] = False
         return some_entries(given, ~hidden), some_entries(labels, hidden)
+
+
+def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
+    """Return copies of inputs and labels, without labels of weight 0, once they are sound."""
+    inputs, labels = as_csr("inputs", inputs), as_csr("labels", labels)
+    if inputs.shape[0] != labels.shape[0]:
+        raise ValueError(
+            f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "
+            f"{labels.shape[0]}."
+        )
+    require_finite("inputs", inputs.data)
+    require_finite("labels", labels.data)
+    labels.eliminate_zeros()
+    if not labels.nnz:
+        raise ValueError(
+            f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
+        )
+    if labels.data.min() < 0.0:
+        raise ValueError(f"`labels` must hold weights of at least 0, got {labels.data.min()}.")
+    return inputs, labels
+
+
+def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
+    """Raise ValueError unless the entries of both are in the same places, each once."""
+    for matrix in (inputs, labels):
+        matrix.sum_duplicates()
+    same = all(
+        np.array_equal(getattr(inputs, part), getattr(labels, part))
+        for part in ("indptr", "indices")
+    )
+    if inputs.shape != labels.shape or not same:
+        raise ValueError(
+            "`labels` must be the items of `inputs` where `leave_out` is True, got shapes "
+            f"{inputs.shape} and {labels.shape}, or other places; give one matrix for both."
+        )

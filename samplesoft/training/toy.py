@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._memory import require_room
 from samplesoft._names import prefixed
 from samplesoft._random import as_key
-from samplesoft._validation import FloatArray, IntArray, as_choice, as_count
+from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, require_instance
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.models.module import uniform_weights
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -98,6 +99,13 @@ class ToyTask(Task):
     settings : ToySettings
         The task.
 
+    Raises
+    ------
+    TypeError
+        If `settings` are of another class.
+    MemoryError
+        If so many classes would not fit.
+
     Notes
     -----
     CNTK's momentum has unit gain, and its learning rate of 0.03 is for one sample: it is that of
@@ -115,9 +123,11 @@ class ToyTask(Task):
     """
 
     def __init__(self, settings: ToySettings) -> None:
+        require_instance("settings", settings, ToySettings)
         self.settings = settings
         self._key = as_key(settings.seed)
         n, d = settings.num_classes, settings.embedding_dim
+        require_room("num_classes", n, 8.0 * n * (3 * d + 4))
         generator = np.random.default_rng(sub_seed(self._key, _PROJECTION))
         self.projection = (generator.standard_normal((n, d)) / np.sqrt(d)).astype(np.float32)
         data = WEIGHTS[settings.data](n)

@@ -13,7 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_memory
-from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_positive
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_choice,
+    as_count,
+    as_flag,
+    as_positive,
+)
 from samplesoft.kernels.tree.records import LEAVES
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.shape import TreeShape
@@ -121,7 +128,7 @@ class KernelTree(Sampler):
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.leaf = as_choice("leaf", leaf, LEAVES)
         self.floor = min(max(as_positive("floor", floor), SMALLEST_FLOOR), 1.0 / SMALLEST_FLOOR)
-        self.scale = as_positive("scale", scale)
+        self.scale, progress = as_positive("scale", scale), as_flag("progress", progress)
         self.tau = self.scale if self.leaf == "softmax" else None
         if not (transform is None or callable(transform)):
             raise TypeError(
@@ -186,8 +193,13 @@ class KernelTree(Sampler):
         ----------
         progress : bool
             Show a progress bar on stderr, if that is a terminal.
+
+        Raises
+        ------
+        TypeError
+            If `progress` is neither True nor False.
         """
-        self._engine.rebuild(progress)
+        self._engine.rebuild(as_flag("progress", progress))
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         draw: Draw = self._engine.sample(h, m, exclude, key)
