@@ -39,8 +39,8 @@ else:
 def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes and threads out of a folder while the body runs.
 
-    The folder is made where there is none, and removed if it is left empty. Raises ValueError if it is locked already, and warns
-    where the file system has no locks.
+    The folder is made where there is none, and removed if it is left empty. Raises ValueError if
+    it is locked already, and warns where the file system has no locks.
     """
     path = Path(folder, LOCK)
     own = not path.parent.exists()
