@@ -12,6 +12,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 LARGEST_COUNT = 10**15  # float64 still tells m from m - 1
+_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # though the first and the last are of such classes
 SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only about this well
 
 
@@ -182,7 +183,7 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")
     if value < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}, got {shown(value)}.")
@@ -209,7 +210,8 @@ def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
 
 def _as_number(name: str, value: Any) -> float:
     """Return `value` as a float, infinite where it is beyond the range of float64."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    numbers = (int, float, np.integer, np.floating)
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, numbers):
         raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {shown(value)}.")
     try:
         with np.errstate(over="ignore"):  # of a numpy.longdouble
@@ -277,10 +279,10 @@ def as_csr(name: str, value: Any) -> Any:
     from scipy import sparse  # here, to keep the import fast
 
     is_sparse: bool = sparse.issparse(value)
-    if not is_sparse or value.ndim != 2 or value.dtype.kind not in "buif":
+    if not is_sparse or value.ndim != 2 or value.dtype.kind not in "buif" or value.dtype == "f2":
         raise TypeError(
-            f"`{name}` must be a scipy.sparse matrix of real numbers, got {type(value).__name__} "
-            f"{shown(value)}; make one with scipy.sparse.csr_array."
+            f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
+            f"{type(value).__name__} {shown(value)}; make one with scipy.sparse.csr_array."
         )
     if hasattr(value, "check_format"):  # before a conversion, which follows the indices
         require_well_formed(name, value)

@@ -276,6 +276,12 @@ def retrieval(inputs=EYE, labels=EYE, settings=SMALL, **options):
     return RetrievalTask(inputs, labels, settings, **options)
 
 
+def float16(matrix):
+    matrix = matrix.copy()
+    matrix.data = matrix.data.astype(np.float16)  # scipy makes no such matrix, and lets this pass
+    return matrix
+
+
 KINDS = {
     "normalize": lambda: FullSoftmaxLoss(normalize=np.zeros(2)),
     "absolute": lambda: evaluate(H, W, [0, 1], absolute="no"),
@@ -310,6 +316,9 @@ KINDS = {
     "settings of a language model": lambda: LanguageModelTask(language_model().corpus, SETTINGS),
     "corpus": lambda: LanguageModelTask(TEXT, LanguageModelSettings()),
     "inputs of a retrieval": lambda: retrieval(inputs=np.eye(4)),
+    "inputs of float16": lambda: retrieval(inputs=float16(EYE)),
+    "num_features that are a time": lambda: RandomMaclaurinFeatures(3, np.timedelta64(3)),
+    "tau that is a time": lambda: FullSoftmaxLoss(tau=np.timedelta64(3)),
     "labels of a retrieval": lambda: retrieval(labels=1j * EYE),
     "leave_out of a retrieval": lambda: retrieval(leave_out=np.zeros(2)),
     "inputs of an evaluation": lambda: retrieval().evaluate(H, EYE),
@@ -336,6 +345,7 @@ RAGGED = [[1.0, 2.0], [3.0]]
 LISTS = {
     "labels": lambda: samplesoft.exact_bias(np.ones((2, 4)), RAGGED, Q, 2),
     "exclude": lambda: UniformSampler(4).sample(H, 2, exclude=RAGGED),
+    "class_embeddings of no classes": lambda: UniformSampler(4).update([], RAGGED),
     "labels of vectors": lambda: Embeddings(H, W, RAGGED),
     "ids of a text": lambda: ppmi_svd(RAGGED, 4, 3),
     "exclude of a set": lambda: UniformSampler(4).inclusion_probs(2, exclude=RAGGED),

@@ -224,8 +224,11 @@ class Sampler(ABC):
             If an argument is malformed; the sampler is unchanged then.
         """
         classes = self._arrays.ids("ids", ids, self.num_classes)
-        if not classes.shape[0] and 0 in np.shape(class_embeddings):
-            return
+        if not classes.shape[0]:
+            if not hasattr(class_embeddings, "shape"):
+                class_embeddings = as_array("class_embeddings", class_embeddings)
+            if 0 in class_embeddings.shape:
+                return
         rows = self._check_class_rows(class_embeddings)
         if rows.shape[0] != classes.shape[0]:
             raise ValueError(

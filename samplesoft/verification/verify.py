@@ -85,6 +85,11 @@ def verify(
     TypeError, ValueError
         If an argument is malformed, or a proposal misses a class that the scheme draws.
 
+    Warns
+    -----
+    RuntimeWarning
+        As `exact_bias`.
+
     Notes
     -----
     Monte Carlo is compared on bins of classes of similar weight that are each hit in 400 trials or

@@ -180,14 +180,14 @@ def _fault(name: str, made: Callable[..., Any], arguments: dict[str, Any], error
 
 
 def documented(made: Callable[..., Any]) -> tuple[type[Exception], ...]:
-    """Return the exceptions that a docstring, or that of the class, names; bad input has two."""
+    """Return the exceptions and warnings that a docstring, or the class, names; bad input: two."""
     owner = getattr(made, "__self__", None)
     for thing in (made, type(owner)):
         doc = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
-        if found := re.search(
-            r"^Raises\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE
+        if found := re.findall(
+            r"^(?:Raises|Warns)\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE
         ):
-            names = re.findall(r"^\w[\w, ]*$", found[1], re.MULTILINE)
+            names = re.findall(r"^\w[\w, ]*$", "\n".join(found), re.MULTILINE)
             named = (getattr(builtins, name, None) for name in ", ".join(names).split(", "))
             return TypeError, ValueError, *filter(None, named)
     return TypeError, ValueError
