@@ -164,6 +164,11 @@ def _positive(sampler, h, inputs, excluded):
     return _tree(sampler, h, inputs, excluded, floor=exp(-inputs.tau))
 
 
+def _clusters(sampler, h, inputs, excluded):
+    cells = [[list(map(int, cell)) for cell in level] for level in sampler.cells()]
+    return naive_draws.clusters(h, inputs.class_embeddings, cells, inputs.tau, excluded)
+
+
 def _two_pass(sampler, h, inputs, excluded):
     candidates = sampler.candidate_ids
     return naive_draws.two_pass(h, inputs.class_embeddings, candidates, inputs.tau, excluded)
@@ -186,6 +191,7 @@ ORACLES = {
     "rff:structured": _rff,
     "rff+softmax-leaf": _rff_softmax_leaf,
     "positive": _positive,
+    "clusters": _clusters,
     "two-pass": _two_pass,
     "mixture": _mixture,
 }

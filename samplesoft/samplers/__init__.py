@@ -10,6 +10,7 @@ sampler                              draws in proportion to                     
 `UnigramSampler`, `WeightedSampler`  counts to a power; weights of your own      O(1)
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
 `SoftmaxSampler`                     the softmax itself                          O(n d)
+`ClusterSampler`                     about exp(tau h.c), by cells of classes     O(d n**(1/3))
 `RFSoftmaxSampler`                   about exp(nu h.c), by random features       O(D log n)
 `QuadraticSampler`                   alpha (h.c)**2 + 1                          O(d**2 log n)
 `PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
@@ -22,13 +23,16 @@ sampler                              draws in proportion to                     
 Which one? Up to some 10,000 classes, `SoftmaxSampler`: it has no bias, and takes about as long as
 a tree. With more, `RFSoftmaxSampler`: at 500,000 classes a step is about 25 times faster. By
 default it draws inside a leaf by the exact softmax, which makes the bias several times smaller
-than ``leaf="kernel", leaf_size=1`` of Rawat et al. (2019). `UniformSampler` and `UnigramSampler`
-are the fastest, and the most biased. ``figures/bias_vs_cost.png`` shows bias against time.
+than ``leaf="kernel", leaf_size=1`` of Rawat et al. (2019). `ClusterSampler` takes
+about as long for draws, an eighth of the time for updates, and has far less bias (100,000
+identifiers of programs, m = 100: 0.0008 against 0.040). `UniformSampler` and `UnigramSampler` are
+the fastest, and the most biased. ``figures/bias_vs_cost.png`` shows bias against time.
 `UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler` take
 ``replace=False``, with exact probabilities of inclusion.
 """
 
 from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.dense import DenseSampler
 from samplesoft.samplers.draw import Draw
 from samplesoft.samplers.fourier import RFSoftmaxSampler
@@ -45,6 +49,7 @@ from samplesoft.samplers.static import UniformSampler, WeightedSampler
 from samplesoft.samplers.two_pass import TwoPassSampler
 
 __all__ = [
+    "ClusterSampler",
     "SAMPLERS",
     "DenseSampler",
     "Draw",

@@ -16,6 +16,7 @@ from samplesoft._device.select import require_cpu
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, as_choice, require_instance
 from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import (
     LogUniformSampler,
@@ -226,6 +227,11 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "positive random features of exp(tau h . c)",
         reads=("class_embeddings", "tau", "num_features", "rng"),
         cuda=True,
+    ),
+    "clusters": SamplerSpec(
+        lambda inputs: ClusterSampler(inputs.class_embeddings, tau=inputs.tau, rng=inputs.rng),
+        "the softmax in leaves of similar classes, reached by the estimated mass of cells",
+        reads=("class_embeddings", "tau", "rng"),
     ),
     "two-pass": SamplerSpec(
         _two_pass,

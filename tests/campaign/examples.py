@@ -177,6 +177,9 @@ MADE: dict[str, Call] = {
     ),
     "make_schedule": _call(models.make_schedule, name="zaremba", hold=2, decay=2.0),
     "schedule": _call(models.make_schedule("exponential", decay=2.0), epoch=2.5),
+    "ClusterSampler": _call(
+        samplers.ClusterSampler, **_vectors, leaf_size=2, progress=False, rng=0
+    ),
     "KernelSampler": _call(
         samplers.KernelSampler,
         **{"class_embeddings": W, "feature_map": feature_maps.QuadraticFeatures(D)},

@@ -45,7 +45,12 @@ def test_mean_loss_and_gradient_over_all_draws(name, n, m):
 # --- the samplers -----------------------------------------------------------------------------
 
 N, M, TRIALS, BLOCKS = 10, 5, 12_000, 40
-FOLLOW_THE_SOFTMAX = ["softmax", "rff+softmax-leaf", "two-pass"]  # as few classes as this
+FOLLOW_THE_SOFTMAX = [
+    "softmax",
+    "clusters",
+    "rff+softmax-leaf",
+    "two-pass",
+]  # as few classes as this
 
 
 def world(name):

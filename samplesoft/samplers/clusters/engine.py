@@ -1,0 +1,208 @@
+"""The cells of a cluster sampler: draws on all threads, and updates that leave no errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from samplesoft._jit import chunks, thread_each
+from samplesoft._random import uniform_block
+from samplesoft._validation import FloatArray, IntArray, writable
+from samplesoft.kernels.clusters import descent
+from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
+from samplesoft.samplers.clusters.partition import make_partition
+from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+
+_CONTEXTS = 32  # in a task of a thread
+_LOGITS = 1 << 22  # of top cells that are held at a time
+_CELLS = 64  # that a task of a thread sums up
+
+
+class HostClusters:
+    """What a `ClusterSampler` with class vectors (n, d) does, for checked arguments."""
+
+    def __init__(
+        self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
+    ) -> None:
+        self.tau, self._leaf_size, self._key = tau, leaf_size, key
+        self._require_squares(rows)
+        self._divide(rows, progress)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the class vectors, the cells and their places."""
+        arrays = (*self._tree, self._sizes, self._order, self._places)
+        return int(sum(array.nbytes for array in arrays))
+
+    def cells(self) -> list[list[IntArray]]:
+        """Return the classes of each cell, level by level."""
+        tree, order = self._tree, self._order.astype(np.int64)
+        edges = [np.cumsum(self._sizes[a:b])[:-1] for a, b in pairwise(tree.levels)]
+        return [np.split(order, each) for each in edges]
+
+    def rows(self, ids: IntArray | None = None) -> Rows:
+        """Return a copy of the class vectors of some classes, or of all."""
+        found: Rows = self._tree.rows[self._places if ids is None else self._places[ids]]
+        return found
+
+    def spread(self) -> float:
+        """Return the mean squared distance of a class vector to the mean of its leaf."""
+        first, last = self._tree.levels[-2:]
+        dim = self._tree.rows.shape[1]
+        variances = self._tree.cells[first:last, dim:].sum(axis=1, dtype=np.float64)
+        return float(self._sizes[first:last] @ variances / len(self._places))
+
+    def cluster(self, progress: bool = False) -> None:
+        """Divide the classes anew, by their vectors as they are."""
+        self._divide(self.rows(), progress)
+
+    def _divide(self, rows: Rows, progress: bool = False) -> None:
+        n, dim = rows.shape
+        partition = make_partition(rows, self._leaf_size, self._key, progress)
+        small = np.int32 if n < 2**31 else np.int64
+        self._order = partition.order.astype(small)
+        self._places = np.empty(n, small)
+        self._places[self._order] = np.arange(n)
+        levels = np.cumsum([0, *map(len, partition.starts)])
+        firsts = np.concatenate(partition.starts)
+        ends = np.concatenate([[*starts[1:], n] for starts in partition.starts])
+        ranges = np.stack([firsts, ends], axis=1)  # of classes, and below the top of cells
+        parents = np.full(len(firsts), -1)
+        for above, here, below in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
+            starts = firsts[here:below]
+            children = here + np.searchsorted(starts, ranges[above:here])
+            parents[here:below] = np.repeat(np.arange(above, here), np.diff(children, axis=1)[:, 0])
+            ranges[above:here] = children
+        self._sizes = ends - firsts
+        cells = np.empty((len(firsts), 2 * dim), rows.dtype)
+        self._tree = descent.Cells(
+            cells, rows[self._order], np.log(self._sizes), ranges, parents, levels
+        )
+        self._sum_up(np.arange(levels[-2], levels[-1]))
+        self._largest = float(np.abs(rows).max())
+        self.spread_when_clustered = self.spread()
+
+    def _sum_up(self, leaves: IntArray) -> None:
+        """Sum up leaves (k,), and the cells above them."""
+        tree, which = self._tree, leaves
+        thread_each(
+            lambda part: sum_up_leaves(tree.rows, tree.ranges, which[part], tree.cells),
+            chunks(len(which), _CELLS),
+        )
+        while which[0] >= tree.levels[1]:
+            which = np.unique(tree.parents[which])
+            sum_up_children(tree.cells, self._sizes, tree.ranges, which)
+
+    def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        """Draw m classes for each context."""
+        excluded, uniforms = self._excluded(exclude), uniform_block(key, len(h), m)
+        places, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+
+        def draw(part: slice, queries: Rows, tops: FloatArray) -> None:
+            order = np.argsort(uniforms[part], axis=1)
+            asked = queries, tops, excluded[part], uniforms[part], order
+            descent.draw(self._tree, *asked, places[part], log_q[part])
+
+        self._share_out(draw, h)
+        return Draw(self._order[places].astype(np.int64), log_q)
+
+    def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the log-probabilities (B, k) of classes."""
+        excluded, log_q = self._excluded(exclude), np.empty(ids.shape)
+
+        def look_up(part: slice, queries: Rows, tops: FloatArray) -> None:
+            places = self._places[ids[part]].astype(np.int64)
+            order = np.argsort(places, axis=1)
+            asked = queries, tops, excluded[part], places, self._leaves(places), order
+            descent.log_prob(self._tree, *asked, log_q[part])
+
+        self._share_out(look_up, h)
+        return log_q
+
+    def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return the probabilities (B, n) of all classes."""
+        every = np.broadcast_to(np.arange(len(self._places)), (len(h), len(self._places)))
+        log_q = self.log_prob(h, every, exclude)
+        return np.exp(log_q, out=log_q)
+
+    def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        """Return what makes an update happen; one of all classes divides them anew."""
+        ids, last = np.unique(ids[::-1], return_index=True)
+        rows = rows[len(rows) - 1 - last]
+        self._require_squares(rows)
+        if len(ids) == len(self._places):
+            anew = HostClusters(rows, self.tau, self._leaf_size, self._key)
+            return lambda: self.__dict__.update(anew.__dict__)
+        places = self._places[ids].astype(np.int64)
+        leaves = np.unique(self._leaves(places))
+        self._tree = self._tree._replace(
+            rows=writable(self._tree.rows), cells=writable(self._tree.cells)
+        )
+
+        def commit() -> None:
+            self._tree.rows[places] = rows
+            self._largest = max(self._largest, float(np.abs(rows).max()))
+            self._sum_up(leaves)
+
+        return commit
+
+    def _queries(self, h: Rows) -> Rows:
+        """Return what contexts (B, d) multiply means and variances by, (B, 2 d)."""
+        scaled = self.tau * h.astype(np.float64)
+        with np.errstate(over="ignore"):
+            bound = np.abs(scaled).sum(axis=1) * self._largest
+            bound += 0.5 * (scaled * self._largest**2 * scaled).sum(axis=1)
+        if not bound.max() < np.finfo(h.dtype).max:
+            row = int(bound.argmax())
+            raise ValueError(
+                f"`h` must have logits and squares of them within the range of {h.dtype}, got up "
+                f"to {bound[row]:.3g} for row {row}; scale the vectors down, or use float64."
+            )
+        return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
+
+    def _require_squares(self, rows: Rows) -> None:
+        """Raise ValueError if variances of class vectors (k, d) might be infinite."""
+        largest, limit = float(np.abs(rows).max()), float(np.finfo(rows.dtype).max) ** 0.5
+        if not largest < limit:
+            raise ValueError(
+                f"`class_embeddings` must be less than {limit:.2g} in size for the variance of "
+                f"cells in {rows.dtype}, got {largest:.3g}; scale the vectors down, or use float64."
+            )
+
+    def _share_out(self, work: Callable[[slice, Rows, FloatArray], None], h: Rows) -> None:
+        """Call `work` on threads for parts of the contexts, with queries and top logits of each.
+
+        The top cells are weighed by one matrix product, whose own threads do not meet these.
+        """
+        every = self._queries(h)
+        for some in chunks(len(h), max(_CONTEXTS, _LOGITS // int(self._tree.levels[1]))):
+            queries = every[some]
+            tops = self._tops(queries)
+            first = some.start
+
+            def part_of(part: slice) -> None:
+                at = slice(first + part.start, first + part.stop)  # noqa: B023
+                work(at, queries[part], tops[part])  # noqa: B023
+
+            thread_each(part_of, chunks(len(queries), _CONTEXTS))
+
+    def _tops(self, queries: Rows) -> FloatArray:
+        """Return the logits (B, K) of the top cells."""
+        num = self._tree.levels[1]
+        products: FloatArray = (queries @ self._tree.cells[:num].T).astype(np.float64)
+        products += self._tree.log_sizes[:num]
+        return products
+
+    def _leaves(self, places: IntArray) -> IntArray:
+        """Return the leaves of the classes at some places."""
+        first, last = self._tree.levels[-2:]
+        found = np.searchsorted(self._tree.ranges[first:last, 0], places, side="right")
+        leaves: IntArray = first + found - 1
+        return leaves
+
+    def _excluded(self, exclude: IntArray) -> IntArray:
+        """Return places and leaves (B, 2) of the excluded classes (B,)."""
+        places = np.where(exclude == NO_CLASS, NO_CLASS, self._places[exclude])
+        return np.stack([places, self._leaves(places)], axis=1)

@@ -1,0 +1,128 @@
+"""Divide classes into cells, and those into smaller ones, by k-means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from samplesoft._jit import chunks, thread_each, thread_map
+from samplesoft._progress import progress_bar
+from samplesoft._random import mix64, uniform_block
+from samplesoft._validation import IntArray
+from samplesoft.kernels.clusters.kmeans import half_squares, move_centers, nearest
+from samplesoft.samplers.draw import Rows
+
+_ROUNDS = 8  # of Lloyd's algorithm
+_SAMPLE = 64  # classes for each center that centers are moved by
+_LARGEST = 4  # times the mean size of the cells in a cell
+_FEW = 32  # leaves in a cell that needs no cells between
+_PART = 4096  # rows in a task of a thread
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Classes in the order of their leaves, and where the cells of each level begin in it.
+
+    Parameters
+    ----------
+    order : ndarray of int, shape (n,)
+        The classes, those of a leaf side by side.
+    starts : list of ndarray
+        For each level from the top, where its cells begin in `order`.
+    """
+
+    order: IntArray
+    starts: list[IntArray]
+
+
+def make_partition(rows: Rows, leaf_size: int, key: np.uint64, progress: bool) -> Partition:
+    """Divide classes with vectors (n, d) into leaves of about `leaf_size`, at most 4 times that.
+
+    Half the cells at the top are single classes, those farthest from the centers of the others:
+    two cumulants of a cell do not show a class that is unlike the rest, such as a frequent word.
+    """
+    parts, starts = [np.arange(len(rows))], list[IntArray]()
+    for level, wanted in enumerate(_levels(len(rows), leaf_size)):
+        cells: list[IntArray] = []
+        desc = f"clustering, level {level + 1}"
+        with progress_bar(progress, total=len(rows), unit="class", desc=desc) as bar:
+            stream = np.uint64(mix64(key, np.uint64(level)))
+            keys = [np.uint64(mix64(stream, np.uint64(i))) for i in range(len(parts))]
+            for found in thread_map(
+                lambda part: _divide(rows, part[0], wanted(len(part[0])), part[1]),  # noqa: B023
+                zip(parts, keys, strict=True),
+            ):
+                cells += found
+                bar.update(sum(map(len, found)))
+        parts = cells if starts or len(cells) == 1 else _set_apart(rows, cells)
+        starts.append(np.cumsum([0, *map(len, parts[:-1])]))
+    return Partition(np.concatenate(parts), starts)
+
+
+def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
+    """Return for each level into how many cells a cell of some size is divided.
+
+    At the top there are ``6 n**(1/3)``, which are weighed for all contexts by one matrix product.
+    """
+
+    def leaves(size: int) -> int:
+        return -(-size // leaf_size)
+
+    if num_classes <= _LARGEST * leaf_size:
+        return [lambda size: 1]
+    num, top = leaves(num_classes), round(6.0 * num_classes ** (1 / 3))
+    if num <= top:
+        return [leaves]
+    if num <= _FEW * top:
+        return [lambda size: top, leaves]
+    return [lambda size: top, lambda size: round(leaves(size) ** 0.5), leaves]
+
+
+def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArray]:
+    """Divide classes (k,) by k-means into about `num` cells, none of them empty or very large."""
+    if num <= 1:
+        return [ids]
+    labels = _cluster(rows[ids], num, key)
+    order = np.argsort(labels, kind="stable")
+    edges = np.flatnonzero(np.diff(labels[order])) + 1
+    largest = _LARGEST * (len(ids) // num)
+    cells = []
+    for cell in np.split(ids[order], edges):
+        if len(cell) > largest:  # as of equal vectors
+            widest = np.ptp(rows[cell], axis=0).argmax()
+            cell = cell[np.argsort(rows[cell, widest], kind="stable")]
+        cells += np.array_split(cell, -(-len(cell) // largest))
+    return cells
+
+
+def _set_apart(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
+    """Make cells of their own, as many as there are, of the classes farthest from their means."""
+    distances = np.empty(len(rows))
+    for cell in cells:
+        here = rows[cell].astype(np.float64)
+        distances[cell] = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
+    alone = np.zeros(len(rows), bool)
+    alone[np.argpartition(-distances, len(cells))[: len(cells)]] = True
+    rest = (cell[~alone[cell]] for cell in cells)
+    return [*(cell for cell in rest if len(cell)), *np.flatnonzero(alone)[:, None]]
+
+
+def _cluster(rows: Rows, num: int, key: np.uint64) -> IntArray:
+    """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm."""
+    chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
+    sample = rows[chosen[: _SAMPLE * num]]
+    centers = sample[:num].copy()
+    for _ in range(_ROUNDS):
+        move_centers(sample, _nearest(sample, centers), centers)
+    return _nearest(rows, centers)
+
+
+def _nearest(rows: Rows, centers: Rows) -> IntArray:
+    halves, labels = np.empty(len(centers)), np.empty(len(rows), np.int64)
+    half_squares(centers, halves)
+    thread_each(
+        lambda part: nearest(rows[part], centers, halves, labels[part]), chunks(len(rows), _PART)
+    )
+    return labels
