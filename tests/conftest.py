@@ -43,6 +43,8 @@ def threads():
 
 
 def pytest_collection_modifyitems(items):
+    # what takes a minute begins early, so that no process waits for another at the end
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
     asked = [item for item in items if item.get_closest_marker("gpu")]
     if not asked:
         return
