@@ -104,7 +104,7 @@ def _set_apart(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
         here = rows[cell].astype(np.float64)
         distances[cell] = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
     alone = np.zeros(len(rows), bool)
-    alone[np.argpartition(-distances, len(cells))[: len(cells)]] = True
+    alone[np.argsort(-distances, kind="stable")[: len(cells)]] = True
     rest = (cell[~alone[cell]] for cell in cells)
     return [*(cell for cell in rest if len(cell)), *np.flatnonzero(alone)[:, None]]
 
