@@ -200,6 +200,11 @@ def test_what_overflows_is_refused_in_words():
     sampler = ClusterSampler(rows)
     with pytest.raises(ValueError, match="`class_embeddings` must be less than"):
         sampler.update([1], rows[:1] * np.float32(1e20))
+    for tiny in (1.0, 1e-30):
+        few = ClusterSampler(rows.astype(np.float64) * tiny, tau=2.0)
+        for size in (1e200, 1.7e308):
+            with pytest.raises(ValueError, match="`h` must have logits"):
+                few.sample([[size, 1.0]], 3)
     with pytest.raises(ValueError, match="`h` must have logits"):
         sampler.sample(rows[:1] * np.float32(1e30), 3)
     np.testing.assert_array_equal(sampler.class_embeddings(), rows)

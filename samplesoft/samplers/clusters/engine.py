@@ -150,10 +150,11 @@ class HostClusters:
 
     def _queries(self, h: Rows) -> Rows:
         """Return what contexts (B, d) multiply means and variances by, (B, 2 d)."""
-        scaled = self.tau * h.astype(np.float64)
+        largest = max(self._largest, 1.0)  # what is below 1 must not hide large queries
         with np.errstate(over="ignore"):
-            bound = np.abs(scaled).sum(axis=1) * self._largest
-            bound += 0.5 * (scaled * self._largest**2 * scaled).sum(axis=1)
+            scaled = self.tau * h.astype(np.float64)
+            bound = np.abs(scaled).sum(axis=1) * largest
+            bound += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
         if not bound.max() < np.finfo(h.dtype).max:
             row = int(bound.argmax())
             raise ValueError(
