@@ -14,15 +14,15 @@ from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, writable
 from samplesoft.kernels.samplers import softmax_draw
-from samplesoft.samplers.base import Sampler
 from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.engine import EngineSampler
 
 _CONTEXTS = 32  # rows of one matrix product
 _LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed
 _DRAWS = 1 << 9  # draws in one task of a thread
 
 
-class SoftmaxSampler(Sampler):
+class SoftmaxSampler(EngineSampler):
     r"""The softmax of the full model, ``q(i) = exp(tau h . c_i) / sum_j exp(tau h . c_j)``.
 
     The one proposal that leaves sampled softmax without bias, at the price of all n logits for
@@ -87,19 +87,7 @@ class SoftmaxSampler(Sampler):
         self.tau = as_tau(tau, unit_vectors=False)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
         engine = twin(device, "samplesoft.samplers.softmax:Softmax")
-        self._engine: HostSoftmax = engine(rows, self.tau, self.block_size)
-
-    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        return self._engine.sample(h, m, exclude, key)
-
-    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self._engine.log_prob(h, ids, exclude)
-
-    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return self._engine.probs(h, exclude)
-
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        return self._engine.prepare(ids, rows)
+        self._engine = engine(rows, self.tau, self.block_size)
 
 
 class HostSoftmax:

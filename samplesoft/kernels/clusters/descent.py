@@ -61,10 +61,10 @@ def weigh_children(tree: Cells, cell: int, query: Real, logits: FloatArray) -> i
 
 
 @njit
-def log_sum(logits: FloatArray, weights: FloatArray, excluded: int) -> tuple[float, float]:
+def log_sum(logits: FloatArray, weights: FloatArray) -> tuple[float, float]:
     """Write exp(logit) divided by the greatest, and return their sum and the log of the whole."""
     weights[: len(logits)] = logits
-    total, greatest = exp_weights(weights[: len(logits)], excluded)
+    total, greatest = exp_weights(weights[: len(logits)], -1)
     return total, greatest + math.log(total)
 
 
@@ -90,10 +90,10 @@ def exclude_class(
     cell, child, change = leaf, place, -np.inf
     for level in range(depth - 1, -1, -1):
         num = weigh_children(tree, cell, query, logits)
-        _, before = log_sum(logits[:num], weights, -1)
+        _, before = log_sum(logits[:num], weights)
         logits[child - tree.ranges[cell, 0]] += change
         alone = num == 1 and change == -np.inf
-        change = -np.inf if alone else log_sum(logits[:num], weights, -1)[1] - before
+        change = -np.inf if alone else log_sum(logits[:num], weights)[1] - before
         path[level], remaining[level] = cell, change
         child, cell = cell, tree.parents[cell]
 
@@ -122,6 +122,17 @@ def children_without(
 
 
 @njit
+def tops_without(
+    tops: FloatArray, path: IntArray, remaining: FloatArray, logits: FloatArray
+) -> int:
+    """Do as `children_without` for the top cells, whose logits (K,) are known."""
+    logits[: len(tops)] = tops
+    if path[0] >= 0:
+        logits[path[0]] += remaining[0]
+    return len(tops)
+
+
+@njit
 def split(
     logits: FloatArray,
     weights: FloatArray,
@@ -134,14 +145,11 @@ def split(
 
     `at` gets the children, which are numbered from `first`; their shares are added to `log_q`.
     """
-    size = len(logits)
-    weights[:size] = logits
-    total, greatest = exp_weights(weights[:size], -1)
-    log_total = greatest + math.log(total)
+    total, log_total = log_sum(logits, weights)
     child, below = 0, 0.0
     for k in range(len(u)):
         target = u[k] * total
-        child, below = find(weights, size, target, child, below)
+        child, below = find(weights, len(logits), target, child, below)
         u[k] = min((target - below) / weights[child], _BELOW_ONE)
         at[k] = first + child
         log_q[k] += logits[child] - log_total
@@ -184,10 +192,7 @@ def draw(
         for k in range(num):
             u[k] = uniforms[b, order[b, k]]
         sums[:] = 0.0
-        wide = tops.shape[1]
-        logits[:wide] = tops[b]
-        if path[0] >= 0:
-            logits[path[0]] += remaining[0]
+        wide = tops_without(tops[b], path, remaining, logits)
         split(logits[:wide], weights, 0, u, at, sums)
         for _ in range(depth):
             k = 0
@@ -235,16 +240,13 @@ def log_prob(
             while k < num:
                 end, cell = same_until(cells, k), cells[k]
                 wide = children_without(tree, cell, queries[b], path, remaining, place, logits)
-                _, log_total = log_sum(logits[:wide], weights, -1)
+                _, log_total = log_sum(logits[:wide], weights)
                 for i in range(k, end):
                     sums[i] += logits[children[i] - tree.ranges[cell, 0]] - log_total
                     children[i], cells[i] = cell, tree.parents[cell]
                 k = end
-        wide = tops.shape[1]
-        logits[:wide] = tops[b]
-        if path[0] >= 0:
-            logits[path[0]] += remaining[0]
-        _, log_total = log_sum(logits[:wide], weights, -1)
+        wide = tops_without(tops[b], path, remaining, logits)
+        _, log_total = log_sum(logits[:wide], weights)
         for k in range(num):
             own = places[b, order[b, k]]
             found = sums[k] + logits[children[k]] - log_total

@@ -27,16 +27,6 @@ def nearest(rows: Real, centers: Real, halves: FloatArray, labels: IntArray) -> 
 
 
 @njit
-def half_squares(centers: Real, halves: FloatArray) -> None:
-    """Write half the squared norm of each center (k,)."""
-    for c in range(len(centers)):
-        total = 0.0
-        for value in centers[c]:
-            total += float(value) * float(value)
-        halves[c] = 0.5 * total
-
-
-@njit
 def move_centers(rows: Real, labels: IntArray, centers: Real) -> None:
     """Move each center to the mean of its rows; one without rows stays."""
     sums = np.zeros(centers.shape)

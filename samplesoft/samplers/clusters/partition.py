@@ -11,7 +11,8 @@ from samplesoft._jit import chunks, thread_each, thread_map
 from samplesoft._progress import progress_bar
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import IntArray
-from samplesoft.kernels.clusters.kmeans import half_squares, move_centers, nearest
+from samplesoft.feature_maps.base import squared_norms
+from samplesoft.kernels.clusters.kmeans import move_centers, nearest
 from samplesoft.samplers.draw import Rows
 
 _ROUNDS = 8  # of Lloyd's algorithm
@@ -120,8 +121,8 @@ def _cluster(rows: Rows, num: int, key: np.uint64) -> IntArray:
 
 
 def _nearest(rows: Rows, centers: Rows) -> IntArray:
-    halves, labels = np.empty(len(centers)), np.empty(len(rows), np.int64)
-    half_squares(centers, halves)
+    halves = 0.5 * squared_norms(centers.astype(np.float64))
+    labels = np.empty(len(rows), np.int64)
     thread_each(
         lambda part: nearest(rows[part], centers, halves, labels[part]), chunks(len(rows), _PART)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,13 @@ from numpy.typing import ArrayLike
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_float_rows, as_ids
-from samplesoft.samplers.base import Sampler
+from samplesoft._validation import IntArray, as_count, as_flag, as_float_rows, as_ids
 from samplesoft.samplers.clusters.engine import HostClusters
-from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.engine import EngineSampler
 
 
-class ClusterSampler(Sampler):
+class ClusterSampler(EngineSampler):
     r"""The softmax among similar classes, which are reached through cells of estimated mass.
 
     K-means divides the classes into cells, these into smaller ones, and so on down to leaves of
@@ -117,11 +116,13 @@ class ClusterSampler(Sampler):
     @property
     def nbytes(self) -> int:
         """Bytes of the class vectors, the cells and the places of the classes."""
-        return self._engine.nbytes
+        size: int = self._engine.nbytes
+        return size
 
     def cells(self) -> list[list[IntArray]]:
         """Return the classes of each cell: level by level from the top, the leaves at the end."""
-        return self._engine.cells()
+        cells: list[list[IntArray]] = self._engine.cells()
+        return cells
 
     @property
     def staleness(self) -> float:
@@ -129,13 +130,16 @@ class ClusterSampler(Sampler):
 
         1 for cells as good as new. The bias grows with it; beyond 2 or so call `cluster`.
         """
-        before = self._engine.spread_when_clustered
-        now = self._engine.spread()
+        before: float = self._engine.spread_when_clustered
+        now: float = self._engine.spread()
         return now / before if before > 0.0 else 1.0 if now == 0.0 else np.inf
 
     def class_embeddings(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors (k, d) of some classes, or of all."""
-        return self._engine.rows(None if ids is None else as_ids("ids", ids, self.num_classes))
+        rows: Rows = self._engine.rows(
+            None if ids is None else as_ids("ids", ids, self.num_classes)
+        )
+        return rows
 
     def cluster(self, *, progress: bool = False) -> None:
         """Divide the classes anew, by their vectors as they are now.
@@ -146,15 +150,3 @@ class ClusterSampler(Sampler):
             Show a progress bar on stderr, if that is a terminal.
         """
         self._engine.cluster(as_flag("progress", progress))
-
-    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        return self._engine.sample(h, m, exclude, key)
-
-    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self._engine.log_prob(h, ids, exclude)
-
-    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return self._engine.probs(h, exclude)
-
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        return self._engine.prepare(ids, rows)

@@ -7,22 +7,20 @@ from functools import partial
 from math import log2
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_memory
 from samplesoft._validation import (
-    FloatArray,
-    IntArray,
     as_choice,
     as_count,
     as_flag,
     as_positive,
 )
 from samplesoft.kernels.tree.records import LEAVES
-from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.base import Rows
+from samplesoft.samplers.engine import EngineSampler
 from samplesoft.samplers.tree.shape import TreeShape
 
 Transform = Callable[[Rows], NDArray[Any]]
@@ -30,7 +28,7 @@ Transform = Callable[[Rows], NDArray[Any]]
 SMALLEST_FLOOR = 1e-150  # so that the ratio of two masses is a number above 0
 
 
-class KernelTree(Sampler):
+class KernelTree(EngineSampler):
     r"""A tree of feature sums from which classes are drawn in proportion to a kernel.
 
     A node holds the sum of the features of the classes below it, so that its inner product with
@@ -200,19 +198,3 @@ class KernelTree(Sampler):
             If `progress` is neither True nor False.
         """
         self._engine.rebuild(as_flag("progress", progress))
-
-    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        draw: Draw = self._engine.sample(h, m, exclude, key)
-        return draw
-
-    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        log_q: FloatArray = self._engine.log_prob(h, ids, exclude)
-        return log_q
-
-    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        probs: FloatArray = self._engine.probs(h, exclude)
-        return probs
-
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        commit: Callable[[], None] = self._engine.prepare(ids, rows)
-        return commit
