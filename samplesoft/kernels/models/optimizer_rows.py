@@ -113,6 +113,15 @@ def count_beyond(values: Rows, limit: float) -> int:
     return count
 
 
+@njit
+def count_beyond_in_rows(table: Rows, ids: IntArray, limit: float) -> int:
+    """Count as `count_beyond` in the rows `ids` (k,) of a table, without a copy of them."""
+    count = 0
+    for i in ids:
+        count += count_beyond(table[i], limit)
+    return count
+
+
 @njit_sum
 def sum_squares(values: Rows, scale: float) -> float:
     """Return the sum of the squares of ``scale * values`` (k,) in float64."""

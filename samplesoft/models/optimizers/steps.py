@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import IntArray, as_array, require_plain
-from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond
+from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond, count_beyond_in_rows
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import check_changeable
 from samplesoft.models.optimizers.updates import (
@@ -61,8 +61,9 @@ class HostSteps:
         if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
             worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
             raise too_large(name, worst, limit, parameter.dtype)
-        changed = parameter if ids is None else parameter[ids]
-        if count_beyond(changed.reshape(-1), parameter.dtype.type(LARGEST[parameter.dtype])):
+        table = parameter.reshape((1, -1) if ids is None else (len(parameter), rows.shape[1]))
+        largest = parameter.dtype.type(LARGEST[parameter.dtype])
+        if count_beyond_in_rows(table, _WHOLE if ids is None else ids, largest):
             raise not_finite(name)
         return Update(name, parameter, ids, rows)
 
