@@ -155,10 +155,6 @@ class LinearSoftmax:
         require_instance("settings", settings, LinearSoftmaxSettings)
         self.settings, self.dtype = settings, as_float_dtype(dtype)
         key, dim = as_key(rng), settings.embedding_dim
-        num_inputs, num_classes = (
-            as_count("num_inputs", num_inputs),
-            as_count("num_classes", num_classes),
-        )
         settings.require_room(num_inputs, num_classes, self.dtype)
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
