@@ -9,9 +9,10 @@ from scipy.special import logsumexp, softmax
 
 from samplesoft.kernels.losses.candidate_logits import are_drawable, correct
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
-from samplesoft.kernels.losses.logit_rows import greatest, total, weigh
+from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.kernels.math.logarithm import log1p_to
+from samplesoft.kernels.math.weights import greatest, total
 
 INF = np.inf
 

@@ -6,7 +6,7 @@ import pytest
 from mpmath import mp, mpf
 from scipy import sparse
 
-from samplesoft.kernels.losses.full_softmax import exp32_to
+from samplesoft.kernels.math.exponential import exp32_to
 from samplesoft.losses import full
 from samplesoft.losses.full import FullSoftmaxLoss
 

@@ -2,7 +2,7 @@
 
 - `candidate_scores`: scores of the label and the drawn classes, and the way back.
 - `candidate_logits`: scores corrected for how the classes were drawn.
-- `logit_rows`: the maximum, the weights and their sum of a row of logits.
+- `logit_rows`: the weights of a row of logits.
 - `softmax_terms`, `logistic_terms`, `jackknife_terms`: a loss and its derivatives from logits.
 - `full_softmax`: sums over all classes, a block of them at a time.
 - ``sampled_loss_cuda``: sampled softmax on a GPU, from scores to gradients.

@@ -15,40 +15,6 @@ from samplesoft.kernels.math.exponential import exp_to
 
 _RUN = 32  # classes that are added up in the type of the scores before they go to float64
 
-_LOG2_E = np.float32(1.44269504)
-_LN2_HIGH = np.float32(0.693359375)  # with trailing zeros, so that its multiples are exact
-_LN2_LOW = np.float32(-2.12194440e-4)
-_LOWEST = np.float32(-87.0)  # below it the result is 0, and never a slow denormal number
-_ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
-_C3, _C4, _C5 = np.float32(1 / 6), np.float32(1 / 24), np.float32(1 / 120)
-_C6, _C7 = np.float32(1 / 720), np.float32(1 / 5040)
-
-
-@njit
-def exp32_to(x: Floats) -> None:
-    """Replace each of `x`, float32 and at most about 0, by its exponential."""
-    for i in range(len(x)):
-        v = max(x[i], _LOWEST)
-        k = np.floor(v * _LOG2_E + _HALF)
-        r = (v - k * _LN2_HIGH) - k * _LN2_LOW
-        p = _C7
-        p = p * r + _C6
-        p = p * r + _C5
-        p = p * r + _C4
-        p = p * r + _C3
-        p = p * r + _HALF
-        p = _ONE + (r + r * r * p)
-        two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
-        x[i] = _ZERO if x[i] < _LOWEST else p * two_to_k
-
-
-@njit
-def _exp(x: Floats) -> None:
-    if x.itemsize == 4:
-        exp32_to(x)
-    else:
-        exp_to(x)
-
 
 @njit
 def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
@@ -98,7 +64,7 @@ def add_exponentials(
             row = scores[j]
             for b in range(batch):
                 row[b] -= shift[b]
-            _exp(row)
+            exp_to(row)
             for b in range(batch):
                 run[b] += row[b]
         for b in range(batch):
@@ -127,7 +93,7 @@ def probabilities(
                 row[b] = abs(row[b])
         for b in range(batch):
             row[b] -= top[b]
-        _exp(row)
+        exp_to(row)
         for b in range(batch):
             row[b] *= signed[b]
 

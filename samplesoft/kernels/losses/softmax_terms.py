@@ -8,7 +8,8 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.losses.logit_rows import greatest, total, weigh
+from samplesoft.kernels.losses.logit_rows import weigh
+from samplesoft.kernels.math.weights import greatest, total
 
 
 @njit

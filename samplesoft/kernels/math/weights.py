@@ -1,40 +1,62 @@
-"""Weights of a few classes side by side: exponentials, and the class that a draw meets."""
+"""Weights of classes side by side: exponentials, their sum, and the class that a draw meets."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from samplesoft._jit import njit
-from samplesoft._validation import FloatArray
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit, njit_sum
 from samplesoft.kernels.math.exponential import exp_to
 
-LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` never gives 0
+Real = NDArray[Any]  # float32 or float64
+LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` may never give 0
 
 
 @njit
-def exp_weights(weights: FloatArray, excluded: int) -> tuple[float, float]:
+def greatest(x: Real) -> float:
+    """Return the maximum of `x`, or -inf if it is empty."""
+    a = b = c = d = -np.inf  # four at a time, for one comparison waits for the one before
+    whole = len(x) // 4 * 4
+    for i in range(0, whole, 4):
+        a, b = max(a, x[i]), max(b, x[i + 1])
+        c, d = max(c, x[i + 2]), max(d, x[i + 3])
+    for i in range(whole, len(x)):
+        a = max(a, x[i])
+    return max(max(a, b), max(c, d))
+
+
+@njit_sum
+def total(x: Real) -> float:
+    """Return the sum of `x` in float64."""
+    found = 0.0
+    for i in range(len(x)):
+        found += x[i]
+    return found
+
+
+@njit
+def exp_weights(weights: Real, excluded: int) -> tuple[float, float]:
     """Replace logits by exp(logit) divided by the greatest, and that of `excluded` by 0.
 
-    Returns the sum of the weights, and the greatest logit.
+    Returns the sum of the weights, and the greatest logit. There may be no class at `excluded`.
     """
-    greatest = -np.inf
+    if 0 <= excluded < len(weights):
+        weights[excluded] = -np.inf
+    top = greatest(weights)
+    shift = weights.dtype.type(top if top > -np.inf else 0.0)
     for c in range(len(weights)):
-        if c != excluded:
-            greatest = max(greatest, weights[c])
-    for c in range(len(weights)):
-        weights[c] = weights[c] - greatest if c != excluded else -np.inf
+        weights[c] -= shift
     exp_to(weights)
-    total = 0.0
+    least = weights.dtype.type(LEAST)
     for c in range(len(weights)):
-        weights[c] = weights[c] if c != excluded and weights[c] > LEAST else 0.0
-        total += weights[c]
-    return total, greatest
+        weights[c] = weights[c] if weights[c] > least else weights.dtype.type(0.0)
+    return total(weights), top
 
 
 @njit
-def find(
-    weights: FloatArray, size: int, target: float, start: int, below: float
-) -> tuple[int, float]:
+def find(weights: Real, size: int, target: float, start: int, below: float) -> tuple[int, float]:
     """Return the first place from `start` on whose running total exceeds `target`.
 
     Also returns the total `below` that place. Of places without a weight none is returned, even
