@@ -5,6 +5,9 @@ a cell are a range. The children of a leaf are classes, which are weighed by ``e
 those of another cell are cells, weighed by their size times the exponential of the first two
 cumulants of ``tau h . c`` over their classes. A class has the product of the shares that are used
 on the way to it, whatever the cells are worth.
+
+A batch goes down level by level. What a context draws in a cell is a visit, and visits are made in
+the order of the cells: contexts that meet in a cell find its children in the cache.
 """
 
 from __future__ import annotations
@@ -26,237 +29,250 @@ _BELOW_ONE = 1.0 - 2.0**-53
 class Cells(NamedTuple):
     """Cells (N,) level by level: a row (2 d) for each, its size, its children and its parent.
 
-    `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`.
+    `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`. No
+    cell has more than `widest` children, and no more are at the top.
     """
 
     cells: Real
     rows: Real
-    log_sizes: FloatArray
+    log_sizes: Real
     ranges: IntArray
     parents: IntArray
     levels: IntArray
+    widest: int
+
+
+class Contexts(NamedTuple):
+    """Queries (B, 2 d) of contexts, the logits (B, K) of the top cells, and what is left out.
+
+    `path` (B, T + 1) are the cells over the excluded class of each context, and at the end its
+    place; all are below 0 where nothing is excluded. Of its mass a cell keeps what `remaining`
+    says, a logarithm; the class keeps nothing.
+    """
+
+    queries: Real
+    tops: Real
+    path: IntArray
+    remaining: FloatArray
 
 
 @njit_sum
-def products(matrix: Real, first: int, last: int, query: Real, out: FloatArray) -> None:
-    """Write the inner products of rows [first, last) with as much of a query as they are long."""
-    for i in range(first, last):
-        total = matrix.dtype.type(0)
-        for f in range(matrix.shape[1]):
-            total += matrix[i, f] * query[f]
-        out[i - first] = total
+def products(matrix: Real, first: int, last: int, queries: Real, b: int, out: Real) -> None:
+    """Write the inner products of rows [first, last) with as much of query b as they are long.
+
+    Four rows at a time, for which the query is read once.
+    """
+    dim = matrix.shape[1]
+    zero = matrix.dtype.type(0)
+    whole = first + (last - first) // 4 * 4
+    for i in range(first, whole, 4):
+        t0 = t1 = t2 = t3 = zero
+        for f in range(dim):
+            x = queries[b, f]
+            t0 += matrix[i, f] * x
+            t1 += matrix[i + 1, f] * x
+            t2 += matrix[i + 2, f] * x
+            t3 += matrix[i + 3, f] * x
+        out[i - first] = t0
+        out[i - first + 1] = t1
+        out[i - first + 2] = t2
+        out[i - first + 3] = t3
+    for i in range(whole, last):
+        t0 = zero
+        for f in range(dim):
+            t0 += matrix[i, f] * queries[b, f]
+        out[i - first] = t0
 
 
 @njit
-def weigh_children(tree: Cells, cell: int, query: Real, logits: FloatArray) -> int:
-    """Write the logits of the children of a cell for a query (2 d), and return their number."""
-    first, last = tree.ranges[cell]
+def weigh_children(tree: Cells, cell: int, queries: Real, b: int, logits: Real) -> int:
+    """Write the logits of the children of a cell for query b, and return their number."""
+    first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
     if cell >= tree.levels[-2]:
-        products(tree.rows, first, last, query, logits)
+        products(tree.rows, first, last, queries, b, logits)
     else:
-        products(tree.cells, first, last, query, logits)
+        products(tree.cells, first, last, queries, b, logits)
         for i in range(first, last):
             logits[i - first] += tree.log_sizes[i]
     return int(last - first)
 
 
 @njit
-def log_sum(logits: FloatArray, weights: FloatArray) -> tuple[float, float]:
-    """Write exp(logit) divided by the greatest, and return their sum and the log of the whole."""
-    weights[: len(logits)] = logits
-    total, greatest = exp_weights(weights[: len(logits)], -1)
-    return total, greatest + math.log(total)
+def weigh(logits: Real, num: int, weights: Real) -> tuple[float, float]:
+    """Write exp(logit) divided by the greatest; return the sum of that, and the greatest logit."""
+    for i in range(num):
+        weights[i] = logits[i]
+    return exp_weights(weights[:num], -1)
 
 
 @njit
-def exclude_class(
-    tree: Cells,
-    place: int,
-    leaf: int,
-    query: Real,
-    path: IntArray,
-    remaining: FloatArray,
-    room: FloatArray,
+def log_share(logits: Real, weights: Real, child: int, total: float, greatest: float) -> float:
+    """Return the log of the share of a child, as it is drawn, or would be if it had any weight."""
+    if weights[child] > 0.0:
+        return math.log(weights[child] / total)
+    return float(logits[child]) - greatest - math.log(total)
+
+
+@njit
+def exclude_classes(
+    tree: Cells, leaves: IntArray, queries: Real, path: IntArray, remaining: FloatArray
 ) -> None:
-    """Write the cells over a class (T,), and the log of what each keeps of its mass without it.
-
-    `place` is that of the class; below 0 there is none, and -1 is written for all cells.
-    """
-    depth = len(path)
-    path[:] = -1
-    if place < 0:
-        return
-    logits, weights = room
-    cell, child, change = leaf, place, -np.inf
-    for level in range(depth - 1, -1, -1):
-        num = weigh_children(tree, cell, query, logits)
-        _, before = log_sum(logits[:num], weights)
-        logits[child - tree.ranges[cell, 0]] += change
-        alone = num == 1 and change == -np.inf
-        change = -np.inf if alone else log_sum(logits[:num], weights)[1] - before
-        path[level], remaining[level] = cell, change
-        child, cell = cell, tree.parents[cell]
-
-
-@njit
-def children_without(
-    tree: Cells,
-    cell: int,
-    query: Real,
-    path: IntArray,
-    remaining: FloatArray,
-    place: int,
-    logits: FloatArray,
-) -> int:
-    """Do as `weigh_children`, with the excluded class left out of their masses."""
-    num = weigh_children(tree, cell, query, logits)
-    first, last = tree.ranges[cell]
-    if cell >= tree.levels[-2]:
-        if first <= place < last:
-            logits[place - first] = -np.inf
-    else:
-        for level in range(len(path)):
-            if first <= path[level] < last and path[level] >= 0:
-                logits[path[level] - first] += remaining[level]
-    return num
+    """Write the path of excluded classes, whose places are in its last column, and what remains."""
+    logits, weights = rooms(tree)
+    depth = len(tree.levels) - 1
+    for b in range(len(leaves)):
+        remaining[b, depth] = -np.inf
+        cell, child = leaves[b], path[b, depth]
+        for level in range(depth - 1, -1, -1):
+            if child < 0:
+                path[b, level] = -1
+                continue
+            num = weigh_children(tree, cell, queries, b, logits)
+            before, top = weigh(logits, num, weights)
+            change = remaining[b, level + 1]
+            logits[child - tree.ranges[cell, 0]] += change
+            path[b, level], remaining[b, level] = cell, -np.inf
+            if num > 1 or change > -np.inf:
+                total, greatest = weigh(logits, num, weights)
+                remaining[b, level] = greatest - top + math.log(total / before)
+            child, cell = cell, tree.parents[cell]
 
 
 @njit
-def tops_without(
-    tops: FloatArray, path: IntArray, remaining: FloatArray, logits: FloatArray
-) -> int:
-    """Do as `children_without` for the top cells, whose logits (K,) are known."""
-    logits[: len(tops)] = tops
-    if path[0] >= 0:
-        logits[path[0]] += remaining[0]
-    return len(tops)
+def leave_out(contexts: Contexts, b: int, level: int, first: int, num: int, logits: Real) -> None:
+    """Take the excluded class out of the logits of cells [first, first + num) of a level."""
+    place = contexts.path[b, level] - first
+    if 0 <= place < num:
+        logits[place] += contexts.remaining[b, level]
 
 
 @njit
 def split(
-    logits: FloatArray,
-    weights: FloatArray,
+    logits: Real,
+    weights: Real,
+    num: int,
     first: int,
+    visit: tuple[int, int, int],
     u: FloatArray,
     at: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Take each of the sorted uniforms (k,) to a child, and its place within that child.
+    """Take each sorted uniform of a visit to a child, and to its place within that child.
 
-    `at` gets the children, which are numbered from `first`; their shares are added to `log_q`.
+    A visit is a context, and where its uniforms in a row of `u` (B, m) begin and end. `at` gets the
+    children, which are numbered from `first`; their shares are added to `log_q`.
     """
-    total, log_total = log_sum(logits, weights)
+    b, begin, end = visit
+    total, greatest = weigh(logits, num, weights)
     child, below = 0, 0.0
-    for k in range(len(u)):
-        target = u[k] * total
-        child, below = find(weights, len(logits), target, child, below)
-        u[k] = min((target - below) / weights[child], _BELOW_ONE)
-        at[k] = first + child
-        log_q[k] += logits[child] - log_total
+    for k in range(begin, end):
+        target = u[b, k] * total
+        child, below = find(weights, num, target, child, below)
+        u[b, k] = min((target - below) / weights[child], _BELOW_ONE)
+        at[b, k] = first + child
+        log_q[b, k] += log_share(logits, weights, child, total, greatest)
 
 
 @njit
-def same_until(cells: IntArray, first: int) -> int:
-    """Return where the run of equal numbers that begins at `first` ends."""
-    last = first + 1
-    while last < len(cells) and cells[last] == cells[first]:
-        last += 1
-    return last
+def find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
+    """Write a row for each run of equal cells in a row of `at` (B, k), and return their number.
+
+    A row of `visits` (B k, 3) is the context, and where the run begins and ends. Rows come in the
+    order of the cells, which are `num` from `first` on.
+    """
+    starts = np.zeros(num + 1, np.int64)
+    for b in range(len(at)):
+        for k in range(at.shape[1]):
+            if k == 0 or at[b, k] != at[b, k - 1]:
+                starts[at[b, k] - first + 1] += 1
+    for cell in range(num):
+        starts[cell + 1] += starts[cell]
+    for b in range(len(at)):
+        begin = 0
+        for k in range(1, at.shape[1] + 1):
+            if k == at.shape[1] or at[b, k] != at[b, k - 1]:
+                cell = at[b, begin] - first
+                row = starts[cell]
+                visits[row, 0], visits[row, 1], visits[row, 2] = b, begin, k
+                starts[cell] += 1
+                begin = k
+    return int(starts[num])
 
 
 @njit
-def draw(
+def draw_tops(
+    tree: Cells, contexts: Contexts, u: FloatArray, at: IntArray, log_q: FloatArray
+) -> None:
+    """Take sorted uniforms (B, k) to top cells, as `split` does."""
+    logits, weights = rooms(tree)
+    num = contexts.tops.shape[1]
+    for b in range(len(u)):
+        logits[:num] = contexts.tops[b]
+        leave_out(contexts, b, 0, 0, num, logits)
+        split(logits, weights, num, 0, (b, 0, u.shape[1]), u, at, log_q)
+
+
+@njit
+def draw_children(
     tree: Cells,
-    queries: Real,
-    tops: FloatArray,
-    exclude: IntArray,
-    uniforms: FloatArray,
-    order: IntArray,
-    places: IntArray,
+    contexts: Contexts,
+    level: int,
+    visits: IntArray,
+    u: FloatArray,
+    at: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Draw the place of a class (B, m) for each uniform; `order` (B, m) sorts those of each row.
-
-    `tops` (B, K) are the logits of the top cells, `exclude` (B, 2) the place and the leaf of the
-    class that is left out, or below 0.
-    """
-    depth, widest = len(tree.levels) - 1, _widest(tree)
-    num = uniforms.shape[1]
-    path, remaining = np.empty(depth, np.int64), np.empty(depth)
-    room = np.empty((2, widest))
-    logits, weights = room
-    at, u, sums = np.empty(num, np.int64), np.empty(num), np.empty(num)
-    for b in range(len(queries)):
-        place, leaf = exclude[b]
-        exclude_class(tree, place, leaf, queries[b], path, remaining, room)
-        for k in range(num):
-            u[k] = uniforms[b, order[b, k]]
-        sums[:] = 0.0
-        wide = tops_without(tops[b], path, remaining, logits)
-        split(logits[:wide], weights, 0, u, at, sums)
-        for _ in range(depth):
-            k = 0
-            while k < num:
-                end, cell = same_until(at, k), at[k]
-                wide = children_without(tree, cell, queries[b], path, remaining, place, logits)
-                split(
-                    logits[:wide], weights, tree.ranges[cell, 0], u[k:end], at[k:end], sums[k:end]
-                )
-                k = end
-        for k in range(num):
-            places[b, order[b, k]] = at[k]
-            log_q[b, order[b, k]] = sums[k]
+    """Take the uniforms of visits to cells of a level on to their children, as `split` does."""
+    logits, weights = rooms(tree)
+    for v in range(len(visits)):
+        b, begin, end = visits[v, 0], visits[v, 1], visits[v, 2]
+        cell = at[b, begin]
+        first, num = tree.ranges[cell, 0], weigh_children(tree, cell, contexts.queries, b, logits)
+        leave_out(contexts, b, level + 1, first, num, logits)
+        split(logits, weights, num, first, (b, begin, end), u, at, log_q)
 
 
 @njit
-def log_prob(
+def ascend(
     tree: Cells,
-    queries: Real,
-    tops: FloatArray,
-    exclude: IntArray,
-    places: IntArray,
-    leaves: IntArray,
-    order: IntArray,
+    contexts: Contexts,
+    level: int,
+    visits: IntArray,
+    children: IntArray,
+    cells: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Write the log-probability (B, k) of the classes at `places`, which are in `leaves` (B, k).
+    """Add to `log_q` (B, k) the shares of `children` in their `cells` of a level, and go up.
 
-    `order` (B, k) sorts the places of each row; the rest is as in `draw`.
+    The children become the cells, and the cells those above.
     """
-    depth, widest = len(tree.levels) - 1, _widest(tree)
-    num = places.shape[1]
-    path, remaining = np.empty(depth, np.int64), np.empty(depth)
-    room = np.empty((2, widest))
-    logits, weights = room
-    cells, children, sums = np.empty(num, np.int64), np.empty(num, np.int64), np.empty(num)
-    for b in range(len(queries)):
-        place, leaf = exclude[b]
-        exclude_class(tree, place, leaf, queries[b], path, remaining, room)
-        for k in range(num):
-            children[k], cells[k] = places[b, order[b, k]], leaves[b, order[b, k]]
-        sums[:] = 0.0
-        for _ in range(depth):
-            k = 0
-            while k < num:
-                end, cell = same_until(cells, k), cells[k]
-                wide = children_without(tree, cell, queries[b], path, remaining, place, logits)
-                _, log_total = log_sum(logits[:wide], weights)
-                for i in range(k, end):
-                    sums[i] += logits[children[i] - tree.ranges[cell, 0]] - log_total
-                    children[i], cells[i] = cell, tree.parents[cell]
-                k = end
-        wide = tops_without(tops[b], path, remaining, logits)
-        _, log_total = log_sum(logits[:wide], weights)
-        for k in range(num):
-            own = places[b, order[b, k]]
-            found = sums[k] + logits[children[k]] - log_total
-            log_q[b, order[b, k]] = -np.inf if own == place else found
+    logits, weights = rooms(tree)
+    for v in range(len(visits)):
+        b, begin, end = visits[v, 0], visits[v, 1], visits[v, 2]
+        cell = cells[b, begin]
+        first, num = tree.ranges[cell, 0], weigh_children(tree, cell, contexts.queries, b, logits)
+        leave_out(contexts, b, level + 1, first, num, logits)
+        total, greatest = weigh(logits, num, weights)
+        for k in range(begin, end):
+            child = children[b, k] - first
+            log_q[b, k] += log_share(logits, weights, child, total, greatest)
+            children[b, k], cells[b, k] = cell, tree.parents[cell]
 
 
 @njit
-def _widest(tree: Cells) -> int:
-    """Return the greatest number of children, the top cells among them."""
-    widest = tree.levels[1]
-    for first, last in tree.ranges:
-        widest = max(widest, last - first)
-    return int(widest)
+def ascend_tops(tree: Cells, contexts: Contexts, tops: IntArray, log_q: FloatArray) -> None:
+    """Add to `log_q` (B, k) the shares of top cells."""
+    logits, weights = rooms(tree)
+    num = contexts.tops.shape[1]
+    for b in range(len(tops)):
+        logits[:num] = contexts.tops[b]
+        leave_out(contexts, b, 0, 0, num, logits)
+        total, greatest = weigh(logits, num, weights)
+        for k in range(tops.shape[1]):
+            log_q[b, k] += log_share(logits, weights, tops[b, k], total, greatest)
+
+
+@njit
+def rooms(tree: Cells) -> tuple[Real, Real]:
+    """Return room for the logits and the weights of children."""
+    return np.empty(tree.widest, tree.rows.dtype), np.empty(tree.widest, tree.rows.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 
-_CONTEXTS = 32  # in a task of a thread
+_CONTEXTS = 64  # in a task of a thread
+_VISITS = 2048  # of cells in a task of a thread
 _LOGITS = 1 << 22  # of top cells that are held at a time
+_DRAWS = 1 << 20  # that are held at a time
 _CELLS = 64  # that a task of a thread sums up
 
 
@@ -33,7 +36,7 @@ class HostClusters:
     @property
     def nbytes(self) -> int:
         """Bytes of the class vectors, the cells and their places."""
-        arrays = (*self._tree, self._sizes, self._order, self._places)
+        arrays = (*self._tree[:-1], self._sizes, self._order, self._places)
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
@@ -78,7 +81,13 @@ class HostClusters:
         self._sizes = ends - firsts
         cells = np.empty((len(firsts), 2 * dim), rows.dtype)
         self._tree = descent.Cells(
-            cells, rows[self._order], np.log(self._sizes), ranges, parents, levels
+            cells,
+            rows[self._order],
+            np.log(self._sizes).astype(rows.dtype),
+            ranges,
+            parents,
+            levels,
+            int(max(levels[1], np.diff(ranges, axis=1).max())),
         )
         self._sum_up(np.arange(levels[-2], levels[-1]))
         self._largest = float(np.abs(rows).max())
@@ -97,28 +106,33 @@ class HostClusters:
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
-        excluded, uniforms = self._excluded(exclude), uniform_block(key, len(h), m)
+        uniforms = uniform_block(key, len(h), m)
         places, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
-
-        def draw(part: slice, queries: Rows, tops: FloatArray) -> None:
+        for part, contexts in self._contexts(h, exclude, m):
             order = np.argsort(uniforms[part], axis=1)
-            asked = queries, tops, excluded[part], uniforms[part], order
-            descent.draw(self._tree, *asked, places[part], log_q[part])
-
-        self._share_out(draw, h)
+            u, at = np.take_along_axis(uniforms[part], order, axis=1), np.empty_like(order)
+            sums = np.zeros(u.shape)
+            self._each_context(descent.draw_tops, contexts, u, at, sums)
+            for level in range(len(self._tree.levels) - 1):
+                self._each_visit(descent.draw_children, contexts, level, at, u, at, sums)
+            np.put_along_axis(places[part], order, at, axis=1)
+            np.put_along_axis(log_q[part], order, sums, axis=1)
         return Draw(self._order[places].astype(np.int64), log_q)
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""
-        excluded, log_q = self._excluded(exclude), np.empty(ids.shape)
-
-        def look_up(part: slice, queries: Rows, tops: FloatArray) -> None:
+        log_q = np.empty(ids.shape)
+        for part, contexts in self._contexts(h, exclude, ids.shape[1]):
             places = self._places[ids[part]].astype(np.int64)
             order = np.argsort(places, axis=1)
-            asked = queries, tops, excluded[part], places, self._leaves(places), order
-            descent.log_prob(self._tree, *asked, log_q[part])
-
-        self._share_out(look_up, h)
+            at = np.take_along_axis(places, order, axis=1)
+            excluded = at == contexts.path[:, -1:]
+            cells, sums = self._leaves(at), np.zeros(at.shape)
+            for level in range(len(self._tree.levels) - 2, -1, -1):
+                self._each_visit(descent.ascend, contexts, level, cells, at, cells, sums)
+            self._each_context(descent.ascend_tops, contexts, at, sums)
+            sums[excluded] = -np.inf
+            np.put_along_axis(log_q[part], order, sums, axis=1)
         return log_q
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -172,27 +186,47 @@ class HostClusters:
                 f"cells in {rows.dtype}, got {largest:.3g}; scale the vectors down, or use float64."
             )
 
-    def _share_out(self, work: Callable[[slice, Rows, FloatArray], None], h: Rows) -> None:
-        """Call `work` on threads for parts of the contexts, with queries and top logits of each.
+    def _contexts(
+        self, h: Rows, exclude: IntArray, k: int
+    ) -> Iterator[tuple[slice, descent.Contexts]]:
+        """Yield as many contexts (B, d) at a time as fit, for k classes of each."""
+        depth, num_tops = len(self._tree.levels) - 1, int(self._tree.levels[1])
+        queries = self._queries(h)
+        for part in chunks(len(h), max(1, min(_LOGITS // num_tops, _DRAWS // k))):
+            asked, hidden = queries[part], exclude[part]
+            path = np.full((len(asked), depth + 1), -1)
+            remaining = np.empty(path.shape)
+            if hidden.max() != NO_CLASS:
+                places = np.where(hidden == NO_CLASS, -1, self._places[hidden])
+                path[:, -1] = places
+                rows = self._leaves(places), asked, path, remaining
+                self._each_context(descent.exclude_classes, *rows)
+            yield part, descent.Contexts(asked, self._tops(asked), path, remaining)
 
-        The top cells are weighed by one matrix product, whose own threads do not meet these.
-        """
-        every = self._queries(h)
-        for some in chunks(len(h), max(_CONTEXTS, _LOGITS // int(self._tree.levels[1]))):
-            queries = every[some]
-            tops = self._tops(queries)
-            first = some.start
+    def _each_context(self, kernel: Any, *rows: Any) -> None:
+        """Call a kernel on threads for parts of arrays that have a row for each context."""
 
-            def part_of(part: slice) -> None:
-                at = slice(first + part.start, first + part.stop)  # noqa: B023
-                work(at, queries[part], tops[part])  # noqa: B023
+        def work(part: slice) -> None:
+            kernel(self._tree, *(_part(x, part) for x in rows))
 
-            thread_each(part_of, chunks(len(queries), _CONTEXTS))
+        thread_each(work, chunks(len(rows[-1]), _CONTEXTS))
 
-    def _tops(self, queries: Rows) -> FloatArray:
+    def _each_visit(
+        self, kernel: Any, contexts: descent.Contexts, level: int, cells: IntArray, *rows: Any
+    ) -> None:
+        """Call a kernel on threads for the visits to `cells` (B, k), those of a level."""
+        first, last = self._tree.levels[level : level + 2]
+        visits = np.empty((cells.size, 3), np.int64)
+        visits = visits[: descent.find_visits(cells, first, last - first, visits)]
+        thread_each(
+            lambda part: kernel(self._tree, contexts, level, visits[part], *rows),
+            chunks(len(visits), _VISITS),
+        )
+
+    def _tops(self, queries: Rows) -> Rows:
         """Return the logits (B, K) of the top cells."""
         num = self._tree.levels[1]
-        products: FloatArray = (queries @ self._tree.cells[:num].T).astype(np.float64)
+        products: Rows = queries @ self._tree.cells[:num].T
         products += self._tree.log_sizes[:num]
         return products
 
@@ -203,7 +237,9 @@ class HostClusters:
         leaves: IntArray = first + found - 1
         return leaves
 
-    def _excluded(self, exclude: IntArray) -> IntArray:
-        """Return places and leaves (B, 2) of the excluded classes (B,)."""
-        places = np.where(exclude == NO_CLASS, NO_CLASS, self._places[exclude])
-        return np.stack([places, self._leaves(places)], axis=1)
+
+def _part(rows: Any, part: slice) -> Any:
+    """Return some rows of an array, or of each of the arrays of contexts."""
+    if not isinstance(rows, tuple):
+        return rows[part]
+    return descent.Contexts(*[each[part] for each in rows])
