@@ -50,9 +50,11 @@ def exp_weights(weights: Real, excluded: int) -> tuple[float, float]:
         weights[c] -= shift
     exp_to(weights)
     least = weights.dtype.type(LEAST)
+    found = 0.0  # in the same order for all arrays, which may be typed as read-only or not
     for c in range(len(weights)):
         weights[c] = weights[c] if weights[c] > least else weights.dtype.type(0.0)
-    return total(weights), top
+        found += weights[c]
+    return found, top
 
 
 @njit
