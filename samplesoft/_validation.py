@@ -102,6 +102,17 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
+def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
+    """Return distinct class indices (k,) as int64, sorted."""
+    ids = np.sort(as_ids(name, value, num_classes))
+    twice = ids[1:][ids[1:] == ids[:-1]]
+    if len(twice):
+        raise ValueError(
+            f"`{name}` must hold distinct classes, got {twice[0]} twice; take numpy.unique of them."
+        )
+    return ids
+
+
 def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
     array = as_array(name, value)

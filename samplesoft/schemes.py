@@ -146,6 +146,12 @@ class Scheme:
         return self.corrects_label or self.divides_by_kept
 
     @property
+    def takes_certain(self) -> bool:
+        """Whether classes may be in S for certain, beside the label and the draws."""
+        plain = self.base == "plain" and self.corrects_draws
+        return plain and not (self.draws_label or self.independent)
+
+    @property
     def has_exact_bias(self) -> bool:
         """Whether `samplesoft.exact_bias` covers it."""
         return not self.why_no_exact_bias
@@ -228,6 +234,11 @@ def select(*names: str) -> dict[str, Scheme]:
 def exact_schemes() -> tuple[str, ...]:
     """Return the names in `SCHEMES` of those with an exact bias, as they are now."""
     return tuple(name for name, scheme in SCHEMES.items() if scheme.has_exact_bias)
+
+
+def certain_schemes() -> tuple[str, ...]:
+    """Return those of `exact_schemes` in which classes may be certain."""
+    return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
 
 
 def as_scheme(value: Any, choices: Iterable[str] | None = None) -> Scheme:

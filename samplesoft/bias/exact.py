@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, require_cpu, twin
 from samplesoft._validation import FloatArray
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.certain import join
+from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.poisson import poisson_bias
-from samplesoft.bias.with_replacement import with_replacement_bias
+from samplesoft.bias.with_replacement import Row, with_replacement_bias
 from samplesoft.schemes import Scheme
 
 SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
@@ -77,6 +78,7 @@ def exact_bias(
     *,
     scheme: str | Scheme = "negatives",
     h: ArrayLike | None = None,
+    certain: Any = None,
     device: str = "cpu",
 ) -> ExactBias:
     """Compute exactly what sampled softmax does to the gradient, for one example or a batch.
@@ -111,6 +113,11 @@ def exact_bias(
         - ``jackknife``: m L'_m - (m - 1) times the mean of L'_{m-1} over the draws left out.
     h : array_like, shape (d,) or (B, d), optional
         Context vectors, where `q` is a sampler that looks at them.
+    certain : array_like of int, shape (k,), optional
+        Classes whose e is in S for certain, beside the label's and the draws; a
+        `samplesoft.samplers.CertainSampler` as `q` brings its own. For ``negatives``, ``masked``,
+        ``reject`` and ``jackknife``: there S gets the sum of e_j over those that are not the
+        label, and a draw of one of them counts as one of the label does.
     device : {"cpu", "cuda"}
         Where the sums over classes are computed, which pays for millions of them; not for
         ``poisson``. Arguments and results are NumPy arrays.
@@ -141,6 +148,10 @@ def exact_bias(
     grows ``candidate`` tends to the full softmax, ``candidate_masked`` to the softmax without the
     label. `ExactBias.error` speaks of the bias, not of the loss bias.
 
+    The label and the `certain` classes are one class for all of this, which is never drawn: in
+    every outcome they share its p' in the same proportions. With all classes certain nothing is
+    drawn, and the bias is 0.
+
     References
     ----------
     Rawat et al., "Sampled Softmax with Random Fourier Features", 2019, eqs. 5-9 (`negatives`).
@@ -162,19 +173,39 @@ def exact_bias(
     >>> sampler = samplesoft.samplers.UniformSampler(3)
     >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, sampler, num_sampled=5).bias.round(4)
     array([ 0.0035,  0.0323, -0.0359])
+
+    The largest class is certain:
+
+    >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], 5, certain=[2]).bias.round(4)
+    array([ 0., -0.,  0.])
     """
     as_device(device)
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
-    m, facts = inputs.num_sampled, inputs.scheme
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
+    facts = inputs.scheme
     if facts.independent:
         require_cpu(f"scheme={facts.name!r}", device)
         rows = [poisson_bias(*row) for row in inputs.rows()]
     else:
         sums = twin(device, "samplesoft.bias.sums:Sums")
-        rows = [with_replacement_bias(*row, m, facts, sums()) for row in inputs.rows()]
+        rows = [_with_certain(row, inputs, sums()) for row in inputs.rows()]
     result = ExactBias(*inputs.columns(rows))
     _warn_of_lost_digits(result, facts.name)
     return result
+
+
+def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs, sums: Any) -> Row:
+    """Return the exact bias of one example, whose label the certain classes join."""
+    how = inputs.num_sampled, inputs.scheme, sums
+    if not len(inputs.certain):
+        return with_replacement_bias(*row, *how)
+    joined = join(*row, inputs.certain)
+    found = with_replacement_bias(joined.logits, joined.label, joined.q, *how)
+    return Row(
+        joined.spread(found.bias),
+        joined.spread(found.probs),
+        found.loss_bias,
+        found.error + joined.rounding * float(np.abs(found.bias).sum()),
+    )
 
 
 def _warn_of_lost_digits(result: ExactBias, scheme: str) -> None:

@@ -19,12 +19,13 @@ from samplesoft._validation import (
     as_proposal,
     as_real_array,
 )
+from samplesoft.bias.certain import check_certain, require_none_certain
 from samplesoft.schemes import Scheme, as_scheme
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n)."""
+    """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n), `certain` (k,)."""
 
     logits: FloatArray
     labels: IntArray
@@ -32,6 +33,7 @@ class Inputs:
     num_sampled: int
     scheme: Scheme
     batched: bool
+    certain: IntArray
 
     def rows(self) -> Iterator[tuple[FloatArray, int, FloatArray]]:
         """Yield (logits (n,), label, q (n,)) for each example."""
@@ -53,14 +55,19 @@ def check_inputs(
     num_sampled: Any,
     scheme: str | Scheme = "negatives",
     h: ArrayLike | None = None,
+    certain: Any = None,
+    takes_certain: bool = False,
 ) -> Inputs:
     """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
     They are those of `samplesoft.exact_bias`, and come back as float64 and int64 arrays of a
-    batch. TypeError or ValueError if one is malformed, or the proposal misses a class that the
+    batch. `takes_certain` says whether the caller knows of certain classes, for a sampler may have
+    some. TypeError or ValueError if one is malformed, or the proposal misses a class that the
     scheme needs.
     """
     facts = as_scheme(scheme)
+    if not takes_certain:
+        require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)
     m = as_count("num_sampled", num_sampled, facts.least_draws)
     o = as_real_array("logits", logits, (1, 2))
@@ -74,6 +81,7 @@ def check_inputs(
         m,
         facts,
         batched=o.ndim == 2,
+        certain=check_certain(certain, q, n, facts),
     )
     _check_support(inputs)
     return inputs
@@ -157,16 +165,18 @@ def _check_support(inputs: Inputs) -> None:
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
         if not (scheme.draws_label or scheme.corrects_label):
-            negatives = np.delete(q, label)
+            known = np.append(inputs.certain, label)
+            negatives = np.delete(q, known)
             if not negatives.any():
-                if scheme.divides_by_kept:
+                if scheme.divides_by_kept or (len(inputs.certain) and not len(negatives)):
                     continue
+                besides = ", or a certain one" if len(inputs.certain) else ""
                 raise ValueError(
-                    f"`q` must leave mass on a class other than the label {label} "
+                    f"`q` must leave mass on a class other than the label {label}{besides} "
                     f"(example {row}), got none: there is no negative to draw; "
-                    'use scheme="reject", whose loss is 0 there.'
+                    'use scheme="reject", whose loss takes no draw there.'
                 )
-            missing[label] = False
+            missing[known] = False
         if missing.any():
             raise ValueError(
                 f"`q` must be greater than 0 on every class that scheme "

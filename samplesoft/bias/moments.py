@@ -12,6 +12,7 @@ from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, as_positive, as_real_array
+from samplesoft.bias.certain import join
 from samplesoft.bias.classes import Classes, make_atoms, make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.inputs import check_inputs
@@ -49,6 +50,7 @@ def exact_gradient_moments(
     *,
     tau: float = 1.0,
     h: ArrayLike | None = None,
+    certain: Any = None,
 ) -> GradientMoments:
     """Compute exactly how far one sampled gradient in h is from the full one.
 
@@ -59,7 +61,7 @@ def exact_gradient_moments(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c.
-    labels, h
+    labels, h, certain
         As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, conditioned here on not being the label; or an object with a
@@ -95,7 +97,7 @@ def exact_gradient_moments(
     >>> round(moments.variance, 4), round(moments.squared_bias, 6)
     (0.032, 0.001059)
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, h=h)
+    inputs = check_inputs(logits, labels, q, num_sampled, h=h, certain=certain, takes_certain=True)
     vectors = as_real_array("class_embeddings", class_embeddings, (2,))
     if len(vectors) != inputs.logits.shape[1]:
         raise ValueError(
@@ -107,7 +109,11 @@ def exact_gradient_moments(
     scale *= scale
     rows = []
     for o, t, p in inputs.rows():
-        squared_bias, mse = _moments(o, t, p, inputs.num_sampled, vectors)
+        example, rows_of_c = (o, t, p), vectors
+        if len(inputs.certain):
+            joined = join(*example, inputs.certain)
+            example, rows_of_c = joined[:3], joined.mean_rows(vectors)
+        squared_bias, mse = _moments(*example, inputs.num_sampled, rows_of_c)
         rows.append((scale * squared_bias, scale * (mse - squared_bias), scale * mse))
     return GradientMoments(*inputs.columns(rows))
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device.select import as_device, twin
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
+from samplesoft.bias.certain import Joined, join
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.trials import HostTrials
@@ -66,6 +67,7 @@ def monte_carlo_bias(
     num_trials: int,
     scheme: str | Scheme = "negatives",
     h: ArrayLike | None = None,
+    certain: Any = None,
     rng: int | np.random.Generator | None = None,
     device: str = "cpu",
 ) -> MonteCarloBias:
@@ -75,7 +77,7 @@ def monte_carlo_bias(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits.
-    labels, h
+    labels, h, certain
         As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all classes, or an object with a method ``probs(h)``; inclusion
@@ -122,14 +124,18 @@ def monte_carlo_bias(
     array([ 0.03..., -0.07...,  0.04...])
     """
     trials = twin(as_device(device), "samplesoft.bias.trials:Trials")
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
     num_trials = as_count("num_trials", num_trials, 2)
     key = as_key(rng)
     given = inputs.num_sampled, inputs.scheme, num_trials
     rows = []
     for i, row in enumerate(inputs.rows()):
         # a compiled function returns a plain int, which would not be taken for a uint64 again
-        rows.append(simulate(*row, *given, np.uint64(mix64(key, np.uint64(i))), trials=trials)[:4])
+        own = np.uint64(mix64(key, np.uint64(i)))
+        if len(inputs.certain):
+            rows.append(_simulate_certain(join(*row, inputs.certain), *given, own, trials))
+        else:
+            rows.append(simulate(*row, *given, own, trials=trials)[:4])
     bias, stderr, loss_bias, loss_stderr = inputs.columns(rows)
     return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
 
@@ -164,6 +170,18 @@ def simulate(
     bias, stderr = _bin_moments(sums, center, num_trials)
     stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
     return Simulation(bias, stderr, float(mean[0]), float(stderrs[0]), mean[1:], stderrs[1:])
+
+
+def _simulate_certain(
+    joined: Joined, m: int, scheme: Scheme, num_trials: int, key: np.uint64, trials: Any
+) -> tuple[FloatArray, FloatArray, float, float]:
+    """Run the trials of an example in which classes are certain."""
+    if not len(joined.rest):  # nothing is left to draw
+        zeros = joined.spread(np.zeros(1))
+        return zeros, zeros, 0.0, 0.0
+    found = simulate(*joined[:3], m, scheme, num_trials, key, trials=trials)
+    shared = joined.spread(found.bias), joined.spread(found.stderr)
+    return *shared, found.loss_bias, found.loss_stderr
 
 
 def _bin_moments(

@@ -21,6 +21,7 @@ from samplesoft._validation import (
     as_proposal,
     as_real_array,
 )
+from samplesoft.bias.certain import require_none_certain
 from samplesoft.bias.inputs import check_inputs, probs_of
 from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.blocks import WRT
@@ -123,6 +124,7 @@ def check_proposals(
     checked = {}
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
+        require_none_certain(title, value)
         n = problem.logits.shape[1]
         q = probs_of(value, problem.h, problem.labels, n, problem.scheme, title)
         q = np.atleast_2d(as_proposal(title, q, n))
