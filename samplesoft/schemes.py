@@ -152,6 +152,14 @@ class Scheme:
         return plain and not (self.draws_label or self.independent)
 
     @property
+    def loss_takes_certain(self) -> bool:
+        """Whether its loss is right for certain classes that come as draws, expected once.
+
+        It must not count the draws, which these are not.
+        """
+        return self.takes_certain and not (self.divides_by_kept or self.jackknife)
+
+    @property
     def has_exact_bias(self) -> bool:
         """Whether `samplesoft.exact_bias` covers it."""
         return not self.why_no_exact_bias

@@ -84,6 +84,11 @@ class LossSpec:
         return self.scheme is not None and not self.scheme.jackknife
 
     @property
+    def takes_certain(self) -> bool:
+        """Whether classes may be in every draw for certain."""
+        return self.scheme is not None and self.scheme.loss_takes_certain
+
+    @property
     def needs_label_count(self) -> bool:
         """Whether it must know how many draws of the label are expected."""
         return self.scheme is not None and self.scheme.needs_label_count

@@ -349,6 +349,12 @@ class SoftmaxLayer:
                 f"`sampler` must have the tau of the loss, {loss.tau}, got one with {tau}; make "
                 "both with the same tau, or pass allow_other_tau=True."
             )
+        if getattr(self.sampler, "certain", None) is not None and not loss.facts.loss_takes_certain:
+            raise ValueError(
+                f"`sampler` must have no certain classes with scheme={loss.scheme!r} of a "
+                f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "
+                "SampledSoftmaxLoss with scheme='masked' or 'negatives'."
+            )
         if loss.excludes_label and self.shared:
             raise ValueError(
                 f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "

@@ -29,7 +29,8 @@ class Draw:
         that was drawn from: that without the excluded class where one was excluded.
     log_inclusion : ndarray of float64, shape (B, m), or None
         Where draws are without replacement, the natural logarithm of the probability that the
-        set of m contains this class; else None.
+        set of m contains this class; where some classes are certain, that of how often it contains
+        this class in the mean; else None.
     """
 
     ids: IntArray
@@ -40,7 +41,7 @@ class Draw:
     def log_expected_count(self) -> FloatArray:
         """Natural logarithm of how often a draw of m contains each class in the mean.
 
-        That is ``log(m q)`` with replacement, and the log-probability of inclusion without.
+        That is ``log(m q)`` with replacement, and else `log_inclusion`.
         """
         if self.log_inclusion is not None:
             return self.log_inclusion

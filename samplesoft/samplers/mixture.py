@@ -14,6 +14,7 @@ from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_named_arrays, as_positive
 from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.certain import CertainSampler
 from samplesoft.samplers.draw import Draw, Rows
 
 
@@ -66,6 +67,11 @@ class MixtureSampler(Sampler):
                     "samplesoft.samplers has some."
                 )
             require_cpu(f"`{name}` of a mixture", sampler.device)
+            if isinstance(sampler, CertainSampler):
+                raise ValueError(
+                    f"`{name}` must have no certain classes, got a CertainSampler; make one of a "
+                    "mixture."
+                )
             if not getattr(sampler, "replace", True):
                 raise _draws_distinct(name, sampler)
         if first.num_classes != second.num_classes:

@@ -7,15 +7,16 @@ of a layer and the tests read the declarations here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from samplesoft._device.select import require_cpu
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, as_choice, require_instance
+from samplesoft._validation import FloatArray, as_choice, as_count, require_instance
 from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.certain import CertainSampler
 from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import (
@@ -282,6 +283,59 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
         if attribute in spec.reads:
             require_input(name, inputs, attribute)
     return spec.make(inputs)
+
+
+def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> CertainSampler:
+    """Put the most frequent classes into every draw, and draw the others by a sampler's name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `SAMPLERS`. It is made for the other classes alone, in their order.
+    inputs : SamplerInputs
+        What it is made from, with counts.
+    num_certain : int
+        How many classes are certain: those of the greatest counts, of equal ones the first.
+
+    Returns
+    -------
+    CertainSampler
+        A new sampler.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or no class is left to draw.
+
+    Examples
+    --------
+    >>> inputs = SamplerInputs(counts=[16, 900, 81, 256])
+    >>> sampler = make_certain_sampler("unigram", inputs, 1)
+    >>> sampler.certain, sampler.probs(None).round(3)
+    (array([1]), array([[0.081, 0.   , 0.273, 0.646]]))
+    """
+    require_instance("inputs", inputs, SamplerInputs)
+    num_certain = as_count("num_certain", num_certain)
+    if inputs.counts is None:
+        raise ValueError(
+            "`inputs` must have counts, by which the certain classes are chosen, got None; give "
+            "them, or make a CertainSampler of classes that you choose."
+        )
+    if num_certain >= inputs.num_classes:
+        raise ValueError(
+            f"`num_certain` must be less than the number of classes {inputs.num_classes}, got "
+            f"{num_certain}; with all of them take the full softmax."
+        )
+    order = np.argsort(-inputs.counts, kind="stable")
+    rest = np.sort(order[num_certain:])
+    counts = inputs.counts[rest]
+    if not counts.any():  # classes that never occur are all alike
+        counts = np.ones(len(rest))
+    rows = inputs.class_embeddings
+    tail = replace(
+        inputs, counts=counts, class_embeddings=None if rows is None else rows[rest], logits=None
+    )
+    return CertainSampler(make_sampler(name, tail), order[:num_certain])
 
 
 def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:

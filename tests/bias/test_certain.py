@@ -1,13 +1,18 @@
 """Classes that are in S for certain: exact bias, moments and Monte Carlo against enumeration."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_cases import full_softmax, of_scores
 from naive_certain import certain_bias, enumerate_certain
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments, monte_carlo_bias
+from samplesoft.losses import SampledSoftmaxLoss
+from samplesoft.samplers import CertainSampler, Draw, SoftmaxSampler, WeightedSampler
 from samplesoft.schemes import SCHEMES, certain_schemes, exact_schemes
 
 LOGITS, Q = np.array([0.4, -1.1, 2.0, 0.3, 1.0]), np.array([0.4, 0.1, 0.2, 0.15, 0.15])
@@ -192,3 +197,52 @@ def test_with_poisson_a_class_of_probability_1_is_certain_already(m):
     """Where every class is, there is no bias."""
     exact = exact_bias(LOGITS, 0, np.ones(5), m, scheme="poisson")
     assert abs(exact.bias).sum() < 1e-15
+
+
+# --- the losses whose bias it is
+
+
+class EveryDraw(WeightedSampler):
+    """A sampler whose draws for as many contexts are all that there are, one after another."""
+
+    def _sample(self, h, m, exclude, key):
+        ids = np.array(list(product(range(self.num_classes), repeat=m)))
+        return Draw(ids, self._log_prob(h, ids, exclude))
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+def test_the_mean_over_all_draws_of_the_loss_has_the_exact_bias(scheme, m, label):
+    sampler = CertainSampler(EveryDraw([0.3, 0.5, 0.2]), [0, 3])
+    batch = np.ones((3**m, 1))
+    loss = SampledSoftmaxLoss(scheme=scheme)
+    exclude = np.full(3**m, label) if loss.excludes_label else None
+    draw = sampler.sample(batch, m, exclude=exclude)
+    chances = np.exp(draw.log_q[:, 2:].sum(axis=1))
+    kept = chances > 0.0  # a draw of what is excluded
+    draw = Draw(draw.ids[kept], draw.log_q[kept], draw.log_inclusion[kept])
+    value, gradient = of_scores(loss, draw, LOGITS, label, weights=chances[kept])
+    exact = exact_bias(LOGITS, label, sampler, m, scheme=scheme)
+    full, slope = full_softmax(LOGITS, label)
+    np.testing.assert_allclose(gradient - slope, exact.bias, atol=1e-14)
+    assert value - full == pytest.approx(exact.loss_bias, abs=1e-14)
+    assert abs(exact.bias).max() > 1e-3
+    own = certain_bias(LOGITS, label, sampler.probs(None)[0], m, scheme, [0, 3])[0]
+    np.testing.assert_allclose(exact.bias, own, rtol=1e-9, atol=1e-14)
+
+
+def test_a_sampler_brings_its_certain_classes_and_contexts():
+    sampler = CertainSampler(SoftmaxSampler(W[[0, 2, 4]], tau=0.5), [1, 3])
+    h = np.random.default_rng(2).normal(size=(3, 2))
+    given = h @ W.T, [0, 1, 4]
+    for scheme in certain_schemes():
+        found = exact_bias(*given, sampler, 6, scheme=scheme, h=h).bias
+        wanted = exact_bias(*given, sampler.probs(h), 6, scheme=scheme, certain=[3, 1]).bias
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    moments = exact_gradient_moments(*given, sampler, 6, W, h=h)
+    wanted = exact_gradient_moments(*given, sampler.probs(h), 6, W, certain=[1, 3])
+    np.testing.assert_allclose(moments.mse, wanted.mse, rtol=1e-9)
+    simulated = monte_carlo_bias(*given, sampler, 6, h=h, num_trials=20_000, rng=0)
+    exact = exact_bias(*given, sampler, 6, h=h)
+    assert abs((simulated.bias - exact.bias) / simulated.stderr).max() < 4.5
