@@ -15,7 +15,15 @@ from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
 
-SAMPLED = ("sampler", "num_sampled", "shared", "nu", "num_features", "update_every")
+SAMPLED = (
+    "sampler",
+    "num_sampled",
+    "num_certain",
+    "shared",
+    "nu",
+    "num_features",
+    "update_every",
+)
 BYTES = 75  # for each draw of a word in a step: measured 52, and 73 for a mixture
 SHARED_BYTES = 20  # for each word and each draw that all words share: measured 7 to 19
 
@@ -62,6 +70,13 @@ def add_softmax(
         type=draw_count,
         metavar="M",
         help=f"draws for each {example} (default {defaults.num_sampled})",
+    )
+    group.add_argument(
+        "--num-certain",
+        type=positive_int,
+        metavar="K",
+        help="so many of the most frequent classes take part for certain, beside the draws of the "
+        f"others (default {defaults.num_certain})",
     )
     group.add_argument(
         "--shared",
@@ -111,6 +126,11 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
         raise ValueError(
             f"--shared does not go with --loss {name}, as one set of draws cannot exclude the "
             f"label of each example; take --loss {', '.join(able)}."
+        )
+    if "num_certain" in values and not loss.takes_certain:
+        able = [other for other, spec in LOSSES.items() if spec.takes_certain]
+        raise ValueError(
+            f"--num-certain does not go with --loss {name}; take --loss {', '.join(able)}."
         )
     num_sampled = values.get("num_sampled", loss.least_draws)
     if num_sampled < loss.least_draws:

@@ -52,7 +52,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         Length d of embedded inputs and of class vectors.
     dropout : float
         Share of the entries of an input that a step of training leaves out.
-    loss, tau, normalize, sampler, num_sampled, nu, num_features, shared, update_every
+    loss, tau, normalize, sampler, num_sampled, num_certain, nu, num_features, shared, update_every
         Of the softmax layer, as in `SoftmaxSettings`.
 
     Raises

@@ -14,7 +14,7 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.registry import SAMPLERS, make_sampler
+from samplesoft.samplers.registry import SAMPLERS, make_certain_sampler, make_sampler
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class SoftmaxSettings:
         A key of `samplesoft.samplers.SAMPLERS`; None for a loss that draws nothing.
     num_sampled : int or None
         Draws for each example, or for the batch if `shared`; None where there is no sampler.
+    num_certain : int
+        How many of the most frequent classes are in every draw for certain, beside those that are
+        drawn; see `samplesoft.samplers.CertainSampler`. For losses such as ``"sampled-masked"``
+        and ``"sampled"``.
     nu, num_features : float, int
         Of the sampler; see `SamplerInputs`.
     shared : bool, optional
@@ -61,6 +65,7 @@ class SoftmaxSettings:
     normalize: bool = True
     sampler: str | None = "rff"
     num_sampled: int | None = 100
+    num_certain: int = 0
     nu: float = 4.0
     num_features: int = 1024
     shared: bool | None = None
@@ -73,6 +78,12 @@ class SoftmaxSettings:
         as_flag("normalize", self.normalize)
         object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=self.normalize))
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
+        if as_count("num_certain", self.num_certain, 0) and not loss.takes_certain:
+            able = ", ".join(name for name, spec in LOSSES.items() if spec.takes_certain)
+            raise ValueError(
+                f"`num_certain` must be 0 with loss={self.loss!r}, got {self.num_certain}; take "
+                f"one of {able}."
+            )
         object.__setattr__(self, "shared", as_shared(self.shared, allowed=loss.shares))
         if not loss.draws:
             if self.sampler is not None or self.num_sampled is not None:
@@ -106,7 +117,7 @@ class SoftmaxSettings:
         rows : ndarray, shape (n, d)
             Class vectors at the start.
         counts : array_like, shape (n,), or None
-            How often each class occurs, for samplers that draw by that.
+            How often each class occurs, for samplers that draw by that, and for certain classes.
         seed : int
             Of the sampler.
         reduction : {"mean", "sum", "none"}
@@ -142,7 +153,10 @@ class SoftmaxSettings:
                 num_features=self.num_features,
                 rng=seed,
             )
-            sampler = make_sampler(self.sampler, inputs)
+            if self.num_certain:
+                sampler = make_certain_sampler(self.sampler, inputs, self.num_certain)
+            else:
+                sampler = make_sampler(self.sampler, inputs)
         return SoftmaxLayer(
             rows,
             loss,

@@ -26,7 +26,7 @@ class LanguageModelSettings(SoftmaxSettings):
         All parameters start uniform in [-init_scale, init_scale].
     seed : int
         Of parameters, dropout and draws.
-    loss, tau, normalize, sampler, num_sampled, nu, num_features, shared, update_every
+    loss, tau, normalize, sampler, num_sampled, num_certain, nu, num_features, shared, update_every
         Of the softmax layer, as in `SoftmaxSettings`.
 
     Raises

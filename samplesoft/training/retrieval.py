@@ -50,7 +50,7 @@ class RetrievalSettings(LinearSoftmaxSettings):
         Of all randomness.
     loss, tau, normalize, sampler, num_sampled, nu, num_features, embedding_dim, dropout
         As in `LinearSoftmaxSettings`.
-    shared, update_every
+    num_certain, shared, update_every
         Of the softmax layer, as in `SoftmaxSettings`.
 
     Raises

@@ -280,6 +280,14 @@ def test_validation_is_the_perplexity_of_the_whole_text(corpus):
     assert found["perplexity"] == pytest.approx(np.exp(losses.mean()), rel=1e-5)
 
 
+def test_the_most_frequent_words_take_part_for_certain(corpus, tmp_path):
+    out, options = tmp_path / "run", ["--sampler", "unigram", "--epochs", "1", "--json"]
+    options += [str(tmp_path / "results.json"), "--num-sampled", "2", "--num-certain", "25"]
+    assert lm(corpus, out, *options) == 0
+    values = json.loads((tmp_path / "results.json").read_text())
+    assert values["config"]["num_certain"] == 25
+
+
 def toy(out, *options):
     return main(["train", "toy", "--out", str(out), *options])
 
@@ -525,6 +533,18 @@ BAD = {
     "one of jackknife": (
         [*LM, "--loss", "jackknife", "--num-sampled", "1"],
         "--num-sampled must be at least 2 for --loss jackknife",
+    ),
+    "certain classes of nce": (
+        [*LM, "--loss", "nce", "--num-certain", "2"],
+        "--num-certain does not go with --loss nce; take --loss sampled, sampled-masked",
+    ),
+    "certain classes of full": (
+        [*LM, "--loss", "full", "--num-certain", "2"],
+        "--num-certain has no effect with",
+    ),
+    "all words certain": (
+        [*LM, "--num-certain", "999"],
+        "`num_certain` must be less than the number of classes 31, got 999",
     ),
     "labels beyond the candidates": (
         [*LM, "--loss", "nce", "--sampler", "two-pass"],
