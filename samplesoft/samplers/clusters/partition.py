@@ -85,7 +85,7 @@ def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArra
     """Divide classes (k,) by k-means into about `num` cells, none of them empty or very large."""
     if num <= 1:
         return [ids]
-    labels = _cluster(rows[ids], num, key)
+    labels = k_means(rows[ids], num, key)
     order = np.argsort(labels, kind="stable")
     edges = np.flatnonzero(np.diff(labels[order])) + 1
     largest = _LARGEST * (len(ids) // num)
@@ -110,7 +110,17 @@ def _set_apart(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
     return [*(cell for cell in rest if len(cell)), *np.flatnonzero(alone)[:, None]]
 
 
-def _cluster(rows: Rows, num: int, key: np.uint64) -> IntArray:
+def require_distances(rows: Rows) -> None:
+    """Raise ValueError if squared distances of class vectors (k, d) might be infinite."""
+    largest, limit = float(np.abs(rows).max()), float(np.finfo(rows.dtype).max) ** 0.5
+    if not largest < limit:
+        raise ValueError(
+            f"`class_embeddings` must be less than {limit:.2g} in size for squared distances in "
+            f"{rows.dtype}, got {largest:.3g}; scale the vectors down, or use float64."
+        )
+
+
+def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm."""
     chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
     sample = rows[chosen[: _SAMPLE * num]]
