@@ -11,6 +11,7 @@ sampler                              draws in proportion to                     
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
 `SoftmaxSampler`                     the softmax itself                          O(n d)
 `ClusterSampler`                     about exp(tau h.c), by cells of classes     O(d n**(1/3))
+`MidxSampler`                        exp(tau h.c), c to the nearest codewords    O(n**(2/3))
 `RFSoftmaxSampler`                   about exp(nu h.c), by random features       O(D log n)
 `QuadraticSampler`                   alpha (h.c)**2 + 1                          O(d**2 log n)
 `PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
@@ -43,6 +44,7 @@ from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
+from samplesoft.samplers.midx import MidxSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.proposals import dense_proposals
 from samplesoft.samplers.protocol import SamplerProtocol
@@ -65,6 +67,7 @@ __all__ = [
     "KernelSampler",
     "LearnedUnigramSampler",
     "LogUniformSampler",
+    "MidxSampler",
     "MixtureSampler",
     "PositiveSampler",
     "QuadraticSampler",
