@@ -58,7 +58,14 @@ class HostArrays:
         return np.repeat(row, batch, axis=0)
 
     @staticmethod
-    def log_mean(logs: FloatArray) -> FloatArray:
-        """Return the logarithm of the mean of exp over each column of (B, k), as a row (1, k)."""
-        mean: FloatArray = np.logaddexp.reduce(logs, axis=0, keepdims=True) - np.log(len(logs))
+    def log_mean(logs: FloatArray, shares: FloatArray) -> FloatArray:
+        """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
+        mean: FloatArray = np.logaddexp.reduce(
+            logs + np.log(shares)[:, None], axis=0, keepdims=True
+        )
         return mean
+
+    @staticmethod
+    def mean(rows: FloatArray, shares: FloatArray) -> FloatArray:
+        """Return the mean of rows (R, n) by shares (R,), as a row (1, n)."""
+        return shares[None] @ rows

@@ -72,11 +72,16 @@ def repeat_row(row: Any, batch: int) -> Any:
     return out
 
 
-def log_mean(logs: Any) -> Any:
-    """Return the logarithm of the mean of exp over each column of (B, k), as a row (1, k)."""
+def log_mean(logs: Any, shares: Any) -> Any:
+    """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
     out = empty((1, logs.shape[1]), np.float64)
-    launch_warps(kernels.log_mean, out.size, logs, out)
+    launch_warps(kernels.log_mean, out.size, logs, to_device(shares), out)
     return out
+
+
+def mean(rows: Any, shares: Any) -> Any:
+    """Return the mean of rows (R, n) by shares (R,), as a row (1, n)."""
+    return to_device(shares[None] @ rows.copy_to_host())
 
 
 def first_outside(values: Any, least: Any, most: Any) -> int | None:
@@ -136,6 +141,7 @@ class CudaArrays:
     take_numbers = staticmethod(take_numbers)
     repeat_row = staticmethod(repeat_row)
     log_mean = staticmethod(log_mean)
+    mean = staticmethod(mean)
 
     @staticmethod
     def norm_outside(rows: Any, least: float, most: float) -> tuple[int, float] | None:

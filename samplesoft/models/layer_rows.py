@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids
+from samplesoft._validation import IntArray, as_float_rows, as_ids
 from samplesoft.losses.vectors import check_biases, unit_rows
 from samplesoft.samplers.draw import Rows
-from samplesoft.samplers.protocol import SamplerProtocol
 
 
 class HostLayer:
@@ -41,12 +40,3 @@ class HostLayer:
         """Return some class vectors, perhaps of norm 1."""
         some: Rows = rows[ids]
         return unit_rows("class_embeddings", some, ids)[0] if normalize else some
-
-    @staticmethod
-    def mean_log_count(
-        sampler: SamplerProtocol, contexts: Rows, labels: IntArray, m: int
-    ) -> FloatArray:
-        """Return the log expected count (B,) of each label in one draw for all contexts."""
-        every = sampler.log_expected_count(contexts, labels[None], m)
-        counts: FloatArray = np.logaddexp.reduce(every, axis=0) - np.log(len(every))
-        return counts

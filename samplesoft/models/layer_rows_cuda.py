@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import to_device
-from samplesoft._device.arrays_cuda import CudaArrays, copied, plus, take_rows
+from samplesoft._device.arrays_cuda import CudaArrays, copied, take_rows
 from samplesoft._device.select import to_host
 from samplesoft._device.sort_ids_cuda import union
 from samplesoft.losses.sampled_cuda import unit_rows
 from samplesoft.losses.vectors import check_biases
-from samplesoft.samplers.shared import mean_log_prob
 
 
 class CudaLayer:
@@ -42,9 +41,3 @@ class CudaLayer:
         """Return some class vectors, perhaps of norm 1."""
         some = take_rows(rows, ids)
         return unit_rows("class_embeddings", some, ids)[0] if normalize else some
-
-    @staticmethod
-    def mean_log_count(sampler: Any, contexts: Any, labels: Any, m: int) -> Any:
-        """Return the log expected count (B,) of each label in one draw for all contexts."""
-        log_q = mean_log_prob(sampler, contexts, labels.reshape(1, -1))
-        return plus(log_q.reshape(-1), float(np.log(m)))

@@ -308,15 +308,12 @@ class SoftmaxLayer:
         """Return the log expected count (P,) of each label in a draw for its example."""
         assert self.sampler is not None
         targets = batch.targets
-        if not self.shared:
+        if self.shared:
+            contexts, ids = batch.contexts, targets.labels.reshape(1, -1)
+        else:
             contexts, ids = targets.rows(batch.contexts), targets.labels.reshape(-1, 1)
-            every = self.sampler.log_expected_count(contexts, ids, self.num_sampled)
-            return every.reshape(-1)
-        contexts = batch.contexts[:1] if self.sampler.dim is None else batch.contexts
-        counts: FloatArray = self._device.mean_log_count(
-            self.sampler, contexts, targets.labels, self.num_sampled
-        )
-        return counts
+        every = self.sampler.log_expected_count(contexts, ids, self.num_sampled, shared=self.shared)
+        return every.reshape(-1)
 
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None

@@ -22,7 +22,7 @@ from samplesoft._validation import (
     as_named_arrays,
 )
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
-from samplesoft.samplers.shared import sample_shared
+from samplesoft.samplers.shared import nothing, pool, sample_mean
 
 __all__ = ["Draw", "Rows", "Sampler"]
 
@@ -102,7 +102,9 @@ class Sampler(ABC):
         exclude : int or array_like of int, shape (B,), optional
             A class for each context that is never drawn, such as its label.
         shared : bool
-            Draw one set for the whole batch, from the mean of its distributions.
+            Draw one set for the whole batch, from the mean of its distributions. Of more than 32
+            contexts, groups of similar ones are each stood for by one of their mean direction: 32
+            of them, or one for each 20 contexts if that is more.
         rng : int or numpy.random.Generator or None
             Seed of the draws. The same seed gives the same draws at any number of threads.
 
@@ -122,29 +124,28 @@ class Sampler(ABC):
         m = as_count("num_sampled", num_sampled)
         key = as_key(rng)
         require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
-        if not as_flag("shared", shared) or contexts.shape[0] == 1:
+        if not self._shares(shared, contexts, exclude):
             return self._sample(contexts, m, excluded, key)
-        if exclude is not None:
-            raise ValueError(
-                "`exclude` must be None with shared=True, for one set cannot leave out a class "
-                f"of each of {contexts.shape[0]} examples, got {np.size(exclude)}; mask "
-                "hits of the label in the loss."
-            )
-        return self._sample_shared(contexts, m, key)
+        contexts, shares = pool(self, contexts)
+        if contexts.shape[0] == 1:
+            return self._sample(contexts, m, nothing(self, contexts), key)
+        return self._sample_mean(contexts, shares, m, key)
 
-    def log_prob(self, h: ArrayLike | None, ids: Any, *, exclude: Any = None) -> FloatArray:
+    def log_prob(
+        self, h: ArrayLike | None, ids: Any, *, exclude: Any = None, shared: bool = False
+    ) -> FloatArray:
         """Return the log-probability of given classes.
 
         Parameters
         ----------
-        h, exclude
+        h, exclude, shared
             As in `sample`. The log-probability of an excluded class is -inf.
         ids : array_like of int, shape (B, k) or (k,)
             Classes; one row serves all contexts. For one class of each, write ``ids[:, None]``.
 
         Returns
         -------
-        ndarray of float64, shape (B, k)
+        ndarray of float64, shape (B, k), or (1, k) if `shared`
             Natural logarithms.
 
         Raises
@@ -152,25 +153,29 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed.
         """
-        contexts, excluded = self._check(h, exclude)
-        classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
-        return self._log_prob(contexts, classes, excluded)
+        return self._of_classes(self._log_prob, h, ids, exclude, shared)
 
     def log_expected_count(
-        self, h: ArrayLike | None, ids: Any, num_sampled: int, *, exclude: Any = None
+        self,
+        h: ArrayLike | None,
+        ids: Any,
+        num_sampled: int,
+        *,
+        exclude: Any = None,
+        shared: bool = False,
     ) -> FloatArray:
         """Return how often `num_sampled` draws contain given classes in the mean, as logarithms.
 
         Parameters
         ----------
-        h, num_sampled, exclude
+        h, num_sampled, exclude, shared
             As in `sample`. The value of an excluded class is -inf.
         ids : array_like of int, shape (B, k) or (k,)
             Classes, as in `log_prob`.
 
         Returns
         -------
-        ndarray of float64, shape (B, k)
+        ndarray of float64, shape (B, k), or (1, k) if `shared`
             ``log(m q)`` with replacement, the log-probability of inclusion without.
 
         Raises
@@ -179,21 +184,25 @@ class Sampler(ABC):
             If an argument is malformed.
         """
         m = as_count("num_sampled", num_sampled)
-        contexts, excluded = self._check(h, exclude)
-        classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
-        return self._log_expected_count(contexts, classes, m, excluded)
 
-    def probs(self, h: ArrayLike | None, *, exclude: Any = None) -> FloatArray:
+        def count(contexts: Rows, classes: IntArray, excluded: IntArray) -> FloatArray:
+            return self._log_expected_count(contexts, classes, m, excluded)
+
+        return self._of_classes(count, h, ids, exclude, shared)
+
+    def probs(
+        self, h: ArrayLike | None, *, exclude: Any = None, shared: bool = False
+    ) -> FloatArray:
         """Return the probability of every class.
 
         Parameters
         ----------
-        h, exclude
+        h, exclude, shared
             As in `sample`.
 
         Returns
         -------
-        ndarray of float64, shape (B, n)
+        ndarray of float64, shape (B, n), or (1, n) if `shared`
             Each row sums to 1.
 
         Raises
@@ -204,9 +213,14 @@ class Sampler(ABC):
             If so many probabilities do not fit.
         """
         contexts, excluded = self._check(h, exclude)
+        shares = None
+        if self._shares(shared, contexts, exclude):
+            contexts, shares = pool(self, contexts)
+            excluded = nothing(self, contexts)
         batch = contexts.shape[0]
         require_room("h", batch, 8.0 * batch * self.num_classes)
-        return self._probs(contexts, excluded)
+        probs = self._probs(contexts, excluded)
+        return probs if shares is None else self._arrays.mean(probs, shares)
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
         """Follow changed class vectors; a sampler that does not depend on them ignores this.
@@ -278,6 +292,37 @@ class Sampler(ABC):
                 "that of another sampler."
             )
 
+    def _of_classes(
+        self,
+        function: Callable[[Rows, IntArray, IntArray], FloatArray],
+        h: ArrayLike | None,
+        ids: Any,
+        exclude: Any,
+        shared: bool,
+    ) -> FloatArray:
+        """Check arguments, and call a hook that returns logarithms; of their mean if `shared`."""
+        contexts, excluded = self._check(h, exclude)
+        if not self._shares(shared, contexts, exclude):
+            classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
+            return function(contexts, classes, excluded)
+        classes = self._arrays.ids("ids", ids, self.num_classes, 1)
+        contexts, shares = pool(self, contexts)
+        classes = self._arrays.repeat_row(classes, contexts.shape[0])
+        logs = function(contexts, classes, nothing(self, contexts))
+        return self._arrays.log_mean(logs, shares)
+
+    def _shares(self, shared: bool, contexts: Rows, exclude: Any) -> bool:
+        """Return whether a set is for several contexts, and check that none is to be left out."""
+        if not as_flag("shared", shared) or contexts.shape[0] == 1:
+            return False
+        if exclude is not None:
+            raise ValueError(
+                "`exclude` must be None with shared=True, for one set cannot leave out a class "
+                f"of each of {contexts.shape[0]} examples, got {np.size(exclude)}; mask "
+                "hits of the label in the loss."
+            )
+        return True
+
     def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
         if h is None and self.dim is None:
@@ -318,9 +363,9 @@ class Sampler(ABC):
             )
         return labels
 
-    def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        """Draw one set from the mean over the batch."""
-        return sample_shared(self, h, m, key)
+    def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
+        """Draw one set from the mean over contexts (R, d) by their shares (R,)."""
+        return sample_mean(self, h, shares, m, key)
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:

@@ -121,9 +121,9 @@ class CertainSampler(Sampler):
             values[rows, heads] = values[rows, first]
         return draw
 
-    def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
+    def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
         self._require_room(1)
-        return self._beside(self.tail._sample_shared(self.tail._check_contexts(h), m, key))
+        return self._beside(self.tail._sample_mean(self.tail._check_contexts(h), shares, m, key))
 
     def _beside(self, drawn: Draw) -> Draw:
         """Return the certain classes beside draws of the tail."""

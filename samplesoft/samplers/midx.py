@@ -15,9 +15,9 @@ from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
 from samplesoft.kernels.clusters.kmeans import move_centers
 from samplesoft.kernels.samplers import midx_draw
-from samplesoft.samplers.clusters.partition import k_means, require_distances
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.engine import EngineSampler
+from samplesoft.samplers.k_means import k_means, require_distances
 
 _Work = Callable[[slice, FloatArray, FloatArray, IntArray], None]
 _CONTEXTS = 32  # in a task of a thread

@@ -49,14 +49,27 @@ class SamplerProtocol(Protocol):
     ) -> Draw:
         """Draw classes for each context (B, d), with ``log_q`` the logarithm of `probs`."""
 
-    def probs(self, h: ArrayLike | None, *, exclude: Any = None) -> FloatArray:
-        """Return the probabilities (B, n) of all classes; 0 for the excluded class (B,)."""
+    def probs(
+        self, h: ArrayLike | None, *, exclude: Any = None, shared: bool = False
+    ) -> FloatArray:
+        """Return the probabilities (B, n) of all classes; 0 for the excluded class (B,).
 
-    def log_prob(self, h: ArrayLike | None, ids: Any, *, exclude: Any = None) -> FloatArray:
+        With ``shared=True``, here and below, those (1, n) of the set that serves all contexts.
+        """
+
+    def log_prob(
+        self, h: ArrayLike | None, ids: Any, *, exclude: Any = None, shared: bool = False
+    ) -> FloatArray:
         """Return the logarithms (B, k) of the probabilities of classes (B, k)."""
 
     def log_expected_count(
-        self, h: ArrayLike | None, ids: Any, num_sampled: int, *, exclude: Any = None
+        self,
+        h: ArrayLike | None,
+        ids: Any,
+        num_sampled: int,
+        *,
+        exclude: Any = None,
+        shared: bool = False,
     ) -> FloatArray:
         """Return the logarithms (B, k) of how often a draw contains classes in the mean."""
 

@@ -15,7 +15,7 @@ from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_
 from samplesoft.kernels.samplers import static
 from samplesoft.kernels.samplers.alias import build_alias
 from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.draw import Draw, Rows
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
 _CHUNK_DRAWS = 1 << 16
@@ -80,9 +80,6 @@ class StaticSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         return self._engine.sample(m, exclude, key)
-
-    def _sample_shared(self, h: Rows, m: int, key: np.uint64) -> Draw:
-        return self._sample(h[:1], m, self._arrays.filled(1, NO_CLASS), key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         return self._engine.log_prob(ids, exclude)

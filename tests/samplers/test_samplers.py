@@ -12,7 +12,7 @@ NAMES = sorted(SAMPLERS)
 OF_UNIT_VECTORS = [name for name in NAMES if SAMPLERS[name].unit_vectors]
 OF_VECTORS = [name for name in NAMES if SAMPLERS[name].follows_vectors]
 SIZES = [1, 2, 37, 300]
-CHI_SQUARE_TESTS = 10 * len(NAMES)
+CHI_SQUARE_TESTS = 11 * len(NAMES)
 DRAWS = 200_000
 # in float32 a class or node is weighed by products that another batch may round otherwise
 TOLERANCE = {np.float64: 1e-10, np.float32: 1e-5}
@@ -212,6 +212,24 @@ def test_a_shared_set_comes_from_the_mean(name):
     assert chi_square(counted(draw.ids, n), mean) > 1e-3 / CHI_SQUARE_TESTS
     with pytest.raises(ValueError, match="`exclude` must be None with shared=True"):
         sampler.sample(h, 3, exclude=[0, 1, 2], shared=True)
+
+
+def test_what_is_said_of_a_shared_set_is_what_is_drawn(name):
+    n, m = 150, 40_000
+    sampler, h = make_sampler(name, inputs(n)), contexts(100)  # so many that they are pooled
+    draw, q = sampler.sample(h, m, shared=True, rng=6), sampler.probs(h, shared=True)
+    assert draw.ids.shape == (1, m)
+    assert q.shape == (1, n)
+    assert q.sum() == pytest.approx(1.0, rel=1e-12)
+    assert chi_square(counted(draw.ids, n), q[0]) > 1e-3 / CHI_SQUARE_TESTS
+    log_q = sampler.log_prob(h, draw.ids[0], shared=True)
+    np.testing.assert_allclose(draw.log_q, log_q, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(np.exp(log_q), q[:, draw.ids[0]], rtol=1e-10)
+    few = sampler.sample(h, 5, shared=True, rng=6)
+    counts = sampler.log_expected_count(h, few.ids[0], 5, shared=True)
+    np.testing.assert_allclose(counts, few.log_expected_count, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="`exclude` must be None with shared=True"):
+        sampler.log_prob(h, [0], exclude=np.arange(100), shared=True)
 
 
 def test_an_updated_sampler_is_like_a_new_one(name, dtype):

@@ -55,8 +55,8 @@ def repeat_row(row: Any, out: Any) -> None:
 
 
 @kernel
-def log_mean(logs: Any, out: Any) -> None:
-    """Write the logarithm of the mean of exp over each column of (B, k) to `out` (1, k)."""
+def log_mean(logs: Any, shares: Any, out: Any) -> None:
+    """Write the log of the mean of exp over columns of (R, k) by `shares` (R,) to `out` (1, k)."""
     k = warp_index()
     if k >= logs.shape[1]:
         return
@@ -66,10 +66,10 @@ def log_mean(logs: Any, out: Any) -> None:
     greatest = warp_max(greatest)
     total = 0.0
     for b in range(lane(), logs.shape[0], WARP_SIZE):
-        total += math.exp(logs[b, k] - greatest)
+        total += shares[b] * math.exp(logs[b, k] - greatest)
     total = warp_sum(total)
     if lane() == 0:
-        out[0, k] = greatest + math.log(total / logs.shape[0])
+        out[0, k] = greatest + math.log(total)
 
 
 @kernel

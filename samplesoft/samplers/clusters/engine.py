@@ -15,6 +15,7 @@ from samplesoft.kernels.clusters import descent
 from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.k_means import require_distances
 
 _CONTEXTS = 64  # in a task of a thread
 _VISITS = 2048  # of cells in a task of a thread
@@ -30,7 +31,7 @@ class HostClusters:
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
     ) -> None:
         self.tau, self._leaf_size, self._key = tau, leaf_size, key
-        self._require_squares(rows)
+        require_distances(rows)
         self._divide(rows, progress)
 
     @property
@@ -145,7 +146,7 @@ class HostClusters:
         """Return what makes an update happen; one of all classes divides them anew."""
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
-        self._require_squares(rows)
+        require_distances(rows)
         if len(ids) == len(self._places):
             anew = HostClusters(rows, self.tau, self._leaf_size, self._key)
             return lambda: self.__dict__.update(anew.__dict__)
@@ -176,15 +177,6 @@ class HostClusters:
                 f"to {bound[row]:.3g} for row {row}; scale the vectors down, or use float64."
             )
         return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
-
-    def _require_squares(self, rows: Rows) -> None:
-        """Raise ValueError if variances of class vectors (k, d) might be infinite."""
-        largest, limit = float(np.abs(rows).max()), float(np.finfo(rows.dtype).max) ** 0.5
-        if not largest < limit:
-            raise ValueError(
-                f"`class_embeddings` must be less than {limit:.2g} in size for the variance of "
-                f"cells in {rows.dtype}, got {largest:.3g}; scale the vectors down, or use float64."
-            )
 
     def _contexts(
         self, h: Rows, exclude: IntArray, k: int

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samplesoft._jit import chunks, thread_each, thread_map
+from samplesoft._jit import thread_map
 from samplesoft._progress import progress_bar
-from samplesoft._random import mix64, uniform_block
+from samplesoft._random import mix64
 from samplesoft._validation import IntArray
-from samplesoft.feature_maps.base import squared_norms
-from samplesoft.kernels.clusters.kmeans import move_centers, nearest
 from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.k_means import k_means
 
-_ROUNDS = 8  # of Lloyd's algorithm
-_SAMPLE = 64  # classes for each center that centers are moved by
 _LARGEST = 4  # times the mean size of the cells in a cell
 _FEW = 32  # leaves in a cell that needs no cells between
-_PART = 4096  # rows in a task of a thread
 
 
 @dataclass(frozen=True)
@@ -108,32 +104,3 @@ def _set_apart(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
     alone[np.argsort(-distances, kind="stable")[: len(cells)]] = True
     rest = (cell[~alone[cell]] for cell in cells)
     return [*(cell for cell in rest if len(cell)), *np.flatnonzero(alone)[:, None]]
-
-
-def require_distances(rows: Rows) -> None:
-    """Raise ValueError if squared distances of class vectors (k, d) might be infinite."""
-    largest, limit = float(np.abs(rows).max()), float(np.finfo(rows.dtype).max) ** 0.5
-    if not largest < limit:
-        raise ValueError(
-            f"`class_embeddings` must be less than {limit:.2g} in size for squared distances in "
-            f"{rows.dtype}, got {largest:.3g}; scale the vectors down, or use float64."
-        )
-
-
-def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
-    """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm."""
-    chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
-    sample = rows[chosen[: _SAMPLE * num]]
-    centers = sample[:num].copy()
-    for _ in range(_ROUNDS):
-        move_centers(sample, _nearest(sample, centers), centers)
-    return _nearest(rows, centers)
-
-
-def _nearest(rows: Rows, centers: Rows) -> IntArray:
-    halves = 0.5 * squared_norms(centers.astype(np.float64))
-    labels = np.empty(len(rows), np.int64)
-    thread_each(
-        lambda part: nearest(rows[part], centers, halves, labels[part]), chunks(len(rows), _PART)
-    )
-    return labels

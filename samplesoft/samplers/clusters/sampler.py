@@ -75,9 +75,9 @@ class ClusterSampler(EngineSampler):
 
     References
     ----------
-    .. [1] J. Chen et al., "Cache-Augmented Inbatch Importance Resampling ...", 2022, and
-       "Fast Variational AutoEncoder with Inverted Multi-Index for Collaborative Filtering",
-       WWW 2022, draw through cells of a product quantiser.
+    .. [1] J. Chen et al., "Fast Variational AutoEncoder with Inverted Multi-Index for
+       Collaborative Filtering", WWW 2022, draw through cells of a product quantiser, as
+       `MidxSampler` does.
 
     Examples
     --------
@@ -128,7 +128,8 @@ class ClusterSampler(EngineSampler):
     def staleness(self) -> float:
         """Mean squared distance of classes to the mean of their leaf, over that when clustered.
 
-        1 for cells as good as new. The bias grows with it; beyond 2 or so call `cluster`.
+        1 for cells as good as new. The bias grows faster: a few classes that have moved far, as at
+        1.4, can make it ten times what it was. Beyond 1.2 or so call `cluster`.
         """
         before: float = self._engine.spread_when_clustered
         now: float = self._engine.spread()
