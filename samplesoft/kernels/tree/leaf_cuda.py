@@ -18,13 +18,12 @@ from samplesoft._cuda import (
     lane,
     thread_index,
     warp_index,
-    warp_max,
     warp_sum,
     warp_sync,
 )
 from samplesoft.kernels.math import weights as host_weights
 from samplesoft.kernels.math.dot_cuda import warp_dot
-from samplesoft.kernels.math.weights import LEAST
+from samplesoft.kernels.math.weights_cuda import exp_weights
 from samplesoft.kernels.tree import leaf as host
 from samplesoft.kernels.tree.leaf import (
     classes_in,
@@ -117,26 +116,18 @@ def weigh_on_lanes(
     products: Any, size: int, excluded_place: int, rules: TreeRules, weights: Any
 ) -> tuple[float, float]:
     """Write weights up to a factor, 0 if excluded; return their sum and the factor's logarithm."""
-    shift = 0.0
     if rules.kind == SOFTMAX:
-        shift = -math.inf
         for c in range(lane(), size, WARP_SIZE):
-            if c != excluded_place:
-                shift = max(shift, log_weight(products[c], rules))
-        shift = warp_max(shift)
+            weights[c] = log_weight(products[c], rules) if c != excluded_place else -math.inf
+        total, greatest = exp_weights(weights, size)
+        return total, greatest
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
-        weight = 0.0
-        if c != excluded_place and rules.kind == SOFTMAX:
-            weight = math.exp(log_weight(products[c], rules) - shift)
-            weight = weight if weight > LEAST else 0.0
-        elif c != excluded_place:
-            weight = linear_weight(products[c], rules)
-        weights[c] = weight
-        total += weight
+        weights[c] = linear_weight(products[c], rules) if c != excluded_place else 0.0
+        total += weights[c]
     total = warp_sum(total)
     warp_sync()
-    return total, shift
+    return total, 0.0
 
 
 @kernel

@@ -1,0 +1,29 @@
+"""Weights side by side on the device: a lane of a warp for each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from samplesoft._cuda import WARP_SIZE, device_function, lane, warp_max, warp_sum, warp_sync
+from samplesoft.kernels.math.weights import LEAST
+
+
+@device_function
+def exp_weights(weights: Any, size: int) -> tuple[float, float]:
+    """Do as `weights.exp_weights` for `size` logits, of which each lane has written its own.
+
+    What is left out has a logit of -inf. When this returns, all lanes see all weights.
+    """
+    greatest = -math.inf
+    for c in range(lane(), size, WARP_SIZE):
+        greatest = max(greatest, weights[c])
+    greatest = warp_max(greatest)
+    total = 0.0
+    for c in range(lane(), size, WARP_SIZE):
+        weight = math.exp(weights[c] - greatest)
+        weights[c] = weight if weight > LEAST else 0.0
+        total += weights[c]
+    total = warp_sum(total)
+    warp_sync()
+    return total, greatest
