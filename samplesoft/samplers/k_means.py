@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from samplesoft._jit import chunks, thread_each
@@ -16,13 +18,13 @@ _SAMPLE = 64  # rows for each center that centers are moved by
 _PART = 4096  # rows in a task of a thread
 
 
-def require_distances(rows: Rows) -> None:
-    """Raise ValueError if squared distances of class vectors (k, d) might be infinite."""
-    largest, limit = float(np.abs(rows).max()), float(np.finfo(rows.dtype).max) ** 0.5
+def require_squares(largest: float, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError if squared distances of class vectors up to `largest` might be infinite."""
+    limit = float(np.finfo(dtype).max) ** 0.5
     if not largest < limit:
         raise ValueError(
             f"`class_embeddings` must be less than {limit:.2g} in size for squared distances in "
-            f"{rows.dtype}, got {largest:.3g}; scale the vectors down, or use float64."
+            f"{dtype}, got {largest:.3g}; scale the vectors down, or use float64."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,11 @@ from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.kernels.clusters import descent
 from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
+from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
+from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
-from samplesoft.samplers.k_means import require_distances
+from samplesoft.samplers.k_means import require_squares
 
 _CONTEXTS = 64  # in a task of a thread
 _VISITS = 2048  # of cells in a task of a thread
@@ -31,7 +32,7 @@ class HostClusters:
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
     ) -> None:
         self.tau, self._leaf_size, self._key = tau, leaf_size, key
-        require_distances(rows)
+        require_squares(float(np.abs(rows).max()), rows.dtype)
         self._divide(rows, progress)
 
     @property
@@ -42,9 +43,7 @@ class HostClusters:
 
     def cells(self) -> list[list[IntArray]]:
         """Return the classes of each cell, level by level."""
-        tree, order = self._tree, self._order.astype(np.int64)
-        edges = [np.cumsum(self._sizes[a:b])[:-1] for a, b in pairwise(tree.levels)]
-        return [np.split(order, each) for each in edges]
+        return classes_of_cells(self._order, self._sizes, self._tree.levels)
 
     def rows(self, ids: IntArray | None = None) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
@@ -53,10 +52,8 @@ class HostClusters:
 
     def spread(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
-        first, last = self._tree.levels[-2:]
-        dim = self._tree.rows.shape[1]
-        variances = self._tree.cells[first:last, dim:].sum(axis=1, dtype=np.float64)
-        return float(self._sizes[first:last] @ variances / len(self._places))
+        leaves = slice(*self._tree.levels[-2:])
+        return mean_variance(self._tree.cells[leaves], self._sizes[leaves])
 
     def cluster(self, progress: bool = False) -> None:
         """Divide the classes anew, by their vectors as they are."""
@@ -146,7 +143,7 @@ class HostClusters:
         """Return what makes an update happen; one of all classes divides them anew."""
         ids, last = np.unique(ids[::-1], return_index=True)
         rows = rows[len(rows) - 1 - last]
-        require_distances(rows)
+        require_squares(float(np.abs(rows).max()), rows.dtype)
         if len(ids) == len(self._places):
             anew = HostClusters(rows, self.tau, self._leaf_size, self._key)
             return lambda: self.__dict__.update(anew.__dict__)
@@ -170,12 +167,8 @@ class HostClusters:
             scaled = self.tau * h.astype(np.float64)
             bound = np.abs(scaled).sum(axis=1) * largest
             bound += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
-        if not bound.max() < np.finfo(h.dtype).max:
-            row = int(bound.argmax())
-            raise ValueError(
-                f"`h` must have logits and squares of them within the range of {h.dtype}, got up "
-                f"to {bound[row]:.3g} for row {row}; scale the vectors down, or use float64."
-            )
+        row = int(bound.argmax())
+        require_logits(bound[row], row, h.dtype)
         return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
 
     def _contexts(
