@@ -61,9 +61,12 @@ def require_memory(
     )
 
 
-def require_bytes(what: str, needed: float, remedy: str) -> None:
-    """Raise MemoryError, with a remedy, if `what` needs more bytes than there are."""
-    available = available_bytes()
+def require_bytes(what: str, needed: float, remedy: str, available: float | None = None) -> None:
+    """Raise MemoryError, with a remedy, if `what` needs more bytes than are `available`.
+
+    Those are the processor's if they are left out.
+    """
+    available = available_bytes() if available is None else available
     if available is not None and needed > available:
         raise MemoryError(
             f"{what} need {human_bytes(needed)}, and {human_bytes(available)} are available; "

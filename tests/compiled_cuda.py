@@ -135,6 +135,7 @@ def launch_everything(dtype):
     from samplesoft.models import SoftmaxLayer
     from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
     from samplesoft.samplers import (
+        ClusterSampler,
         RFSoftmaxSampler,
         SoftmaxSampler,
         UniformSampler,
@@ -157,6 +158,7 @@ def launch_everything(dtype):
         RFSoftmaxSampler(W, tau=1.0, **common),
         RFSoftmaxSampler(W, leaf="kernel", **common),
         SoftmaxSampler(W, block_size=4, device="cuda"),
+        ClusterSampler(np.tile(W, (7, 1)), leaf_size=1, device="cuda"),  # of two levels
         UniformSampler(13, device="cuda"),
         WeightedSampler(np.ones(13), device="cuda"),
         WeightedSampler(np.eye(13)[0], device="cuda"),

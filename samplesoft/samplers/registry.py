@@ -151,6 +151,12 @@ def _positive(inputs: SamplerInputs) -> Sampler:
     )
 
 
+def _clusters(inputs: SamplerInputs) -> Sampler:
+    return ClusterSampler(
+        inputs.class_embeddings, tau=inputs.tau, rng=inputs.rng, device=inputs.device
+    )
+
+
 def _two_pass(inputs: SamplerInputs) -> Sampler:
     """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
     rows = inputs.class_embeddings
@@ -231,9 +237,10 @@ SAMPLERS: dict[str, SamplerSpec] = {
         cuda=True,
     ),
     "clusters": SamplerSpec(
-        lambda inputs: ClusterSampler(inputs.class_embeddings, tau=inputs.tau, rng=inputs.rng),
+        _clusters,
         "the softmax in leaves of similar classes, reached by the estimated mass of cells",
         reads=("class_embeddings", "tau", "rng"),
+        cuda=True,
     ),
     "midx": SamplerSpec(
         lambda inputs: MidxSampler(inputs.class_embeddings, tau=inputs.tau, rng=inputs.rng),

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau
-from samplesoft._validation import IntArray, as_count, as_flag, as_float_rows, as_ids
-from samplesoft.samplers.clusters.engine import HostClusters
+from samplesoft._validation import IntArray, as_count, as_flag
 from samplesoft.samplers.draw import Rows
 from samplesoft.samplers.engine import EngineSampler
 
@@ -36,6 +37,9 @@ class ClusterSampler(EngineSampler):
         Show a progress bar on stderr while clustering, if that is a terminal.
     rng : int, numpy.random.Generator or None
         Seed of the clustering.
+    device : {"cpu", "cuda"}
+        Where it works, and where what it returns stays, but for `cells`. Classes are divided on
+        the processor in both cases.
 
     Raises
     ------
@@ -100,18 +104,21 @@ class ClusterSampler(EngineSampler):
         leaf_size: int = 16,
         progress: bool = False,
         rng: int | np.random.Generator | None = None,
+        device: str = "cpu",
     ) -> None:
+        arrays = twin(as_device(device), ARRAYS)
         as_flag("progress", progress)
-        rows = as_float_rows("class_embeddings", class_embeddings)
-        super().__init__(rows.shape[0], rows.shape[1], rows.dtype)
+        rows = arrays.float_rows("class_embeddings", class_embeddings)
+        super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.tau = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
-        require_bytes(
-            f"cells of {self.num_classes:,} classes",
-            rows.nbytes * (2.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes,
-            "use float32, larger leaves or fewer classes",
-        )
-        self._engine = HostClusters(rows, self.tau, self.leaf_size, as_key(rng), progress)
+        what = f"cells of {self.num_classes:,} classes"
+        needed = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
+        remedy = "use float32, larger leaves or fewer classes"
+        require_bytes(what, rows.nbytes + needed, remedy)  # where they are divided
+        require_bytes(what, needed, remedy, arrays.available_bytes())
+        engine = twin(device, "samplesoft.samplers.clusters.engine:Clusters")
+        self._engine = engine(rows, self.tau, self.leaf_size, as_key(rng), progress)
 
     @property
     def nbytes(self) -> int:
@@ -137,9 +144,9 @@ class ClusterSampler(EngineSampler):
 
     def class_embeddings(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors (k, d) of some classes, or of all."""
-        rows: Rows = self._engine.rows(
-            None if ids is None else as_ids("ids", ids, self.num_classes)
-        )
+        if ids is not None:
+            ids = self._arrays.ids("ids", ids, self.num_classes)
+        rows: Rows = self._engine.rows(ids)
         return rows
 
     def cluster(self, *, progress: bool = False) -> None:
