@@ -24,5 +24,7 @@ def test_every_work_is_timed(tmp_path, monkeypatch):
     assert tuple(rows[0]) == gpu_walltime.FIELDS
     works = {row["work"] for row in rows}
     assert works == {"sampled loss", "features", "training step", "exact bias"}
+    drawn = {row["method"] for row in rows if row["work"] == "sampled loss"}
+    assert drawn - {gpu_walltime.PEER} == {"EXP", "clusters", "RFF D = 4", "RFF D = 5"}
     assert all(float(row["milliseconds"]) > 0 for row in rows)
     assert (tmp_path / "gpu_walltime.png").stat().st_size > 0
