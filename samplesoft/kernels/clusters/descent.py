@@ -30,7 +30,7 @@ class Cells(NamedTuple):
     """Cells (N,) level by level: a row (2 d) for each, its size, its children and its parent.
 
     `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`. No
-    cell has more than `widest` children, and no more are at the top.
+    cell has more children than `widest` (1,) tells, and no more are at the top.
     """
 
     cells: Real
@@ -39,7 +39,7 @@ class Cells(NamedTuple):
     ranges: IntArray
     parents: IntArray
     levels: IntArray
-    widest: int
+    widest: IntArray
 
 
 class Contexts(NamedTuple):
@@ -275,4 +275,4 @@ def ascend_tops(tree: Cells, contexts: Contexts, tops: IntArray, log_q: FloatArr
 @njit
 def rooms(tree: Cells) -> tuple[Real, Real]:
     """Return room for the logits and the weights of children."""
-    return np.empty(tree.widest, tree.rows.dtype), np.empty(tree.widest, tree.rows.dtype)
+    return np.empty(tree.widest[0], tree.rows.dtype), np.empty(tree.widest[0], tree.rows.dtype)

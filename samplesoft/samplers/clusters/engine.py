@@ -38,7 +38,7 @@ class HostClusters:
     @property
     def nbytes(self) -> int:
         """Bytes of the class vectors, the cells and their places."""
-        arrays = (*self._tree[:-1], self._sizes, self._order, self._places)
+        arrays = (*self._tree, self._sizes, self._order, self._places)
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
@@ -85,7 +85,7 @@ class HostClusters:
             ranges,
             parents,
             levels,
-            int(max(levels[1], np.diff(ranges, axis=1).max())),
+            np.maximum(levels[1], np.diff(ranges, axis=1).max(keepdims=True)[0]),
         )
         self._sum_up(np.arange(levels[-2], levels[-1]))
         self._largest = float(np.abs(rows).max())

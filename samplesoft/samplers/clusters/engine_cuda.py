@@ -21,8 +21,9 @@ from samplesoft.kernels.tree import leaf_cuda
 from samplesoft.kernels.tree.sums_cuda import largest_in_rows
 from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.engine import HostClusters
-from samplesoft.samplers.clusters.limits import require_logits, require_squares
+from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.draw import Draw
+from samplesoft.samplers.k_means import require_squares
 
 
 class CudaClusters:
