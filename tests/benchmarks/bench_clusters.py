@@ -14,7 +14,13 @@ import numpy as np
 
 from samplesoft import exact_bias
 from samplesoft.data import examples_from_corpus
-from samplesoft.samplers import ClusterSampler, RFSoftmaxSampler, SoftmaxSampler, UniformSampler
+from samplesoft.samplers import (
+    ClusterSampler,
+    MidxSampler,
+    RFSoftmaxSampler,
+    SoftmaxSampler,
+    UniformSampler,
+)
 
 TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[^\sA-Za-z_0-9]")
 MOST = 8_000_000  # tokens
@@ -34,6 +40,7 @@ def tokens_of(folder):
 def samplers(rows):
     yield "uniform", lambda: UniformSampler(len(rows))
     yield "clusters", lambda: ClusterSampler(rows, tau=TAU, rng=0)
+    yield "midx", lambda: MidxSampler(rows, tau=TAU, rng=0)
     for features in (256, 1024):
         yield (
             f"RFF, D = {features}",

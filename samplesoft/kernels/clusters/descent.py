@@ -30,7 +30,8 @@ class Cells(NamedTuple):
     """Cells (N,) level by level: a row (2 d) for each, its size, its children and its parent.
 
     `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`. No
-    cell has more children than `widest` (1,) tells, and no more are at the top.
+    cell has more children than `widest` (1,) tells. The last range is that of the cells at the top:
+    they are the children of cell -1, which has no row, and is the parent of each.
     """
 
     cells: Real
@@ -43,7 +44,7 @@ class Cells(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """Queries (B, 2 d) of contexts, the logits (B, K) of the top cells, and what is left out.
+    """Queries (B, 2 d) of contexts, and what is left out for each.
 
     `path` (B, T + 1) are the cells over the excluded class of each context, and at the end its
     place; all are below 0 where nothing is excluded. Of its mass a cell keeps what `remaining`
@@ -51,7 +52,6 @@ class Contexts(NamedTuple):
     """
 
     queries: Real
-    tops: Real
     path: IntArray
     remaining: FloatArray
 
@@ -200,19 +200,6 @@ def find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
 
 
 @njit
-def draw_tops(
-    tree: Cells, contexts: Contexts, u: FloatArray, at: IntArray, log_q: FloatArray
-) -> None:
-    """Take sorted uniforms (B, k) to top cells, as `split` does."""
-    logits, weights = rooms(tree)
-    num = contexts.tops.shape[1]
-    for b in range(len(u)):
-        logits[:num] = contexts.tops[b]
-        leave_out(contexts, b, 0, 0, num, logits)
-        split(logits, weights, num, 0, (b, 0, u.shape[1]), u, at, log_q)
-
-
-@njit
 def draw_children(
     tree: Cells,
     contexts: Contexts,
@@ -257,19 +244,6 @@ def ascend(
             child = children[b, k] - first
             log_q[b, k] += log_share(logits, weights, child, total, greatest)
             children[b, k], cells[b, k] = cell, tree.parents[cell]
-
-
-@njit
-def ascend_tops(tree: Cells, contexts: Contexts, tops: IntArray, log_q: FloatArray) -> None:
-    """Add to `log_q` (B, k) the shares of top cells."""
-    logits, weights = rooms(tree)
-    num = contexts.tops.shape[1]
-    for b in range(len(tops)):
-        logits[:num] = contexts.tops[b]
-        leave_out(contexts, b, 0, 0, num, logits)
-        total, greatest = weigh(logits, num, weights)
-        for k in range(tops.shape[1]):
-            log_q[b, k] += log_share(logits, weights, tops[b, k], total, greatest)
 
 
 @njit

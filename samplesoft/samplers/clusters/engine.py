@@ -18,9 +18,10 @@ from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
 from samplesoft.samplers.k_means import require_squares
 
+_TOP = -1  # the cell over all, and its level
 _CONTEXTS = 64  # in a task of a thread
-_VISITS = 2048  # of cells in a task of a thread
-_LOGITS = 1 << 22  # of top cells that are held at a time
+_CHILDREN = 1 << 16  # that are weighed in a task of a thread
+_FEW = 32  # children of a cell that is not at the top, about
 _DRAWS = 1 << 20  # that are held at a time
 _CELLS = 64  # that a task of a thread sums up
 
@@ -78,6 +79,7 @@ class HostClusters:
             ranges[above:here] = children
         self._sizes = ends - firsts
         cells = np.empty((len(firsts), 2 * dim), rows.dtype)
+        ranges = np.concatenate([ranges, [[0, levels[1]]]])
         self._tree = descent.Cells(
             cells,
             rows[self._order],
@@ -85,7 +87,7 @@ class HostClusters:
             ranges,
             parents,
             levels,
-            np.maximum(levels[1], np.diff(ranges, axis=1).max(keepdims=True)[0]),
+            np.diff(ranges, axis=1).max(axis=0),
         )
         self._sum_up(np.arange(levels[-2], levels[-1]))
         self._largest = float(np.abs(rows).max())
@@ -108,10 +110,9 @@ class HostClusters:
         places, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
         for part, contexts in self._contexts(h, exclude, m):
             order = np.argsort(uniforms[part], axis=1)
-            u, at = np.take_along_axis(uniforms[part], order, axis=1), np.empty_like(order)
+            u, at = np.take_along_axis(uniforms[part], order, axis=1), np.full_like(order, _TOP)
             sums = np.zeros(u.shape)
-            self._each_context(descent.draw_tops, contexts, u, at, sums)
-            for level in range(len(self._tree.levels) - 1):
+            for level in range(_TOP, len(self._tree.levels) - 1):
                 self._each_visit(descent.draw_children, contexts, level, at, u, at, sums)
             np.put_along_axis(places[part], order, at, axis=1)
             np.put_along_axis(log_q[part], order, sums, axis=1)
@@ -126,9 +127,8 @@ class HostClusters:
             at = np.take_along_axis(places, order, axis=1)
             excluded = at == contexts.path[:, -1:]
             cells, sums = self._leaves(at), np.zeros(at.shape)
-            for level in range(len(self._tree.levels) - 2, -1, -1):
+            for level in reversed(range(_TOP, len(self._tree.levels) - 1)):
                 self._each_visit(descent.ascend, contexts, level, cells, at, cells, sums)
-            self._each_context(descent.ascend_tops, contexts, at, sums)
             sums[excluded] = -np.inf
             np.put_along_axis(log_q[part], order, sums, axis=1)
         return log_q
@@ -175,45 +175,38 @@ class HostClusters:
         self, h: Rows, exclude: IntArray, k: int
     ) -> Iterator[tuple[slice, descent.Contexts]]:
         """Yield as many contexts (B, d) at a time as fit, for k classes of each."""
-        depth, num_tops = len(self._tree.levels) - 1, int(self._tree.levels[1])
         queries = self._queries(h)
-        for part in chunks(len(h), max(1, min(_LOGITS // num_tops, _DRAWS // k))):
-            asked, hidden = queries[part], exclude[part]
-            path = np.full((len(asked), depth + 1), -1)
-            remaining = np.empty(path.shape)
-            if hidden.max() != NO_CLASS:
-                places = np.where(hidden == NO_CLASS, -1, self._places[hidden])
-                path[:, -1] = places
-                rows = self._leaves(places), asked, path, remaining
-                self._each_context(descent.exclude_classes, *rows)
-            yield part, descent.Contexts(asked, self._tops(asked), path, remaining)
+        for part in chunks(len(h), max(1, _DRAWS // k)):
+            yield part, self._without(queries[part], exclude[part])
 
-    def _each_context(self, kernel: Any, *rows: Any) -> None:
-        """Call a kernel on threads for parts of arrays that have a row for each context."""
-
-        def work(part: slice) -> None:
-            kernel(self._tree, *(_part(x, part) for x in rows))
-
-        thread_each(work, chunks(len(rows[-1]), _CONTEXTS))
+    def _without(self, queries: Rows, exclude: IntArray) -> descent.Contexts:
+        """Return contexts with what is left out for each."""
+        tree = self._tree
+        path = np.full((len(queries), len(tree.levels)), -1)
+        remaining = np.empty(path.shape)
+        if exclude.max() != NO_CLASS:
+            path[:, -1] = places = np.where(exclude == NO_CLASS, -1, self._places[exclude])
+            leaves = self._leaves(places)
+            thread_each(
+                lambda part: descent.exclude_classes(
+                    tree, leaves[part], queries[part], path[part], remaining[part]
+                ),
+                chunks(len(queries), _CONTEXTS),
+            )
+        return descent.Contexts(queries, path, remaining)
 
     def _each_visit(
         self, kernel: Any, contexts: descent.Contexts, level: int, cells: IntArray, *rows: Any
     ) -> None:
         """Call a kernel on threads for the visits to `cells` (B, k), those of a level."""
-        first, last = self._tree.levels[level : level + 2]
+        first, last = (_TOP, 0) if level == _TOP else self._tree.levels[level : level + 2]
         visits = np.empty((cells.size, 3), np.int64)
         visits = visits[: descent.find_visits(cells, first, last - first, visits)]
+        wide = int(self._tree.levels[1]) if level == _TOP else _FEW
         thread_each(
             lambda part: kernel(self._tree, contexts, level, visits[part], *rows),
-            chunks(len(visits), _VISITS),
+            chunks(len(visits), max(1, _CHILDREN // wide)),
         )
-
-    def _tops(self, queries: Rows) -> Rows:
-        """Return the logits (B, K) of the top cells."""
-        num = self._tree.levels[1]
-        products: Rows = queries @ self._tree.cells[:num].T
-        products += self._tree.log_sizes[:num]
-        return products
 
     def _leaves(self, places: IntArray) -> IntArray:
         """Return the leaves of the classes at some places."""
@@ -221,10 +214,3 @@ class HostClusters:
         found = np.searchsorted(self._tree.ranges[first:last, 0], places, side="right")
         leaves: IntArray = first + found - 1
         return leaves
-
-
-def _part(rows: Any, part: slice) -> Any:
-    """Return some rows of an array, or of each of the arrays of contexts."""
-    if not isinstance(rows, tuple):
-        return rows[part]
-    return descent.Contexts(*[each[part] for each in rows])
