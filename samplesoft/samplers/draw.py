@@ -54,3 +54,11 @@ class Draw:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
         inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
         return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
+
+
+def last_of_each(ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
+    """Return ids (k,) rising and each once, with the last of the rows (k, d) of each."""
+    if (ids[1:] > ids[:-1]).all():  # as from a gradient
+        return ids, rows
+    ids, last = np.unique(ids[::-1], return_index=True)
+    return ids, rows[len(rows) - 1 - last]

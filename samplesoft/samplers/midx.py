@@ -15,7 +15,7 @@ from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
 from samplesoft.kernels.clusters.kmeans import move_centers
 from samplesoft.kernels.samplers import midx_draw
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.draw import NO_CLASS, Draw, Rows, last_of_each
 from samplesoft.samplers.engine import EngineSampler
 from samplesoft.samplers.k_means import k_means, require_squares
 
@@ -195,8 +195,7 @@ class HostMidx:
 
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen; one of all classes quantises them anew."""
-        ids, last = np.unique(ids[::-1], return_index=True)
-        rows = rows[len(rows) - 1 - last]
+        ids, rows = last_of_each(ids, rows)
         require_squares(float(np.abs(rows).max()), rows.dtype)
         if len(ids) == len(self._rows):
             anew = HostMidx(rows, self.tau, self._num_codewords, self._key)

@@ -15,15 +15,16 @@ from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
 from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.clusters.partition import make_partition
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.draw import NO_CLASS, Draw, Rows, last_of_each
 from samplesoft.samplers.k_means import require_squares
 
 _TOP = -1  # the cell over all, and its level
 _CONTEXTS = 64  # in a task of a thread
-_CHILDREN = 1 << 16  # that are weighed in a task of a thread
+_CHILDREN = 1 << 16  # that are weighed in a task of a thread, at least
 _FEW = 32  # children of a cell that is not at the top, about
 _DRAWS = 1 << 20  # that are held at a time
-_CELLS = 64  # that a task of a thread sums up
+_CELLS = 256  # that a task of a thread sums up, at least
+_TASKS = 16  # or so for a long loop
 
 
 class HostClusters:
@@ -98,10 +99,11 @@ class HostClusters:
         tree, which = self._tree, leaves
         thread_each(
             lambda part: sum_up_leaves(tree.rows, tree.ranges, which[part], tree.cells),
-            chunks(len(which), _CELLS),
+            chunks(len(which), max(_CELLS, len(which) // _TASKS)),
         )
         while which[0] >= tree.levels[1]:
-            which = np.unique(tree.parents[which])
+            above = tree.parents[which]  # rising, as the cells are
+            which = above[np.append(True, above[1:] > above[:-1])]
             sum_up_children(tree.cells, self._sizes, tree.ranges, which)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -141,14 +143,15 @@ class HostClusters:
 
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen; one of all classes divides them anew."""
-        ids, last = np.unique(ids[::-1], return_index=True)
-        rows = rows[len(rows) - 1 - last]
+        ids, rows = last_of_each(ids, rows)
         require_squares(float(np.abs(rows).max()), rows.dtype)
         if len(ids) == len(self._places):
             anew = HostClusters(rows, self.tau, self._leaf_size, self._key)
             return lambda: self.__dict__.update(anew.__dict__)
         places = self._places[ids].astype(np.int64)
-        leaves = np.unique(self._leaves(places))
+        touched = np.zeros(self._tree.levels[-1], bool)
+        touched[self._leaves(places)] = True
+        leaves = np.flatnonzero(touched)
         self._tree = self._tree._replace(
             rows=writable(self._tree.rows), cells=writable(self._tree.cells)
         )
@@ -205,7 +208,7 @@ class HostClusters:
         wide = int(self._tree.levels[1]) if level == _TOP else _FEW
         thread_each(
             lambda part: kernel(self._tree, contexts, level, visits[part], *rows),
-            chunks(len(visits), max(1, _CHILDREN // wide)),
+            chunks(len(visits), max(1, _CHILDREN // wide, len(visits) // _TASKS)),
         )
 
     def _leaves(self, places: IntArray) -> IntArray:

@@ -26,6 +26,7 @@ from samplesoft.kernels.tree.walk import (
     walk,
 )
 from samplesoft.samplers.base import Draw, Rows
+from samplesoft.samplers.draw import last_of_each
 from samplesoft.samplers.tree.shape import TreeShape
 from samplesoft.samplers.tree.sizes import FeatureSizes
 from samplesoft.samplers.tree.sums import HostTreeSums
@@ -195,16 +196,16 @@ class HostTree:
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
         self._rows = writable(self._rows)
-        ids, last = np.unique(ids[::-1], return_index=True)
-        rows = rows[len(rows) - 1 - last]
+        ids, rows = last_of_each(ids, rows)
         if 2 * len(ids) >= self._shape.num_classes:  # features of new and old rows would cost more
             return self._prepare_rebuild(ids, rows)
         leaves, starts = np.unique(ids // self._shape.leaf_size, return_index=True)
+        ends = np.append(starts, len(ids))
         change = np.empty((len(leaves), self._shape.feature_dim), self._rows.dtype)
         sizes = np.empty((2, len(ids)), self._rows.dtype)
 
         def read(part: slice) -> FloatArray:
-            some = slice(starts[part.start], [*starts, len(ids)][part.stop])
+            some = slice(ends[part.start], ends[part.stop])
             num = some.stop - some.start
             features = self._features(np.concatenate((rows[some], self._rows[ids[some]])))
             total = np.zeros(self._shape.feature_dim)
