@@ -46,6 +46,7 @@ LAYERS = {  # method: loss, sampler, shared
     "EXP": ("sampled", "softmax", False),
     "RFF": ("sampled", "rff", False),
     "RFF, softmax in buckets": ("sampled", "rff+softmax-leaf", False),
+    "CLUSTERS": ("sampled", "clusters", False),
 }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft.kernels.math.weights import find
+from samplesoft.kernels.math.weights import exp_weights, find
 
 WEIGHTS = np.array([0.0, 1.0, 0.0, 2.0, 0.0])
 
@@ -18,3 +18,29 @@ def test_the_first_place_whose_running_total_exceeds_the_target(target, place, b
 def test_a_target_that_rounds_to_the_sum_falls_on_the_last_place_that_has_a_weight():
     assert find(WEIGHTS, 5, 3.0, 0, 0.0) == (3, 1.0)
     assert find(WEIGHTS, 5, 4.0, 2, 1.0) == (3, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("excluded", [-3, -1, 0, 4, 7, 40])
+@pytest.mark.parametrize("size", [1, 2, 8, 33])
+def test_weights_are_exponentials_over_the_greatest(size, excluded, dtype):
+    logits = np.random.default_rng(size).normal(0.0, 20.0, size).astype(dtype)
+    kept = np.arange(size) != excluded
+    weights = logits.copy()
+    total, greatest = exp_weights(weights, excluded)
+    if not kept.any():
+        assert (total, greatest, weights[0]) == (0.0, -np.inf, 0.0)
+        return
+    exact = np.where(kept, np.exp(logits.astype(float) - logits[kept].max()), 0.0)
+    close = 1e-14 if dtype == np.float64 else 2e-5  # a difference of 80 is rounded by 4e-6
+    assert weights.dtype == dtype
+    assert greatest == logits[kept].max()
+    np.testing.assert_allclose(weights, exact, rtol=close, atol=1e-37)
+    assert total == pytest.approx(weights.sum(dtype=float), rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_far_below_the_greatest_there_is_no_weight(dtype):
+    weights = np.array([1e4, -1e4, -np.inf, 0.0], dtype)
+    assert exp_weights(weights, -1) == (1.0, 1e4)
+    np.testing.assert_array_equal(weights, [1.0, 0.0, 0.0, 0.0])

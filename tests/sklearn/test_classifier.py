@@ -492,7 +492,7 @@ def test_early_stopping_goes_back_to_the_best(monkeypatch):
 
     monkeypatch.setattr(Learner, "precision_at_1", recorded)
     options = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change": 4}
-    clf = make(loss="sampled", max_iter=40, **options).fit(X, y)
+    clf = make(loss="sampled", sampler="rff+softmax-leaf", max_iter=40, **options).fit(X, y)
     assert scores[-1] < max(scores)  # else there is nothing to go back to
     _, held_out = clf._learner.split(np.arange(300), 0.3)
     assert np.mean(clf.predict(X[held_out]) == y[held_out]) == max(scores)

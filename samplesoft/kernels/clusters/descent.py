@@ -110,6 +110,8 @@ def log_share(logits: Real, weights: Real, child: int, total: float, greatest: f
     """Return the log of the share of a child, as it is drawn, or would be if it had any weight."""
     if weights[child] > 0.0:
         return math.log(weights[child] / total)
+    if total == 0.0:  # of the excluded class, alone in its leaf
+        return -np.inf
     return float(logits[child]) - greatest - math.log(total)
 
 
