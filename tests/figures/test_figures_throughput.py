@@ -1,0 +1,36 @@
+"""The figure of the time of a step: a small run of its script, and what is committed of it."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIGURES = Path(__file__).parents[2] / "figures"
+
+
+def read_rows(path):
+    note, *lines = path.read_text(encoding="utf-8").splitlines()
+    assert note.startswith("# ")
+    return list(csv.DictReader(lines))
+
+
+@pytest.mark.slow
+def test_the_script_writes_a_row_for_each_method_and_batch(tmp_path):
+    script = str(FIGURES / "throughput.py")
+    options = ["--num-classes", "300", "--batches", "2,40", "--output", str(tmp_path)]
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "throughput.csv")
+    assert {(row["num_classes"], row["batch"]) for row in rows} == {("300", "2"), ("300", "40")}
+    assert len({row["method"] for row in rows}) == len(rows) / 2 == 7
+    assert all(float(row["milliseconds"]) > 0.0 for row in rows)
+    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_the_committed_table_has_a_million_classes():
+    rows = read_rows(FIGURES / "throughput.csv")
+    found = {r["method"]: float(r["milliseconds"]) for r in rows if r["num_classes"] == "1000000"}
+    assert found["CLUSTERS"] > 0.0
+    assert (FIGURES / "throughput.png").stat().st_size > 10_000
