@@ -42,10 +42,8 @@ from samplesoft._jit import num_threads
 from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
 from samplesoft.feature_maps import PositiveRandomFeatures
 from samplesoft.samplers import (
-    ClusterSampler,
     KernelSampler,
     LogUniformSampler,
-    MidxSampler,
     MixtureSampler,
     QuadraticSampler,
     RFSoftmaxSampler,
@@ -67,8 +65,6 @@ STYLES = {
     "RFF": ("#D55E00", "v"),
     "RFF + unigram": ("#8C564B", "D"),
     "positive": ("#777777", "h"),
-    "MIDX": ("#B8A100", "p"),
-    "clusters": ("#882255", "*"),
 }
 FIELDS = (
     "sampler",
@@ -185,12 +181,6 @@ def list_settings(examples: Embeddings, args: argparse.Namespace) -> Iterator[Se
     yield Setting("log-uniform", "", "", partial(LogUniformSampler, n))
     yield Setting("unigram", "", "", unigram)
     yield Setting("softmax", "", "", partial(SoftmaxSampler, vectors, tau=tau))
-    for size in (8, 16, 64):
-        make = partial(ClusterSampler, vectors, tau=tau, leaf_size=size, rng=seed)
-        yield Setting("clusters", "softmax", f"leaf={size}", make)
-    for num in (64, 256):
-        make = partial(MidxSampler, vectors, tau=tau, num_codewords=num, rng=seed)
-        yield Setting("MIDX", "", f"K={num}", make)
     for num in (n // 8, n // 4, n // 2, n):
         make = partial(two_pass, num)
         yield Setting("two-pass", "", f"K={num}", make)

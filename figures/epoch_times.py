@@ -46,7 +46,6 @@ LAYERS = {  # method: loss, sampler, shared
     "EXP": ("sampled", "softmax", False),
     "RFF": ("sampled", "rff", False),
     "RFF, softmax in buckets": ("sampled", "rff+softmax-leaf", False),
-    "CLUSTERS": ("sampled", "clusters", False),
 }
 
 

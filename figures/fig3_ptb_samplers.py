@@ -2,11 +2,11 @@
 
 Writes ``fig3_ptb_samplers.csv`` and ``fig3_ptb_samplers.png`` beside this script. The small model
 of Zaremba et al. (two LSTM layers of 200, batches of 20 rows, windows of 35 steps, their learning
-rates), vectors of norm 1 with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024 random
-frequencies with T = 1 / sqrt(nu) = 0.5. Beside the paper's methods stand draws by clusters, RFF
-with buckets in which the exact softmax draws, the jackknife of the uniform sampler, and FULL
-without normalising. Samplers are told of new class vectors every 20 steps. The committed files come
-from the Penn Treebank, a few hours on two cores::
+rates), vectors of norm 1 with 1 / sqrt(tau) = 0.3, m = 100 negatives for each word, D = 1024
+random frequencies with T = 1 / sqrt(nu) = 0.5. Beside the paper's methods stand RFF with buckets
+in which the exact softmax draws, the jackknife of the uniform sampler, and FULL without
+normalising. Samplers are told of new class vectors every 20 steps. The committed files come from
+the Penn Treebank, a few hours on two cores::
 
     python figures/fig3_ptb_samplers.py --corpus ptb --runs runs --jobs 2
 
@@ -34,7 +34,6 @@ METHODS = {
     "UNIFORM": sampled("uniform"),
     "RFF": sampled("rff"),
     "RFF, softmax in buckets": sampled("rff+softmax-leaf"),
-    "CLUSTERS": sampled("clusters"),
     "EXP": sampled("softmax"),
     "jackknife UNIFORM": sampled("uniform", loss="jackknife"),
     "QUADRATIC": sampled("quadratic", loss="sampled-absolute"),
@@ -45,7 +44,6 @@ STYLES = {  # Okabe and Ito's colours, safe for the colour-blind
     "FULL": ("#000000", "o", "-"),
     "FULL, not normalised": ("#000000", "o", ":"),
     "EXP": ("#CC79A7", "s", "-"),
-    "CLUSTERS": ("#D55E00", "h", "-"),
     "UNIFORM": ("#E69F00", "^", "-"),
     "jackknife UNIFORM": ("#E69F00", "v", "--"),
     "QUADRATIC": ("#009E73", "P", "-"),

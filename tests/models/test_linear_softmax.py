@@ -51,7 +51,7 @@ def test_gradients_are_derivatives(dense, normalize, several):
 
 
 def test_a_step_touches_what_the_batch_does():
-    settings = LinearSoftmaxSettings(num_sampled=2, num_features=8, embedding_dim=3)
+    settings = LinearSoftmaxSettings(num_sampled=2, embedding_dim=3)
     model, optimizer = LinearSoftmax(7, 500, settings, rng=0), make_optimizer("adagrad", 0.1)
     before = {name: array.copy() for name, array in model.parameters.items()}
     x = inputs(False, dtype=np.float32)
@@ -70,7 +70,7 @@ def test_a_step_touches_what_the_batch_does():
     )
     assert set(columns) == set(x.indices.tolist())
     unit = model.class_vectors()
-    np.testing.assert_allclose(model.softmax.sampler.tree.class_embeddings(), unit, atol=1e-6)
+    np.testing.assert_allclose(model.softmax.sampler.class_embeddings(), unit, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", [True, False])

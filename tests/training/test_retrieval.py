@@ -21,7 +21,7 @@ from samplesoft.training import (
 from samplesoft.training.unit_norm import unit_norm
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
-DRAWS = ["--num-sampled", "6", "--num-features", "16"]
+DRAWS = ["--sampler", "rff+softmax-leaf", "--num-sampled", "6", "--num-features", "16"]
 
 
 @pytest.fixture(scope="module")
