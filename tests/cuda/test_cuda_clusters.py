@@ -87,7 +87,7 @@ def test_classes_are_divided_as_on_the_processor():
     here, there = (ClusterSampler(rows, leaf_size=1, rng=3, device=d) for d in ("cpu", "cuda"))
     for wanted, found in zip(here.cells(), there.cells(), strict=True):
         assert all(map(np.array_equal, wanted, found))
-    assert there.nbytes == here.nbytes
+    assert here.nbytes - there.nbytes == 16  # the range of the cells at the top
     np.testing.assert_array_equal(there.class_embeddings().copy_to_host(), rows)
     np.testing.assert_array_equal(there.class_embeddings([39, 0]).copy_to_host(), rows[[39, 0]])
 

@@ -67,8 +67,9 @@ class CudaClusters:
         there = rows.copy_to_host(), self.tau, self._leaf_size, self._key, progress
         host = HostClusters(*there)
         self._levels, self._depth = host._tree.levels, len(host._tree.levels) - 1
-        self._widest = int(np.diff(host._tree.ranges, axis=1).max())
-        self._tree = Cells(*map(to_device, host._tree))
+        ranges = host._tree.ranges[:-1]  # the top cells are a matrix product here
+        self._widest = int(np.diff(ranges, axis=1).max())
+        self._tree = Cells(*map(to_device, host._tree._replace(ranges=ranges)))
         placed = host._sizes, host._order, host._places
         self._sizes, self._order, self._places = map(to_device, placed)
         self._largest, self.spread_when_clustered = host._largest, host.spread_when_clustered
