@@ -71,7 +71,7 @@ def test_an_allocation_without_a_lock_fails_that_test(side_by_side, monkeypatch)
         return array
 
     monkeypatch.setattr(simulator.FakeCUDAShared, "array", look_up_then_make)
-    assert _wrong_blocks() > 0
+    assert any(_wrong_blocks() for _ in range(20))  # threads need not meet the first time
 
 
 @kernel
