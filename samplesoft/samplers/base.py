@@ -22,7 +22,7 @@ from samplesoft._validation import (
     as_named_arrays,
 )
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
-from samplesoft.samplers.shared import nothing, pool, sample_mean
+from samplesoft.samplers.shared import pool, sample_mean
 
 __all__ = ["Draw", "Rows", "Sampler"]
 
@@ -124,11 +124,9 @@ class Sampler(ABC):
         m = as_count("num_sampled", num_sampled)
         key = as_key(rng)
         require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
-        if not self._shares(shared, contexts, exclude):
+        contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
+        if shares is None:
             return self._sample(contexts, m, excluded, key)
-        contexts, shares = pool(self, contexts)
-        if contexts.shape[0] == 1:
-            return self._sample(contexts, m, nothing(self, contexts), key)
         return self._sample_mean(contexts, shares, m, key)
 
     def log_prob(
@@ -213,10 +211,7 @@ class Sampler(ABC):
             If so many probabilities do not fit.
         """
         contexts, excluded = self._check(h, exclude)
-        shares = None
-        if self._shares(shared, contexts, exclude):
-            contexts, shares = pool(self, contexts)
-            excluded = nothing(self, contexts)
+        contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
         batch = contexts.shape[0]
         require_room("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
@@ -302,26 +297,32 @@ class Sampler(ABC):
     ) -> FloatArray:
         """Check arguments, and call a hook that returns logarithms; of their mean if `shared`."""
         contexts, excluded = self._check(h, exclude)
-        if not self._shares(shared, contexts, exclude):
+        contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
+        if shares is None:
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
             return function(contexts, classes, excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
-        contexts, shares = pool(self, contexts)
-        classes = self._arrays.repeat_row(classes, contexts.shape[0])
-        logs = function(contexts, classes, nothing(self, contexts))
-        return self._arrays.log_mean(logs, shares)
+        every = self._arrays.repeat_row(classes, contexts.shape[0])
+        return self._arrays.log_mean(function(contexts, every, excluded), shares)
 
-    def _shares(self, shared: bool, contexts: Rows, exclude: Any) -> bool:
-        """Return whether a set is for several contexts, and check that none is to be left out."""
+    def _pooled(
+        self, contexts: Rows, excluded: IntArray, exclude: Any, shared: bool
+    ) -> tuple[Rows, IntArray, FloatArray | None]:
+        """Return checked contexts and excluded classes; if `shared`, what stands for the batch.
+
+        These come with their shares, or None where one context serves or nothing is shared.
+        """
         if not as_flag("shared", shared) or contexts.shape[0] == 1:
-            return False
+            return contexts, excluded, None
         if exclude is not None:
             raise ValueError(
                 "`exclude` must be None with shared=True, for one set cannot leave out a class "
                 f"of each of {contexts.shape[0]} examples, got {np.size(exclude)}; mask "
                 "hits of the label in the loss."
             )
-        return True
+        contexts, shares = pool(self, contexts)
+        nothing = self._check_excluded(None, contexts.shape[0])
+        return contexts, nothing, shares if contexts.shape[0] > 1 else None
 
     def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""

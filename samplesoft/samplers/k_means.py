@@ -18,7 +18,7 @@ _SAMPLE = 64  # rows for each center that centers are moved by
 _PART = 4096  # rows in a task of a thread
 
 
-def require_squares(largest: float, dtype: np.dtype[Any]) -> None:
+def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
     """Raise ValueError if squared distances of class vectors up to `largest` might be infinite."""
     limit = float(np.finfo(dtype).max) ** 0.5
     if not largest < limit:

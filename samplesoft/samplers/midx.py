@@ -17,7 +17,7 @@ from samplesoft.kernels.clusters.kmeans import move_centers
 from samplesoft.kernels.samplers import midx_draw
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows, last_of_each
 from samplesoft.samplers.engine import EngineSampler
-from samplesoft.samplers.k_means import k_means, require_squares
+from samplesoft.samplers.k_means import k_means, require_distances
 
 _Work = Callable[[slice, FloatArray, FloatArray, IntArray], None]
 _CONTEXTS = 32  # in a task of a thread
@@ -137,7 +137,7 @@ class HostMidx:
     """What a `MidxSampler` with class vectors (n, d) does, for checked arguments."""
 
     def __init__(self, rows: Rows, tau: float, num_codewords: int, key: np.uint64) -> None:
-        require_squares(float(np.abs(rows).max()), rows.dtype)
+        require_distances(float(np.abs(rows).max()), rows.dtype)
         self.tau, self._num_codewords, self._key = tau, num_codewords, key
         self._rows = rows.copy()
         middle = (rows.shape[1] + 1) // 2
@@ -196,7 +196,7 @@ class HostMidx:
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen; one of all classes quantises them anew."""
         ids, rows = last_of_each(ids, rows)
-        require_squares(float(np.abs(rows).max()), rows.dtype)
+        require_distances(float(np.abs(rows).max()), rows.dtype)
         if len(ids) == len(self._rows):
             anew = HostMidx(rows, self.tau, self._num_codewords, self._key)
             return lambda: self.__dict__.update(anew.__dict__)

@@ -13,8 +13,8 @@ import numpy as np
 
 from samplesoft._device.select import to_host
 from samplesoft._random import mix64, uniform_block
-from samplesoft._validation import FloatArray, IntArray
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft._validation import FloatArray
+from samplesoft.samplers.draw import Draw, Rows
 from samplesoft.samplers.k_means import k_means
 
 _LEAST = 32  # contexts that are not pooled
@@ -65,14 +65,9 @@ def sample_mean(sampler: Any, h: Rows, shares: FloatArray, m: int, key: np.uint6
         np.cumsum(counts) - counts, counts
     )
     # as many for each chosen context as the one chosen most often needs; the others keep some
-    some, excluded = arrays.take_rows(h, contexts), arrays.filled(len(contexts), NO_CLASS)
-    drawn = sampler._sample(some, int(counts.max()), excluded, draws).ids
+    some, nothing = arrays.take_rows(h, contexts), sampler._check_excluded(None, len(contexts))
+    drawn = sampler._sample(some, int(counts.max()), nothing, draws).ids
     ids = arrays.take_numbers(drawn, slots, turns)
-    every = sampler._log_prob(h, arrays.repeat_row(ids, h.shape[0]), nothing(sampler, h))
+    nothing = sampler._check_excluded(None, h.shape[0])
+    every = sampler._log_prob(h, arrays.repeat_row(ids, h.shape[0]), nothing)
     return Draw(ids, arrays.log_mean(every, shares))
-
-
-def nothing(sampler: Any, h: Rows) -> IntArray:
-    """Return the excluded classes (B,) of contexts of which none excludes any."""
-    excluded: IntArray = sampler._arrays.filled(h.shape[0], NO_CLASS)
-    return excluded

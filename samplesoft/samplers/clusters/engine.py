@@ -16,7 +16,7 @@ from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.draw import NO_CLASS, Draw, Rows, last_of_each
-from samplesoft.samplers.k_means import require_squares
+from samplesoft.samplers.k_means import require_distances
 
 _TOP = -1  # the cell over all, and its level
 _CONTEXTS = 64  # in a task of a thread
@@ -34,7 +34,7 @@ class HostClusters:
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
     ) -> None:
         self.tau, self._leaf_size, self._key = tau, leaf_size, key
-        require_squares(float(np.abs(rows).max()), rows.dtype)
+        require_distances(float(np.abs(rows).max()), rows.dtype)
         self._divide(rows, progress)
 
     @property
@@ -144,7 +144,7 @@ class HostClusters:
     def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen; one of all classes divides them anew."""
         ids, rows = last_of_each(ids, rows)
-        require_squares(float(np.abs(rows).max()), rows.dtype)
+        require_distances(float(np.abs(rows).max()), rows.dtype)
         if len(ids) == len(self._places):
             anew = HostClusters(rows, self.tau, self._leaf_size, self._key)
             return lambda: self.__dict__.update(anew.__dict__)

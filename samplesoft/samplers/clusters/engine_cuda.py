@@ -23,7 +23,7 @@ from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.engine import HostClusters
 from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.draw import Draw
-from samplesoft.samplers.k_means import require_squares
+from samplesoft.samplers.k_means import require_distances
 
 
 class CudaClusters:
@@ -128,7 +128,7 @@ class CudaClusters:
         sizes = empty(rows.shape[0], rows.dtype)
         launch_warps(largest_in_rows, rows.shape[0], rows, sizes)
         largest = float(sizes.copy_to_host().max())
-        require_squares(largest, rows.dtype)
+        require_distances(largest, rows.dtype)
         if rows.shape[0] == self._order.shape[0]:
             anew = CudaClusters(rows, self.tau, self._leaf_size, self._key)
             return lambda: self.__dict__.update(anew.__dict__)
