@@ -14,13 +14,10 @@ from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme
 
 
-def check_draw(
-    draw: Draw | None, targets: Targets, batch: int, n: int
-) -> tuple[IntArray, FloatArray]:
-    """Return classes, (P, m) or (1, m) for all, and logarithms of how often a draw contains each.
+def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
+    """Return classes, (B, m) or (1, m) for all, and logarithms of how often a draw contains each.
 
-    The draw must be for `batch` contexts or one for all, of classes below `n`. Each of the P pairs
-    of the targets has the draws of its example.
+    The draw must be for `batch` contexts or one for all, of classes below `n`.
     """
     if not isinstance(draw, Draw):
         raise no_draw(draw)
@@ -40,9 +37,7 @@ def check_draw(
     log_counts = draw.log_expected_count.astype(np.float64, copy=False)
     if not are_drawable(ids, log_counts, n):
         raise _explained(ids, log_counts, n)
-    if len(ids) == 1:
-        return ids, log_counts
-    return targets.rows(ids), targets.rows(log_counts)
+    return ids, log_counts
 
 
 def no_draw(value: Any) -> TypeError:

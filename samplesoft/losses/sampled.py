@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, twin
-from samplesoft._jit import row_chunks, thread_each
+from samplesoft._jit import thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.losses.candidate_logits import correct, share_out_hits
+from samplesoft.kernels.losses.candidate_logits import correct, share_out_hits, share_out_slopes
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.draws import check_draw, check_label_count
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.scores import CandidateScores, candidate_scores
+from samplesoft.losses.targets import Targets
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
 _CHUNK_NUMBERS = 1 << 16
 _NO_LABEL = -1
+
+
+@dataclass(frozen=True, eq=False)
+class _Saved:
+    """What the backward pass needs: the scores, and the derivatives of each example's loss."""
+
+    scores: CandidateScores
+    d_own: Rows  # (P,): in the scores of the labels
+    d_drawn: Rows  # (B, m): in those of the draws
 
 
 class SampledLoss(Loss):
@@ -76,45 +88,55 @@ class SampledLoss(Loss):
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
-    ) -> tuple[FloatArray, CandidateScores]:
+    ) -> tuple[FloatArray, _Saved]:
         targets = batch.targets
-        ids, log_counts = check_draw(draw, targets, len(batch.z), len(batch.class_embeddings))
+        ids, log_counts = check_draw(draw, len(batch.z), len(batch.class_embeddings))
         if not self.facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         label_count = None
         if self.needs_label_count:
             label_count = check_label_count(label_log_count, targets, self.facts)
-        candidates = candidate_scores(batch, ids, self.normalize)
-        scores = candidates.scores
-        losses = np.empty(len(scores))
+        scores = candidate_scores(batch, ids, self.normalize)
+        own, drawn, owners = scores.own, scores.drawn, scores.owners
+        signs = (np.sign(own), np.sign(drawn)) if self.absolute else None
+        if self.absolute:
+            own, drawn = np.abs(own), np.abs(drawn)
+        labels = targets.labels
+        if self.facts.draws_label:  # no draw is left out
+            labels = np.full_like(labels, _NO_LABEL)
+        shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        losses, d_own, d_drawn = np.empty(len(own)), np.empty_like(own), np.zeros_like(drawn)
 
-        def work(part: slice) -> None:
-            own, given = slice(None) if len(ids) == 1 else part, scores[part]
-            logits: FloatArray = np.empty(given.shape)
-            hits, sound = self._correct(
-                given, ids[own], log_counts[own], targets.labels[part], logits
-            )
-            if self.excludes_label and hits.any():
-                raise self.contains_label(targets.labels, part.start + int(hits.argmax()))
-            if label_count is not None:
-                if self.facts.corrects_label:
-                    logits[:, 0] -= label_count[part]
-                else:
-                    share_out_hits(logits, hits, label_count[part])
-            self._terms(logits, losses[part])
-            if not sound:
-                losses[part][~np.isfinite(given).all(axis=1)] = np.nan
-            if self.absolute:
-                logits *= np.sign(given)
-            given[:] = logits  # from here on, derivatives in the scores
+        def work(job: list[slice]) -> None:
+            for part in job:
+                logits: FloatArray = np.empty((part.stop - part.start, 1 + drawn.shape[1]))
+                hits = np.empty(len(logits), np.int64)
+                pairs = own[part], drawn, owners[part], ids, log_counts, labels[part]
+                sound = correct(*pairs, logits, hits)
+                if self.excludes_label and hits.any():
+                    raise self.contains_label(labels, part.start + int(hits.argmax()))
+                if label_count is not None:
+                    if self.facts.corrects_label:
+                        logits[:, 0] -= label_count[part]
+                    else:
+                        share_out_hits(logits, hits, label_count[part])
+                self._terms(logits, losses[part])
+                if not sound:
+                    finite = np.isfinite(drawn[owners[part]]).all(axis=1) & np.isfinite(own[part])
+                    losses[part][~finite] = np.nan
+                share_out_slopes(logits, shares[part], owners[part], d_own[part], d_drawn)
 
-        thread_each(work, row_chunks(scores.shape, _CHUNK_NUMBERS))
+        most = max(1, _CHUNK_NUMBERS // (1 + drawn.shape[1]))
+        thread_each(work, _jobs(targets, most))
+        if signs is not None:
+            d_own *= signs[0]
+            d_drawn *= signs[1]
         if targets.shares is not None:
             losses = targets.per_example(losses * targets.shares)
-        return losses, candidates
+        return losses, _Saved(scores, d_own, d_drawn)
 
-    def _backward(self, batch: Batch, saved: CandidateScores, weights: FloatArray) -> Gradients:
-        return saved.backward(saved.scores, batch.targets.shared_out(weights))
+    def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
+        return saved.scores.backward(saved.d_own, saved.d_drawn, weights)
 
     @abstractmethod
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
@@ -123,31 +145,22 @@ class SampledLoss(Loss):
         The label's logit is in column 0. A logit of -inf is a draw without weight.
         """
 
-    def _correct(
-        self,
-        scores: Rows,
-        ids: IntArray,
-        log_counts: FloatArray,
-        labels: IntArray,
-        logits: FloatArray,
-    ) -> tuple[IntArray, bool]:
-        """Turn scores into logits (P, 1 + m).
-
-        Return how many draws of each pair are left out, and whether all scores are finite.
-        """
-        if self.absolute:
-            scores = np.abs(scores)
-        if self.facts.draws_label:
-            labels = np.full_like(labels, _NO_LABEL)
-        hits = np.empty_like(labels)
-        return hits, correct(scores, ids, log_counts, labels, logits, hits)
-
     def contains_label(self, labels: IntArray, pair: int) -> ValueError:
         """Return the error for a draw that must not contain the label."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
         )
+
+
+def _jobs(targets: Targets, most: int) -> list[list[slice]]:
+    """Split the pairs into parts of at most `most`, those of an example all in one job."""
+    ends = np.append(targets.firsts(), len(targets.labels))
+    cuts = np.unique([*ends[np.searchsorted(ends, range(0, ends[-1], most))], ends[-1]])
+    return [
+        [slice(first, min(first + most, b)) for first in range(a, b, most)]
+        for a, b in pairwise(cuts.tolist())
+    ]
 
 
 class SampledSoftmaxLoss(SampledLoss):

@@ -178,7 +178,7 @@ def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     if not isinstance(draw, Draw):
         raise no_draw(draw)
     if not on_device(draw.ids):
-        check_draw(draw, Targets(np.zeros(batch, np.int64)), batch, n)
+        check_draw(draw, batch, n)
     ids, log_q = (
         contiguous(f"draw.{name}", value, dtype) if on_device(value) else to_device(value)
         for name, value, dtype in (("ids", draw.ids, np.int64), ("log_q", draw.log_q, np.float64))
@@ -190,7 +190,7 @@ def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
         )
     require_shapes(ids.shape, log_q.shape, batch)
     if first_outside(ids, 0, n - 1) is not None or first_not_finite(log_q) is not None:
-        check_draw(draw.to_host(), Targets(np.zeros(batch, np.int64)), batch, n)  # says what is
+        check_draw(draw.to_host(), batch, n)  # says what is
     return ids, log_q
 
 

@@ -30,21 +30,21 @@ _ONE_THREAD = 1 << 20  # multiplications below which a second thread does not pa
 
 
 def candidate_scores(batch: Batch, ids: IntArray, normalize: bool) -> CandidateScores:
-    """Score labels and drawn classes `ids`, (P, m) or one set (1, m) for all P pairs of a batch."""
-    shared = len(ids) == 1 < len(batch.targets.labels)
+    """Score labels and drawn classes `ids`, (B, m) or one set (1, m) for all examples."""
+    shared = len(ids) == 1 < len(batch.z)
     return (_SharedScores if shared else _OwnScores)(batch, ids, normalize)
 
 
 class CandidateScores(ABC):
-    """Scores (P, 1 + m), the label's in column 0, and what their gradients need.
+    """Scores of the labels, `own` (P,), and of the draws of each example, `drawn` (B, m).
 
-    `scores` are not read again: a loss may write their derivatives in their place.
+    Besides them what their gradients need. All pairs of an example have its draws.
     """
 
     def __init__(self, batch: Batch, ids: IntArray, normalize: bool) -> None:
-        self.z = batch.targets.rows(batch.z)
-        self._owners = batch.targets
-        candidates = self._places(batch.targets.labels, ids)
+        self.z, self.owners = batch.z, batch.targets.rows(np.arange(len(batch.z)))
+        labels = batch.targets.labels
+        candidates = np.concatenate([labels, ids.ravel()])
         self.classes, self.places, self.order, self.starts = equal_runs(
             candidates, len(batch.class_embeddings)
         )
@@ -52,78 +52,89 @@ class CandidateScores(ABC):
         self.block, self.norms = batch.class_embeddings.take(rows, axis=0), None
         if normalize:
             self.block, self.norms = unit_rows("class_embeddings", self.block, rows)
-        self.scores = np.empty((len(self.z), 1 + ids.shape[1]), self.z.dtype)
+        self.label_rows = self._label_rows(len(labels))
+        self.own = np.empty(len(labels), self.z.dtype)
+        score_rows(
+            batch.targets.rows(self.z), self.block, self.label_rows[:, None], self.own[:, None]
+        )
+        self.drawn = np.empty((len(self.z), ids.shape[1]), self.z.dtype)
         self._score()
         self._has_biases = batch.biases is not None
         if batch.biases is not None:
-            self.scores[:, 0] += batch.biases[batch.targets.labels]
-            self.scores[:, 1:] += batch.biases[ids]
+            self.own += batch.biases[labels]
+            self.drawn += batch.biases[ids]
 
-    def backward(self, d_scores: Rows, weights: FloatArray) -> Gradients:
-        """Return the gradient of a weighted sum over the pairs, from derivatives in `scores`."""
+    def backward(self, d_own: Rows, d_drawn: Rows, weights: FloatArray) -> Gradients:
+        """Return the gradient of a weighted sum over the examples.
+
+        From derivatives of what each loses in `own` and `drawn`, and its weight (B,).
+        """
         column = weights.astype(self.z.dtype)[:, None]
-        dz, d_block = self._sums(d_scores, column * self.z)
+        dz, d_block = self._sums(d_own, d_drawn, column * self.z)
+        label_sums(d_own, self.z, self.block, self.label_rows, self.owners, dz)
         dz *= column
         if self.norms is not None:
             unit_rows_backward(d_block, self.block, self.norms)
         return Gradients(
-            self._owners.per_example(dz),
+            dz,
             SparseRows(self.classes, self._merged(d_block)),
-            SparseRows(self.classes, self._totals(d_scores, column)) if self._has_biases else None,
+            SparseRows(self.classes, self._totals(d_own, d_drawn, column))
+            if self._has_biases
+            else None,
         )
-
-    @abstractmethod
-    def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
-        """Return the classes that are scored, in a flat array."""
 
     @abstractmethod
     def _rows(self, candidates: IntArray) -> IntArray:
         """Return the classes that stand in the block."""
 
     @abstractmethod
-    def _score(self) -> None:
-        """Fill `scores` from contexts and block."""
+    def _label_rows(self, pairs: int) -> IntArray:
+        """Return the rows (P,) of the block where the labels stand."""
 
     @abstractmethod
-    def _sums(self, d_scores: Rows, z: Rows) -> tuple[Rows, Rows]:
-        """Return gradients in contexts (P, d) that weigh 1, and in the block for weighted `z`."""
+    def _score(self) -> None:
+        """Fill `drawn` from contexts and block."""
+
+    @abstractmethod
+    def _sums(self, d_own: Rows, d_drawn: Rows, z: Rows) -> tuple[Rows, Rows]:
+        """Return gradients in contexts (B, d) by the draws, and in the block for weighted `z`."""
 
     @abstractmethod
     def _merged(self, d_block: Rows) -> Rows:
         """Return the gradient (k, d) in the classes, from that in the block."""
 
     @abstractmethod
-    def _totals(self, d_scores: Rows, weights: Rows) -> Rows:
-        """Return the gradient in the biases (k,), for `weights` (P, 1)."""
+    def _totals(self, d_own: Rows, d_drawn: Rows, weights: Rows) -> Rows:
+        """Return the gradient in the biases (k,), for `weights` (B, 1)."""
 
 
 class _OwnScores(CandidateScores):
-    """Each pair has classes of its own."""
-
-    def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
-        return np.concatenate([labels[:, None], ids], axis=1).ravel()
+    """Each example has classes of its own."""
 
     def _rows(self, candidates: IntArray) -> IntArray:
         return self.classes
 
+    def _label_rows(self, pairs: int) -> IntArray:
+        return self.places[:pairs]
+
     def _score(self) -> None:
-        places = self.places.reshape(self.scores.shape)
+        places = self._drawn_places()
 
         def score(part: slice) -> None:
-            score_rows(self.z[part], self.block, places[part], self.scores[part])
+            score_rows(self.z[part], self.block, places[part], self.drawn[part])
 
         thread_each(score, self._parts(len(self.z)))
 
-    def _sums(self, d_scores: Rows, z: Rows) -> tuple[Rows, Rows]:
-        places = self.places.reshape(d_scores.shape)
+    def _sums(self, d_own: Rows, d_drawn: Rows, z: Rows) -> tuple[Rows, Rows]:
+        places = self._drawn_places()
         dz, d_block = np.zeros_like(self.z), np.empty_like(self.block)
 
         def sum_contexts(part: slice) -> None:
-            context_sums(d_scores[part], self.block, places[part], dz[part])
+            context_sums(d_drawn[part], self.block, places[part], dz[part])
 
         def sum_classes(part: slice) -> None:
-            out = d_block[part]
-            class_sums(d_scores, z, self.order, self.starts, part.start, out)
+            runs = self.owners, self.order, self.starts, part.start
+            class_sums(d_own, d_drawn, z, *runs, d_block[part])
 
         jobs: list[tuple[Callable[[slice], None], slice]] = [
             (sum_contexts, part) for part in self._parts(len(self.z))
@@ -137,40 +148,43 @@ class _OwnScores(CandidateScores):
     def _merged(self, d_block: Rows) -> Rows:
         return d_block
 
-    def _totals(self, d_scores: Rows, weights: Rows) -> Rows:
-        return group_totals(weights * d_scores, self.order, self.starts)
+    def _totals(self, d_own: Rows, d_drawn: Rows, weights: Rows) -> Rows:
+        of_labels = weights[self.owners, 0] * d_own
+        every = np.concatenate([of_labels, (weights * d_drawn).ravel()])
+        return group_totals(every, self.order, self.starts)
+
+    def _drawn_places(self) -> IntArray:
+        """Return the rows (B, m) of the block where the draws stand."""
+        return self.places[len(self.own) :].reshape(self.drawn.shape)
 
     def _parts(self, size: int) -> list[slice]:
-        work = self.scores.size * self.z.shape[1]
+        work = self.drawn.size * self.z.shape[1]
         return chunks(size, size if work < _ONE_THREAD else -(-size // (4 * num_threads())))
 
 
 class _SharedScores(CandidateScores):
-    """One set of classes serves all pairs; the block holds the row of each label, then that set."""
-
-    def _places(self, labels: IntArray, ids: IntArray) -> IntArray:
-        return np.concatenate([labels, ids[0]])
+    """One set of classes serves all examples; the block has a row for each label, then that set."""
 
     def _rows(self, candidates: IntArray) -> IntArray:
         return candidates
 
-    def _score(self) -> None:
-        num = len(self.z)
-        score_rows(self.z, self.block, np.arange(num)[:, None], self.scores[:, :1])
-        np.matmul(self.z, self.block[num:].T, out=self.scores[:, 1:])
+    def _label_rows(self, pairs: int) -> IntArray:
+        return np.arange(pairs)
 
-    def _sums(self, d_scores: Rows, z: Rows) -> tuple[Rows, Rows]:
-        num = len(z)
-        dz, d_block = d_scores[:, 1:] @ self.block[num:], np.empty_like(self.block)
-        label_sums(d_scores, z, self.block, dz, d_block)
-        np.matmul(d_scores[:, 1:].T, z, out=d_block[num:])
-        return dz, d_block
+    def _score(self) -> None:
+        np.matmul(self.z, self.block[len(self.own) :].T, out=self.drawn)
+
+    def _sums(self, d_own: Rows, d_drawn: Rows, z: Rows) -> tuple[Rows, Rows]:
+        pairs, d_block = len(self.own), np.empty_like(self.block)
+        np.multiply(d_own[:, None], z[self.owners], out=d_block[:pairs])
+        np.matmul(d_drawn.T, z, out=d_block[pairs:])
+        return d_drawn @ self.block[pairs:], d_block
 
     def _merged(self, d_block: Rows) -> Rows:
         sums = np.empty((len(self.classes), d_block.shape[1]), d_block.dtype)
         add_runs(d_block, self.order, self.starts, 0, sums)
         return sums
 
-    def _totals(self, d_scores: Rows, weights: Rows) -> Rows:
-        column = np.concatenate([weights * d_scores[:, :1], d_scores[:, 1:].T @ weights])
-        return group_totals(column, self.order, self.starts)
+    def _totals(self, d_own: Rows, d_drawn: Rows, weights: Rows) -> Rows:
+        every = np.concatenate([weights[self.owners, 0] * d_own, (d_drawn.T @ weights)[:, 0]])
+        return group_totals(every, self.order, self.starts)

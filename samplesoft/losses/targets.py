@@ -30,10 +30,6 @@ class Targets:
         """Return the row of each pair, for `values` with one row for each example."""
         return values if self.owners is None else values[self.owners]
 
-    def shared_out(self, values: Any) -> Any:
-        """Return the weight (P,) of each pair, for weights (B,) of the examples."""
-        return values if self.owners is None else values[self.owners] * self.shares
-
     def per_example(self, values: Any) -> Any:
         """Return the sums over the pairs of each example, for `values` with one row for each."""
         if self.owners is None:

@@ -7,7 +7,7 @@ import pytest
 from mpmath import mp
 from scipy.special import logsumexp, softmax
 
-from samplesoft.kernels.losses.candidate_logits import are_drawable, correct
+from samplesoft.kernels.losses.candidate_logits import are_drawable, correct, share_out_slopes
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
 from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
@@ -116,25 +116,36 @@ def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 def test_corrections_and_hits(dtype, shared):
     rng = np.random.default_rng(0)
-    scores = rng.normal(size=(3, 5)).astype(dtype)
+    own, drawn = rng.normal(size=4).astype(dtype), rng.normal(size=(3, 4)).astype(dtype)
+    owners, labels = np.array([0, 1, 1, 2]), np.array([1, 2, 0, 3])
     ids = (
         np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
     )
-    log_counts, labels = rng.normal(size=ids.shape), np.array([1, 2, 3])
-    logits, hits = np.empty((3, 5)), np.empty(3, np.int64)
-    assert correct(scores, ids, log_counts, labels, logits, hits)
-    assert hits.tolist() == ([2, 1, 0] if shared else [2, 4, 0])
-    wanted = scores.astype(float)
-    wanted[:, 1:] -= log_counts
-    wanted[:, 1:][np.broadcast_to(ids, (3, 4)) == labels[:, None]] = -INF
-    np.testing.assert_array_equal(logits, wanted)
-    correct(scores, ids, log_counts, np.full(3, -1), logits, hits)
+    log_counts = rng.normal(size=ids.shape)
+    logits, hits = np.empty((4, 5)), np.empty(4, np.int64)
+    given = owners, ids, log_counts
+    assert correct(own, drawn, *given, labels, logits, hits)
+    assert hits.tolist() == ([2, 1, 1, 0] if shared else [2, 4, 0, 0])
+    every = np.broadcast_to(ids, (3, 4))[owners]
+    wanted = (drawn.astype(float) - log_counts)[owners]
+    wanted[every == labels[:, None]] = -INF
+    np.testing.assert_array_equal(logits, np.column_stack([own, wanted]))
+    correct(own, drawn, *given, np.full(4, -1), logits, hits)
     assert not hits.any() and np.isfinite(logits).all()
-    for place in ((0, 0), (1, 1), (2, 4)):  # (1, 1) is a draw of the label in both
+    for array, place in ((own, 0), (drawn, (1, 1)), (drawn, (2, 3))):  # (1, 1): of the label
         for value in (np.nan, INF, -INF):
-            bad = scores.copy()
-            bad[place] = value
-            assert not correct(bad, ids, log_counts, labels, logits, hits)
+            kept = array[place]
+            array[place] = value
+            assert not correct(own, drawn, *given, labels, logits, hits)
+            array[place] = kept
+
+
+def test_slopes_of_pairs_become_those_of_examples():
+    slopes, shares = np.arange(12.0).reshape(4, 3), np.array([1.0, 0.25, 0.75, 1.0])
+    d_own, d_drawn = np.empty(4), np.ones((3, 2))
+    share_out_slopes(slopes, shares, np.array([0, 2, 2, 1]), d_own, d_drawn)
+    np.testing.assert_array_equal(d_own, [0.0, 0.75, 4.5, 9.0])
+    np.testing.assert_array_equal(d_drawn, [[2.0, 3.0], [11.0, 12.0], [7.25, 8.25]])
 
 
 def test_what_can_be_drawn():

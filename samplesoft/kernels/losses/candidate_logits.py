@@ -23,7 +23,9 @@ def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
 
 @njit
 def correct(
-    scores: Floats,
+    own: Floats,
+    drawn: Floats,
+    owners: IntArray,
     ids: IntArray,
     log_counts: FloatArray,
     labels: IntArray,
@@ -32,28 +34,57 @@ def correct(
 ) -> bool:
     """Write logits (P, 1 + m): scores, those of draws less the logs of their expected counts.
 
-    `scores` (P, 1 + m) have the label's in column 0; `ids` and `log_counts` are (P, m), or (1, m)
-    for all. A draw of its pair's label (P,) gets -inf, no weight, and `hits` (P,) count these;
-    negative labels keep them. Return whether all scores are finite, also of such draws.
+    `own` (P,) are the scores of the `labels` (P,), and go to column 0. `drawn` (B, m) are those of
+    the draws of each example, of which pair p has row ``owners[p]``; `ids` and `log_counts` are
+    (B, m), or (1, m) for all. A draw of its pair's label gets -inf, no weight, and `hits` (P,)
+    count these; negative labels keep them. Return whether all scores are finite, also of such
+    draws.
     """
     unsound = 0
-    for b in range(len(scores)):
-        row = b if len(ids) > 1 else 0
-        drawn, corrections, out, given = ids[row], log_counts[row], logits[b], scores[b]
-        out[0] = given[0]
-        unsound += not abs(given[0]) < np.inf
+    for p in range(len(own)):
+        row = owners[p] if len(ids) > 1 else 0
+        classes, corrections, out, given = ids[row], log_counts[row], logits[p], drawn[owners[p]]
+        out[0] = own[p]
+        unsound += not abs(own[p]) < np.inf
         found = 0
-        for k in range(len(drawn)):
-            score = given[k + 1]
+        for k in range(len(classes)):
+            score = given[k]
             unsound += not abs(score) < np.inf
             out[k + 1] = score - corrections[k]
-            found += drawn[k] == labels[b]
-        hits[b] = found
+            found += classes[k] == labels[p]
+        hits[p] = found
         if found:
-            for k in range(len(drawn)):
-                if drawn[k] == labels[b]:
+            for k in range(len(classes)):
+                if classes[k] == labels[p]:
                     out[k + 1] = -np.inf
     return unsound == 0
+
+
+@njit
+def share_out_slopes(
+    slopes: FloatArray, shares: FloatArray, owners: IntArray, d_own: Floats, d_drawn: Floats
+) -> None:
+    """Write the derivatives of what each example loses, from those of its pairs.
+
+    `slopes` (P, 1 + m) are derivatives of the losses of the pairs in their logits, `shares` (P,)
+    the weights of these losses, `owners` (P,) their examples, each in one run. `d_own` (P,) are
+    written, and sums, made in float64, added to `d_drawn` (B, m).
+    """
+    width = slopes.shape[1] - 1
+    total = np.empty(width)
+    first = 0
+    while first < len(owners):
+        b, last = owners[first], first
+        total[:] = 0.0
+        while last < len(owners) and owners[last] == b:
+            row, share = slopes[last], shares[last]
+            d_own[last] = share * row[0]
+            for k in range(width):
+                total[k] += share * row[1 + k]
+            last += 1
+        for k in range(width):
+            d_drawn[b, k] += total[k]
+        first = last
 
 
 @njit

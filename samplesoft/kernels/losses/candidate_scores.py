@@ -41,47 +41,51 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
 
 
 @njit
-def label_sums(d_scores: Floats, z: Floats, block: Floats, dz: Floats, d_block: Floats) -> None:
-    """Carry gradients back through scores of one class for each context.
-
-    `d_scores` (B, K) hold in column 0 those of row b of `block` (r, d) for context b of `z` (B, d);
-    `dz` (B, d) are added to, and the first B rows of `d_block` (r, d) written.
-    """
-    for b in range(len(z)):
-        own, row, out = d_scores[b, 0], z[b], d_block[b]
-        for i in range(len(row)):
-            out[i] = own * row[i]
-        _add(own, block[b], dz[b])
+def label_sums(
+    d_own: Floats, z: Floats, block: Floats, rows: IntArray, owners: IntArray, dz: Floats
+) -> None:
+    """Add ``d_own[p] block[rows[p]]`` to row ``owners[p]`` of `dz` (B, d), for each of P pairs."""
+    for p in range(len(rows)):
+        _add(d_own[p], block[rows[p]], dz[owners[p]])
 
 
 @njit
 def class_sums(
-    d_scores: Floats, z: Floats, order: IntArray, starts: IntArray, first: int, d_block: Floats
+    d_own: Floats,
+    d_drawn: Floats,
+    z: Floats,
+    owners: IntArray,
+    order: IntArray,
+    starts: IntArray,
+    first: int,
+    d_block: Floats,
 ) -> None:
     """Write the gradients `d_block` (k, d) of k classes from `first` on, each summed in float64.
 
-    `order` and `starts` are the places of each class in the flat `d_scores` (B, K), from
-    `kernels.arrays.sort_ids.equal_runs`; `z` (B, d) are the contexts.
+    `order` and `starts`, from `kernels.arrays.sort_ids.equal_runs`, are the places of each class
+    among the P labels, of which `d_own` (P,) are the derivatives, and the draws after them, with
+    the flat `d_drawn` (B, m). `z` (B, d) are the contexts, ``z[owners[p]]`` that of label p.
     """
-    width = d_scores.shape[1]
-    flat = d_scores.ravel()
+    pairs, width = len(d_own), d_drawn.shape[1]
+    flat = d_drawn.ravel()
     total = np.empty(d_block.shape[1])
     for g in range(len(d_block)):
         total[:] = 0.0
         for place in order[starts[first + g] : starts[first + g + 1]]:
-            if flat[place] != 0.0:
-                _add(flat[place], z[place // width], total)
+            if place < pairs:
+                _add(d_own[place], z[owners[place]], total)
+            elif flat[place - pairs] != 0.0:
+                _add(flat[place - pairs], z[(place - pairs) // width], total)
         d_block[g] = total
 
 
 @njit
 def group_totals(d_scores: Floats, order: IntArray, starts: IntArray) -> Floats:
-    """Return the sum of the flat `d_scores` of each class."""
+    """Return the sum of the `d_scores` (K,) of each class."""
     totals = np.zeros(len(starts) - 1, d_scores.dtype)
-    flat = d_scores.ravel()
     for g in range(len(totals)):
         total = 0.0
         for place in order[starts[g] : starts[g + 1]]:
-            total += flat[place]
+            total += d_scores[place]
         totals[g] = total
     return totals
