@@ -60,59 +60,124 @@ class Contexts(NamedTuple):
 def products(matrix: Real, first: int, last: int, queries: Real, b: int, out: Real) -> None:
     """Write the inner products of rows [first, last) with as much of query b as they are long.
 
-    Four rows at a time, for which the query is read once.
+    They go to row 0 of `out`. Four rows at a time, for which the query is read once.
     """
     dim = matrix.shape[1]
     zero = matrix.dtype.type(0)
     whole = first + (last - first) // 4 * 4
     for i in range(first, whole, 4):
-        t0 = t1 = t2 = t3 = zero
+        s0 = s1 = s2 = s3 = zero
         for f in range(dim):
             x = queries[b, f]
-            t0 += matrix[i, f] * x
-            t1 += matrix[i + 1, f] * x
-            t2 += matrix[i + 2, f] * x
-            t3 += matrix[i + 3, f] * x
-        out[i - first] = t0
-        out[i - first + 1] = t1
-        out[i - first + 2] = t2
-        out[i - first + 3] = t3
+            s0 += matrix[i, f] * x
+            s1 += matrix[i + 1, f] * x
+            s2 += matrix[i + 2, f] * x
+            s3 += matrix[i + 3, f] * x
+        at = i - first
+        out[0, at], out[0, at + 1], out[0, at + 2], out[0, at + 3] = s0, s1, s2, s3
     for i in range(whole, last):
-        t0 = zero
+        s0 = zero
         for f in range(dim):
-            t0 += matrix[i, f] * queries[b, f]
-        out[i - first] = t0
+            s0 += matrix[i, f] * queries[b, f]
+        out[0, i - first] = s0
+
+
+@njit_sum
+def pair_products(
+    matrix: Real, first: int, last: int, queries: Real, b: int, c: int, out: Real
+) -> None:
+    """Write what `products` does for query b, and in row 1 the same for query c.
+
+    Half as much is read for a product as by one query after the other.
+    """
+    dim = matrix.shape[1]
+    zero = matrix.dtype.type(0)
+    whole = first + (last - first) // 4 * 4
+    for i in range(first, whole, 4):
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
+        for f in range(dim):
+            x, y = queries[b, f], queries[c, f]
+            m0, m1, m2, m3 = matrix[i, f], matrix[i + 1, f], matrix[i + 2, f], matrix[i + 3, f]
+            s0 += m0 * x
+            s1 += m1 * x
+            s2 += m2 * x
+            s3 += m3 * x
+            t0 += m0 * y
+            t1 += m1 * y
+            t2 += m2 * y
+            t3 += m3 * y
+        at = i - first
+        out[0, at], out[0, at + 1], out[0, at + 2], out[0, at + 3] = s0, s1, s2, s3
+        out[1, at], out[1, at + 1], out[1, at + 2], out[1, at + 3] = t0, t1, t2, t3
+    for i in range(whole, last):
+        s0 = t0 = zero
+        for f in range(dim):
+            s0 += matrix[i, f] * queries[b, f]
+            t0 += matrix[i, f] * queries[c, f]
+        out[0, i - first], out[1, i - first] = s0, t0
 
 
 @njit
 def weigh_children(tree: Cells, cell: int, queries: Real, b: int, logits: Real) -> int:
     """Write the logits of the children of a cell for query b, and return their number."""
     first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
-    if cell >= tree.levels[-2]:
-        products(tree.rows, first, last, queries, b, logits)
-    else:
-        products(tree.cells, first, last, queries, b, logits)
-        for i in range(first, last):
-            logits[i - first] += tree.log_sizes[i]
+    is_leaf = cell >= tree.levels[-2]
+    score(tree.cells, tree.rows, tree.log_sizes, is_leaf, first, last, queries, b, b, logits)
     return int(last - first)
 
 
 @njit
-def weigh(logits: Real, num: int, weights: Real) -> tuple[float, float]:
-    """Write exp(logit) divided by the greatest; return the sum of that, and the greatest logit."""
-    for i in range(num):
-        weights[i] = logits[i]
-    return exp_weights(weights[:num], -1)
+def score(
+    cells: Real,
+    rows: Real,
+    log_sizes: Real,
+    is_leaf: bool,
+    first: int,
+    last: int,
+    queries: Real,
+    b: int,
+    c: int,
+    logits: Real,
+) -> None:
+    """Write the logits of children [first, last) for query b, and in row 1 for c if it is not b."""
+    if is_leaf:
+        if b == c:
+            products(rows, first, last, queries, b, logits)
+        else:
+            pair_products(rows, first, last, queries, b, c, logits)
+        return
+    if b == c:
+        products(cells, first, last, queries, b, logits)
+    else:
+        pair_products(cells, first, last, queries, b, c, logits)
+    for i in range(first, last):
+        logits[0, i - first] += log_sizes[i]
+        logits[1, i - first] += log_sizes[i]
 
 
 @njit
-def log_share(logits: Real, weights: Real, child: int, total: float, greatest: float) -> float:
+def weigh(logits: Real, row: int, num: int, weights: Real) -> tuple[float, float]:
+    """Write exp(logit) divided by the greatest; return the sum of that, and the greatest logit.
+
+    The logits are `num` of a row of theirs. `weights` have room for whole vectors of eight beyond
+    `num`, so that no loop has a rest.
+    """
+    room = (num + 7) // 8 * 8
+    for i in range(num):
+        weights[i] = logits[row, i]
+    for i in range(num, room):
+        weights[i] = -np.inf
+    return exp_weights(weights, room, -1)
+
+
+@njit
+def log_share(logit: float, weight: float, total: float, greatest: float) -> float:
     """Return the log of the share of a child, as it is drawn, or would be if it had any weight."""
-    if weights[child] > 0.0:
-        return math.log(weights[child] / total)
+    if weight > 0.0:
+        return math.log(weight / total)
     if total == 0.0:  # of the excluded class, alone in its leaf
         return -np.inf
-    return float(logits[child]) - greatest - math.log(total)
+    return logit - greatest - math.log(total)
 
 
 @njit
@@ -130,49 +195,14 @@ def exclude_classes(
                 path[b, level] = -1
                 continue
             num = weigh_children(tree, cell, queries, b, logits)
-            before, top = weigh(logits, num, weights)
+            before, top = weigh(logits, 0, num, weights)
             change = remaining[b, level + 1]
-            logits[child - tree.ranges[cell, 0]] += change
+            logits[0, child - tree.ranges[cell, 0]] += change
             path[b, level], remaining[b, level] = cell, -np.inf
             if num > 1 or change > -np.inf:
-                total, greatest = weigh(logits, num, weights)
+                total, greatest = weigh(logits, 0, num, weights)
                 remaining[b, level] = greatest - top + math.log(total / before)
             child, cell = cell, tree.parents[cell]
-
-
-@njit
-def leave_out(contexts: Contexts, b: int, level: int, first: int, num: int, logits: Real) -> None:
-    """Take the excluded class out of the logits of cells [first, first + num) of a level."""
-    place = contexts.path[b, level] - first
-    if 0 <= place < num:
-        logits[place] += contexts.remaining[b, level]
-
-
-@njit
-def split(
-    logits: Real,
-    weights: Real,
-    num: int,
-    first: int,
-    visit: tuple[int, int, int],
-    u: FloatArray,
-    at: IntArray,
-    log_q: FloatArray,
-) -> None:
-    """Take each sorted uniform of a visit to a child, and to its place within that child.
-
-    A visit is a context, and where its uniforms in a row of `u` (B, m) begin and end. `at` gets the
-    children, which are numbered from `first`; their shares are added to `log_q`.
-    """
-    b, begin, end = visit
-    total, greatest = weigh(logits, num, weights)
-    child, below = 0, 0.0
-    for k in range(begin, end):
-        target = u[b, k] * total
-        child, below = find(weights, num, target, child, below)
-        u[b, k] = min((target - below) / weights[child], _BELOW_ONE)
-        at[b, k] = first + child
-        log_q[b, k] += log_share(logits, weights, child, total, greatest)
 
 
 @njit
@@ -211,14 +241,36 @@ def draw_children(
     at: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Take the uniforms of visits to cells of a level on to their children, as `split` does."""
+    """Take the sorted uniforms of visits to cells of a level to children, and to places in these.
+
+    `at` gets the children, and their shares are added to `log_q`.
+    """
+    cells, rows, log_sizes, ranges = tree.cells, tree.rows, tree.log_sizes, tree.ranges
+    queries, path, remaining = contexts.queries, contexts.path, contexts.remaining
+    is_leaf = level == len(tree.levels) - 2
     logits, weights = rooms(tree)
-    for v in range(len(visits)):
-        b, begin, end = visits[v, 0], visits[v, 1], visits[v, 2]
-        cell = at[b, begin]
-        first, num = tree.ranges[cell, 0], weigh_children(tree, cell, contexts.queries, b, logits)
-        leave_out(contexts, b, level + 1, first, num, logits)
-        split(logits, weights, num, first, (b, begin, end), u, at, log_q)
+    v = 0
+    while v < len(visits):
+        cell, end = at[visits[v, 0], visits[v, 1]], v + 1
+        if end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
+            end += 1
+        first, last = ranges[cell, 0], ranges[cell, 1]
+        b, c = visits[v, 0], visits[end - 1, 0]
+        score(cells, rows, log_sizes, is_leaf, first, last, queries, b, c, logits)
+        for i in range(v, end):
+            b = visits[i, 0]
+            place = path[b, level + 1] - first
+            if 0 <= place < last - first:
+                logits[i - v, place] += remaining[b, level + 1]
+            total, greatest = weigh(logits, i - v, last - first, weights)
+            child, below = 0, 0.0
+            for k in range(visits[i, 1], visits[i, 2]):
+                target = u[b, k] * total
+                child, below = find(weights, last - first, target, child, below)
+                u[b, k] = min((target - below) / weights[child], _BELOW_ONE)
+                at[b, k] = first + child
+                log_q[b, k] += log_share(logits[i - v, child], weights[child], total, greatest)
+        v = end
 
 
 @njit
@@ -228,27 +280,40 @@ def ascend(
     level: int,
     visits: IntArray,
     children: IntArray,
-    cells: IntArray,
+    at: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Add to `log_q` (B, k) the shares of `children` in their `cells` of a level, and go up.
+    """Add to `log_q` (B, k) the shares of `children` in the cells `at` of a level, and go up.
 
     The children become the cells, and the cells those above.
     """
+    cells, rows, log_sizes, ranges = tree.cells, tree.rows, tree.log_sizes, tree.ranges
+    queries, path, remaining = contexts.queries, contexts.path, contexts.remaining
+    is_leaf = level == len(tree.levels) - 2
     logits, weights = rooms(tree)
-    for v in range(len(visits)):
-        b, begin, end = visits[v, 0], visits[v, 1], visits[v, 2]
-        cell = cells[b, begin]
-        first, num = tree.ranges[cell, 0], weigh_children(tree, cell, contexts.queries, b, logits)
-        leave_out(contexts, b, level + 1, first, num, logits)
-        total, greatest = weigh(logits, num, weights)
-        for k in range(begin, end):
-            child = children[b, k] - first
-            log_q[b, k] += log_share(logits, weights, child, total, greatest)
-            children[b, k], cells[b, k] = cell, tree.parents[cell]
+    v = 0
+    while v < len(visits):
+        cell, end = at[visits[v, 0], visits[v, 1]], v + 1
+        if end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
+            end += 1
+        first, last = ranges[cell, 0], ranges[cell, 1]
+        b, c = visits[v, 0], visits[end - 1, 0]
+        score(cells, rows, log_sizes, is_leaf, first, last, queries, b, c, logits)
+        for i in range(v, end):
+            b = visits[i, 0]
+            place = path[b, level + 1] - first
+            if 0 <= place < last - first:
+                logits[i - v, place] += remaining[b, level + 1]
+            total, greatest = weigh(logits, i - v, last - first, weights)
+            for k in range(visits[i, 1], visits[i, 2]):
+                child = children[b, k] - first
+                log_q[b, k] += log_share(logits[i - v, child], weights[child], total, greatest)
+                children[b, k], at[b, k] = cell, tree.parents[cell]
+        v = end
 
 
 @njit
 def rooms(tree: Cells) -> tuple[Real, Real]:
-    """Return room for the logits and the weights of children."""
-    return np.empty(tree.widest[0], tree.rows.dtype), np.empty(tree.widest[0], tree.rows.dtype)
+    """Return room for the logits (2, room) and the weights (room,) of children."""
+    room = (tree.widest[0] + 7) // 8 * 8
+    return np.empty((2, room), tree.rows.dtype), np.empty(room, tree.rows.dtype)

@@ -64,7 +64,7 @@ def add_exponentials(
             row = scores[j]
             for b in range(batch):
                 row[b] -= shift[b]
-            exp_to(row)
+            exp_to(row, batch)
             for b in range(batch):
                 run[b] += row[b]
         for b in range(batch):
@@ -93,7 +93,7 @@ def probabilities(
                 row[b] = abs(row[b])
         for b in range(batch):
             row[b] -= top[b]
-        exp_to(row)
+        exp_to(row, batch)
         for b in range(batch):
             row[b] *= signed[b]
 

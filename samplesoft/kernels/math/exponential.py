@@ -31,18 +31,18 @@ _C6, _C7 = np.float32(1 / 720), np.float32(1 / 5040)
 
 
 @njit
-def exp_to(x: Real) -> None:
-    """Replace each of `x`, at most about 0, by its exponential, in its own type."""
+def exp_to(x: Real, size: int) -> None:
+    """Replace each of the first `size` of `x`, at most about 0, by its exponential, in its type."""
     if x.itemsize == 4:
-        exp32_to(x)
+        exp32_to(x, size)
     else:
-        exp64_to(x)
+        exp64_to(x, size)
 
 
 @njit
-def exp64_to(x: FloatArray) -> None:
-    """Replace each of `x`, float64 and at most 0, by its exponential, which is never 0."""
-    for i in range(len(x)):
+def exp64_to(x: FloatArray, size: int) -> None:
+    """Replace numbers of `x`, float64 and at most 0, by their exponentials, which are never 0."""
+    for i in range(size):
         v = max(x[i], _LOWEST)
         k = np.floor(v * _LOG2_E + 0.5)
         r = (v - k * _LN2_HIGH) - k * _LN2_LOW
@@ -66,9 +66,9 @@ def exp64_to(x: FloatArray) -> None:
 
 
 @njit
-def exp32_to(x: Real) -> None:
-    """Replace each of `x`, float32 and at most about 0, by its exponential."""
-    for i in range(len(x)):
+def exp32_to(x: Real, size: int) -> None:
+    """Replace numbers of `x`, float32 and at most about 0, by their exponentials."""
+    for i in range(size):
         v = max(x[i], _LOWEST_32)
         k = np.floor(v * _LOG2_E_32 + _HALF)
         r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32

@@ -17,14 +17,22 @@ LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` may
 @njit
 def greatest(x: Real) -> float:
     """Return the maximum of `x`, or -inf if it is empty."""
-    a = b = c = d = -np.inf  # four at a time, for one comparison waits for the one before
-    whole = len(x) // 4 * 4
+    return _greatest(x, len(x))
+
+
+@njit
+def _greatest(x: Real, size: int) -> float:
+    a = b = c = d = x.dtype.type(-np.inf)
+    whole = size // 4 * 4  # four at a time, for one comparison waits for the one before
     for i in range(0, whole, 4):
-        a, b = max(a, x[i]), max(b, x[i + 1])
-        c, d = max(c, x[i + 2]), max(d, x[i + 3])
-    for i in range(whole, len(x)):
-        a = max(a, x[i])
-    return max(max(a, b), max(c, d))
+        a = x[i] if x[i] > a else a
+        b = x[i + 1] if x[i + 1] > b else b
+        c = x[i + 2] if x[i + 2] > c else c
+        d = x[i + 3] if x[i + 3] > d else d
+    for i in range(whole, size):
+        a = x[i] if x[i] > a else a
+    a, c = a if a > b else b, c if c > d else d
+    return float(a if a > c else c)
 
 
 @njit_sum
@@ -37,24 +45,31 @@ def total(x: Real) -> float:
 
 
 @njit
-def exp_weights(weights: Real, excluded: int) -> tuple[float, float]:
-    """Replace logits by exp(logit) divided by the greatest, and that of `excluded` by 0.
+def exp_weights(weights: Real, size: int, excluded: int) -> tuple[float, float]:
+    """Replace `size` logits by exp(logit) divided by the greatest, and that of `excluded` by 0.
 
     Returns the sum of the weights, and the greatest logit. There may be no class at `excluded`.
     """
-    if 0 <= excluded < len(weights):
+    if 0 <= excluded < size:
         weights[excluded] = -np.inf
-    top = greatest(weights)
+    top = _greatest(weights, size)
     shift = weights.dtype.type(top if top > -np.inf else 0.0)
-    for c in range(len(weights)):
+    for c in range(size):
         weights[c] -= shift
-    exp_to(weights)
+    exp_to(weights, size)
     least = weights.dtype.type(LEAST)
-    found = 0.0  # in the same order for all arrays, which may be typed as read-only or not
-    for c in range(len(weights)):
+    for c in range(size):
         weights[c] = weights[c] if weights[c] > least else weights.dtype.type(0.0)
-        found += weights[c]
-    return found, top
+    s0 = s1 = s2 = s3 = 0.0  # in one order for all arrays, which may be typed as read-only or not
+    whole = size // 4 * 4
+    for c in range(0, whole, 4):
+        s0 += weights[c]
+        s1 += weights[c + 1]
+        s2 += weights[c + 2]
+        s3 += weights[c + 3]
+    for c in range(whole, size):
+        s0 += weights[c]
+    return (s0 + s1) + (s2 + s3), top
 
 
 @njit

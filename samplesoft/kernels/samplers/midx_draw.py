@@ -55,7 +55,7 @@ def weigh_row(
         weights[:] = 0.0
         return 0.0, -np.inf
     weights[:] = logits
-    total, greatest = exp_weights(weights, -1)
+    total, greatest = exp_weights(weights, len(weights), -1)
     return total, greatest + math.log(total)
 
 
@@ -83,7 +83,7 @@ def weigh_rows(
                 mass = greatest[b] + math.log(sums[b, row])
             sums[b, row] = first[b, row] + mass
         shares[:] = sums[b]
-        total, heaviest = exp_weights(shares, -1)
+        total, heaviest = exp_weights(shares, num_rows, -1)
         for row in range(num_rows):
             sums[b, row] -= heaviest
             sums[b, row] -= math.log(total)  # which a huge number before it would hide
@@ -115,7 +115,7 @@ def draw(
     shares, logits, weights = np.empty(num_rows), np.empty(num_cells), np.empty(num_cells)
     for b in range(len(log_shares)):
         shares[:] = log_shares[b]
-        total, _ = exp_weights(shares, -1)
+        total, _ = exp_weights(shares, num_rows, -1)
         row, below, here, cell, under, within, log_within = 0, 0.0, -1, 0, 0.0, 0.0, 0.0
         for k in order[b]:
             target = uniforms[b, k] * total

@@ -34,7 +34,7 @@ def visit(
             logits[c] += bucket[i, c] * query[i]
     for c in range(size):
         weights[c] = float(logits[c])
-    return exp_weights(weights[:size], excluded)
+    return exp_weights(weights, size, excluded)
 
 
 @njit

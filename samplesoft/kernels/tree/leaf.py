@@ -81,7 +81,7 @@ def weigh_leaf(
     if rules.kind == SOFTMAX:
         for c in range(size):
             weights[c] = log_weight(products[c], rules)
-        return exp_weights(weights, excluded_place)
+        return exp_weights(weights, size, excluded_place)
     total = 0.0
     for c in range(size):
         weights[c] = linear_weight(products[c], rules) if c != excluded_place else 0.0
