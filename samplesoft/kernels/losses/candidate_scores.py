@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import IntArray
-from samplesoft.kernels.math.dot import dot
+from samplesoft.kernels.math.dot import row_dot
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 
 
 @njit
-def _add(factor: float, row: Floats, total: Floats) -> None:
-    for i in range(len(total)):
-        total[i] += factor * row[i]
+def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
+    for f in range(len(total)):
+        total[f] += factor * matrix[i, f]
 
 
 @njit
@@ -25,7 +25,7 @@ def score_rows(z: Floats, block: Floats, rows: IntArray, scores: Floats) -> None
     """Write ``scores[b, k] = z[b] . block[rows[b, k]]``, for `z` (B, d) and `block` (r, d)."""
     for b in range(len(rows)):
         for k in range(rows.shape[1]):
-            scores[b, k] = dot(z[b], block[rows[b, k]])
+            scores[b, k] = row_dot(block, rows[b, k], z, b)
 
 
 @njit
@@ -36,8 +36,9 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
         total[:] = 0.0
         for k in range(rows.shape[1]):
             if d_scores[b, k] != 0.0:
-                _add(d_scores[b, k], block[rows[b, k]], total)
-        _add(1.0, total, dz[b])
+                _add(d_scores[b, k], block, rows[b, k], total)
+        for f in range(len(total)):
+            dz[b, f] += total[f]
 
 
 @njit
@@ -46,7 +47,8 @@ def label_sums(
 ) -> None:
     """Add ``d_own[p] block[rows[p]]`` to row ``owners[p]`` of `dz` (B, d), for each of P pairs."""
     for p in range(len(rows)):
-        _add(d_own[p], block[rows[p]], dz[owners[p]])
+        for f in range(dz.shape[1]):
+            dz[owners[p], f] += d_own[p] * block[rows[p], f]
 
 
 @njit
@@ -73,9 +75,9 @@ def class_sums(
         total[:] = 0.0
         for place in order[starts[first + g] : starts[first + g + 1]]:
             if place < pairs:
-                _add(d_own[place], z[owners[place]], total)
+                _add(d_own[place], z, owners[place], total)
             elif flat[place - pairs] != 0.0:
-                _add(flat[place - pairs], z[(place - pairs) // width], total)
+                _add(flat[place - pairs], z, (place - pairs) // width, total)
         d_block[g] = total
 
 

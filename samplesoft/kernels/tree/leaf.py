@@ -13,7 +13,7 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.dot import dot
+from samplesoft.kernels.math.dot import products as multiply
 from samplesoft.kernels.math.prefetch import CACHE, prefetch_row
 from samplesoft.kernels.math.weights import exp_weights, find
 from samplesoft.kernels.tree.records import (
@@ -62,29 +62,30 @@ def place_in(leaf: int, excluded: int, rules: TreeRules) -> int:
 
 @njit
 def weigh_leaf(
-    query: Real,
+    queries: Real,
+    b: int,
     rows: Real,
     start: int,
+    size: int,
     excluded_place: int,
     rules: TreeRules,
     products: FloatArray,
     weights: FloatArray,
 ) -> tuple[float, float]:
-    """Write inner products of rows from `start` on, and weights up to a factor; 0 if excluded.
+    """Write inner products of query b and `size` rows from `start` on, and weights up to a factor.
 
-    `products` and `weights` are as long as the leaf. Returns the sum of the weights and the
-    logarithm of the factor that makes them true.
+    `products` (1, leaf_size) and `weights` (leaf_size,) have room for a whole leaf; the excluded
+    class weighs 0. Returns the sum of the weights and the logarithm of the factor that makes them
+    true.
     """
-    size = len(products)
-    for c in range(size):
-        products[c] = dot(rows[start + c], query)
+    multiply(rows, start, start + size, queries, b, products)
     if rules.kind == SOFTMAX:
         for c in range(size):
-            weights[c] = log_weight(products[c], rules)
+            weights[c] = log_weight(products[0, c], rules)
         return exp_weights(weights, size, excluded_place)
     total = 0.0
     for c in range(size):
-        weights[c] = linear_weight(products[c], rules) if c != excluded_place else 0.0
+        weights[c] = linear_weight(products[0, c], rules) if c != excluded_place else 0.0
         total += weights[c]
     return total, 0.0
 
@@ -118,7 +119,7 @@ def remaining_in_leaf(visited: LeafRows, exclusion: Exclusion, rules: TreeRules)
     """Write the first column of ``log_remaining``, for leaves of excluded classes (B,)."""
     queries, rows, starts = visited
     classes, log_remaining = exclusion
-    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
+    products, weights = np.empty((1, rules.leaf_size)), np.empty(rules.leaf_size)
     for b in range(len(queries)):
         if classes[b] < 0 or starts[b] < 0:
             continue
@@ -126,9 +127,9 @@ def remaining_in_leaf(visited: LeafRows, exclusion: Exclusion, rules: TreeRules)
         log_remaining[b, 0] = -np.inf
         if size > 1:
             total, shift = weigh_leaf(
-                queries[b], rows, starts[b], place, rules, products[:size], weights[:size]
+                queries, b, rows, starts[b], size, place, rules, products, weights
             )
-            log_excluded = log_weight(products[place], rules) - shift
+            log_excluded = log_weight(products[0, place], rules) - shift
             log_remaining[b, 0] = log_share_of_others(total, log_excluded)
 
 
@@ -144,7 +145,7 @@ def pick(
     """Draw a class in each leaf that was reached, and write its log-probability, (B, m)."""
     queries, rows, starts = visited
     uniforms, order, leaves, log_reach = draws
-    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
+    products, weights = np.empty((1, rules.leaf_size)), np.empty(rules.leaf_size)
     batch, m = leaves.shape
     far = rows.size * rows.itemsize > CACHE
     for b in range(batch):
@@ -161,7 +162,7 @@ def pick(
                     prefetch_row(rows, row)
             size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
             total, shift = weigh_leaf(
-                queries[b], rows, starts[b, start], place, rules, products[:size], weights[:size]
+                queries, b, rows, starts[b, start], size, place, rules, products, weights
             )
             log_total = math.log(total)
             correction = log_correction(exclusion.log_remaining[b], place)
@@ -169,7 +170,7 @@ def pick(
                 c, _ = find(weights, size, uniforms[b, k] * total, 0, 0.0)
                 own = order[b, k]
                 ids[b, own] = leaf * rules.leaf_size + c
-                log_in_leaf = log_weight(products[c], rules) - shift - log_total
+                log_in_leaf = log_weight(products[0, c], rules) - shift - log_total
                 log_q[b, own] = log_reach[b, k] + correction + log_in_leaf
 
 
@@ -182,7 +183,7 @@ def add_log_in_leaf(
     What cannot be drawn gets -inf.
     """
     queries, rows, starts = visited
-    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
+    products, weights = np.empty((1, rules.leaf_size)), np.empty(rules.leaf_size)
     for b in range(len(queries)):
         for k in range(ids.shape[1]):
             if starts[b, k] < 0:
@@ -193,10 +194,10 @@ def add_log_in_leaf(
             leaf = ids[b, k] // rules.leaf_size
             size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
             total, shift = weigh_leaf(
-                queries[b], rows, starts[b, k], place, rules, products[:size], weights[:size]
+                queries, b, rows, starts[b, k], size, place, rules, products, weights
             )
             correction = log_correction(exclusion.log_remaining[b], place)
-            log_own = log_weight(products[ids[b, k] % rules.leaf_size], rules)
+            log_own = log_weight(products[0, ids[b, k] % rules.leaf_size], rules)
             log_q[b, k] = log_q[b, k] + correction + (log_own - shift - math.log(total))
 
 
@@ -211,7 +212,7 @@ def probs_in_leaves(
 ) -> None:
     """Write probabilities (B, n) of the classes in `leaves` (k,), reached by `log_reach` (B, L)."""
     queries, rows, starts = visited
-    products, weights = np.empty(rules.leaf_size), np.empty(rules.leaf_size)
+    products, weights = np.empty((1, rules.leaf_size)), np.empty(rules.leaf_size)
     for b in range(len(queries)):
         for start, leaf in zip(starts, leaves):  # noqa: B905, Numba has no strict
             first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
@@ -220,10 +221,10 @@ def probs_in_leaves(
                 probs[b, first] = 0.0
                 continue
             total, shift = weigh_leaf(
-                queries[b], rows, start, place, rules, products[:size], weights[:size]
+                queries, b, rows, start, size, place, rules, products, weights
             )
             correction = log_correction(exclusion.log_remaining[b], place)
             log_scale = log_reach[b, leaf] + correction - math.log(total)
             for c in range(size):
-                log_own = log_weight(products[c], rules) - shift
+                log_own = log_weight(products[0, c], rules) - shift
                 probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0

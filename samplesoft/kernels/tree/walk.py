@@ -14,7 +14,7 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.dot import dot
+from samplesoft.kernels.math.dot import row_dot
 from samplesoft.kernels.math.prefetch import CACHE, prefetch_row
 from samplesoft.kernels.tree.records import Draws, Exclusion, Real, TreeRules
 
@@ -77,20 +77,22 @@ def top(num_leaves: int) -> int:
 
 
 @njit
-def read_path(phi: Real, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray) -> float:
-    """Return the log-probability of reaching `leaf`.
+def read_path(
+    phi: Real, b: int, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray
+) -> float:
+    """Return the log-probability of reaching `leaf` for row b of `phi`.
 
     Writes for each level of its path the probability of the half towards the leaf and of the
     other one; where a node has one half, 1 and 0.
     """
-    mass = dot(nodes[0], phi)
+    mass = row_dot(nodes, 0, phi, b)
     log_reach, factor = 0.0, 1.0
     first = 0
     for level in range(top(len(nodes)), 0, -1):
         half = 1 << (level - 1)
         towards, away = 1.0, 0.0
         if first + half < len(nodes):
-            difference = dot(nodes[first + half], phi)
+            difference = row_dot(nodes, first + half, phi, b)
             towards, away = half_shares(mass, difference, first, half, rules)
             if leaf >= first + half:
                 towards, away = away, towards
@@ -120,21 +122,23 @@ def condition_path(shares: FloatArray, level: int, remaining: float) -> float:
 @njit
 def exclude_class(
     phi: Real,
+    b: int,
     nodes: Real,
     excluded: int,
     rules: TreeRules,
     log_remaining: FloatArray,
     shares: FloatArray,
 ) -> None:
-    """Write the shares on the path to an excluded class, given that it is not drawn.
+    """Write the shares on the path to a class that example b excludes, given it is not drawn.
 
-    Reads the first number of a row of ``log_remaining`` and writes the second.
+    Reads the first number of row b of ``log_remaining`` and writes the second.
     """
     root = top(len(nodes))
-    log_remaining[1] = log_remaining[0]
+    log_remaining[b, 1] = log_remaining[b, 0]
     if excluded >= 0 and root > 0:
-        read_path(phi, nodes, excluded // rules.leaf_size, rules, shares)
-        log_remaining[1] = math.log(condition_path(shares, root, math.exp(log_remaining[0])))
+        read_path(phi, b, nodes, excluded // rules.leaf_size, rules, shares)
+        remaining = condition_path(shares, root, math.exp(log_remaining[b, 0]))
+        log_remaining[b, 1] = math.log(remaining)
 
 
 @njit
@@ -142,9 +146,7 @@ def remaining_from_root(phi: Real, nodes: Real, exclusion: Exclusion, rules: Tre
     """Write the second column of ``log_remaining`` from the first."""
     shares = np.empty((MAX_DEPTH, 2))
     for b in range(len(phi)):
-        exclude_class(
-            phi[b], nodes, exclusion.classes[b], rules, exclusion.log_remaining[b], shares
-        )
+        exclude_class(phi, b, nodes, exclusion.classes[b], rules, exclusion.log_remaining, shares)
 
 
 @njit
@@ -169,7 +171,7 @@ def multiply_top(phi: Real, nodes: Real, levels: int, known: FloatArray) -> None
     step = 1 << (top(len(nodes)) - levels)
     for place in range(min(known.shape[1], -(-len(nodes) // step))):
         for b in range(len(phi)):
-            known[b, place] = dot(nodes[place * step], phi[b])
+            known[b, place] = row_dot(nodes, place * step, phi, b)
 
 
 @njit
@@ -192,7 +194,7 @@ def walk(
     # they stop, the node's mass, its log-probability and the factor beside that
     stops, mass, factor = np.full((batch, m), m), np.empty((batch, m)), np.ones((batch, m))
     for b in range(batch):
-        exclude_class(phi[b], nodes, classes[b], rules, log_remaining[b], shares[b])
+        exclude_class(phi, b, nodes, classes[b], rules, log_remaining, shares[b])
         for k in range(m):
             order[b, k] = k
         leaves[b, 0], mass[b, 0], log_reach[b, 0] = 0, known[b, 0], 0.0
@@ -213,11 +215,11 @@ def walk(
                     if far:  # the row of the next node comes while this one is multiplied
                         ahead = leaves[b, stop] if stop < m else leaves[min(b + 1, batch - 1), 0]
                         prefetch_row(nodes, min(ahead + half, num_leaves - 1))
-                    difference = dot(nodes[first + half], phi[b])
+                    difference = row_dot(nodes, first + half, phi, b)
                 here, log_here, factor_here = mass[b, start], log_reach[b, start], factor[b, start]
                 left, right = half_shares(here, difference, first, half, rules)
                 chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
-                middle = split(uniforms[b], order[b], start, stop, chosen)
+                middle = split(uniforms, order, b, start, stop, chosen)
                 if middle < stop:
                     leaves[b, middle], stops[b, middle] = first + half, stop
                     mass[b, middle] = 0.5 * (here - difference)
@@ -248,17 +250,17 @@ def stretch(u: float, left: float) -> tuple[bool, float]:
 
 
 @njit
-def split(uniforms: FloatArray, order: IntArray, start: int, stop: int, left: float) -> int:
-    """Move uniforms below `left` to the front, stretch all, and return where the parts meet."""
+def split(uniforms: FloatArray, order: IntArray, b: int, start: int, stop: int, left: float) -> int:
+    """Move uniforms of row b below `left` to the front, stretch all; return where parts meet."""
     middle = start
     for k in range(start, stop):
-        is_left, u = stretch(uniforms[k], left)
+        is_left, u = stretch(uniforms[b, k], left)
         if is_left:
-            uniforms[k], uniforms[middle] = uniforms[middle], u
-            order[k], order[middle] = order[middle], order[k]
+            uniforms[b, k], uniforms[b, middle] = uniforms[b, middle], u
+            order[b, k], order[b, middle] = order[b, middle], order[b, k]
             middle += 1
         else:
-            uniforms[k] = u
+            uniforms[b, k] = u
     return middle
 
 
@@ -270,7 +272,7 @@ def reach_leaves(
     shares = np.empty((MAX_DEPTH, 2))
     for b in range(len(phi)):
         for k in range(leaves.shape[1]):
-            log_reach[b, k] = read_path(phi[b], nodes, leaves[b, k], rules, shares)
+            log_reach[b, k] = read_path(phi, b, nodes, leaves[b, k], rules, shares)
 
 
 @njit
@@ -279,12 +281,12 @@ def reach_all_leaves(phi: Real, nodes: Real, rules: TreeRules, log_reach: FloatA
     num_leaves = len(nodes)
     mass, factor = np.empty(num_leaves), np.empty(num_leaves)
     for b in range(len(phi)):
-        mass[0], log_reach[b, 0], factor[0] = dot(nodes[0], phi[b]), 0.0, 1.0
+        mass[0], log_reach[b, 0], factor[0] = row_dot(nodes, 0, phi, b), 0.0, 1.0
         for level in range(top(num_leaves), 0, -1):
             half = 1 << (level - 1)
             for first in range(0, num_leaves - half, 2 * half):
                 here, log_here, factor_here = mass[first], log_reach[b, first], factor[first]
-                difference, right_first = dot(nodes[first + half], phi[b]), first + half
+                difference, right_first = row_dot(nodes, first + half, phi, b), first + half
                 left, right = half_shares(here, difference, first, half, rules)
                 mass[first] = 0.5 * (here + difference)
                 mass[right_first] = 0.5 * (here - difference)
