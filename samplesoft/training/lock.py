@@ -44,7 +44,6 @@ def locked(folder: str | Path) -> Iterator[None]:
     """
     path = Path(folder, LOCK)
     own = not path.parent.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _open_locked(path) as stream:
         try:
             yield
@@ -60,7 +59,13 @@ def locked(folder: str | Path) -> Iterator[None]:
 def _open_locked(path: Path) -> TextIO:
     """Open a lock file that is this process's alone, or raise ValueError."""
     while True:
-        stream = open(path, "a+", encoding="utf-8", errors="replace")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            stream = open(path, "a+", encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            if path.is_symlink():  # to nowhere
+                raise
+            continue  # the one that made the folder has just removed it
         try:
             _require(stream, path)
             if _is_at(path, stream):
