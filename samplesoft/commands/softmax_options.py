@@ -81,8 +81,8 @@ def add_softmax(
     group.add_argument(
         "--shared",
         action=argparse.BooleanOptionalAction,
-        help=f"draw one set of classes for all {batch}; the default with a loss such as "
-        "sampled-masked, and not possible where draws exclude the label, as with sampled",
+        help=f"draw one set of classes for all {batch}; the default with a sampler such as unigram "
+        "and a loss such as sampled-masked, not possible where draws exclude the label",
     )
     add_random_features(group, defaults)
     group.add_argument(

@@ -19,9 +19,9 @@ from samplesoft.samplers.draw import Rows
 from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 
 
-def as_shared(value: bool | None, allowed: bool) -> bool:
-    """Return a `shared` argument as a bool; None stands for one set wherever that is allowed."""
-    return allowed if value is None else as_flag("shared", value)
+def as_shared(value: bool | None, default: bool) -> bool:
+    """Return a `shared` argument as a bool; None stands for `default`."""
+    return default if value is None else as_flag("shared", value)
 
 
 class SoftmaxLayer:
@@ -43,8 +43,8 @@ class SoftmaxLayer:
     biases : array_like, shape (n,), optional
         Class biases, trained with the vectors; a sampler does not see them.
     shared : bool, optional
-        Draw one set of classes for the whole batch; by default where the loss takes draws of the
-        label, which it masks or corrects, and not where draws exclude the label.
+        Draw one set of classes for the whole batch; by default where the sampler does not look at
+        contexts, and the loss takes draws of the label, which it masks or corrects.
     update_every : int
         The sampler follows the class vectors after so many calls of `update`. In between, draws
         and their probabilities still agree: both come from the vectors of the last time.
@@ -121,8 +121,14 @@ class SoftmaxLayer:
         self.update_every = as_count("update_every", update_every)
         self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
-            self.shared = as_shared(shared, allowed=not loss.excludes_label)
             self._check_sampler(loss, allow_other_tau)
+            follows = self.sampler is not None and self.sampler.dim is not None
+            self.shared = as_shared(shared, not loss.excludes_label and not follows)
+            if loss.excludes_label and self.shared:
+                raise ValueError(
+                    f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
+                    "out the label of each example; take a loss with scheme='masked'."
+                )
             self.num_sampled = as_count("num_sampled", num_sampled, loss.facts.least_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
@@ -351,9 +357,4 @@ class SoftmaxLayer:
                 f"`sampler` must have no certain classes with scheme={loss.scheme!r} of a "
                 f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "
                 "SampledSoftmaxLoss with scheme='masked' or 'negatives'."
-            )
-        if loss.excludes_label and self.shared:
-            raise ValueError(
-                f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
-                "out the label of each example; take a loss with scheme='masked'."
             )

@@ -49,9 +49,9 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
     num_sampled : int
         Draws m for each batch, or for each example if not `shared`.
     shared : bool, optional
-        Draw one set for the whole batch, which makes a step faster; by default with
-        the losses that allow it, as in `samplesoft.models.SoftmaxSettings`: all but those whose
-        draws leave out the label.
+        Draw one set for the whole batch, which makes a step faster; by default where that loses
+        little, as in `samplesoft.models.SoftmaxSettings`: with samplers that do not look at
+        contexts, such as the default, and losses whose draws may contain the label.
     tau : float, optional
         Inverse temperature of the scores; by default 10 if `normalize`, else 1.
     normalize : bool

@@ -38,7 +38,7 @@ SMALL = [
     "--epochs",
     "2",
 ]
-SAMPLED = ["--num-sampled", "6", "--num-features", "16"]
+SAMPLED = ["--num-sampled", "6"]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_language_model(corpus, tmp_path, capsys):
         assert words in text
     values = json.loads(results.read_text())
     assert [line["epoch"] for line in values["epochs"]] == [1, 2]
-    assert values["config"]["sampler"] == "rff"
+    assert values["config"]["sampler"] == "clusters"
     losses = [line["validation_loss"] for line in values["epochs"]]
     assert values["validation"]["loss"] == min(losses)
     assert values["validation"]["perplexity"] == pytest.approx(np.exp(min(losses)))
@@ -502,7 +502,7 @@ BAD = {
         "--dropout",
     ),
     "norms": (
-        [*LM, "--no-normalize"],
+        [*LM, "--sampler", "rff", "--no-normalize"],
         "--no-normalize does not go with --sampler rff",
     ),
     "too short": (

@@ -203,14 +203,17 @@ def test_the_default_tau_follows_normalize():
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_set_is_shared_by_default_where_draws_may_contain_the_label(rows, loss):
+def test_a_set_is_shared_by_default_where_that_loses_little(rows, loss):
     facts = LOSSES[loss]
-    if facts.draws:
+    if facts.draws:  # of the label too, by a sampler that follows no context
         layer = SoftmaxLayer(rows, make_loss(loss), UniformSampler(N), M)
         assert layer.shared is not facts.excludes_label
         options = {"loss": loss, "sampler": "uniform"}
         own = SoftmaxSettings(**options, shared=False)
         assert (SoftmaxSettings(**options).shared, own.shared) == (layer.shared, False)
+        loss = make_loss(loss, tau=TAU, normalize=True)
+        assert SoftmaxLayer(rows, loss, made("softmax", rows), M).shared is False
+        assert SoftmaxSettings(loss=options["loss"], sampler="softmax").shared is False
     else:
         options = {"loss": loss, "sampler": None, "num_sampled": None}
         assert SoftmaxSettings(**options).shared is False

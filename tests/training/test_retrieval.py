@@ -74,7 +74,7 @@ def test_what_is_learned_written_and_printed(kind, options, files, tmp_path, cap
 
 @pytest.mark.parametrize(
     ("options", "shared", "tau"),
-    [([], True, 10.0), (["--no-shared"], False, 10.0)]
+    [([], False, 10.0), (["--shared"], True, 10.0)]
     + [(["--loss", "full", "--no-normalize"], False, 1.0)],
 )
 def test_defaults_follow_the_other_options(options, shared, tau, files, tmp_path):
