@@ -24,8 +24,8 @@ sampler                              draws in proportion to                     
 
 Which one? Up to some 10,000 classes, `SoftmaxSampler`: it has no bias, and takes about as long as
 the others. With more, `ClusterSampler`: with 100,000 identifiers of programs and m = 100 its bias
-is 0.0008, where `RFSoftmaxSampler` with D = 1024 has 0.040 and uniform draws 0.34; draws take less
-than half the time of random features, and updates a tenth. At a million classes and a batch of
+is 0.0009, where `RFSoftmaxSampler` with D = 1024 has 0.033 and uniform draws 0.42; draws take half
+of the time of random features, and updates a tenth. At a million classes and a batch of
 1,024 a step of training is 34 times faster than the full softmax, and twice as fast as with 256
 random features. `UniformSampler` and `UnigramSampler` are the fastest, and the most biased: with
 one set of a thousand draws for a batch they often suffice, and a `CertainSampler` takes much of
