@@ -34,6 +34,7 @@ METHODS = {
     "UNIFORM": sampled("uniform"),
     "RFF": sampled("rff"),
     "RFF, softmax in buckets": sampled("rff+softmax-leaf"),
+    "CLUSTERS": sampled("clusters"),
     "EXP": sampled("softmax"),
     "jackknife UNIFORM": sampled("uniform", loss="jackknife"),
     "QUADRATIC": sampled("quadratic", loss="sampled-absolute"),
@@ -47,6 +48,7 @@ STYLES = {  # Okabe and Ito's colours, safe for the colour-blind
     "UNIFORM": ("#E69F00", "^", "-"),
     "jackknife UNIFORM": ("#E69F00", "v", "--"),
     "QUADRATIC": ("#009E73", "P", "-"),
+    "CLUSTERS": ("#D55E00", "*", "-"),
     "RFF": ("#0072B2", "D", "-"),
     "RFF, softmax in buckets": ("#56B4E9", "X", "--"),
 }
