@@ -43,6 +43,7 @@ LAYERS = {  # method: loss, sampler, shared
     "FULL": ("full", None, False),
     "UNIFORM": ("sampled", "uniform", False),
     "UNIFORM, shared": ("sampled-masked", "uniform", True),
+    "CLUSTERS": ("sampled", "clusters", False),
     "EXP": ("sampled", "softmax", False),
     "RFF": ("sampled", "rff", False),
     "RFF, softmax in buckets": ("sampled", "rff+softmax-leaf", False),

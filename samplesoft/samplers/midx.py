@@ -127,6 +127,12 @@ class MidxSampler(EngineSampler):
         self._engine = HostMidx(rows, self.tau, self.num_codewords, as_key(rng))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the class vectors, the codewords, the cells and the places of the classes."""
+        size: int = self._engine.nbytes
+        return size
+
+    @property
     def codes(self) -> IntArray:
         """The first and the second codeword of each class, (n, 2)."""
         codes: IntArray = self._engine.codes.copy()
@@ -161,6 +167,12 @@ class HostMidx:
         self._order = np.argsort(cells, kind="stable")
         self._places = np.empty(len(rows), np.int64)
         self._places[self._order] = np.arange(len(rows))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the class vectors, the codewords, the cells and their places."""
+        own = self._rows, self.codes, self._order, self._places
+        return int(sum(array.nbytes for array in (*own, *self._words, *self._cells)))
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""

@@ -210,3 +210,19 @@ def test_what_overflows_is_refused_in_words():
     np.testing.assert_array_equal(sampler.class_embeddings(), rows)
     with pytest.raises(ValueError, match="`leaf_size`"):
         ClusterSampler(rows, leaf_size=0)
+
+
+def test_what_it_says_it_takes_is_what_it_holds():
+    rows = vectors(20_000, 64, np.float32)
+    assert rows.nbytes < ClusterSampler(rows, rng=0).nbytes < 1.3 * rows.nbytes
+
+
+def test_class_biases_are_a_coordinate_more():
+    rows, biases, h = vectors(12), np.linspace(-300.0, 3.0, 12), vectors(1, seed=1)[0]
+    wide = np.column_stack([rows, biases / 2.0])
+    sampler = ClusterSampler(wide, tau=2.0, leaf_size=12, rng=0)  # one leaf: the softmax itself
+    logits = 2.0 * rows @ h + biases
+    wanted = np.exp(logits - logits.max())
+    np.testing.assert_allclose(
+        sampler.probs(np.append(h, 1.0))[0], wanted / wanted.sum(), rtol=1e-11, atol=1e-300
+    )

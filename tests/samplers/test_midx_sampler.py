@@ -145,3 +145,10 @@ def test_what_overflows_is_refused_in_words():
     assert sampler.probs(rows[:1] * np.float32(1e37)).tolist() == [[0.2] * 5]
     with pytest.raises(ValueError, match="`num_codewords` must be at least 1, got 0"):
         MidxSampler(rows, num_codewords=0)
+
+
+def test_what_it_says_it_takes_is_what_it_holds():
+    rows = vectors(5000, 64, np.float32)
+    sampler = MidxSampler(rows, rng=0)
+    few, many = (MidxSampler(rows, num_codewords=k, rng=0).nbytes for k in (8, 200))
+    assert rows.nbytes < few < sampler.nbytes < many < 3 * rows.nbytes

@@ -73,6 +73,9 @@ class ClusterSampler(EngineSampler):
     **Exclusion is exact.** An excluded class is left out of its leaf, and of the mass of every
     cell above by the share that it has there; only positive numbers are added.
 
+    **Class biases** b are one more coordinate: with vectors :math:`(c_j, b_j / \tau)` and contexts
+    :math:`(h, 1)` draws follow :math:`\tau h \cdot c_j + b_j`.
+
     **Updates** sum up the leaf of each class, and the cells above from their children, anew: they
     leave no rounding behind. An update of all classes divides them anew.
 
@@ -92,6 +95,12 @@ class ClusterSampler(EngineSampler):
     True
     >>> sampler.update([5], vectors[[0]])
     >>> 1.0 <= sampler.staleness < 1.1
+    True
+    >>> biases = np.log(np.arange(1.0, 1001.0))  # tau is 1
+    >>> sampler = ClusterSampler(np.column_stack([vectors, biases]), rng=0)
+    >>> softmax *= np.arange(1.0, 1001.0)
+    >>> softmax /= softmax.sum()
+    >>> float(abs(sampler.probs(np.append(vectors[0], 1.0)) - softmax).sum()) < 0.2
     True
     """
 
