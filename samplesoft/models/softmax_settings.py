@@ -32,7 +32,7 @@ class SoftmaxSettings:
     sampler : str or None
         A key of `samplesoft.samplers.SAMPLERS`; None for a loss that draws nothing. The default
         takes a small language model of the Penn Treebank where the full softmax takes it, to a
-        perplexity of 119.9 and 120.0 after ten epochs, in EPOCH of its time; with ``"rff"``, the
+        perplexity of 119.9 and 120.0 after ten epochs, in half of its time; with ``"rff"``, the
         sampler of [1]_, it is 122.6.
     num_sampled : int or None
         Draws for each example, or for the batch if `shared`; None where there is no sampler.

@@ -146,32 +146,6 @@ def exclude_classes(
 
 
 @njit
-def find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
-    """Write a row for each run of equal cells in a row of `at` (B, k), and return their number.
-
-    A row of `visits` (B k, 3) is the context, and where the run begins and ends. Rows come in the
-    order of the cells, which are `num` from `first` on.
-    """
-    starts = np.zeros(num + 1, np.int64)
-    for b in range(len(at)):
-        for k in range(at.shape[1]):
-            if k == 0 or at[b, k] != at[b, k - 1]:
-                starts[at[b, k] - first + 1] += 1
-    for cell in range(num):
-        starts[cell + 1] += starts[cell]
-    for b in range(len(at)):
-        begin = 0
-        for k in range(1, at.shape[1] + 1):
-            if k == at.shape[1] or at[b, k] != at[b, k - 1]:
-                cell = at[b, begin] - first
-                row = starts[cell]
-                visits[row, 0], visits[row, 1], visits[row, 2] = b, begin, k
-                starts[cell] += 1
-                begin = k
-    return int(starts[num])
-
-
-@njit
 def draw_children(
     tree: Cells,
     contexts: Contexts,

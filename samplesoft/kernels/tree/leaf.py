@@ -136,42 +136,41 @@ def remaining_in_leaf(visited: LeafRows, exclusion: Exclusion, rules: TreeRules)
 @njit
 def pick(
     visited: LeafRows,
+    visits: IntArray,
     draws: Draws,
     exclusion: Exclusion,
     rules: TreeRules,
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Draw a class in each leaf that was reached, and write its log-probability, (B, m)."""
+    """Draw a class in each leaf that was reached, and write its log-probability, (B, m).
+
+    `visits` (V, 3) to the leaves are in their order, from `kernels.samplers.visits`.
+    """
     queries, rows, starts = visited
     uniforms, order, leaves, log_reach = draws
     products, weights = np.empty((1, rules.leaf_size)), np.empty(rules.leaf_size)
-    batch, m = leaves.shape
     far = rows.size * rows.itemsize > CACHE
-    for b in range(batch):
-        stop = 0
-        while stop < m:
-            start, leaf = stop, leaves[b, stop]
-            while stop < m and leaves[b, stop] == leaf:
-                stop += 1
-            if starts[b, start] < 0:
-                continue
-            if far:  # the rows of the next leaf come while those of this one are multiplied
-                ahead = starts[b, stop] if stop < m else starts[min(b + 1, batch - 1), 0]
+    for v in range(len(visits)):
+        b, start, stop = visits[v, 0], visits[v, 1], visits[v, 2]
+        leaf, here = leaves[b, start], starts[b, start]
+        if here < 0:
+            continue
+        if far and v + 1 < len(visits):  # rows of the next leaf come while these are multiplied
+            ahead = starts[visits[v + 1, 0], visits[v + 1, 1]]
+            if ahead != here and ahead >= 0:
                 for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
                     prefetch_row(rows, row)
-            size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
-            total, shift = weigh_leaf(
-                queries, b, rows, starts[b, start], size, place, rules, products, weights
-            )
-            log_total = math.log(total)
-            correction = log_correction(exclusion.log_remaining[b], place)
-            for k in range(start, stop):
-                c, _ = find(weights, size, uniforms[b, k] * total, 0, 0.0)
-                own = order[b, k]
-                ids[b, own] = leaf * rules.leaf_size + c
-                log_in_leaf = log_weight(products[0, c], rules) - shift - log_total
-                log_q[b, own] = log_reach[b, k] + correction + log_in_leaf
+        size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+        total, shift = weigh_leaf(queries, b, rows, here, size, place, rules, products, weights)
+        log_total = math.log(total)
+        correction = log_correction(exclusion.log_remaining[b], place)
+        for k in range(start, stop):
+            c, _ = find(weights, size, uniforms[b, k] * total, 0, 0.0)
+            own = order[b, k]
+            ids[b, own] = leaf * rules.leaf_size + c
+            log_in_leaf = log_weight(products[0, c], rules) - shift - log_total
+            log_q[b, own] = log_reach[b, k] + correction + log_in_leaf
 
 
 @njit

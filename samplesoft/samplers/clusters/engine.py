@@ -12,6 +12,7 @@ from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.kernels.clusters import descent
 from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
+from samplesoft.kernels.samplers.visits import visits_of
 from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.clusters.partition import make_partition
@@ -203,8 +204,7 @@ class HostClusters:
     ) -> None:
         """Call a kernel on threads for the visits to `cells` (B, k), those of a level."""
         first, last = (_TOP, 0) if level == _TOP else self._tree.levels[level : level + 2]
-        visits = np.empty((cells.size, 3), np.int64)
-        visits = visits[: descent.find_visits(cells, first, last - first, visits)]
+        visits = visits_of(cells, first, last - first)
         wide = int(self._tree.levels[1]) if level == _TOP else _FEW
         thread_each(
             lambda part: kernel(self._tree, contexts, level, visits[part], *rows),

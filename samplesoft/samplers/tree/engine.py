@@ -14,6 +14,7 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.feature_maps import FeatureMap
+from samplesoft.kernels.samplers.visits import visits_of
 from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
 from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
 from samplesoft.kernels.tree.sums import largest_in_rows, sum_changes, sum_runs
@@ -147,8 +148,9 @@ class HostTree:
             known = np.empty((len(u), 1 << levels))
             multiply_top(phi[part], nodes, levels, known)
             walk(phi[part], nodes, known, exclusion, rules, draws)
+            visits = visits_of(leaves, 0, self._shape.num_leaves)
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                pick(visited, draws, exclusion, rules, ids[part], log_q[part])
+                pick(visited, visits, draws, exclusion, rules, ids[part], log_q[part])
 
         self._share_out(draw, len(h), m)
         return Draw(ids, log_q)
