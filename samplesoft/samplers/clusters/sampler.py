@@ -59,8 +59,9 @@ class ClusterSampler(EngineSampler):
     which is above 0 for all vectors, and costs 2 d multiplications.
 
     **q is exact.** The probability of a class is the product of the shares that are used on the
-    way to it; `sample`, `log_prob` and `probs` compute the same numbers. Cells that have become
-    stale cost bias of the loss, and nothing else.
+    way to it; `sample`, `log_prob` and `probs` compute the same numbers. Rounding of the products
+    with cells may depend on the batch that a context comes in. Cells that have become stale cost
+    bias of the loss, and nothing else.
 
     **How far q is from the softmax p.** Let all x_j of a cell lie in an interval of width
     :math:`w_c`. Then its true mass :math:`S_c = \sum_j e^{x_j}` has
