@@ -35,6 +35,9 @@ else:
         flock(descriptor, LOCK_EX | LOCK_NB)
 
 
+_TRIES = 100  # to open a file in a folder that others make and remove
+
+
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
     """Keep other processes and threads out of a folder while the body runs.
@@ -58,12 +61,14 @@ def locked(folder: str | Path) -> Iterator[None]:
 
 def _open_locked(path: Path) -> TextIO:
     """Open a lock file that is this process's alone, or raise ValueError."""
+    tries = 0
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             stream = open(path, "a+", encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            if path.is_symlink():  # to nowhere
+        except (FileExistsError, FileNotFoundError):
+            tries += 1
+            if tries == _TRIES:
                 raise
             continue  # the one that made the folder has just removed it
         try:

@@ -14,3 +14,10 @@ def warp_dot(x: Any, y: Any) -> float:
     for f in range(lane(), x.shape[0], WARP_SIZE):
         total += x[f] * y[f]
     return float(warp_sum(total))
+
+
+@device_function
+def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
+    """Return `warp_dot` of row i of a matrix and row b of `queries`."""
+    found: float = warp_dot(matrix[i], queries[b])
+    return found

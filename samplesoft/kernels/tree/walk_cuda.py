@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 from samplesoft._cuda import for_device, kernel, lane, thread_index, warp_index, warp_sync
-from samplesoft.kernels.math.dot_cuda import warp_dot
+from samplesoft.kernels.math.dot_cuda import warp_dot, warp_row_dot
 from samplesoft.kernels.tree import walk as host
 from samplesoft.kernels.tree.records import Exclusion, TreeRules
 from samplesoft.kernels.tree.walk import excluding_share, half_shares, stretch, times_share, top
 
-read_path = for_device(host.read_path, dot=warp_dot)
+read_path = for_device(host.read_path, row_dot=warp_row_dot)
 condition_path = for_device(host.condition_path)
 
 
@@ -34,7 +34,7 @@ def exclude_classes(
     root = top(nodes.shape[0])
     has_path = classes[b] >= 0 and root > 0
     if has_path:
-        read_path(phi[b], nodes, classes[b] // rules.leaf_size, rules, shares[b])
+        read_path(phi, b, nodes, classes[b] // rules.leaf_size, rules, shares[b])
     warp_sync()
     if lane() == 0:
         log_remaining[b, 1] = log_remaining[b, 0]
@@ -95,7 +95,7 @@ def reach_leaves(
     place, num = warp_index(), leaves.shape[1]
     b, k = place // num, place % num
     if b < leaves.shape[0]:
-        found = read_path(phi[b], nodes, leaves[b, k], rules, shares[place])
+        found = read_path(phi, b, nodes, leaves[b, k], rules, shares[place])
         if lane() == 0:
             log_reach[b, k] = found
 
