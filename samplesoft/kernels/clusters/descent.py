@@ -90,9 +90,9 @@ def score(
         products(cells, first, last, queries, b, logits)
     else:
         pair_products(cells, first, last, queries, b, c, logits)
-    for i in range(first, last):
-        logits[0, i - first] += log_sizes[i]
-        logits[1, i - first] += log_sizes[i]
+    for row in range(1 if b == c else 2):
+        for i in range(first, last):
+            logits[row, i - first] += log_sizes[i]
 
 
 @njit
@@ -146,6 +146,31 @@ def exclude_classes(
 
 
 @njit
+def meeting(visits: IntArray, v: int, at: IntArray) -> tuple[int, int]:
+    """Return the cell of visit v, and where visits go on: a next one to that cell goes with it."""
+    cell, end = at[visits[v, 0], visits[v, 1]], v + 1
+    if end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
+        end += 1
+    return cell, end
+
+
+@njit
+def leave_out(
+    path: IntArray,
+    remaining: FloatArray,
+    b: int,
+    level: int,
+    first: int,
+    last: int,
+    logits: Real,
+    row: int,
+) -> None:
+    """Take the excluded class of context b out of the logits of cells [first, last) of a level."""
+    if first <= path[b, level] < last:
+        logits[row, path[b, level] - first] += remaining[b, level]
+
+
+@njit
 def draw_children(
     tree: Cells,
     contexts: Contexts,
@@ -165,17 +190,13 @@ def draw_children(
     logits, weights = rooms(tree)
     v = 0
     while v < len(visits):
-        cell, end = at[visits[v, 0], visits[v, 1]], v + 1
-        if end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
-            end += 1
+        cell, end = meeting(visits, v, at)
         first, last = ranges[cell, 0], ranges[cell, 1]
         b, c = visits[v, 0], visits[end - 1, 0]
         score(cells, rows, log_sizes, is_leaf, first, last, queries, b, c, logits)
         for i in range(v, end):
             b = visits[i, 0]
-            place = path[b, level + 1] - first
-            if 0 <= place < last - first:
-                logits[i - v, place] += remaining[b, level + 1]
+            leave_out(path, remaining, b, level + 1, first, last, logits, i - v)
             total, greatest = weigh(logits, i - v, last - first, weights)
             child, below = 0, 0.0
             for k in range(visits[i, 1], visits[i, 2]):
@@ -207,17 +228,13 @@ def ascend(
     logits, weights = rooms(tree)
     v = 0
     while v < len(visits):
-        cell, end = at[visits[v, 0], visits[v, 1]], v + 1
-        if end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
-            end += 1
+        cell, end = meeting(visits, v, at)
         first, last = ranges[cell, 0], ranges[cell, 1]
         b, c = visits[v, 0], visits[end - 1, 0]
         score(cells, rows, log_sizes, is_leaf, first, last, queries, b, c, logits)
         for i in range(v, end):
             b = visits[i, 0]
-            place = path[b, level + 1] - first
-            if 0 <= place < last - first:
-                logits[i - v, place] += remaining[b, level + 1]
+            leave_out(path, remaining, b, level + 1, first, last, logits, i - v)
             total, greatest = weigh(logits, i - v, last - first, weights)
             for k in range(visits[i, 1], visits[i, 2]):
                 child = children[b, k] - first
