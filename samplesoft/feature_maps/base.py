@@ -100,16 +100,10 @@ class FeatureMap(ABC):
         Raises
         ------
         TypeError, ValueError
-            If either is malformed or not of d columns.
+            If either is malformed or not of d columns, or inner products are beyond float64.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = self._kernel(*self._pair(X, Y))
-        if np.isnan(found).any():
-            raise ValueError(
-                "`X` and `Y` must have inner products within the range of float64, got some beyond "
-                "it; scale the rows down."
-            )
-        return found
+        with np.errstate(over="ignore"):
+            return self._kernel(*self._pair(X, Y))
 
     def variance(self, X: ArrayLike, Y: ArrayLike) -> FloatArray | None:
         """Return the variance of ``phi(x) . phi(y)`` over the draw of the map.
@@ -128,7 +122,7 @@ class FeatureMap(ABC):
         Raises
         ------
         TypeError, ValueError
-            If either is malformed or not of d columns.
+            If either is malformed or not of d columns, or inner products are beyond float64.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._variance(*self._pair(X, Y))
@@ -170,6 +164,19 @@ def shrink(dtype: np.dtype[Any]) -> str:
     """Return what to do about rows that are too large for `dtype`."""
     remedy = "scale the rows to norm 1"
     return remedy + ", or pass float64" if dtype == np.float32 else remedy
+
+
+def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
+    """Return ``x . y`` (N, M); ValueError where one is beyond float64, or a term of its sum."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: FloatArray = X @ Y.T
+    # which of inf, -inf and nan comes of terms that are too large is the processor's choice
+    if not np.isfinite(found).all():
+        raise ValueError(
+            "`X` and `Y` must have inner products within the range of float64, got some beyond it; "
+            "scale the rows down."
+        )
+    return found
 
 
 def squared_norms(X: NDArray[Any]) -> NDArray[Any]:

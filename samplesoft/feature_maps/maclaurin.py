@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import row_chunks
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_positive
-from samplesoft.feature_maps.base import FeatureMap, require_finite, squared_norms
+from samplesoft.feature_maps.base import FeatureMap, inner_products, require_finite, squared_norms
 from samplesoft.feature_maps.frequencies import HostDense, random_signs, require_frequencies
 
 _PRODUCTS = 1 << 22  # numbers held beside the result
@@ -91,7 +91,7 @@ class RandomMaclaurinFeatures(FeatureMap):
             require_finite(features)
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        return np.exp(self.tau * (X @ Y.T))
+        return np.exp(self.tau * inner_products(X, Y))
 
     def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         from scipy.special import i0  # here, to keep the import fast
@@ -99,7 +99,7 @@ class RandomMaclaurinFeatures(FeatureMap):
         # E[(w . x)^2 (w . y)^2], the factor that each degree puts on the second moment of a
         # feature; the sum over the degrees of (2 tau^2 square)^N / N!^2 is a Bessel function
         square = squared_norms(X)[:, None] * squared_norms(Y)
-        square += 2.0 * (X @ Y.T) ** 2 - 2.0 * (X**2 @ (Y**2).T)
+        square += 2.0 * inner_products(X, Y) ** 2 - 2.0 * (X**2 @ (Y**2).T)
         moment = 2.0 * i0(self.tau * np.sqrt(8.0 * np.maximum(square, 0.0)))
         variance: FloatArray = (moment - self._kernel(X, Y) ** 2) / self.num_features
         return variance

@@ -11,7 +11,14 @@ from samplesoft._device.select import twin
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink, squared_norms
+from samplesoft.feature_maps.base import (
+    ROW,
+    FeatureMap,
+    inner_products,
+    over_rows,
+    shrink,
+    squared_norms,
+)
 from samplesoft.feature_maps.frequencies import (
     DRAWS,
     orthogonal_moment,
@@ -102,11 +109,11 @@ class PositiveRandomFeatures(FeatureMap):
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        return np.exp(self.tau * (X @ Y.T))
+        return np.exp(self.tau * inner_products(X, Y))
 
     def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         num = self.num_features
-        dots = self.tau * (X @ Y.T)
+        dots = self.tau * inner_products(X, Y)
         exponent = 0.5 * self.tau * (squared_norms(X)[:, None] + squared_norms(Y)) + dots
         exponent = np.maximum(exponent, 0.0)  # tau |x + y|^2 / 2, which may round below
         variance: FloatArray = np.exp(2.0 * (dots + exponent)) * -np.expm1(-2.0 * exponent) / num

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray, as_count, as_positive
-from samplesoft.feature_maps.base import FeatureMap, over_rows, require_finite
+from samplesoft.feature_maps.base import FeatureMap, inner_products, over_rows, require_finite
 from samplesoft.kernels.features.quadratic import product_rows
 
 
@@ -56,7 +56,7 @@ class QuadraticFeatures(FeatureMap):
         over_rows(write, out)
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        return self.alpha * (X @ Y.T) ** 2 + 1.0
+        return self.alpha * inner_products(X, Y) ** 2 + 1.0
 
     def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         return np.zeros((len(X), len(Y)))

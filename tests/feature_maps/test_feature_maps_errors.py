@@ -134,3 +134,13 @@ def test_kernels_beyond_float64_are_infinite_without_a_warning():
     assert PositiveRandomFeatures(3, 4, rng=0).kernel(x, x) == np.inf
     assert RandomMaclaurinFeatures(3, 4, rng=0).kernel(x, -x) == 0.0
     assert RandomFourierFeatures(3, 4, rng=0).kernel(x, -x) == 0.0
+
+
+@pytest.mark.parametrize("x", [[1e200, 0.0], [1e200, -1e200]])
+def test_inner_products_beyond_float64_are_refused_on_every_processor(x):
+    y = [1e200, 1e200]
+    for phi in (PositiveRandomFeatures(2, 4, rng=0), RandomMaclaurinFeatures(2, 8, rng=0)):
+        with pytest.raises(ValueError, match="`X` and `Y` must have inner products within"):
+            phi.kernel(x, y)
+    with pytest.raises(ValueError, match="`X` and `Y` must have inner products within"):
+        QuadraticFeatures(2).kernel(x, y)
