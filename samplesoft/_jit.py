@@ -98,13 +98,25 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
 def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> None:
     """Apply `function` to each item as `thread_map` does, for what it does and not for results.
 
-    No two calls may write to the same place.
+    No two calls may write to the same place. A thread that is done with an item takes the next.
     """
     items = list(items)
-    if len(items) == 1:
-        function(items[0])
+    workers = min(num_threads(), len(items)) if len(items) > 1 else 1
+    left = iter(items)  # which threads share: next() of a list's is one step to them
+
+    def work(_: int = 0) -> None:
+        try:
+            for item in left:
+                function(item)
+        except BaseException:
+            for _item in left:  # so that other threads stop too
+                pass
+            raise
+
+    if workers <= 1:
+        work()
         return
-    for _ in thread_map(function, items):
+    for _ in thread_map(work, range(workers)):
         pass
 
 
