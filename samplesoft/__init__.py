@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same to Python
     from samplesoft import bias as bias
+    from samplesoft import checking as checking
     from samplesoft import data as data
     from samplesoft import feature_maps as feature_maps
     from samplesoft import losses as losses
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.theorem1 import theorem1_bounds as theorem1_bounds
     from samplesoft.bias.theorem2 import Theorem2Ratio as Theorem2Ratio
     from samplesoft.bias.theorem2 import theorem2_ratio as theorem2_ratio
+    from samplesoft.checking.check import check_loss as check_loss
+    from samplesoft.checking.report import LossReport as LossReport
     from samplesoft.samplers.tree.kernel_tree import KernelTree as KernelTree
     from samplesoft.verification.report import VerificationReport as VerificationReport
     from samplesoft.verification.rows import VerificationRow as VerificationRow
@@ -43,6 +46,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
 
 _MODULES = (
     "bias",
+    "checking",
     "data",
     "feature_maps",
     "losses",
@@ -62,6 +66,8 @@ _NAMES = {  # by the module that defines them
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
     "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),
     "bias.theorem2": ("Theorem2Ratio", "theorem2_ratio"),
+    "checking.check": ("check_loss",),
+    "checking.report": ("LossReport",),
     "samplers.tree.kernel_tree": ("KernelTree",),
     "verification.report": ("VerificationReport",),
     "verification.rows": ("VerificationRow",),

@@ -41,6 +41,7 @@ LAYERS = [
     {"sklearn"},
     {"bias"},
     {"verification"},
+    {"checking"},
     {"commands"},
     {"cli", "__main__"},
 ]

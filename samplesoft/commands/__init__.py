@@ -3,6 +3,6 @@
 A new one is a file with a function `add`, which adds its parser, and an entry of `COMMANDS`.
 """
 
-from samplesoft.commands import predict, train, verify
+from samplesoft.commands import check, predict, train, verify
 
-COMMANDS = (verify.add, train.add, predict.add)
+COMMANDS = (verify.add, check.add, train.add, predict.add)

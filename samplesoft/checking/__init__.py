@@ -1,0 +1,17 @@
+"""What a sampled loss estimates: any implementation, held against the exact means of all schemes.
+
+=============== ===================================================================
+file            what is in it
+=============== ===================================================================
+`problem`       the small problems on which hypotheses differ most
+`observe`       calls of the loss, checked, and the means of what it returned
+`methods`       the schemes: how draws are meant to become a loss
+`faults`        the usual mistakes; a new one is an entry of `FAULTS`
+`recipe`        a scheme with a mistake: law of the draws, their weights, the label's
+`expectation`   the exact mean of the loss and of its gradient under a recipe
+`fits`          mistakes with an unknown number, which is fitted
+`verdict`       which hypotheses the observed means allow
+`report`        the result, as a table, JSON and a plot
+`check`         `check_loss`
+=============== ===================================================================
+"""

@@ -1,0 +1,191 @@
+"""`check_loss`: what an implementation of a sampled loss estimates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from samplesoft._progress import progress_bar
+from samplesoft._random import as_key
+from samplesoft._validation import as_choice, as_count, as_flag, as_positive
+from samplesoft.checking.drawing import DRAWS, drawing
+from samplesoft.checking.expectation import expectation
+from samplesoft.checking.fits import fitted
+from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
+from samplesoft.checking.observe import Observer
+from samplesoft.checking.problem import make_problem
+from samplesoft.checking.recipe import full_of
+from samplesoft.checking.report import LossReport
+from samplesoft.checking.verdict import LOOKS, Score, ranked, score, z_limit
+
+_FIRST = 64  # calls before the first look; twice as many before each next one
+_AT_LEAST = 2048  # before a verdict
+
+
+def check_loss(
+    loss: Callable[..., Any],
+    proposal: Any,
+    num_sampled: int,
+    *,
+    draws: str = "own",
+    tau: float = 1.0,
+    biases: bool = False,
+    seconds: float = 30.0,
+    progress: bool = False,
+    rng: int | np.random.Generator | None = 0,
+) -> LossReport:
+    r"""Find out what an implementation of a sampled loss estimates.
+
+    The loss is called on small problems, again and again, and the means of what it returns are
+    held against exact means: those of every scheme that samplesoft knows, as it should be and with
+    each of the usual mistakes.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(class_embeddings, h, labels, num_sampled, seed)`` with float64 arrays (n, d), (B, d)
+        and int64 (B,), which draws by itself and returns the losses (B,), or ``(losses, dh)`` with
+        the gradient (B, d) of their sum in `h`. Logits are to be ``tau h . c``. It may share draws
+        among the batch.
+    proposal : array_like of shape (n,), callable, str or sampler
+        What it draws from: probabilities, which fix n; a function of n that returns them;
+        ``"uniform"`` or ``"log-uniform"``; or an object with ``num_classes`` and ``probs(h)``.
+    num_sampled : int
+        Number of draws m that the loss is asked for.
+    draws : {"own", "given", "given-negatives"}
+        ``"own"``: as above. Else the loss does not draw, and is called as ``loss(scores, ids,
+        log_q, labels)`` with the logits (B, n), draws (B, m), and the log-probabilities (B, n) that
+        one draw has; it returns the losses (B,), or ``(losses, dscores)`` with the gradient (B, n).
+        ``"given-negatives"`` are draws that are not the label, whose ``log_q`` is -inf.
+    tau : float
+        Inverse temperature that the loss puts before ``h . c``.
+    biases : bool
+        Whether the loss takes class biases (n,) as a sixth argument.
+    seconds : float
+        Time after which no more calls are made, though hypotheses are left that the means allow.
+    progress : bool
+        Show on stderr, if that is a terminal, how many calls were made.
+    rng : int, numpy.random.Generator or None
+        Seed of the problems, and of the seeds that the loss is given.
+
+    Returns
+    -------
+    LossReport
+        The scheme and the mistake, with a table, JSON and a plot.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or the loss returns what it should not: other shapes, numbers
+        that are not finite, the same for every seed though it is not the full softmax.
+
+    Notes
+    -----
+    A right implementation is called wrong with a chance below 1e-4: the limit of \|z\| is that of
+    Student's t, divided among all means of four examples and all looks at them. Calls go on until
+    one hypothesis is left, or `seconds` are over; hypotheses that are left are all named. Some have
+    the same means whatever is done, and are named together.
+
+    Independent inclusion (``poisson``) is taken to have the chances ``1 - (1 - q)^m``.
+
+    References
+    ----------
+    Rawat et al., "Sampled softmax with random Fourier features", NeurIPS 2019, eqs. 5 to 8, for
+    the loss; the exact means are those of `samplesoft.exact_bias`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft import check_loss
+    >>> def loss(class_embeddings, h, labels, num_sampled, seed):
+    ...     n = len(class_embeddings)
+    ...     ids = np.random.default_rng(seed).integers(0, n, (len(h), num_sampled))
+    ...     o = h @ class_embeddings.T
+    ...     own, drawn = (np.take_along_axis(o, i, 1) for i in (labels[:, None], ids))
+    ...     drawn += np.log(num_sampled / n)  # it should be less
+    ...     drawn[ids == labels[:, None]] = -np.inf
+    ...     return np.logaddexp(own[:, 0], np.logaddexp.reduce(drawn, axis=1)) - own[:, 0]
+    >>> report = check_loss(loss, "uniform", num_sampled=10)
+    >>> report.scheme, report.fault
+    ('masked', 'log_q_added')
+    """
+    if not callable(loss):
+        raise TypeError(
+            f"`loss` must be callable as loss(class_embeddings, h, labels, num_sampled, seed), got "
+            f"{type(loss).__name__}."
+        )
+    m, limit = as_count("num_sampled", num_sampled), as_positive("seconds", seconds)
+    key = as_key(rng)
+    problem = make_problem(proposal, as_positive("tau", tau), as_flag("biases", biases), key)
+    if as_choice("draws", draws, DRAWS) != "own":
+        loss = drawing(loss, problem, exclude=draws == "given-negatives")
+    observer = Observer(loss, problem, m, key)
+    hypotheses = all_hypotheses(problem, m, observer.batch, observer.with_gradient)
+    start = time.perf_counter()
+    if observer.is_random:
+        with progress_bar(as_flag("progress", progress), unit=" calls") as bar:
+            scores = _look(observer, hypotheses, start + limit, bar)
+    else:
+        observer.more(2)
+        scores = _of_full(observer, hypotheses)
+    scores = ranked(scores)
+    best, observed = scores[0], observer.means()
+    found, full = (
+        expectation(recipe, problem.logits) for recipe in (best.hypothesis.recipe, full_of(problem))
+    )
+    allowed = [one for s in scores if s.allowed for one in (s.hypothesis, *s.hypothesis.same)]
+    return LossReport(
+        scheme=best.hypothesis.scheme if best.allowed else None,
+        fault=best.hypothesis.fault if best.allowed else None,
+        consistent=tuple(dict.fromkeys((one.scheme, one.fault) for one in allowed)),
+        scores=tuple(scores),
+        limit=z_limit(len(observed.means), observed.calls),
+        loss_bias=float((found.losses - full.losses).mean()),
+        gradient_bias=float(np.abs(found.slopes - full.slopes).sum(axis=1).mean()),
+        with_gradient=observer.with_gradient,
+        follows_seed=observer.follows_seed,
+        num_sampled=m,
+        num_classes=problem.num_classes,
+        calls=observed.calls,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any) -> list[Score]:
+    """Call the loss until one hypothesis is left, or time is over, and return the scores of all."""
+    scores: list[Score] = []
+    for look in range(LOOKS):
+        wanted = _FIRST << max(look - 1, 0)
+        for _ in range(wanted):
+            observer.more(1)
+            bar.update()
+            if time.perf_counter() > end and observer.calls >= _FIRST:
+                break
+        observed = observer.means()
+        scores = [score(one, observed) for one in hypotheses]
+        if not any(s.allowed for s in scores):
+            scores += [score(*one) for one in fitted(observer, observed)]
+        left = sum(s.allowed for s in scores)
+        if time.perf_counter() > end or (observed.calls >= _AT_LEAST and left <= 1):
+            break
+    return scores
+
+
+def _of_full(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score]:
+    """Return the scores of a loss that is the same for all seeds; ValueError if it should not be.
+
+    It can only be the full softmax.
+    """
+    observed = observer.means()
+    scores = [score(one, observed) for one in hypotheses if one.scheme == "full"]
+    if not any(s.allowed for s in scores):
+        means = observed.means[: len(observer.problem.labels)]
+        raise ValueError(
+            "`loss` must draw classes, or be the full softmax, got the same losses for every seed, "
+            f"{means.round(4).tolist()}, where the full softmax has "
+            f"{scores[0].hypothesis.means[: len(means)].round(4).tolist()}; make draws from `seed`."
+        )
+    return scores

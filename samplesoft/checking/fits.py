@@ -1,0 +1,108 @@
+"""Mistakes with a number that nobody knows, which is fitted to what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from samplesoft._validation import FloatArray
+from samplesoft.checking.faults import RIGHT
+from samplesoft.checking.hypotheses import Hypothesis, means_of
+from samplesoft.checking.methods import METHODS
+from samplesoft.checking.observe import Means, Observer
+from samplesoft.checking.problem import Problem
+from samplesoft.checking.recipe import SUM, Recipe, make_recipe, with_hits
+
+_LEAKS = 0.02, 40.0  # that are tried for a hit's logit, in logs
+_MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
+_MOST_SMOOTHING = 0.9
+
+
+Fitted = tuple[Hypothesis, Means, str]  # with the number in words
+
+
+def fitted(observer: Observer, observed: Means) -> Iterator[Fitted]:
+    """Yield the best of each family of hypotheses, for what was observed."""
+    problem = observer.problem
+    rows = np.arange(len(problem.labels))
+    for method in METHODS.values():
+        recipe = make_recipe(problem, method, RIGHT, observer.num_sampled, observer.batch)
+        if method.scheme is None or recipe is None or recipe.kind != SUM:
+            continue
+
+        def means(recipe: Recipe) -> FloatArray:
+            return means_of(recipe, problem, observer.with_gradient)
+
+        if method.scheme.hits == "masked":
+            kept = _with_all_hits(problem, recipe)
+            own = kept.draws[rows, problem.labels]
+            for words, recipe_of in _leaks(kept, own):
+                yield _best_leak(method.name, recipe_of, words, means, observed)
+        yield from _smoothed(method.name, recipe, means, observed)
+
+
+def _with_all_hits(problem: Problem, recipe: Recipe) -> Recipe:
+    """Return the recipe with draws of the label that count like any other."""
+    rows = np.arange(len(problem.labels))
+    log_counts = np.log(recipe.num_draws) + np.log(problem.q[rows, problem.labels])
+    return with_hits(recipe, problem.logits[rows, problem.labels] - log_counts)
+
+
+def _leaks(kept: Recipe, own: FloatArray) -> list[tuple[str, Callable[[float], Recipe]]]:
+    """Return the ways to mask by a finite number, with words for it."""
+    return [
+        ("their logits less {:.3g}", lambda c: with_hits(kept, own - c)),
+        ("the logit {:.3g}", lambda c: with_hits(kept, np.full_like(own, -c))),
+    ]
+
+
+def _best_leak(
+    scheme: str,
+    recipe_of: Callable[[float], Recipe],
+    words: str,
+    means: Callable[[Recipe], FloatArray],
+    observed: Means,
+) -> Fitted:
+    """Return masking by the number that comes nearest."""
+
+    def distance(log_c: float) -> float:
+        found = means(recipe_of(float(np.exp(log_c))))
+        return float((((found - observed.means) / _unit(observed)) ** 2).sum())
+
+    grid = np.linspace(np.log(_LEAKS[0]), np.log(_LEAKS[1]), 9)
+    at = int(np.argmin([distance(x) for x in grid]))
+    ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
+    c = float(np.exp(minimize_scalar(distance, bounds=ends, method="bounded").x))
+    recipe = recipe_of(c)
+    found = Hypothesis(scheme, "finite_mask", recipe, means(recipe))
+    return found, observed, words.format(c if "less" in words else -c)
+
+
+def _smoothed(
+    scheme: str, recipe: Recipe, means: Callable[[Recipe], FloatArray], observed: Means
+) -> Iterator[Fitted]:
+    """Yield label smoothing, in which masked hits have one logit or another."""
+    rows = np.arange(len(recipe.labels))
+    hits, chances = (array[rows, recipe.labels] for array in (recipe.draws, recipe.law))
+    masked = bool(((hits == -np.inf) & (chances > 0.0)).any())
+    plain, unit = means(recipe), _unit(observed)
+    cases = product(_MASKS, (False, True)) if masked else [(0.0, True)]
+    for mask, follow in cases:
+        logits = np.full_like(hits, mask) if masked else np.where(chances > 0.0, hits, 0.0)
+        whole = replace(recipe, smoothing=1.0, hit_logit=logits, hits_follow=follow)
+        slope = (means(whole) - plain) / unit  # smoothing is linear
+        share = float(((observed.means - plain) / unit * slope).sum() / (slope**2).sum())
+        share = min(max(share, 0.0), _MOST_SMOOTHING)
+        smooth = replace(whole, smoothing=share)
+        fault = "smoothed_hits" if masked else "label_smoothing"
+        words = f"smoothing {share:.3g}" + (f", hits at {mask:.3g}" if masked else "")
+        yield Hypothesis(scheme, fault, smooth, means(smooth)), observed, words
+
+
+def _unit(observed: Means) -> FloatArray:
+    """Return what differences are measured in."""
+    return observed.stderrs + observed.rounding + np.finfo(np.float64).tiny

@@ -1,0 +1,65 @@
+"""The schemes that a loss may follow: how draws are meant to become a loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samplesoft.schemes import SCHEMES, Scheme
+
+
+@dataclass(frozen=True)
+class Method:
+    """A scheme under its name, and what becomes of label and draws.
+
+    ``aim`` says in a few words what the loss estimates. A `logistic` one adds up a logistic loss
+    for each draw, others are the logarithm of a sum.
+    """
+
+    name: str
+    scheme: Scheme | None
+    aim: str
+    logistic: bool = False
+
+
+_SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
+_CANDIDATE = "the full softmax loss up to the proposal's log: its mean over examples is right"
+AIMS = {
+    "candidate": _CANDIDATE,
+    "candidate_masked": _CANDIDATE,
+    "jackknife": "the full softmax loss, with a bias of O(1/m**2)",
+    "jackknife_masked": "the full softmax loss, with a bias of O(1/m**2)",
+}
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("full", None, "the full softmax loss, of which it is no estimate: it is the same"),
+        *(
+            Method(name, scheme, AIMS.get(name, _SOFTMAX))
+            for name, scheme in SCHEMES.items()
+            if name != "kept"  # a mistake, unless nothing is corrected
+        ),
+        Method("nce", SCHEMES["candidate"], "noise-contrastive estimation", logistic=True),
+        Method(
+            "nce_masked", SCHEMES["candidate_masked"], "noise-contrastive estimation", logistic=True
+        ),
+        Method(
+            "negative_sampling",
+            SCHEMES["negatives"].without_correction(),
+            "negative sampling, which has no softmax as its limit",
+            logistic=True,
+        ),
+        Method(
+            "negative_sampling_masked",
+            SCHEMES["masked"].without_correction(),
+            "negative sampling, which has no softmax as its limit",
+            logistic=True,
+        ),
+        Method(
+            "negative_sampling_kept",
+            SCHEMES["kept"].without_correction(),
+            "negative sampling, which has no softmax as its limit",
+            logistic=True,
+        ),
+    )
+}

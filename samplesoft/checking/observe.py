@@ -1,0 +1,128 @@
+"""Calls of a loss: what it is given and what it must return, and means over calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.checking.problem import Problem
+
+REPLICAS = 16  # of each example in a batch
+_ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
+
+
+@dataclass(frozen=True)
+class Means:
+    """What `calls` calls returned: means over them of K numbers, and their standard errors (K,).
+
+    The numbers are the losses of E examples, and where the loss gives gradients the E d of those
+    in h. `rounding` (K,) is how far the type of the results may be off.
+    """
+
+    means: FloatArray
+    stderrs: FloatArray
+    rounding: FloatArray
+    calls: int
+
+
+class Observer:
+    """Calls a loss with one seed after another, and keeps sums of what it returns.
+
+    A batch has each example several times over; rows that are neighbours are different examples.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Any], problem: Problem, num_sampled: int, key: np.uint64
+    ) -> None:
+        self._loss, self.problem, self.num_sampled = loss, problem, num_sampled
+        self._seeds = np.random.default_rng(int(key))
+        self.batch = REPLICAS * len(problem.labels)
+        self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
+        self.with_gradient = False
+        self._epsilon = 0.0
+        first = self._call(0)
+        self.follows_seed = bool(np.array_equal(first, self._call(0)))
+        others = [self._call(seed) for seed in range(1, 6)]
+        self.is_random = any(not np.array_equal(first, other) for other in others)
+        self.calls = 0
+        self._origin = first  # near the means, so that squares keep their digits
+        self._sums, self._squares = np.zeros_like(first), np.zeros_like(first)
+
+    def more(self, calls: int) -> None:
+        """Call the loss so many times more."""
+        for seed in self._seeds.integers(0, 2**31 - 1, calls):
+            change = self._call(int(seed)) - self._origin
+            self._sums += change
+            self._squares += change**2
+            self.calls += 1
+
+    def means(self) -> Means:
+        """Return the means of all calls so far."""
+        change = self._sums / self.calls
+        variances = np.maximum(self._squares / self.calls - change**2, 0.0)
+        return Means(
+            self._origin + change,
+            np.sqrt(variances / max(self.calls - 1, 1)),
+            _ROUNDING * self._epsilon * self._scales(),
+            self.calls,
+        )
+
+    def _scales(self) -> FloatArray:
+        """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""
+        problem = self.problem
+        losses: FloatArray = 10.0 + np.abs(problem.logits).max(axis=1)
+        if not self.with_gradient:
+            return losses
+        slopes: FloatArray = problem.tau * np.abs(problem.class_embeddings).max(axis=0)
+        return np.concatenate([losses, np.tile(2.0 * slopes, len(losses))])
+
+    def _call(self, seed: int) -> FloatArray:
+        """Return the means (K,) over the copies of each example in one call."""
+        problem, order = self.problem, self._order
+        given: list[Any] = [
+            problem.class_embeddings.copy(),
+            problem.h[order],
+            problem.labels[order],
+            self.num_sampled,
+            seed,
+        ]
+        if problem.biases is not None:
+            given.append(problem.biases.copy())
+        returned = self._loss(*given)
+        losses, slopes = returned if isinstance(returned, tuple) else (returned, None)
+        parts = [self._checked("losses", losses, (self.batch,))]
+        self.with_gradient = slopes is not None
+        if slopes is not None:
+            shape = (self.batch, problem.h.shape[1])
+            parts.append(self._checked("dh", slopes, shape))
+        examples = len(problem.labels)
+        return np.concatenate(
+            [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
+        )
+
+    def _checked(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
+        array = np.asarray(value)
+        if array.dtype.kind != "f":
+            raise TypeError(
+                f"`loss` must return {name} as an array of floats, got "
+                f"{type(value).__name__} of {array.dtype}; convert it with numpy.asarray."
+            )
+        if array.shape != shape:
+            hint = "return the loss of each example, without a mean or a sum over the batch"
+            if name == "dh":
+                hint = "return the gradient of the sum of the losses in h"
+            raise ValueError(
+                f"`loss` must return {name} of shape {shape}, got {array.shape}; {hint}."
+            )
+        if not np.isfinite(array).all():
+            row = int(np.argwhere(~np.isfinite(array))[0, 0])
+            raise ValueError(
+                f"`loss` must return finite {name}, got {array[row]} in row {row} of the batch; "
+                "look for a masked logit in a mean, a product 0 * inf, or log of 0."
+            )
+        self._epsilon = float(np.finfo(array.dtype).eps)
+        return array.astype(np.float64)

@@ -1,0 +1,150 @@
+"""A scheme, with a mistake or without: the law of the draws, and the logits that are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.checking.faults import Counts, Variant
+from samplesoft.checking.methods import Method
+from samplesoft.checking.problem import Problem
+
+SUM, KEPT, JACKKNIFE, INDEPENDENT, LOGISTIC, FULL = (
+    "sum",
+    "kept",
+    "jackknife",
+    "independent",
+    "logistic",
+    "full",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the loss of each of E examples follows from its draws.
+
+    With S = exp(base) + the sum of exp(draws[i]) over drawn classes i the loss is log S - own.
+
+    Attributes
+    ----------
+    kind : str
+        Plain ``sum``; ``kept``, divided by the number of draws with weight; ``jackknife`` of the
+        sum; ``independent`` inclusion of the classes; ``logistic`` for a sum of logistic losses in
+        place of the logarithm; ``full`` for no draws at all.
+    labels : ndarray of int, shape (E,)
+        The labels.
+    law : ndarray, shape (E, n)
+        Probabilities of one draw; of inclusion if independent.
+    draws : ndarray, shape (E, n)
+        Corrected logits of draws; at the label that of a hit; -inf without weight.
+    base, own : ndarray, shape (E,)
+        Log of the label's own mass in S, and what the loss is less by.
+    num_draws : int
+        Number of draws.
+    twice : bool
+        Whether the first draw is in the sum twice.
+    loss_scale, slope_scale : float
+        What loss and gradient are multiplied by.
+    smoothing : float
+        Share of the target that label smoothing spreads over the label and the draws.
+    hit_logit : ndarray, shape (E,), or None
+        Logits of draws of the label in that smoothing.
+    hits_follow : bool
+        Whether these follow the label's logit, and are not constants.
+    """
+
+    kind: str
+    labels: IntArray
+    law: FloatArray
+    draws: FloatArray
+    base: FloatArray
+    own: FloatArray
+    num_draws: int
+    twice: bool = False
+    loss_scale: float = 1.0
+    slope_scale: float = 1.0
+    smoothing: float = 0.0
+    hit_logit: FloatArray | None = None
+    hits_follow: bool = False
+
+
+def full_of(problem: Problem) -> Recipe:
+    """Return the full softmax."""
+    own = problem.logits[np.arange(len(problem.labels)), problem.labels]
+    nothing = np.full(problem.logits.shape, -np.inf)
+    return Recipe(FULL, problem.labels, problem.q, nothing, own, own, 0)
+
+
+def make_recipe(
+    problem: Problem, method: Method, variant: Variant, m: int, batch: int
+) -> Recipe | None:
+    """Return what a method makes of m draws; None where the mistake cannot be made."""
+    scheme, rows = method.scheme, np.arange(len(problem.labels))
+    o, labels = problem.logits, problem.labels
+    own = o[rows, labels]
+    loss_scale = 1.0 / batch if variant.loss_share else 1.0
+    slope_scale = 1.0 / batch if variant.slope_share else 1.0
+    if scheme is None:
+        return replace(full_of(problem), loss_scale=loss_scale, slope_scale=slope_scale)
+    num_draws = m + variant.more_draws
+    if num_draws < scheme.least_draws:
+        return None
+    log_q = np.log(problem.q)
+    law, hit_law = log_q, log_q[rows, labels]
+    if scheme.independent:
+        law = np.log(-np.expm1(m * np.log1p(-problem.q)))
+    elif scheme.excludes_label or scheme.divides_by_kept:
+        law = log_q - np.log(-np.expm1(hit_law))[:, None]
+    kind = SUM
+    if method.logistic:
+        kind = LOGISTIC
+    elif scheme.jackknife:
+        kind = JACKKNIFE
+    elif scheme.independent:
+        kind = INDEPENDENT
+    elif scheme.divides_by_kept and not variant.drops_count and variant.hits is None:
+        kind = KEPT
+    counted = 0.0 if kind in (KEPT, INDEPENDENT) else float(np.log(m))
+    correction = np.zeros_like(o)
+    if scheme.corrects_draws:
+        correction = variant.correction(Counts(law, law if scheme.independent else log_q, counted))
+    if not np.isfinite(correction).all():
+        return None
+    draws, base = o - correction, own
+    if scheme.corrects_label:
+        base = own = own - variant.label_times * correction[rows, labels]
+    elif not scheme.label_in_sum:
+        base = np.full_like(own, -np.inf)
+    draws[rows, labels] = _hits(scheme.hits, variant, draws[rows, labels])
+    if variant.hits in ("next", "previous"):
+        other = np.roll(labels, -1 if variant.hits == "next" else 1)
+        draws[rows, other] = -np.inf
+    chances = np.exp(law if scheme.excludes_label or scheme.independent else log_q)
+    if scheme.excludes_label:
+        chances[rows, labels] = 0.0
+    return Recipe(
+        kind,
+        labels,
+        chances,
+        draws,
+        base,
+        own,
+        num_draws,
+        variant.twice,
+        loss_scale,
+        slope_scale,
+    )
+
+
+def _hits(hits: str, variant: Variant, logits: FloatArray) -> FloatArray:
+    """Return the logits of draws of the label, -inf where they have no weight."""
+    return logits if hits == "kept" or variant.hits else np.full_like(logits, -np.inf)
+
+
+def with_hits(recipe: Recipe, logits: FloatArray) -> Recipe:
+    """Return the same with other logits (E,) of draws of the label."""
+    draws = recipe.draws.copy()
+    draws[np.arange(len(draws)), recipe.labels] = logits
+    return replace(recipe, draws=draws)

@@ -1,0 +1,207 @@
+"""What `check_loss` found, for programs and for readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplesoft._tables import markdown_table
+from samplesoft.checking.faults import FAULTS
+from samplesoft.checking.methods import METHODS
+from samplesoft.checking.plots import plot_report
+from samplesoft.checking.verdict import Score, nearest
+
+_SHOWN = 12  # lines of the table
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """What a loss estimates, as far as its means tell.
+
+    Attributes
+    ----------
+    scheme, fault : str or None
+        Names in `samplesoft.checking.methods.METHODS` and `samplesoft.checking.faults.FAULTS` of
+        the hypothesis that fits; `fault` is None where the scheme is as it should be, and both are
+        None where no hypothesis fits.
+    consistent : tuple of (str, str or None)
+        All hypotheses, scheme and fault, that the means allow.
+    scores : tuple of Score
+        All hypotheses, those that are allowed first, then by their distance.
+    limit : float
+        The |z| above which a hypothesis is excluded: a right one with a chance below 1e-4.
+    loss_bias, gradient_bias : float
+        Mean over the examples of what the best hypothesis has above the full softmax: in the loss
+        (nats), and in the gradient in the logits (L1 norm).
+    with_gradient : bool
+        Whether the loss gave gradients.
+    follows_seed : bool
+        Whether the same seed gave the same losses.
+    num_sampled, num_classes, calls : int
+        Draws of an example, classes, and calls of the loss.
+    seconds : float
+        Time of the calls.
+    """
+
+    scheme: str | None
+    fault: str | None
+    consistent: tuple[tuple[str, str | None], ...]
+    scores: tuple[Score, ...]
+    limit: float
+    loss_bias: float
+    gradient_bias: float
+    with_gradient: bool
+    follows_seed: bool
+    num_sampled: int
+    num_classes: int
+    calls: int
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        """What the loss estimates, in a sentence or two."""
+        best = self.scores[0]
+        if self.scheme is None:
+            return (
+                f"The loss is consistent with no known scheme. Nearest: {best.hypothesis.title}, "
+                f"whose greatest |z| is {best.z:.3g}."
+            )
+        aim = METHODS[self.scheme].aim
+        if self.fault is None:
+            text = f"The loss estimates {aim}: scheme `{self.scheme}`."
+        else:
+            right = self._right()
+            text = f"The loss is {best.hypothesis.title} (greatest |z| {best.z:.3g}"
+            text += f"; {best.number})." if best.number else ")."
+            if right is not None:
+                text += f" As it should be, |z| would be {right.z:.3g}."
+        names = [  # without mistakes that have no effect here
+            one.title for one in best.hypothesis.same if self.fault or one.scheme != self.scheme
+        ]
+        if names:
+            text += f" The same is: {'; '.join(names)}."
+        others = [s.hypothesis.title for s in self.scores[1:] if s.allowed]
+        if others:
+            text += (
+                f" These means do not tell it from: {'; '.join(dict.fromkeys(others))}. More calls "
+                "may."
+            )
+        return text
+
+    @property
+    def remedy(self) -> str:
+        """What to change; empty if nothing is wrong, or nobody knows."""
+        return "" if self.fault is None else FAULTS[self.fault].remedy
+
+    def _right(self) -> Score | None:
+        """Return the score of the scheme as it should be."""
+        for s in self.scores:
+            if s.hypothesis.scheme == self.scheme and s.hypothesis.fault is None:
+                return s
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain dicts, lists, numbers and strings.
+
+        Returns
+        -------
+        dict
+            Ready for ``json.dumps(..., allow_nan=False)``; a |z| that is not finite is None.
+        """
+        return {
+            "verdict": self.verdict,
+            "remedy": self.remedy,
+            "scheme": self.scheme,
+            "fault": self.fault,
+            "consistent": [list(pair) for pair in self.consistent],
+            "limit": self.limit,
+            "loss_bias": self.loss_bias,
+            "gradient_bias": self.gradient_bias,
+            "with_gradient": self.with_gradient,
+            "follows_seed": self.follows_seed,
+            "num_sampled": self.num_sampled,
+            "num_classes": self.num_classes,
+            "calls": self.calls,
+            "seconds": self.seconds,
+            "hypotheses": [
+                {
+                    "scheme": s.hypothesis.scheme,
+                    "fault": s.hypothesis.fault,
+                    "z": s.z if np.isfinite(s.z) else None,
+                    "allowed": s.allowed,
+                    "fitted": s.number,
+                }
+                for s in self.scores
+            ],
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict` as JSON.
+
+        Returns
+        -------
+        str
+            JSON of several lines.
+        """
+        import json
+
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def to_markdown(self) -> str:
+        """Return the verdict, and a table of the hypotheses that are nearest.
+
+        Returns
+        -------
+        str
+            Markdown with aligned columns.
+        """
+        shown = nearest(self.scores, _SHOWN)
+        columns = [
+            ("scheme", lambda s: s.hypothesis.scheme),
+            ("mistake", lambda s: "" if s.hypothesis.fault is None else s.hypothesis.fault),
+            ("greatest |z|", lambda s: f"{s.z:.3g}"),
+            ("", lambda s: "allowed" if s.allowed else "excluded"),
+        ]
+        lines = [f"**{self.verdict}**"]
+        if self.remedy:
+            lines.append(f"What to do: {self.remedy}")
+        if not self.follows_seed:
+            lines.append("The same seed gave other losses: draws do not follow `seed`.")
+        lines += [
+            markdown_table(shown, columns),
+            f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
+            f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
+            f"4 examples. A hypothesis is excluded above |z| = {self.limit:.2f}: a right one "
+            "with a chance below 1e-4.",
+        ]
+        if self.scheme is not None:
+            lines.append(
+                f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats, and its "
+                f"gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact means of "
+                "the hypothesis over these examples)."
+            )
+        return "\n\n".join(lines)
+
+    def __str__(self) -> str:
+        """Return `to_markdown`."""
+        return self.to_markdown()
+
+    def plot(self, path: str | Path) -> None:
+        """Draw how far each hypothesis is from the loss.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where to write it; the ending gives the format (.png, .pdf, .svg).
+
+        Raises
+        ------
+        ValueError
+            If the ending is not one of these.
+        OSError
+            If the file cannot be written.
+        """
+        plot_report(self, path)

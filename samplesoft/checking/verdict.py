@@ -1,0 +1,71 @@
+"""Which hypotheses the observed means allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from samplesoft._validation import FloatArray
+from samplesoft.checking.hypotheses import Hypothesis
+from samplesoft.checking.observe import Means
+
+ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
+LOOKS = 14  # at most
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """How far one hypothesis is from what was observed.
+
+    `z` is the greatest distance of a mean, in standard errors. The hypothesis is allowed where that
+    is within the limit.
+    """
+
+    hypothesis: Hypothesis
+    z: float
+    allowed: bool
+    number: str = ""  # fitted, in words
+
+
+def z_limit(tests: int, calls: int) -> float:
+    """Return what |z| exceeds with a chance of `ALPHA` in all looks, by Bonferroni."""
+    return float(-stdtrit(calls - 1, ALPHA / (2.0 * LOOKS * tests)))
+
+
+def score(hypothesis: Hypothesis, observed: Means, number: str = "") -> Score:
+    """Return how far a hypothesis is from what was observed."""
+    z = z_scores(hypothesis.means, observed)
+    worst = float(z.max())
+    allowed = worst <= z_limit(len(z), observed.calls)
+    return Score(hypothesis, worst, allowed, number)
+
+
+def z_scores(means: FloatArray, observed: Means) -> FloatArray:
+    """Return |z| (K,): differences beyond rounding, in standard errors."""
+    rounding = observed.rounding + 1e-12 * (1.0 + np.abs(means))
+    apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
+    z: FloatArray = np.divide(
+        apart,
+        observed.stderrs,
+        out=np.where(apart > 0.0, np.inf, 0.0),
+        where=observed.stderrs > rounding * 1e-3,
+    )
+    return z
+
+
+def ranked(scores: list[Score]) -> list[Score]:
+    """Return scores with those that are allowed first, without a mistake before those with one."""
+    return sorted(
+        scores,
+        key=lambda s: (not s.allowed, s.allowed and s.hypothesis.fault is not None, s.z),
+    )
+
+
+def nearest(scores: tuple[Score, ...], num: int) -> list[Score]:
+    """Return the first scores, one for each scheme and fault."""
+    seen: dict[tuple[str, str | None], Score] = {}
+    for s in scores:
+        seen.setdefault((s.hypothesis.scheme, s.hypothesis.fault), s)
+    return list(seen.values())[:num]

@@ -1,0 +1,128 @@
+"""``samplesoft check``: what an implementation of a sampled loss estimates."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from samplesoft._validation import as_choice
+from samplesoft.checking.check import check_loss
+from samplesoft.checking.methods import METHODS
+from samplesoft.checking.problem import NAMED
+from samplesoft.commands.options import (
+    check_writable,
+    draw_count,
+    flag,
+    positive_float,
+    seed,
+    show_report,
+    write_json,
+)
+from samplesoft.verification.plots import FORMATS
+
+
+def add(commands: Any) -> None:
+    """Add the parser of the command."""
+    parser = commands.add_parser(
+        "check",
+        help="find out what an implementation of a sampled loss estimates",
+        description="Call a sampled loss on small problems and hold the means of what it returns "
+        "against the exact means of every scheme, as it should be and with each of the usual "
+        "mistakes.",
+        epilog="Exit status: 0 if the loss is consistent with --scheme, or without that with any "
+        "scheme as it should be; 1 if not; 2 for bad usage or a loss that cannot be called; 130 if "
+        "interrupted.",
+    )
+    parser.add_argument(
+        "loss",
+        metavar="module:function",
+        help="the function loss(class_embeddings, h, labels, num_sampled, seed), which returns the "
+        "losses (B,), or these and their gradient in h; the module is found from the current "
+        "folder too",
+    )
+    parser.add_argument(
+        "--proposal",
+        required=True,
+        metavar="Q",
+        help=f"what it draws from: {', '.join(NAMED)}, or module:name of an array q, of a function "
+        "of n, or of a sampler",
+    )
+    parser.add_argument(
+        "--num-sampled",
+        type=draw_count,
+        default=10,
+        metavar="M",
+        help="draws of an example (default 10)",
+    )
+    parser.add_argument("--scheme", choices=METHODS, help="the scheme that it is meant to follow")
+    parser.add_argument(
+        "--tau", type=positive_float, default=1.0, metavar="T", help="logits are T h . c"
+    )
+    parser.add_argument("--biases", action="store_true", help="it takes class biases (n,) too")
+    parser.add_argument(
+        "--seconds",
+        type=positive_float,
+        default=30.0,
+        metavar="S",
+        help="make no more calls after this time (default 30)",
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of the problems (default 0)")
+    parser.add_argument("--json", metavar="FILE", help="write all of the report to FILE")
+    parser.add_argument("--figure", metavar="FILE", help=f"draw it; {', '.join(FORMATS)}")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run ``samplesoft check``; 0 if the loss is consistent with what was asked for, else 1."""
+    for name in ("json", "figure"):
+        if getattr(options, name):
+            check_writable(flag(name), getattr(options, name))
+    loss = _named("module:function", options.loss)
+    report = check_loss(
+        loss,
+        _proposal(options.proposal),
+        options.num_sampled,
+        tau=options.tau,
+        biases=options.biases,
+        seconds=options.seconds,
+        progress=True,
+        rng=options.seed,
+    )
+    show_report(report.to_markdown() + "\n")
+    if options.json:
+        write_json(options.json, report.to_dict())
+    if options.figure:
+        report.plot(options.figure)
+    if options.scheme:
+        return 0 if (options.scheme, None) in report.consistent else 1
+    return 0 if report.scheme and report.fault is None else 1
+
+
+def _proposal(text: str) -> Any:
+    """Return a proposal by its name, or what a module holds."""
+    return _named("--proposal", text) if ":" in text else as_choice("--proposal", text, NAMED)
+
+
+def _named(option: str, text: str) -> Callable[..., Any]:
+    """Return what ``module:name`` stands for; the module may be in the current folder."""
+    module, _, name = text.partition(":")
+    if not (module and name):
+        raise ValueError(f"{option} must be written module:name, got {text!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"{option} must name a module that can be imported, got {module!r}: {error}; run the "
+            "command where the module lies."
+        ) from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{option} must name something in {module!r}, got {name!r}.")
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]

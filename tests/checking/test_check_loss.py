@@ -1,0 +1,331 @@
+"""`check_loss` names what right and faulty implementations do."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from checking.twins import log_uniform, make
+
+from samplesoft import check_loss, exact_bias
+from samplesoft._random import as_key
+from samplesoft.checking.expectation import expectation
+from samplesoft.checking.faults import FAULTS, RIGHT
+from samplesoft.checking.methods import METHODS
+from samplesoft.checking.problem import make_problem
+from samplesoft.checking.recipe import make_recipe
+from samplesoft.checking.verdict import z_limit
+from samplesoft.losses import make_loss
+from samplesoft.samplers import LogUniformSampler, SoftmaxSampler
+
+SOME = np.array([0.5, 0.2, 0.2, 0.1])
+PROBLEM = make_problem(SOME, 1.0, False, np.uint64(0))
+CASES = [
+    (name, fault, i, variant)
+    for name, method in METHODS.items()
+    for fault, i, variant in [
+        (None, 0, RIGHT),
+        *(
+            (key, i, variant)
+            for key, one in FAULTS.items()
+            if one.applies(method)
+            for i, variant in enumerate(one.variants)
+        ),
+    ]
+]
+
+
+# exact means, by going through all draws ---------------------------------------------------------
+
+
+def outcomes(recipe, e):
+    """Yield the chance of each outcome and the draws in it."""
+    n, law = recipe.law.shape[1], recipe.law[e]
+    if recipe.kind == "independent":
+        others = [j for j in range(n) if j != recipe.labels[e]]
+        for inside in itertools.product([False, True], repeat=n - 1):
+            chance = np.prod(np.where(inside, law[others], 1.0 - law[others]))
+            yield chance, [j for j, k in zip(others, inside, strict=True) if k]
+    else:
+        for ids in itertools.product(range(n), repeat=recipe.num_draws):
+            yield np.prod(law[list(ids)]), list(ids)
+
+
+def loss_of(recipe, e, ids, own, draws):
+    """Return one loss, where `own` is the label's logit and `draws` (n,) those of draws."""
+    x = [draws[j] for j in ids]
+    if recipe.twice:
+        x.append(x[0])
+    if recipe.kind == "logistic":
+        return np.logaddexp(0.0, -own) + sum(np.logaddexp(0.0, v) for v in x)
+    base = own if recipe.base[e] > -np.inf else -np.inf
+    if recipe.kind == "kept":
+        x = [v for v in x if v > -np.inf]
+        x = [v - np.log(len(x)) for v in x]
+
+    def log_sum(values):
+        return np.logaddexp.reduce(np.append(values, base)) - own
+
+    if recipe.kind == "jackknife":
+        m = len(x)
+        less = [log_sum(np.delete(x, i) + np.log(m / (m - 1))) for i in range(m)]
+        return m * log_sum(x) - (m - 1) * np.mean(less)
+    return log_sum(x)
+
+
+@pytest.mark.parametrize(("name", "fault", "i", "variant"), CASES)
+def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
+    recipe = make_recipe(PROBLEM, METHODS[name], variant, 3, batch=8)
+    if name == "full" or recipe is None:  # with one draw no number is less by one
+        return
+    found = expectation(recipe, PROBLEM.logits)
+    for e, label in enumerate(PROBLEM.labels[:2]):
+        every = [(p, ids) for p, ids in outcomes(recipe, e) if p > 0.0]
+        assert sum(p for p, _ in every) == pytest.approx(1.0)
+
+        def mean(own, draws, e=e, every=every):
+            return sum(p * loss_of(recipe, e, ids, own, draws) for p, ids in every)
+
+        own, draws = recipe.own[e], recipe.draws[e]
+        assert found.losses[e] == pytest.approx(recipe.loss_scale * mean(own, draws), rel=1e-10)
+        for j in range(PROBLEM.num_classes):  # a class's logit moves those of its draws too
+            step = 1e-5 * np.eye(PROBLEM.num_classes)[j]
+            ends = [
+                mean(own + s * step[label], np.where(draws > -np.inf, draws + s * step, draws))
+                for s in (1.0, -1.0)
+            ]
+            slope = recipe.slope_scale * (ends[0] - ends[1]) / 2e-5
+            assert found.slopes[e, j] == pytest.approx(slope, abs=2e-8)
+
+
+# samplesoft's own losses -------------------------------------------------------------------------
+
+
+OWN = {
+    "full": "full",
+    "sampled": "negatives",
+    "sampled-masked": "masked",
+    "sampled-reject": "reject",
+    "sampled-candidate": "candidate",
+    "sampled-candidate-masked": "candidate_masked",
+    "jackknife": "jackknife",
+    "jackknife-masked": "jackknife_masked",
+    "nce": "nce",
+    "negative-sampling": "negative_sampling",
+    "negative-sampling-masked": "negative_sampling_masked",
+    "importance": "importance",
+}
+
+
+def own_loss(name, sampler, tau=1.0):
+    """Return a loss of the library as a black box that draws for each example."""
+    loss = make_loss(name, tau=tau, reduction="none")
+
+    def black_box(class_embeddings, h, labels, num_sampled, seed, biases=None):
+        draw, options = None, {}
+        if name != "full":
+            exclude = labels if loss.excludes_label else None
+            draw = sampler.sample(h, num_sampled, exclude=exclude, rng=seed)
+            if loss.needs_label_count:
+                counts = sampler.log_expected_count(h, labels[:, None], num_sampled)
+                options["label_log_count"] = counts[:, 0]
+        value, cache = loss.forward(h, class_embeddings, labels, draw, biases=biases, **options)
+        return value, loss.backward(cache).dh
+
+    return black_box
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_losses_of_the_library_are_named(name):
+    sampler = LogUniformSampler(8)
+    report = check_loss(own_loss(name, sampler), sampler, 10, rng=3)
+    assert (report.scheme, report.fault) == (OWN[name], None), report
+    assert {scheme for scheme, fault in report.consistent if fault is None} == {OWN[name]}
+
+
+def test_tau_biases_and_a_sampler_that_looks_at_contexts():
+    vectors = np.random.default_rng(1).standard_normal((10, 4))
+    sampler = SoftmaxSampler(vectors, tau=0.7)
+    loss = own_loss("sampled", sampler, tau=3.0)
+    report = check_loss(loss, sampler, 10, tau=3.0, biases=True, seconds=8.0)
+    assert ("negatives", None) in report.consistent, report
+    assert ("negatives", "uncorrected") not in report.consistent
+
+
+def test_one_set_for_the_batch_in_float32():
+    loss = make("masked", shared=True, dtype=np.float32)
+    report = check_loss(loss, log_uniform, 5, rng=0)
+    assert (report.scheme, report.fault) == ("masked", None), report
+
+
+@pytest.mark.parametrize("draws", ["given", "given-negatives"])
+def test_draws_from_outside(draws):
+    def loss(scores, ids, log_q, labels):
+        own = np.take_along_axis(scores, labels[:, None], axis=1)
+        x = np.take_along_axis(scores - log_q, ids, axis=1) - np.log(ids.shape[1])
+        x = np.where(ids == labels[:, None], -np.inf, x)
+        total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1, keepdims=True))
+        slopes = np.zeros_like(scores)
+        np.put_along_axis(slopes, labels[:, None], np.exp(own - total) - 1.0, axis=1)
+        np.add.at(slopes, (np.arange(len(ids))[:, None], ids), np.exp(x - total))
+        return (total - own)[:, 0], slopes
+
+    report = check_loss(loss, "log-uniform", 10, draws=draws)
+    wanted = "masked" if draws == "given" else "negatives"
+    assert (report.scheme, report.fault) == (wanted, None), report
+
+
+# mistakes ----------------------------------------------------------------------------------------
+
+COMMON = [
+    ("masked", "log_q_added", 0),
+    ("candidate_masked", "log_q_added", 1),
+    ("negatives", "uncorrected", 0),
+    ("masked", "log_m_left_out", 0),
+    ("masked", "logarithm_missed", 0),
+    ("candidate", "other_logarithm", 0),
+    ("masked", "q_shifted", 1),
+    ("negatives", "q_not_conditioned", 0),
+    ("masked", "hits_kept", 0),
+    ("candidate_masked", "hits_of_other_rows", 0),
+    ("nce", "label_uncorrected", 0),
+    ("candidate", "label_corrected_twice", 0),
+    ("masked", "counted_twice", 0),
+    ("masked", "m_off_by_one", 2),
+    ("negatives", "divided_by_batch", 0),
+    ("masked", "finite_mask", 0),
+    ("masked", "finite_mask", 1),
+    ("candidate_masked", "smoothed_hits", 0),
+    ("masked", "smoothed_hits", 1),
+    ("negatives", "label_smoothing", 0),
+]
+
+
+@pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
+def test_mistakes_are_named(scheme, fault, variant):
+    report = check_loss(make(scheme, fault, variant), log_uniform, 10, rng=1)
+    assert (report.scheme, report.fault) == (scheme, fault), report
+    assert report.remedy
+    assert (scheme, None) not in report.consistent
+
+
+def test_every_mistake_has_a_twin():
+    assert {fault for _, fault, _ in COMMON} == set(FAULTS)
+
+
+def test_what_no_experiment_tells_apart_is_named_together():
+    report = check_loss(make("candidate_masked", "hits_kept"), log_uniform, 10)
+    assert (report.scheme, report.fault) == ("candidate", None)
+    assert ("candidate_masked", "hits_kept") in report.consistent
+
+
+def test_what_is_no_scheme_has_no_name():
+    right = make("masked")
+
+    def loss(*given):
+        losses, slopes = right(*given)
+        return 1.1 * losses + 0.05, slopes
+
+    report = check_loss(loss, log_uniform, 10)
+    assert report.scheme is None and report.fault is None and report.consistent == ()
+    assert "no known scheme" in report.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["negatives", "masked", "candidate_masked"])
+def test_right_losses_are_not_called_wrong(scheme):
+    # a limit that is too small by a quarter would be exceeded in some of these
+    worst = 0.0
+    for seed in range(30):
+        report = check_loss(make(scheme), log_uniform, 10, rng=seed, seconds=2.0)
+        found = {(s.hypothesis.scheme, s.hypothesis.fault): s for s in report.scores}
+        assert found[scheme, None].allowed
+        worst = max(worst, found[scheme, None].z)
+    assert 2.5 < worst < z_limit(36, 2048)
+
+
+# what is refused ---------------------------------------------------------------------------------
+
+
+def returning(value):
+    return lambda c, h, labels, m, seed: value(np.random.default_rng(seed), len(h), h.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "words"),
+    [
+        (3, TypeError, "`loss` must be callable"),
+        (returning(lambda rng, b, d: np.full(b, np.nan)), ValueError, "finite losses, got nan"),
+        (returning(lambda rng, b, d: rng.random()), ValueError, r"losses of shape \(64,\), got"),
+        (returning(lambda rng, b, d: rng.random(3)), ValueError, "without a mean or a sum"),
+        (returning(lambda rng, b, d: np.arange(b)), TypeError, "an array of floats"),
+        (
+            returning(lambda rng, b, d: (rng.random(b), rng.random((d, b)))),
+            ValueError,
+            "dh of shape",
+        ),
+        (returning(lambda rng, b, d: np.ones(b)), ValueError, "must draw classes, or be the full"),
+    ],
+)
+def test_what_a_loss_must_not_return(loss, kind, words):
+    with pytest.raises(kind, match=words):
+        check_loss(loss, "uniform", 5)
+
+
+@pytest.mark.parametrize(
+    ("proposal", "words"),
+    [
+        ("unigram", "`proposal` must be one of"),
+        ([0.5, 0.5], "at least 3 classes"),
+        ([0.5, 0.5, 0.0], "above 0 for every class, got 0 for class 2"),
+        ([0.5, 0.5, 0.5], "`proposal` must sum to 1"),
+        (lambda n: np.ones(n + 1) / (n + 1), "`proposal` must cover all 8 classes"),
+    ],
+)
+def test_proposals_that_are_refused(proposal, words):
+    with pytest.raises(ValueError, match=words):
+        check_loss(make("masked"), proposal, 5)
+
+
+# the report --------------------------------------------------------------------------------------
+
+
+def test_the_report(tmp_path):
+    report = check_loss(make("masked", "uncorrected"), log_uniform, 10)
+    text = str(report)
+    assert "Subtract log(m q)" in text and "As it should be, |z| would be" in text
+    values = json.loads(report.to_json())
+    assert (values["scheme"], values["fault"]) == ("masked", "uncorrected")
+    assert values["hypotheses"][0]["allowed"] and not values["hypotheses"][-1]["allowed"]
+    report.plot(tmp_path / "check.svg")
+    assert (tmp_path / "check.svg").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="`path` must end in"):
+        report.plot(tmp_path / "check.txt")
+
+
+def test_its_bias_is_the_exact_one():
+    report = check_loss(make("masked"), log_uniform, 10)
+    problem = make_problem(log_uniform, 1.0, False, as_key(0))
+    exact = exact_bias(problem.logits, problem.labels, problem.q, 10, scheme="masked")
+    assert report.loss_bias == pytest.approx(exact.loss_bias.mean())
+    assert report.gradient_bias == pytest.approx(np.abs(exact.bias).sum(axis=1).mean())
+
+
+def test_a_loss_in_torch():
+    torch = pytest.importorskip("torch")
+    q = torch.from_numpy(log_uniform(8))
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        generator = torch.Generator().manual_seed(seed)
+        w, y = torch.from_numpy(class_embeddings), torch.from_numpy(labels)
+        x = torch.from_numpy(h).requires_grad_()
+        ids = torch.multinomial(q, num_sampled, replacement=True, generator=generator)
+        own = (x * w[y]).sum(1, keepdim=True)
+        logits = x @ w[ids].T - torch.log(num_sampled * q[ids])
+        logits = logits.masked_fill(ids == y[:, None], -torch.inf)
+        losses = torch.logsumexp(torch.cat([own, logits], 1), 1) - own[:, 0]
+        losses.sum().backward()
+        return losses.detach().numpy(), x.grad.numpy()
+
+    report = check_loss(loss, log_uniform, 10)
+    assert (report.scheme, report.fault) == ("masked", None), report

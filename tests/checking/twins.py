@@ -1,0 +1,149 @@
+"""Sampled losses in plain NumPy, right and with each of the usual mistakes, for `check_loss`."""
+
+import numpy as np
+
+
+def log_uniform(n):
+    weights = np.log1p(1.0 / np.arange(1.0, n + 1.0))
+    return weights / weights.sum()
+
+
+LABEL_EXCLUDED = {"negatives", "jackknife", "negative_sampling"}
+LABEL_CORRECTED = {"candidate", "candidate_masked", "nce", "nce_masked"}
+HITS_KEPT = {"candidate", "importance", "nce", "negative_sampling_kept"}
+LOGISTIC = {"nce", "nce_masked", "negative_sampling", "negative_sampling_masked"}
+LOGISTIC |= {"negative_sampling_kept"}
+SMOOTHING = 0.1
+
+
+def make(scheme, fault=None, variant=0, shared=False, dtype=float):
+    """Return a loss with a gradient that draws by `log_uniform` and makes one mistake."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        rng = np.random.default_rng(seed)
+        class_embeddings, h = class_embeddings.astype(dtype), h.astype(dtype)
+        q, scores, size = log_uniform(len(class_embeddings)), h @ class_embeddings.T, len(labels)
+        draws = num_sampled
+        if fault == "m_off_by_one" and variant >= 2:
+            draws += [1, -1][variant - 2]
+        one_set = rng.choice(len(q), draws, p=q)
+        losses, slopes = np.empty(size, dtype), np.zeros(scores.shape, dtype)
+        for t in np.unique(labels):
+            rows = np.flatnonzero(labels == t)
+            o, beside = scores[rows], labels[(rows + [1, -1][variant % 2]) % size]
+            ids, law, expected = drawn(scheme, q, t, len(rows), draws, num_sampled, rng)
+            if shared:
+                ids = np.tile(one_set, (len(rows), 1))
+            expected = miscounted(fault, variant, scheme, expected, law, q, num_sampled)
+            corrections = miscorrected(fault, variant, scheme, expected, law, num_sampled)
+            own = o[:, t]
+            if scheme in LABEL_CORRECTED and fault != "label_uncorrected":
+                own = own - corrections[:, t] * (2.0 if fault == "label_corrected_twice" else 1.0)
+            x = np.take_along_axis(o - corrections, np.maximum(ids, 0), axis=1)
+            x = np.where(ids < 0, -np.inf, x)
+            hits = ids == (beside[:, None] if fault == "hits_of_other_rows" else t)
+            if fault == "finite_mask":
+                x = np.where(hits, x - 2.0 if variant == 0 else -3.0, x)
+            elif scheme not in HITS_KEPT and fault != "hits_kept":
+                x = np.where(hits, -np.inf, x)
+            if fault == "counted_twice":
+                ids, x = np.hstack([ids, ids[:, :1]]), np.hstack([x, x[:, :1]])
+            losses[rows], d_own, d_x = terms(scheme, own, x)
+            if fault in ("label_smoothing", "smoothed_hits"):
+                masked = hits & (scheme not in HITS_KEPT)
+                shown = np.where(masked, -1e4, x)
+                every = x.shape[1] + 1
+                losses[rows] += SMOOTHING * (own - (own + shown.sum(axis=1)) / every)
+                d_own = d_own + SMOOTHING - SMOOTHING / every
+                d_x = d_x - np.where(masked & (variant == 0), 0.0, SMOOTHING / every)
+            slopes[rows, t] += d_own
+            np.add.at(slopes, (rows[:, None], np.maximum(ids, 0)), d_x)
+        dh = slopes @ class_embeddings
+        if fault == "divided_by_batch":
+            losses = losses / size if variant > 0 else losses
+            dh = dh / size if variant < 2 else dh
+        return losses, dh
+
+    return loss
+
+
+def drawn(scheme, q, t, rows, draws, m, rng):
+    """Return draws (rows, k) for label t, -1 for none; their law, and expected counts of each."""
+    law = q.copy()
+    if scheme in LABEL_EXCLUDED or scheme in ("reject", "poisson"):
+        law[t] = 0.0
+        law /= law.sum()
+    if scheme == "poisson":
+        chances = -np.expm1(m * np.log1p(-q))
+        ids = np.where(rng.random((rows, len(q))) < chances, np.arange(len(q)), -1)
+        return np.where(ids == t, -1, ids), law, np.tile(chances, (rows, 1))
+    ids = rng.choice(len(q), (rows, draws), p=q if scheme == "reject" else law)
+    if scheme == "reject":
+        return ids, law, (ids != t).sum(axis=1, keepdims=True) * np.where(law > 0.0, law, 1.0)
+    return ids, law, np.tile(m * law, (rows, 1))
+
+
+def miscounted(fault, variant, scheme, expected, law, q, m):
+    """Return expected counts (rows, n) that are those of a mistake."""
+    if fault == "q_not_conditioned":
+        return np.tile(m * q, (len(expected), 1))
+    if fault == "q_shifted":
+        counts = expected / np.where(law > 0.0, law, np.inf)
+        shown = counts.max(axis=1, keepdims=True) * q if scheme != "poisson" else expected
+        return np.roll(shown, [1, -1][variant], axis=1)
+    if fault == "m_off_by_one" and variant < 2:
+        return expected * (m + [1, -1][variant]) / m
+    return expected
+
+
+def miscorrected(fault, variant, scheme, expected, law, m):
+    """Return what is taken off the logits (rows, n)."""
+    number, positive = 1.0 if scheme == "poisson" else m, np.where(law > 0.0, law, 1.0)
+    with np.errstate(divide="ignore"):
+        logs = np.log(expected)
+        if fault == "log_q_added" and scheme == "reject":
+            return logs - 2.0 * np.log(positive)
+        if fault == "log_q_added":
+            parts = np.log(expected / number)
+            signs = [(-1.0, -1.0), (-1.0, 0.0), (-1.0, 1.0)][variant]
+            return signs[0] * parts + signs[1] * np.log(number)
+        if fault == "uncorrected" or scheme.startswith("negative_sampling"):
+            return np.zeros_like(expected)
+        if fault == "log_m_left_out":
+            return np.log(np.tile(law, (len(expected), 1)))
+        if fault == "logarithm_missed" and scheme == "reject":
+            return np.tile(law, (len(expected), 1))
+        if fault == "logarithm_missed":
+            return [expected, expected / number][variant]
+        if fault == "other_logarithm" and scheme == "reject":
+            return logs - np.log(positive) * (1.0 - 1.0 / np.log([10.0, 2.0][variant]))
+        if fault == "other_logarithm":
+            return [np.log10, np.log2][variant](expected)
+    return logs
+
+
+def terms(scheme, own, x):
+    """Return losses (rows,) of labels' logits and those (rows, k) of draws, and derivatives."""
+    with np.errstate(over="ignore", divide="ignore"):
+        if scheme in LOGISTIC:
+            values = np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
+            return values, -1.0 / (1.0 + np.exp(own)), 1.0 / (1.0 + np.exp(-x))
+        if scheme == "importance":
+            total = np.logaddexp.reduce(x, axis=1)
+            return total - own, np.full_like(own, -1.0), np.exp(x - total[:, None])
+    values, d_own, d_x = softmax_terms(own, x)
+    if scheme.startswith("jackknife"):
+        m = x.shape[1]
+        values, d_own, d_x = m * values, m * d_own, m * d_x
+        for left_out in range(m):
+            rest = np.delete(x, left_out, axis=1) + np.log(m / (m - 1))
+            value, d, d_rest = softmax_terms(own, rest)
+            share = (m - 1) / m
+            values, d_own = values - share * value, d_own - share * d
+            d_x[:, np.arange(m) != left_out] -= share * d_rest
+    return values, d_own, d_x
+
+
+def softmax_terms(own, x):
+    total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1, initial=-np.inf))
+    return total - own, np.exp(own - total) - 1.0, np.exp(x - total[:, None])
