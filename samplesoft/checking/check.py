@@ -10,11 +10,13 @@ import numpy as np
 
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
-from samplesoft._validation import as_choice, as_count, as_flag, as_positive
+from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
+from samplesoft.checking.distinct import distinct_hypotheses
 from samplesoft.checking.drawing import DRAWS, drawing
 from samplesoft.checking.expectation import expectation
 from samplesoft.checking.fits import fitted
 from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
+from samplesoft.checking.methods import METHODS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import full_of
@@ -133,9 +135,11 @@ def check_loss(
         scores = _of_full(observer, hypotheses)
     scores = ranked(scores)
     best, observed = scores[0], observer.means()
-    found, full = (
-        expectation(recipe, problem.logits) for recipe in (best.hypothesis.recipe, full_of(problem))
-    )
+    full = expectation(full_of(problem), problem.logits)
+    gradient_bias = None
+    if not METHODS[best.hypothesis.scheme].distinct:
+        slopes = expectation(best.hypothesis.recipe, problem.logits).slopes
+        gradient_bias = float(np.abs(slopes - full.slopes).sum(axis=1).mean())
     allowed = [one for s in scores if s.allowed for one in (s.hypothesis, *s.hypothesis.same)]
     return LossReport(
         scheme=best.hypothesis.scheme if best.allowed else None,
@@ -143,8 +147,8 @@ def check_loss(
         consistent=tuple(dict.fromkeys((one.scheme, one.fault) for one in allowed)),
         scores=tuple(scores),
         limit=z_limit(len(observed.means), observed.calls),
-        loss_bias=float((found.losses - full.losses).mean()),
-        gradient_bias=float(np.abs(found.slopes - full.slopes).sum(axis=1).mean()),
+        loss_bias=float((best.hypothesis.means[: len(full.losses)] - full.losses).mean()),
+        gradient_bias=gradient_bias,
         with_gradient=observer.with_gradient,
         follows_seed=observer.follows_seed,
         num_sampled=m,
@@ -157,6 +161,7 @@ def check_loss(
 def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any) -> list[Score]:
     """Call the loss until one hypothesis is left, or time is over, and return the scores of all."""
     scores: list[Score] = []
+    simulated: list[tuple[Hypothesis, FloatArray]] = []
     for look in range(LOOKS):
         wanted = _FIRST << max(look - 1, 0)
         for _ in range(wanted):
@@ -168,6 +173,9 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
         scores = [score(one, observed) for one in hypotheses]
         if not any(s.allowed for s in scores):
             scores += [score(*one) for one in fitted(observer, observed)]
+        if not any(s.allowed for s in scores):
+            simulated = simulated or distinct_hypotheses(observer)
+            scores += [score(one, observed, "simulated", errors) for one, errors in simulated]
         left = sum(s.allowed for s in scores)
         if time.perf_counter() > end or (observed.calls >= _AT_LEAST and left <= 1):
             break

@@ -7,7 +7,8 @@ that have weight are one more class. `samplesoft.exact_bias` gives the mean of l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,8 @@ def expectation(recipe: Recipe, logits: FloatArray) -> Means:
             found = _Shares(log_sum, 0.0, shares)
         elif recipe.twice:
             found = _first_twice(recipe, e)
+        elif recipe.one_hit_less:
+            found = _one_hit_less(recipe, e)
         else:
             found = _mean_shares(recipe, e, recipe.base[e], recipe.num_draws)
         losses[e] = found.log_sum - recipe.own[e]
@@ -119,6 +122,27 @@ def _first_twice(recipe: Recipe, e: int) -> _Shares:
         base += law[j] * found.base * np.exp(own - both)
         shares += law[j] * found.draws
         shares[j] += law[j] * found.base * np.exp(more - both)
+    return _Shares(log_sum, base, shares)
+
+
+def _one_hit_less(recipe: Recipe, e: int) -> _Shares:
+    """Return the means where one hit has no weight, as those over the numbers of hits."""
+    label, m, own = int(recipe.labels[e]), recipe.num_draws, recipe.base[e]
+    hit, chance = recipe.draws[e, label], recipe.law[e, label]
+    law = recipe.law.copy()
+    law[e, label] = 0.0
+    law[e] /= law[e].sum()
+    others = replace(recipe, law=law)
+    log_sum, base, shares = 0.0, 0.0, np.zeros(len(law[e]))
+    for hits in range(m + 1):
+        weight = comb(m, hits) * chance**hits * (1.0 - chance) ** (m - hits)
+        more = hit + np.log(hits - 1.0) if hits > 1 else -np.inf
+        both = float(np.logaddexp(own, more))
+        found = _mean_shares(others, e, both, m - hits)
+        log_sum += weight * found.log_sum
+        base += weight * found.base * np.exp(own - both)
+        shares += weight * found.draws
+        shares[label] += weight * found.base * np.exp(more - both)
     return _Shares(log_sum, base, shares)
 
 

@@ -52,7 +52,8 @@ class Variant:
         How often the correction is taken off the label's logit, where the scheme corrects it.
     hits : str or None
         ``"kept"``: draws of the label have weight though the scheme leaves them out;
-        ``"next"``, ``"previous"``: the label of a neighbouring row is left out in their place.
+        ``"once"``: so have all but one; ``"next"``, ``"previous"``: the label of a neighbouring
+        row is left out in their place.
     more_draws : int
         Draws beyond those that the correction reckons with.
     twice : bool
@@ -77,7 +78,8 @@ class Variant:
 class Fault:
     """A mistake: what it is, what to do about it, the ways to make it, and where it can be made.
 
-    One without variants has a number that `samplesoft.checking.fits` finds.
+    One without variants has a number that `samplesoft.checking.fits` finds, or is one of draws
+    without replacement.
     """
 
     words: str
@@ -197,6 +199,12 @@ FAULTS: dict[str, Fault] = {
         (Variant(label_times=2.0),),
         _corrects_label,
     ),
+    "one_hit_left_out": Fault(
+        "of several draws of the label only one is left out",
+        "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
+        (Variant(hits="once"),),
+        lambda method: _leaves_hits_out(method) and _plain_sum(method),
+    ),
     "hits_of_other_rows": Fault(
         "draws of a neighbouring example's label are left out, and the example's own are not",
         "Compare each example's draws with its own label.",
@@ -229,6 +237,13 @@ FAULTS: dict[str, Fault] = {
             Variant(loss_share=True),
         ),
         lambda method: True,
+    ),
+    "distinct_as_repeated": Fault(
+        "draws are without replacement, but are corrected by log(m q)",
+        "Subtract the log of the chance that a class is in the set, which a sampler without "
+        "replacement gives.",
+        (),
+        lambda method: method.distinct,
     ),
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",

@@ -51,11 +51,12 @@ def means_of(recipe: Recipe, problem: Problem, with_gradient: bool) -> FloatArra
 def all_hypotheses(problem: Problem, m: int, batch: int, with_gradient: bool) -> list[Hypothesis]:
     """Return all hypotheses with different means, those without a mistake first."""
     found: list[Hypothesis] = []
-    right = [(method, None, RIGHT) for method in METHODS.values()]
+    methods = [method for method in METHODS.values() if not method.distinct]
+    right = [(method, None, RIGHT) for method in methods]
     wrong = [
         (method, name, variant)
         for name, fault in FAULTS.items()
-        for method in METHODS.values()
+        for method in methods
         if fault.applies(method)
         for variant in fault.variants
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from samplesoft.schemes import SCHEMES, Scheme
 
@@ -12,13 +12,14 @@ class Method:
     """A scheme under its name, and what becomes of label and draws.
 
     ``aim`` says in a few words what the loss estimates. A `logistic` one adds up a logistic loss
-    for each draw, others are the logarithm of a sum.
+    for each draw, others are the logarithm of a sum. A `distinct` one draws without replacement.
     """
 
     name: str
     scheme: Scheme | None
     aim: str
     logistic: bool = False
+    distinct: bool = False
 
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
@@ -62,4 +63,8 @@ METHODS: dict[str, Method] = {
             logistic=True,
         ),
     )
+}
+METHODS |= {
+    f"{name}_distinct": replace(METHODS[name], name=f"{name}_distinct", distinct=True)
+    for name in ("negatives", "masked", "candidate", "candidate_masked")
 }

@@ -45,6 +45,8 @@ class Recipe:
         Number of draws.
     twice : bool
         Whether the first draw is in the sum twice.
+    one_hit_less : bool
+        Whether one of the draws of the label has no weight, where there are any.
     loss_scale, slope_scale : float
         What loss and gradient are multiplied by.
     smoothing : float
@@ -68,6 +70,7 @@ class Recipe:
     smoothing: float = 0.0
     hit_logit: FloatArray | None = None
     hits_follow: bool = False
+    one_hit_less: bool = False
 
 
 def full_of(problem: Problem) -> Recipe:
@@ -135,6 +138,7 @@ def make_recipe(
         variant.twice,
         loss_scale,
         slope_scale,
+        one_hit_less=variant.hits == "once",
     )
 
 

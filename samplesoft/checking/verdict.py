@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -34,8 +34,12 @@ def z_limit(tests: int, calls: int) -> float:
     return float(-stdtrit(calls - 1, ALPHA / (2.0 * LOOKS * tests)))
 
 
-def score(hypothesis: Hypothesis, observed: Means, number: str = "") -> Score:
-    """Return how far a hypothesis is from what was observed."""
+def score(
+    hypothesis: Hypothesis, observed: Means, number: str = "", errors: FloatArray | None = None
+) -> Score:
+    """Return how far a hypothesis, of means that may have `errors`, is from what was observed."""
+    if errors is not None:
+        observed = replace(observed, stderrs=np.hypot(observed.stderrs, errors))
     z = z_scores(hypothesis.means, observed)
     worst = float(z.max())
     allowed = worst <= z_limit(len(z), observed.calls)

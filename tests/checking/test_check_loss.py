@@ -23,6 +23,7 @@ PROBLEM = make_problem(SOME, 1.0, False, np.uint64(0))
 CASES = [
     (name, fault, i, variant)
     for name, method in METHODS.items()
+    if not method.distinct
     for fault, i, variant in [
         (None, 0, RIGHT),
         *(
@@ -53,6 +54,9 @@ def outcomes(recipe, e):
 
 def loss_of(recipe, e, ids, own, draws):
     """Return one loss, where `own` is the label's logit and `draws` (n,) those of draws."""
+    if recipe.one_hit_less and recipe.labels[e] in ids:
+        ids = list(ids)
+        ids.remove(recipe.labels[e])
     x = [draws[j] for j in ids]
     if recipe.twice:
         x.append(x[0])
@@ -187,6 +191,7 @@ COMMON = [
     ("masked", "q_shifted", 1),
     ("negatives", "q_not_conditioned", 0),
     ("masked", "hits_kept", 0),
+    ("candidate_masked", "one_hit_left_out", 0),
     ("candidate_masked", "hits_of_other_rows", 0),
     ("nce", "label_uncorrected", 0),
     ("candidate", "label_corrected_twice", 0),
@@ -209,8 +214,37 @@ def test_mistakes_are_named(scheme, fault, variant):
     assert (scheme, None) not in report.consistent
 
 
+def without_replacement(count):
+    """Return a loss on four different draws, corrected by the log of a count."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        rng, q = np.random.default_rng(seed), log_uniform(len(class_embeddings))
+        seen, tries = [], 0
+        while len(seen) < num_sampled:
+            tries += 1
+            seen = list(dict.fromkeys([*seen, rng.choice(len(q), p=q)]))
+        o = h @ class_embeddings.T - np.log(count(q, num_sampled, tries))
+        own, x = np.take_along_axis(o, labels[:, None], axis=1)[:, 0], o[:, seen]
+        x = np.where(labels[:, None] == seen, -np.inf, x)
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("count", "fault"),
+    [
+        (lambda q, m, k: -np.expm1(k * np.log1p(-q)), None),
+        (lambda q, m, k: m * q, "distinct_as_repeated"),
+    ],
+)
+def test_draws_without_replacement_are_simulated(count, fault):
+    report = check_loss(without_replacement(count), log_uniform, 4, seconds=8.0)
+    assert (report.scheme, report.fault) == ("candidate_masked_distinct", fault), report
+
+
 def test_every_mistake_has_a_twin():
-    assert {fault for _, fault, _ in COMMON} == set(FAULTS)
+    assert {fault for _, fault, _ in COMMON} | {"distinct_as_repeated"} == set(FAULTS)
 
 
 def test_what_no_experiment_tells_apart_is_named_together():

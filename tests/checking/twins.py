@@ -42,7 +42,10 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
             x = np.take_along_axis(o - corrections, np.maximum(ids, 0), axis=1)
             x = np.where(ids < 0, -np.inf, x)
             hits = ids == (beside[:, None] if fault == "hits_of_other_rows" else t)
-            if fault == "finite_mask":
+            if fault == "one_hit_left_out":
+                first = np.cumsum(hits, axis=1) == 1
+                x = np.where(hits & first, -np.inf, x)
+            elif fault == "finite_mask":
                 x = np.where(hits, x - 2.0 if variant == 0 else -3.0, x)
             elif scheme not in HITS_KEPT and fault != "hits_kept":
                 x = np.where(hits, -np.inf, x)
