@@ -130,6 +130,11 @@ def _check_proposal(
     q: Any, h: ArrayLike | None, logits: FloatArray, labels: IntArray, scheme: Scheme
 ) -> FloatArray:
     """Return the proposal, (n,) or (B, n), for checked logits."""
+    if isinstance(q, str):
+        raise TypeError(
+            f"`q` must hold probabilities or be a sampler, got the text {q!r}; make a sampler with "
+            "samplesoft.samplers.make_sampler."
+        )
     if hasattr(q, "probs"):
         if scheme.independent:
             raise ValueError(

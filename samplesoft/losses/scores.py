@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each
+from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
 from samplesoft.kernels.losses.candidate_scores import (
@@ -58,11 +59,12 @@ class CandidateScores(ABC):
             batch.targets.rows(self.z), self.block, self.label_rows[:, None], self.own[:, None]
         )
         self.drawn = np.empty((len(self.z), ids.shape[1]), self.z.dtype)
-        self._score()
         self._has_biases = batch.biases is not None
-        if batch.biases is not None:
-            self.own += batch.biases[labels]
-            self.drawn += batch.biases[ids]
+        with quiet():  # losses that are not finite are refused
+            self._score()
+            if batch.biases is not None:
+                self.own += batch.biases[labels]
+                self.drawn += batch.biases[ids]
 
     def backward(self, d_own: Rows, d_drawn: Rows, weights: FloatArray) -> Gradients:
         """Return the gradient of a weighted sum over the examples.

@@ -29,7 +29,8 @@ of the time of random features, and updates a tenth. At a million classes and a 
 1,024 a step of training is 34 times faster than the full softmax, and twice as fast as with 256
 random features. `UniformSampler` and `UnigramSampler` are the fastest, and the most biased: with
 one set of a thousand draws for a batch they often suffice, and a `CertainSampler` takes much of
-their bias off for the scores of some hundred frequent classes. ``figures/bias_vs_cost.png`` shows
+their bias off for the scores of some hundred frequent classes. `MidxSampler` is the published
+relative of clusters, to compare with. ``figures/bias_vs_cost.png`` shows
 bias against time, ``figures/throughput.png`` the time of a step.
 `UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler` take
 ``replace=False``, with exact probabilities of inclusion.

@@ -246,6 +246,12 @@ class Sampler(ABC):
             )
         self._prepare(classes, rows)()
 
+    def __repr__(self) -> str:
+        """Return the class, and what the sampler is for."""
+        facts = [f"{self.num_classes:,} classes"]
+        facts += [f"{name} {value}" for name in ("dim", "tau") if (value := getattr(self, name))]
+        return f"<{type(self).__name__}: {', '.join(facts)}>"
+
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
         """Draw anew what serves all draws of a batch, such as candidates; most samplers have none.
 

@@ -30,8 +30,9 @@ class CertainSampler(Sampler):
     Parameters
     ----------
     tail : Sampler
-        Over the other classes: class k of this sampler is the k-th class that is not certain. It
-        is used, not copied.
+        Over the *other* classes alone: class k of this sampler is the k-th class that is not
+        certain. One that looks at class vectors is made of those of the other classes,
+        ``numpy.delete(class_embeddings, certain, axis=0)``. It is used, not copied.
     certain : array_like of int, shape (k,)
         Classes that are in every draw, at least one.
 
@@ -53,7 +54,8 @@ class CertainSampler(Sampler):
     with their own expected counts. Schemes ``"negatives"`` and ``"masked"`` of
     `samplesoft.losses.SampledSoftmaxLoss` take it as it is; `samplesoft.exact_bias`, given this
     sampler as q, has the bias. Where an excluded class is a certain one, the first draw of the tail
-    stands in its place too, and both count half.
+    stands in its place too, and both count half: `log_expected_count` is that of the m draws, to
+    which this one is added.
 
     `log_prob` and `probs` speak of one draw of the tail: they are those of q, 0 for certain
     classes. `samplesoft.samplers.make_certain_sampler` makes one by the name of its tail, for the
@@ -81,7 +83,13 @@ class CertainSampler(Sampler):
                 "`certain`."
             )
         n = tail.num_classes + np.size(certain)
-        self.certain = as_class_set("certain", certain, n)
+        try:
+            self.certain = as_class_set("certain", certain, n)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} There are {tail.num_classes:,} classes in `tail`, and as many more as "
+                "`certain` has: make the tail of the classes that are not certain."
+            ) from None
         if not len(self.certain):
             raise ValueError("`certain` must hold a class, got none; take `tail` itself.")
         super().__init__(n, tail.dim)

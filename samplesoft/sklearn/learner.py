@@ -14,6 +14,8 @@ from samplesoft.models.optimizers import make_optimizer
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.training.linear_steps import LinearSteps, held_out_order
 
+_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
+
 
 class Learner:
     """A linear softmax model with random parameters, and Adagrad.
@@ -68,6 +70,7 @@ class Learner:
             batch = order[part]
             loss = self.step(X[batch], codes[batch], weights[batch], learning_rate)
             total += loss * len(batch)
+        self.model.softmax.refresh()  # classes have moved, and their sampler may be stale
         return total / len(order)
 
     def step(self, x: Any, codes: Any, weights: FloatArray, learning_rate: float) -> float:
@@ -77,6 +80,8 @@ class Learner:
         self.optimizer.step(self.model.parameters, gradients)
         self.model.after_step(gradients)
         self.num_steps += 1
+        if self.num_steps >= _FIRST_REFRESH and self.num_steps & (self.num_steps - 1) == 0:
+            self.model.softmax.refresh()
         self.num_examples += x.shape[0]
         self.num_labels += codes.nnz if self.codec.multilabel else x.shape[0]
         return loss

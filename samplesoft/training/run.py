@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._names import prefixed
-from samplesoft._progress import progress_bar
+from samplesoft._progress import progress_bar, progress_line
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.models.schedules import make_schedule
@@ -32,6 +32,8 @@ from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
 
 CHECKPOINT, BEST, LOG = "checkpoint.npz", "best.npz", "log.jsonl"
+
+_FIRST_LINE = 8.0  # seconds of an epoch, where stderr is no terminal; the next after twice as many
 
 
 class Diverged(FloatingPointError):
@@ -54,6 +56,7 @@ class Run:
     def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
         """Do the rest of an epoch: steps, validation, a line of the log, checkpoints."""
         self.optimizer.learning_rate = self.settings.learning_rate * self.schedule(self.at.epoch)
+        start, next_line = time.perf_counter(), _FIRST_LINE
         with progress_bar(
             bool(progress),
             desc=f"epoch {self.at.epoch + 1}",
@@ -65,6 +68,9 @@ class Run:
                 self.step(index)
                 bar.set_postfix(loss=f"{self.at.mean_loss:.3f}", refresh=False)
                 bar.update()
+                if time.perf_counter() - start > next_line:
+                    progress_line(bool(progress), f"{self.where}: loss {self.at.mean_loss:.4f}")
+                    next_line *= 2.0
                 if self.at.index < self.task.num_steps:
                     if self.at.index % self.settings.log_every == 0:
                         self.write_line({})

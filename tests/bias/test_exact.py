@@ -401,3 +401,8 @@ def test_numbers_beyond_reach_are_refused():
         exact_bias([0.0, 1.0], 0, [0.5, 0.5], 10**30)
     with pytest.raises(ValueError, match="`logits` and `q` must give sums within a factor"):
         exact_bias([1e300, 0.0, 1.0], 1, [0.2, 0.4, 0.4], 3)
+
+
+def test_the_name_of_a_sampler_is_refused():
+    with pytest.raises(TypeError, match=r"`q` must .* got the text 'clusters'; make a sampler"):
+        exact_bias(np.zeros((1, 4)), [0], "clusters", 3, h=np.ones((1, 3)))

@@ -6,6 +6,7 @@ from loss_cases import NAMES, SAMPLED, make_case, needs_count
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.samplers import UniformSampler
 from samplesoft.samplers.base import Draw
 
 
@@ -152,3 +153,14 @@ def test_a_vector_of_norm_0_cannot_be_normalised(name):
     case.class_embeddings[case.labels[0]] = 0.0
     with pytest.raises(ValueError, match=f"`class_embeddings`.*norm.*row {case.labels[0]}"):
         case.forward(loss)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("biases", [None, np.full(20, 3.4e38, np.float32)])
+def test_overflow_is_an_error_and_no_warning(shared, biases):
+    size = (1e20, 1e21) if biases is None else (1e18, 1e19)
+    h, rows = np.full((5, 4), size[0], np.float32), np.full((20, 4), size[1], np.float32)
+    draw = UniformSampler(20).sample(h, 6, shared=shared, rng=0)
+    with pytest.raises(ValueError, match="must be finite"):
+        make_loss("sampled-masked").forward(h, rows, np.arange(5), draw, biases=biases)

@@ -310,3 +310,8 @@ def test_settings_that_are_malformed_are_refused():
     settings = SoftmaxSettings(sampler="uniform", num_certain=2)
     with pytest.raises(ValueError, match="`inputs` must have counts"):
         settings.make_layer(W, None, 0)
+
+
+def test_a_tail_of_all_classes_is_explained():
+    with pytest.raises(ValueError, match="make the tail of the classes that are not certain"):
+        CertainSampler(UniformSampler(3), [9])

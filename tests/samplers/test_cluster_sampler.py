@@ -226,3 +226,28 @@ def test_class_biases_are_a_coordinate_more():
     np.testing.assert_allclose(
         sampler.probs(np.append(h, 1.0))[0], wanted / wanted.sum(), rtol=1e-11, atol=1e-300
     )
+
+
+def test_the_largest_vectors_in_float64():
+    """Squares of a whole leaf are beyond float64, their mean is not."""
+    C = np.random.default_rng(0).normal(size=(10, 4))
+    sampler = ClusterSampler(C, rng=0)
+    sampler.update(np.arange(9), np.where(np.arange(9)[:, None] % 2, 6e153, -6e153) * np.ones(4))
+    h = np.full((1, 4), 1e-160)
+    np.testing.assert_allclose(sampler.probs(h), np.full((1, 10), 0.1), rtol=1e-5)
+    assert np.isfinite(sampler.sample(h, 3, rng=0).log_q).all()
+
+
+def test_a_large_vector_that_has_gone_is_forgotten():
+    C = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    sampler, h = ClusterSampler(C, rng=0), 3 * C[:2]
+    before = sampler.probs(h)
+    sampler.update([5], np.full((1, 4), 1e19, np.float32))
+    with pytest.raises(ValueError, match="`h` must have logits"):
+        sampler.probs(h)
+    sampler.update([5], C[[5]])
+    np.testing.assert_array_equal(sampler.probs(h), before)
+
+
+def test_what_it_is_can_be_read():
+    assert repr(ClusterSampler(np.eye(3), tau=2.0)) == "<ClusterSampler: 3 classes, dim 3, tau 2.0>"

@@ -604,3 +604,19 @@ def test_progress_comes_line_by_line_where_stderr_is_no_terminal(capfd):
     assert [line.split(":")[0] for line in lines] == [f"round {k} of 3" for k in (1, 2, 3)]
     SampledSoftmaxClassifier(max_iter=3, loss="full", random_state=0).fit(X, y)
     assert capfd.readouterr().err == ""
+
+
+def test_the_cells_of_a_trained_model_are_new():
+    """Those of untrained vectors would be of little use."""
+    rng = np.random.default_rng(0)
+    X, y = sparse.eye_array(300, format="csr"), rng.integers(0, 300, 300)
+    clf = SampledSoftmaxClassifier(
+        sampler="clusters", num_sampled=5, max_iter=3, random_state=0
+    ).fit(X, y)
+    sampler = clf.model_.softmax.sampler
+    assert sampler.staleness == pytest.approx(1.0)
+    while clf._learner.num_steps < 63:
+        clf.partial_fit(X[:8], y[:8])
+    stale = sampler.staleness
+    clf.partial_fit(X[:8], y[:8])
+    assert stale != pytest.approx(1.0) and sampler.staleness == pytest.approx(1.0)

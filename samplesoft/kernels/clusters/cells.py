@@ -26,13 +26,14 @@ def sum_up_leaves(rows: Real, ranges: IntArray, which: IntArray, cells: Real) ->
             for f in range(dim):
                 mean[f] += rows[i, f]
         mean /= last - first
+        share = 1.0 / (last - first)
         for i in range(first, last):  # about the mean, so that nothing cancels
             for f in range(dim):
                 difference = rows[i, f] - mean[f]
-                square[f] += difference * difference
+                square[f] += difference * (share * difference)  # never above the greatest square
         for f in range(dim):
             cells[cell, f] = mean[f]
-            cells[cell, dim + f] = square[f] / (last - first)
+            cells[cell, dim + f] = square[f]
 
 
 @njit

@@ -22,11 +22,12 @@ def sum_up_leaves(rows: Any, ranges: Any, which: Any, cells: Any) -> None:
         for i in range(first, last):
             mean += float(rows[i, f])
         mean /= last - first
+        share = 1.0 / (last - first)
         for i in range(first, last):  # about the mean, so that nothing cancels
             difference = float(rows[i, f]) - mean
-            square += difference * difference
+            square += difference * (share * difference)  # never above the greatest square
         cells[cell, f] = mean
-        cells[cell, dim + f] = square / (last - first)
+        cells[cell, dim + f] = square
 
 
 @kernel

@@ -166,14 +166,22 @@ class HostClusters:
 
     def _queries(self, h: Rows) -> Rows:
         """Return what contexts (B, d) multiply means and variances by, (B, 2 d)."""
+        scaled, bounds = self._bounded(h)
+        if not bounds.max() < np.finfo(h.dtype).max:  # the largest vector may have gone since
+            self._largest = float(np.abs(self._tree.rows).max())
+            scaled, bounds = self._bounded(h)
+        row = int(bounds.argmax())
+        require_logits(bounds[row], row, h.dtype)
+        return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
+
+    def _bounded(self, h: Rows) -> tuple[FloatArray, FloatArray]:
+        """Return tau h (B, d), and bounds (B,) on logits and their squares."""
         largest = max(self._largest, 1.0)  # what is below 1 must not hide large queries
         with np.errstate(over="ignore"):
-            scaled = self.tau * h.astype(np.float64)
-            bound = np.abs(scaled).sum(axis=1) * largest
-            bound += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
-        row = int(bound.argmax())
-        require_logits(bound[row], row, h.dtype)
-        return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
+            scaled: FloatArray = self.tau * h.astype(np.float64)
+            bounds: FloatArray = np.abs(scaled).sum(axis=1) * largest
+            bounds += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
+        return scaled, bounds
 
     def _contexts(
         self, h: Rows, exclude: IntArray, k: int

@@ -22,7 +22,8 @@ class ClusterSampler(EngineSampler):
 
     K-means divides the classes into cells, these into smaller ones, and so on down to leaves of
     some 16 classes. A draw takes a cell by its estimated mass, a cell in it, and so on, and in a
-    leaf a class by the softmax.
+    leaf a class by the softmax. Take it for more than some thousand classes, where each example
+    has draws of its own: it has the least bias of the samplers that do not score all classes.
 
     Parameters
     ----------
@@ -78,7 +79,9 @@ class ClusterSampler(EngineSampler):
     :math:`(h, 1)` draws follow :math:`\tau h \cdot c_j + b_j`.
 
     **Updates** sum up the leaf of each class, and the cells above from their children, anew: they
-    leave no rounding behind. An update of all classes divides them anew.
+    leave no rounding behind. An update of all classes divides them anew, as `cluster` does. Cells
+    that were made of untrained vectors are of little use later: call `cluster`, or ``refresh`` of a
+    `samplesoft.models.SoftmaxLayer`, once an epoch. The classifier and ``samplesoft train`` do.
 
     References
     ----------
@@ -139,7 +142,9 @@ class ClusterSampler(EngineSampler):
         """Mean squared distance of classes to the mean of their leaf, over that when clustered.
 
         1 for cells as good as new. The bias grows faster: a few classes that have moved far, as at
-        1.4, can make it ten times what it was. Beyond 1.2 or so call `cluster`.
+        1.4, can make it ten times what it was. Beyond 1.2 or so call `cluster`. Where all classes
+        draw together, as in training that starts from random vectors, it falls, though new cells
+        would be far better: there call `cluster` once an epoch, whatever it says.
         """
         before: float = self._engine.spread_when_clustered
         now: float = self._engine.spread()
