@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft import schemes as schemes
     from samplesoft import sklearn as sklearn
     from samplesoft import training as training
+    from samplesoft import tuning as tuning
     from samplesoft import verification as verification
     from samplesoft._device.select import to_host as to_host
     from samplesoft.bias.asymptotic import asymptotic_bias as asymptotic_bias
@@ -38,6 +39,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.checking.check import check_loss as check_loss
     from samplesoft.checking.report import LossReport as LossReport
     from samplesoft.samplers.tree.kernel_tree import KernelTree as KernelTree
+    from samplesoft.tuning.report import TuneReport as TuneReport
+    from samplesoft.tuning.tune import tune as tune
     from samplesoft.verification.report import VerificationReport as VerificationReport
     from samplesoft.verification.rows import VerificationRow as VerificationRow
     from samplesoft.verification.verify import verify as verify
@@ -55,6 +58,7 @@ _MODULES = (
     "samplers",
     "schemes",
     "training",
+    "tuning",
     "verification",
 )
 _NAMES = {  # by the module that defines them
@@ -69,6 +73,8 @@ _NAMES = {  # by the module that defines them
     "checking.check": ("check_loss",),
     "checking.report": ("LossReport",),
     "samplers.tree.kernel_tree": ("KernelTree",),
+    "tuning.report": ("TuneReport",),
+    "tuning.tune": ("tune",),
     "verification.report": ("VerificationReport",),
     "verification.rows": ("VerificationRow",),
     "verification.verify": ("verify",),

@@ -38,10 +38,10 @@ LAYERS = [
     {"metrics"},
     {"models"},
     {"training"},
-    {"sklearn"},
     {"bias"},
     {"verification"},
-    {"checking"},
+    {"checking", "tuning"},
+    {"sklearn"},
     {"commands"},
     {"cli", "__main__"},
 ]

@@ -17,6 +17,7 @@ from samplesoft.commands.options import (
     seed,
 )
 from samplesoft.commands.softmax_options import add_random_features
+from samplesoft.commands.source_options import add_source
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.schemes import SCHEMES, exact_schemes
@@ -30,42 +31,7 @@ OF_VECTORS = ("tau", "nu", "num_features")  # without use for logits
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add all options of the command."""
-    source = parser.add_argument_group(
-        "input (one of --corpus, --embeddings, --logits, --checkpoint)"
-    )
-    only = source.add_mutually_exclusive_group()
-    only.add_argument(
-        "--corpus",
-        metavar="PATH",
-        help="a text file with one sentence a line, or a folder with one whose name contains "
-        "train; also .gz, .xz or .bz2",
-    )
-    only.add_argument(
-        "--embeddings",
-        metavar="FILE",
-        help=".npz with the arrays h, class_embeddings, labels and, for unigram, counts; or "
-        "vectors in word2vec's text format, 'n d' and then 'word v_1 ... v_d' on n lines, where "
-        "the context is a word's vector and its label the nearest other word",
-    )
-    only.add_argument(
-        "--logits", metavar="FILE", help=".npy of logits (B, n); needs --labels as well"
-    )
-    only.add_argument(
-        "--checkpoint",
-        metavar="FILE",
-        help="written by samplesoft train: its class vectors, its tau, and contexts that the "
-        "trained model made",
-    )
-    source.add_argument(
-        "--labels", metavar="FILE", help=".npy of B integers for --logits, or the list, as 3,0,7"
-    )
-    source.add_argument(
-        "--examples",
-        type=positive_int,
-        default=5,
-        metavar="B",
-        help="number of examples (default %(default)s)",
-    )
+    add_source(parser, examples=5, logits=True)
     _add_checks(parser.add_argument_group("what is checked"))
     _add_model(parser.add_argument_group("model and samplers (not with --logits)"))
     output = parser.add_argument_group("output")

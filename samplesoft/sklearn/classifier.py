@@ -22,6 +22,8 @@ from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_code
 from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.parameters import check_parameters, model_settings, require_same_model
 from samplesoft.sklearn.prediction import PredictionMixin
+from samplesoft.tuning.report import TuneReport
+from samplesoft.tuning.tune import tune
 
 
 class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
@@ -322,6 +324,47 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
             self._learner.step(X[labelled], codes[labelled], weights, self.learning_rate)
         self.n_iter_ += 1
         return self
+
+    def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
+        """Measure which sampler and how many draws fit this model: `samplesoft.tune` on it.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs of examples; `batch_size` of them make a step.
+        y : array_like
+            Their labels, one of each.
+        **options
+            Those of `samplesoft.tune`, such as ``samplers`` or ``largest_bias``.
+
+        Returns
+        -------
+        TuneReport
+            Bias, error and time of all settings, and the one to take.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed, or the model takes several labels of an example.
+        """
+        check_is_fitted(self)
+        if self._learner.codec.multilabel:
+            raise ValueError(
+                "`y` must hold one label of each example, but this model takes several; pass "
+                "vectors and one label of each to samplesoft.tune."
+            )
+        X = self._check_both(X, y, reset=False)
+        return tune(
+            self.model_.class_vectors(),
+            self.model_.embed(X),
+            self._codec.encode(y),
+            **{
+                "counts": self._learner.counts,
+                "tau": self.model_.settings.tau,
+                "batch": self.batch_size,
+                **options,
+            },
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the model, as arrays and JSON without any pickled object.

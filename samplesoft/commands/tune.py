@@ -1,0 +1,116 @@
+"""``samplesoft tune``: which sampler to take, and how many draws."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from samplesoft.commands.options import (
+    check_writable,
+    draw_counts,
+    flag,
+    name_list,
+    positive_float,
+    positive_int,
+    seed,
+    show_part,
+    show_report,
+    write_json,
+)
+from samplesoft.commands.source import load_source
+from samplesoft.commands.source_options import add_source
+from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
+from samplesoft.verification.plots import FORMATS
+
+
+def add(commands: Any) -> None:
+    """Add the parser of the command."""
+    parser = commands.add_parser(
+        "tune",
+        help="find the sampler and the number of draws to take",
+        description="Measure each sampler with each number of draws on this machine: the exact "
+        "bias of its gradients, their error, and the time of a step; and name the one to take. "
+        "Without options: tokens of the Python standard library's own sources.",
+        epilog="Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted.",
+    )
+    add_source(parser, examples=128, logits=False)
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "--samplers",
+        type=name_list,
+        default=list(DEFAULT_SAMPLERS),
+        metavar="NAMES",
+        help=f"names out of {','.join(SAMPLERS)} (default {','.join(DEFAULT_SAMPLERS)})",
+    )
+    group.add_argument(
+        "--num-sampled",
+        type=draw_counts,
+        default=list(DEFAULT_DRAWS),
+        metavar="M",
+        help=f"numbers of draws (default {','.join(map(str, DEFAULT_DRAWS))})",
+    )
+    group.add_argument(
+        "--batch", type=positive_int, metavar="B", help="examples in a step (default --examples)"
+    )
+    group.add_argument(
+        "--tau", type=positive_float, help="inverse temperature, logits being tau h . c"
+    )
+    group.add_argument("--seed", type=seed, default=0, help="of samplers and draws (default 0)")
+    limits = parser.add_argument_group("what is allowed").add_mutually_exclusive_group()
+    limits.add_argument(
+        "--largest-bias",
+        type=positive_float,
+        default=0.05,
+        metavar="L1",
+        help="take the quickest with at most this bias of the gradient in the logits (default "
+        "0.05; 2 is the most there is)",
+    )
+    limits.add_argument(
+        "--seconds",
+        type=positive_float,
+        metavar="S",
+        help="take the least error of a gradient within this time of a step",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="write all of the report to FILE")
+    output.add_argument("--figure", metavar="FILE", help=f"draw it; {', '.join(FORMATS)}")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run ``samplesoft tune``."""
+    for name in ("json", "figure"):
+        if getattr(options, name):
+            check_writable(flag(name), getattr(options, name))
+    if options.figure and Path(options.figure).suffix.lower() not in FORMATS:
+        raise ValueError(f"--figure must end in {', '.join(FORMATS)}, got {options.figure!r}.")
+    source = load_source(options)
+    vectors = source.embeddings
+    if vectors is None:
+        raise ValueError(
+            "--checkpoint must be of a model whose logits are tau h . c, got one of absolute "
+            "scores; take another."
+        )
+    show_part(f"input: {source.title}, {len(vectors.class_embeddings):,} classes")
+    report = tune(
+        vectors.class_embeddings.astype("float32"),
+        vectors.h.astype("float32"),
+        source.labels,
+        counts=source.counts,
+        tau=source.tau,
+        samplers=options.samplers,
+        num_sampled=options.num_sampled,
+        batch=options.batch,
+        largest_bias=options.largest_bias,
+        seconds=options.seconds,
+        progress=True,
+        rng=options.seed,
+    )
+    show_report(report.to_markdown() + "\n")
+    if options.json:
+        write_json(options.json, report.to_dict())
+    if options.figure:
+        report.plot(options.figure)
+    return 0

@@ -1,0 +1,143 @@
+"""One setting: its exact bias, the error of its gradients, and the time of draws and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.exact import exact_bias
+from samplesoft.losses import make_loss
+from samplesoft.models import SoftmaxLayer, make_optimizer
+from samplesoft.samplers.base import Rows, Sampler
+
+_REPEATS = 5  # of which the median counts, after one that compiles
+_DRAWS = 8  # over which the error of a gradient is averaged
+_NUMBERS = 4_000_000  # of logits in the examples of the bias
+_LEAST, _MOST = 4, 32  # examples of the bias
+_RATE = 1e-9  # steps are to cost time and change nothing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A sampler with a number of draws, and what was measured.
+
+    Attributes
+    ----------
+    sampler : str or None
+        A key of `samplesoft.samplers.SAMPLERS`; None for the full softmax.
+    shared : bool
+        Whether a batch shares one set of draws.
+    num_sampled : int or None
+        Draws m of an example, or of the batch.
+    bias : float
+        Exact L1 norm of the bias of the gradient in the logits, in the mean over the examples.
+    error : float
+        Root mean square error, bias and noise, of the gradient in h, relative to its size.
+    draw_seconds, step_seconds : float
+        Time of the draws of a batch, and of a step: draws, loss, gradients, optimizer, update.
+    """
+
+    sampler: str | None
+    shared: bool
+    num_sampled: int | None
+    bias: float
+    error: float
+    draw_seconds: float
+    step_seconds: float
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        if self.sampler is None:
+            return "the full softmax"
+        whom = "shared by the batch" if self.shared else "for each example"
+        return f"{self.sampler}, {self.num_sampled:,} draws {whom}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a step works on: class vectors (n, d), contexts (B, d), labels (B,), and tau."""
+
+    rows: Rows
+    h: Rows
+    labels: IntArray
+    tau: float
+    unit: bool
+
+    def layer(
+        self, name: str, sampler: Sampler | None, m: int | None, shared: bool
+    ) -> SoftmaxLayer:
+        """Return a softmax layer with a loss by its name."""
+        loss = make_loss(name, tau=self.tau, normalize=self.unit, reduction="sum")
+        return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
+
+    def some(self) -> slice:
+        """Return the examples for which the bias is computed."""
+        return slice(0, min(max(_NUMBERS // len(self.rows), _LEAST), _MOST))
+
+
+def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
+    """Return the full softmax, and its gradient in h (B, d)."""
+    layer = work.layer("full", None, None, False)
+    gradient = _gradient(layer, work, 0)
+    return Setting(None, False, None, 0.0, 0.0, 0.0, _step_seconds(layer, work)), gradient
+
+
+def measure(
+    name: str, sampler: Sampler, shared: bool, m: int, work: Workload, full: FloatArray
+) -> Setting:
+    """Return what one setting costs and leaves; `full` is the gradient of the full softmax."""
+    some = work.some()
+    h, labels = work.h[some], work.labels[some]
+    scheme = "masked" if shared else "negatives"
+    q = sampler.probs(work.h, shared=True) if shared else sampler.probs(h, exclude=labels)
+    logits = work.tau * h.astype(np.float64) @ work.rows.T.astype(np.float64)
+    bias = np.abs(exact_bias(logits, labels, np.maximum(q, _TINY), m, scheme=scheme).bias)
+    layer = work.layer("sampled-masked" if shared else "sampled", sampler, m, shared)
+    off = [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)]
+    exclude = None if shared else work.labels
+    return Setting(
+        name,
+        shared,
+        m,
+        float(bias.sum(axis=1).mean()),
+        float(np.sqrt(np.mean(off) / (full**2).sum())),
+        _median(lambda k: sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=k)),
+        _step_seconds(layer, work),
+    )
+
+
+_TINY = 1e-300  # a class without any probability has no weight
+
+
+def _gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:
+    _, cache = layer.forward(work.h, work.labels, rng=seed)
+    dh: FloatArray = layer.backward(cache)[0].astype(np.float64)
+    return dh
+
+
+def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
+    optimizer = make_optimizer("adagrad", _RATE)
+
+    def step(seed: int) -> None:
+        _, cache = layer.forward(work.h, work.labels, rng=seed)
+        _, gradients = layer.backward(cache)
+        optimizer.step(layer.parameters, gradients)
+        layer.update(getattr(gradients["class_embeddings"], "ids", None))
+
+    return _median(step)
+
+
+def _median(function: Callable[[int], Any]) -> float:
+    """Return the median seconds of calls, after one that does not count."""
+    times = []
+    for k in range(_REPEATS + 1):
+        start = perf_counter()
+        function(k)
+        times.append(perf_counter() - start)
+    return float(np.median(times[1:]))

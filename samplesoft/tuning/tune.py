@@ -1,0 +1,162 @@
+"""`tune`: which sampler, and how many draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._progress import progress_bar
+from samplesoft._random import as_key
+from samplesoft._temperature import as_tau
+from samplesoft._validation import (
+    as_choice,
+    as_count,
+    as_flag,
+    as_float_rows,
+    as_labels,
+    as_positive,
+)
+from samplesoft.samplers.inputs import SamplerInputs
+from samplesoft.samplers.registry import SAMPLERS, SamplerSpec, make_sampler
+from samplesoft.tuning.measure import Setting, Workload, full_setting, measure
+from samplesoft.tuning.report import TuneReport
+
+DEFAULT_SAMPLERS = ("uniform", "unigram", "clusters", "rff", "softmax")
+DEFAULT_DRAWS = (10, 30, 100, 300, 1000)
+
+
+def tune(
+    class_embeddings: ArrayLike,
+    h: ArrayLike,
+    labels: Any,
+    *,
+    counts: ArrayLike | None = None,
+    tau: float | None = None,
+    samplers: Iterable[str] = DEFAULT_SAMPLERS,
+    num_sampled: Iterable[int] = DEFAULT_DRAWS,
+    batch: int | None = None,
+    largest_bias: float = 0.05,
+    seconds: float | None = None,
+    progress: bool = False,
+    rng: int | np.random.Generator | None = 0,
+) -> TuneReport:
+    """Find the sampler and the number of draws to take, by measurement on this machine.
+
+    Each sampler is measured with each number of draws, for each example and shared by the batch:
+    the exact bias of its gradients, their error, and the time of a step.
+
+    Parameters
+    ----------
+    class_embeddings : array_like, shape (n, d)
+        Class vectors of a model that has learned something: of random ones the bias says little.
+        float32 or float64, as in training.
+    h : array_like, shape (N, d)
+        Contexts of typical examples.
+    labels : array_like of int, shape (N,)
+        Their labels.
+    counts : array_like, shape (n,), optional
+        How often each class occurs, which ``"unigram"`` needs.
+    tau : float, optional
+        Inverse temperature of the logits ``tau h . c``; by default 10 where all vectors have norm
+        1, else 1.
+    samplers : iterable of str
+        Keys of `samplesoft.samplers.SAMPLERS`. Those that the input has no data for are left out,
+        and named with the reason.
+    num_sampled : iterable of int
+        Numbers of draws m. One set for a batch is measured with these too.
+    batch : int, optional
+        Examples in a step; N by default. Contexts are taken again where there are fewer.
+    largest_bias : float
+        L1 norm of the bias of the gradient in the logits, of at most 2, that is allowed.
+    seconds : float, optional
+        Time of a step that is allowed. If given, the setting with the least error within it is
+        taken, and `largest_bias` has no effect.
+    progress : bool
+        Show a progress bar on stderr, if that is a terminal.
+    rng : int, numpy.random.Generator or None
+        Seed of samplers and draws. Times differ from run to run, and with them the choice may.
+
+    Returns
+    -------
+    TuneReport
+        All settings, the front of bias against time, and the best one, with the reason.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    The bias is that of `samplesoft.exact_bias`, for scheme ``"negatives"`` with draws for each
+    example, and ``"masked"`` with one set.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft import tune
+    >>> C = np.random.default_rng(0).normal(size=(50, 4))
+    >>> report = tune(C, C[:8], np.arange(8), samplers=["uniform", "softmax"], num_sampled=[5])
+    >>> len(report.settings), report.best.bias <= 0.05
+    (5, True)
+    """
+    rows = as_float_rows("class_embeddings", class_embeddings)
+    contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
+    ids = as_labels("labels", labels, len(rows), (len(contexts),))
+    unit = _have_norm_1(rows) and _have_norm_1(contexts)
+    tau = as_tau(tau, unit)
+    names = [as_choice("samplers", name, SAMPLERS) for name in samplers]
+    sizes = [as_count("num_sampled", m) for m in num_sampled]
+    size = len(contexts) if batch is None else as_count("batch", batch)
+    limit = None if seconds is None else as_positive("seconds", seconds)
+    largest_bias = as_positive("largest_bias", largest_bias)
+    key = as_key(rng)
+    chosen = np.random.default_rng(int(key)).permutation(len(contexts))
+    chosen = np.resize(chosen, size)
+    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit)
+    inputs = SamplerInputs(rows, counts, tau=tau, rng=int(key))
+    full, gradient = full_setting(work)
+    settings: list[Setting] = [full]
+    left_out = {name: why for name in names if (why := _what_lacks(SAMPLERS[name], inputs, unit))}
+    todo = [(name, m) for name in names if name not in left_out for m in sizes]
+    sampler, made = None, ""
+    with progress_bar(as_flag("progress", progress), total=len(todo), desc="tune") as bar:
+        for name, m in todo:
+            bar.set_postfix(sampler=name, m=m)
+            if name != made:
+                sampler, made = make_sampler(name, inputs), name
+            assert sampler is not None
+            given = m, work, gradient
+            settings += [measure(name, sampler, shared, *given) for shared in (False, True)]
+            bar.update()
+    settings.sort(key=lambda one: one.step_seconds)
+    best = take(settings, largest_bias, limit)
+    bias = largest_bias if limit is None else None
+    return TuneReport(tuple(settings), best, bias, limit, len(rows), size, left_out)
+
+
+def take(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
+    """Return the setting to take, of those sorted by their time."""
+    if seconds is None:
+        return next(one for one in settings if one.bias <= largest_bias)
+    within = [one for one in settings if one.step_seconds <= seconds]
+    if not within:
+        raise ValueError(
+            f"`seconds` must allow a setting, got {seconds:g}: the quickest, {settings[0].title}, "
+            f"takes {settings[0].step_seconds:.3g} s a step; allow more, or take a smaller `batch`."
+        )
+    return min(within, key=lambda one: one.error)
+
+
+def _have_norm_1(rows: Any) -> bool:
+    return bool(np.abs(np.linalg.norm(rows, axis=1) - 1.0).max() <= 1e-3)
+
+
+def _what_lacks(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
+    """Return why a sampler cannot be measured; empty if it can."""
+    if spec.needs_counts and inputs.counts is None:
+        return "needs class counts"
+    return "needs vectors of norm 1" if spec.unit_vectors and not unit else ""

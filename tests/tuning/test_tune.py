@@ -1,0 +1,149 @@
+"""`tune` measures what it says, and takes what its rules say."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from samplesoft import exact_bias, tune
+from samplesoft.cli import main
+from samplesoft.losses import make_loss
+from samplesoft.samplers import ClusterSampler, UniformSampler
+from samplesoft.tuning.measure import Setting
+from samplesoft.tuning.report import TuneReport
+from samplesoft.tuning.tune import take
+
+RNG = np.random.default_rng(0)
+C = RNG.normal(size=(60, 5)) / 2
+LABELS = RNG.integers(0, 60, 20)
+H = C[LABELS] + 0.3 * RNG.normal(size=(20, 5))
+
+
+def setting(sampler, bias, seconds, error=0.1):
+    return Setting(sampler, False, None if sampler is None else 10, bias, error, 0.0, seconds)
+
+
+def by(report, sampler, shared):
+    return next(s for s in report.settings if (s.sampler, s.shared) == (sampler, shared))
+
+
+@pytest.fixture(scope="module")
+def report():
+    samplers = ["uniform", "clusters", "unigram", "rff"]
+    return tune(C, H, LABELS, tau=2.0, samplers=samplers, num_sampled=[8])
+
+
+def test_the_bias_is_exact(report):
+    logits = 2.0 * H @ C.T
+    clusters = ClusterSampler(C, tau=2.0, rng=0)
+    for shared, scheme in ((False, "negatives"), (True, "masked")):
+        for name, sampler in (("uniform", UniformSampler(60)), ("clusters", clusters)):
+            exclude = None if shared else LABELS
+            q = sampler.probs(H, exclude=exclude, shared=shared)
+            bias = np.abs(exact_bias(logits, LABELS, q, 8, scheme=scheme).bias).sum(axis=1).mean()
+            found = by(report, name, shared).bias
+            assert found == pytest.approx(bias, rel=0.2 if shared and name == "clusters" else 1e-9)
+
+
+def test_the_error_is_that_of_the_gradient_in_h(report):
+    loss, full = (
+        make_loss("sampled", tau=2.0, reduction="sum"),
+        make_loss("full", tau=2.0, reduction="sum"),
+    )
+    _, cache = full.forward(H, C, LABELS)
+    wanted = full.backward(cache).dh
+    squares = []
+    for seed in range(400):
+        draw = UniformSampler(60).sample(H, 8, exclude=LABELS, rng=seed)
+        _, cache = loss.forward(H, C, LABELS, draw)
+        squares.append(((loss.backward(cache).dh - wanted) ** 2).sum())
+    error = np.sqrt(np.mean(squares) / (wanted**2).sum())
+    assert by(report, "uniform", False).error == pytest.approx(error, rel=0.3)
+
+
+def test_what_is_left_out_is_named(report):
+    assert report.left_out == {
+        "unigram": "needs class counts",
+        "rff": "needs vectors of norm 1",
+    }
+    assert "Left out: unigram (needs class counts)" in str(report)
+    unit = C / np.linalg.norm(C, axis=1, keepdims=True)
+    counts = np.ones(60)
+    found = tune(unit, unit[:5], range(5), counts=counts, samplers=["unigram", "rff"], batch=7)
+    assert not found.left_out and found.batch == 7
+
+
+def test_the_rules():
+    full = setting(None, 0.0, 0.040, 0.0)
+    quick, middle, good = (
+        setting("uniform", 0.2, 0.001, 0.3),
+        setting("clusters", 0.04, 0.010, 0.2),
+        setting("softmax", 0.0, 0.050, 0.1),
+    )
+    every = [quick, middle, full, good]
+    assert take(every, 0.05, None) == middle
+    assert take(every, 0.3, None) == quick
+    assert take(every, 0.001, None) == full
+    assert take(every, 0.001, 0.012) == middle  # the least error within the time
+    assert take(every, 0.05, 1.0) == full
+    with pytest.raises(
+        ValueError, match="`seconds` must allow a setting, got 0.0001: the quickest"
+    ):
+        take(every, 0.05, 0.0001)
+    report = TuneReport(tuple(every), middle, 0.05, None, 1000, 64, {})
+    assert report.front == (quick, middle, full)
+    assert report.verdict.startswith("Take clusters, 10 draws for each example: the quickest")
+    assert "the full softmax takes 40.0 ms, 4 times as long" in report.verdict
+    best = replace(report, best=full)
+    assert best.verdict.startswith("Take the full softmax") and "uniform" in best.verdict
+
+
+def test_with_few_classes_the_verdict_may_be_the_full_softmax():
+    report = tune(C, H, LABELS, samplers=["softmax"], num_sampled=[50], largest_bias=1e-12)
+    assert report.best.bias <= 1e-12
+    assert json.loads(report.to_json())["settings"][0]["step_seconds"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"labels": [60] * 20}, "`labels`"),
+        ({"h": H[:, :3]}, "`h`"),
+        ({"samplers": ["no"]}, "`samplers` must be one of"),
+        ({"num_sampled": [0]}, "`num_sampled`"),
+        ({"largest_bias": -1.0}, "`largest_bias`"),
+        ({"seconds": 0.0}, "`seconds`"),
+        ({"batch": 0}, "`batch`"),
+    ],
+)
+def test_bad_arguments(change, words):
+    given = {"class_embeddings": C, "h": H, "labels": LABELS, "samplers": ["uniform"]} | change
+    with pytest.raises(ValueError, match=words):
+        tune(**given)
+
+
+def test_the_command(tmp_path, capsys):
+    np.savez(tmp_path / "e.npz", h=H, class_embeddings=C, labels=LABELS, counts=np.ones(60))
+    files = ["--json", str(tmp_path / "t.json"), "--figure", str(tmp_path / "t.png")]
+    some = ["--samplers", "uniform,unigram", "--num-sampled", "5,10"]
+    assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), *some, *files]) == 0
+    assert "**Take " in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "t.json").read_text())["settings"]) == 1 + 2 * 2 * 2
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), "--figure", "t.gif"]) == 2
+    assert "--figure must end in" in capsys.readouterr().err
+
+
+def test_of_a_classifier():
+    pytest.importorskip("sklearn")
+    from samplesoft.sklearn import SampledSoftmaxClassifier
+
+    X, y = np.eye(30), [f"class {k % 10}" for k in range(30)]
+    clf = SampledSoftmaxClassifier(num_sampled=3, max_iter=2, random_state=0).fit(X, y)
+    report = clf.bias_report(X, y, samplers=["unigram", "rff"], num_sampled=[3], batch=16)
+    assert report.num_classes == 10 and report.batch == 16 and not report.left_out
+    indicators = np.eye(10)[np.arange(30) % 10]
+    several = SampledSoftmaxClassifier(num_sampled=3, max_iter=1).fit(X, indicators)
+    with pytest.raises(ValueError, match="`y` must hold one label"):
+        several.bias_report(X, indicators)
