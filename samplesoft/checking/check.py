@@ -16,7 +16,7 @@ from samplesoft.checking.drawing import DRAWS, drawing
 from samplesoft.checking.expectation import expectation
 from samplesoft.checking.fits import fitted
 from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
-from samplesoft.checking.methods import METHODS
+from samplesoft.checking.in_batch import in_batch_hypotheses
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import full_of
@@ -91,6 +91,9 @@ def check_loss(
     one hypothesis is left, or `seconds` are over; hypotheses that are left are all named. Some have
     the same means whatever is done, and are named together.
 
+    A loss that is the same for every seed is compared with the full softmax, and with losses whose
+    negatives are the labels of the batch (in-batch negatives), on batches of random labels.
+
     Independent inclusion (``poisson``) is taken to have the chances ``1 - (1 - q)^m``.
 
     References
@@ -132,14 +135,19 @@ def check_loss(
             scores = _look(observer, hypotheses, start + limit, bar)
     else:
         observer.more(2)
-        scores = _of_full(observer, hypotheses)
+        scores = _of_no_draws(observer, hypotheses)
     scores = ranked(scores)
     best, observed = scores[0], observer.means()
-    full = expectation(full_of(problem), problem.logits)
-    gradient_bias = None
-    if not METHODS[best.hypothesis.scheme].distinct:
-        slopes = expectation(best.hypothesis.recipe, problem.logits).slopes
-        gradient_bias = float(np.abs(slopes - full.slopes).sum(axis=1).mean())
+    biases_of_best: tuple[float | None, float | None] = None, None
+    if best.hypothesis.recipe is not None:
+        full, found = (
+            expectation(recipe, problem.logits)
+            for recipe in (full_of(problem), best.hypothesis.recipe)
+        )
+        biases_of_best = (
+            float((found.losses - full.losses).mean()),
+            float(np.abs(found.slopes - full.slopes).sum(axis=1).mean()),
+        )
     allowed = [one for s in scores if s.allowed for one in (s.hypothesis, *s.hypothesis.same)]
     return LossReport(
         scheme=best.hypothesis.scheme if best.allowed else None,
@@ -147,8 +155,8 @@ def check_loss(
         consistent=tuple(dict.fromkeys((one.scheme, one.fault) for one in allowed)),
         scores=tuple(scores),
         limit=z_limit(len(observed.means), observed.calls),
-        loss_bias=float((best.hypothesis.means[: len(full.losses)] - full.losses).mean()),
-        gradient_bias=gradient_bias,
+        loss_bias=biases_of_best[0],
+        gradient_bias=biases_of_best[1],
         with_gradient=observer.with_gradient,
         follows_seed=observer.follows_seed,
         num_sampled=m,
@@ -182,18 +190,23 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
     return scores
 
 
-def _of_full(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score]:
+def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score]:
     """Return the scores of a loss that is the same for all seeds; ValueError if it should not be.
 
-    It can only be the full softmax.
+    It can be the full softmax, or have the labels of the batch as its negatives.
     """
     observed = observer.means()
     scores = [score(one, observed) for one in hypotheses if one.scheme == "full"]
+    if any(s.allowed for s in scores):
+        return scores
+    of_batches, ways = in_batch_hypotheses(observer, 0)
+    scores += [score(one, of_batches) for one in ways]
     if not any(s.allowed for s in scores):
         means = observed.means[: len(observer.problem.labels)]
         raise ValueError(
-            "`loss` must draw classes, or be the full softmax, got the same losses for every seed, "
-            f"{means.round(4).tolist()}, where the full softmax has "
-            f"{scores[0].hypothesis.means[: len(means)].round(4).tolist()}; make draws from `seed`."
+            "`loss` must draw classes, have the labels of the batch as its negatives, or be the "
+            f"full softmax, got the same losses for every seed, {means.round(4).tolist()}, where "
+            f"the full softmax has {scores[0].hypothesis.means[: len(means)].round(4).tolist()}; "
+            "make draws from `seed`."
         )
     return scores

@@ -17,7 +17,6 @@ from samplesoft.checking.hypotheses import Hypothesis
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import Problem
-from samplesoft.checking.recipe import full_of
 from samplesoft.schemes import Scheme
 
 _NUMBERS = 1 << 22  # of classes in all trials
@@ -59,7 +58,7 @@ def distinct_hypotheses(observer: Observer) -> list[tuple[Hypothesis, FloatArray
         ]
         means = np.concatenate([one.mean(axis=0) for one in every])[order]
         errors = np.concatenate([one.std(axis=0) / np.sqrt(len(one)) for one in every])[order]
-        found.append((Hypothesis(f"{name}_distinct", fault, full_of(problem), means), errors))
+        found.append((Hypothesis(f"{name}_distinct", fault, None, means), errors))
     return found
 
 

@@ -243,7 +243,7 @@ FAULTS: dict[str, Fault] = {
         "Subtract the log of the chance that a class is in the set, which a sampler without "
         "replacement gives.",
         (),
-        lambda method: method.distinct,
+        lambda method: not method.closed and method.scheme is not None,
     ),
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",

@@ -31,7 +31,7 @@ def fitted(observer: Observer, observed: Means) -> Iterator[Fitted]:
     rows = np.arange(len(problem.labels))
     for method in METHODS.values():
         recipe = make_recipe(problem, method, RIGHT, observer.num_sampled, observer.batch)
-        if method.distinct or method.scheme is None or recipe is None or recipe.kind != SUM:
+        if not method.closed or method.scheme is None or recipe is None or recipe.kind != SUM:
             continue
 
         def means(recipe: Recipe) -> FloatArray:

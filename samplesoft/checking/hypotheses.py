@@ -27,7 +27,7 @@ class Hypothesis:
 
     scheme: str
     fault: str | None
-    recipe: Recipe
+    recipe: Recipe | None  # None without a closed form
     means: FloatArray
     same: tuple[Hypothesis, ...] = ()
 
@@ -51,7 +51,7 @@ def means_of(recipe: Recipe, problem: Problem, with_gradient: bool) -> FloatArra
 def all_hypotheses(problem: Problem, m: int, batch: int, with_gradient: bool) -> list[Hypothesis]:
     """Return all hypotheses with different means, those without a mistake first."""
     found: list[Hypothesis] = []
-    methods = [method for method in METHODS.values() if not method.distinct]
+    methods = [method for method in METHODS.values() if method.closed]
     right = [(method, None, RIGHT) for method in methods]
     wrong = [
         (method, name, variant)

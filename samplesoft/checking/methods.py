@@ -12,14 +12,15 @@ class Method:
     """A scheme under its name, and what becomes of label and draws.
 
     ``aim`` says in a few words what the loss estimates. A `logistic` one adds up a logistic loss
-    for each draw, others are the logarithm of a sum. A `distinct` one draws without replacement.
+    for each draw, others are the logarithm of a sum. One
+    that is not `closed` has no closed form here: its draws are without replacement, or labels.
     """
 
     name: str
     scheme: Scheme | None
     aim: str
     logistic: bool = False
-    distinct: bool = False
+    closed: bool = True
 
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
@@ -65,6 +66,12 @@ METHODS: dict[str, Method] = {
     )
 }
 METHODS |= {
-    f"{name}_distinct": replace(METHODS[name], name=f"{name}_distinct", distinct=True)
+    f"{name}_distinct": replace(METHODS[name], name=f"{name}_distinct", closed=False)
     for name in ("negatives", "masked", "candidate", "candidate_masked")
+}
+METHODS |= {
+    "in_batch": Method(
+        "in_batch", None, f"{_SOFTMAX}, m the other labels of a batch", closed=False
+    ),
+    "in_batch_candidate": Method("in_batch_candidate", None, _CANDIDATE, closed=False),
 }

@@ -60,6 +60,14 @@ class Observer:
             self._squares += change**2
             self.calls += 1
 
+    def losses_of(self, h: FloatArray, labels: IntArray) -> FloatArray:
+        """Return the losses (B,) of a batch of other contexts and labels."""
+        return self._returned(h, labels, 0)[0]
+
+    def rounding_of(self, size: float) -> float:
+        """Return how far numbers that are made of some of a size may be off."""
+        return _ROUNDING * self._epsilon * size
+
     def means(self) -> Means:
         """Return the means of all calls so far."""
         change = self._sums / self.calls
@@ -83,26 +91,25 @@ class Observer:
     def _call(self, seed: int) -> FloatArray:
         """Return the means (K,) over the copies of each example in one call."""
         problem, order = self.problem, self._order
-        given: list[Any] = [
-            problem.class_embeddings.copy(),
-            problem.h[order],
-            problem.labels[order],
-            self.num_sampled,
-            seed,
-        ]
-        if problem.biases is not None:
-            given.append(problem.biases.copy())
+        parts = self._returned(problem.h[order], problem.labels[order], seed)
+        examples = len(problem.labels)
+        return np.concatenate(
+            [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
+        )
+
+    def _returned(self, h: FloatArray, labels: IntArray, seed: int) -> list[FloatArray]:
+        """Return losses (B,), and gradients (B, d) where there are some."""
+        rows, biases = self.problem.class_embeddings, self.problem.biases
+        given: list[Any] = [rows.copy(), h.copy(), labels.copy(), self.num_sampled, seed]
+        if biases is not None:
+            given.append(biases.copy())
         returned = self._loss(*given)
         losses, slopes = returned if isinstance(returned, tuple) else (returned, None)
         parts = [self._checked("losses", losses, (self.batch,))]
         self.with_gradient = slopes is not None
         if slopes is not None:
-            shape = (self.batch, problem.h.shape[1])
-            parts.append(self._checked("dh", slopes, shape))
-        examples = len(problem.labels)
-        return np.concatenate(
-            [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
-        )
+            parts.append(self._checked("dh", slopes, (self.batch, h.shape[1])))
+        return parts
 
     def _checked(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
         array = np.asarray(value)

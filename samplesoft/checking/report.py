@@ -33,10 +33,9 @@ class LossReport:
         All hypotheses, those that are allowed first, then by their distance.
     limit : float
         The |z| above which a hypothesis is excluded: a right one with a chance below 1e-4.
-    loss_bias : float
-        Mean over the examples of what the best hypothesis has above the full softmax loss, in nats.
-    gradient_bias : float or None
-        The same of its gradient in the logits, in the L1 norm; None without replacement.
+    loss_bias, gradient_bias : float or None
+        Mean over the examples of what the best hypothesis has above the full softmax: in the loss
+        (nats), and in the gradient in the logits (L1 norm). None where no closed form is known.
     with_gradient : bool
         Whether the loss gave gradients.
     follows_seed : bool
@@ -52,7 +51,7 @@ class LossReport:
     consistent: tuple[tuple[str, str | None], ...]
     scores: tuple[Score, ...]
     limit: float
-    loss_bias: float
+    loss_bias: float | None
     gradient_bias: float | None
     with_gradient: bool
     follows_seed: bool
@@ -178,14 +177,12 @@ class LossReport:
             f"4 examples. A hypothesis is excluded above |z| = {self.limit:.2f}: a right one "
             "with a chance below 1e-4.",
         ]
-        if self.scheme is not None:
-            line = f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats"
-            if self.gradient_bias is not None:
-                line += (
-                    f", and its gradient in the logits an L1 bias of {self.gradient_bias:.4f} "
-                    "(exact means of the hypothesis over these examples)"
-                )
-            lines.append(f"{line}.")
+        if self.scheme is not None and self.loss_bias is not None:
+            lines.append(
+                f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats, and its "
+                f"gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact means of "
+                "the hypothesis over these examples)."
+            )
         return "\n\n".join(lines)
 
     def __str__(self) -> str:

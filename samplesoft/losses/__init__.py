@@ -6,6 +6,7 @@ loss                      what it is
 `FullSoftmaxLoss`         the full softmax, in blocks: never a matrix of all scores
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
+`InBatchLoss`             draws are the labels of the other examples, with more or without
 `ImportanceSamplingLoss`  log Z estimated from draws of all classes, not from the label
 `NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
 `NegativeSamplingLoss`    the same question without the correction, as in word2vec
@@ -21,6 +22,7 @@ from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.importance import ImportanceSamplingLoss
+from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
@@ -35,6 +37,7 @@ __all__ = [
     "FullSoftmaxLoss",
     "Gradients",
     "ImportanceSamplingLoss",
+    "InBatchLoss",
     "JackknifeLoss",
     "Loss",
     "LossSpec",

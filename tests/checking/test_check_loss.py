@@ -15,15 +15,15 @@ from samplesoft.checking.methods import METHODS
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import make_recipe
 from samplesoft.checking.verdict import z_limit
-from samplesoft.losses import make_loss
-from samplesoft.samplers import LogUniformSampler, SoftmaxSampler
+from samplesoft.losses import InBatchLoss, make_loss
+from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, WeightedSampler
 
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
 PROBLEM = make_problem(SOME, 1.0, False, np.uint64(0))
 CASES = [
     (name, fault, i, variant)
     for name, method in METHODS.items()
-    if not method.distinct
+    if method.closed
     for fault, i, variant in [
         (None, 0, RIGHT),
         *(
@@ -243,6 +243,47 @@ def test_draws_without_replacement_are_simulated(count, fault):
     assert (report.scheme, report.fault) == ("candidate_masked_distinct", fault), report
 
 
+def in_batch(correct, label=0.0, mask=True):
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        log_q, m = np.log(log_uniform(len(class_embeddings))), len(labels) - 1
+        o = h @ class_embeddings.T
+        own = np.take_along_axis(o, labels[:, None], axis=1)[:, 0] - label * log_q[labels]
+        x = o[:, labels] - correct(log_q[labels], m)
+        other = labels != labels[:, None] if mask else ~np.eye(m + 1, dtype=bool)
+        x = np.where(other, x, -np.inf)
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "scheme", "fault"),
+    [
+        (in_batch(lambda log_q, m: log_q + np.log(m)), "in_batch", None),
+        (in_batch(lambda log_q, m: log_q, label=1.0), "in_batch_candidate", None),
+        (in_batch(lambda log_q, m: 0.0 * log_q), "in_batch", "uncorrected"),
+        (in_batch(lambda log_q, m: -log_q, label=-1.0), "in_batch_candidate", "log_q_added"),
+        (in_batch(lambda log_q, m: log_q + np.log(m), mask=False), "in_batch", "hits_kept"),
+    ],
+)
+def test_negatives_of_the_batch(loss, scheme, fault):
+    report = check_loss(loss, log_uniform, 10)
+    assert (report.scheme, report.fault) == (scheme, fault), report
+    assert (report.loss_bias is None) == (fault is not None)
+    assert json.loads(report.to_json())["scheme"] == scheme
+
+
+def test_the_in_batch_loss_of_the_library():
+    own = InBatchLoss(WeightedSampler(log_uniform(8)), reduction="none")
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        value, cache = own.forward(h, class_embeddings, labels)
+        return value, own.backward(cache).dh
+
+    report = check_loss(loss, log_uniform, 10)
+    assert (report.scheme, report.fault) == ("in_batch", None), report
+
+
 def test_every_mistake_has_a_twin():
     assert {fault for _, fault, _ in COMMON} | {"distinct_as_repeated"} == set(FAULTS)
 
@@ -298,7 +339,7 @@ def returning(value):
             ValueError,
             "dh of shape",
         ),
-        (returning(lambda rng, b, d: np.ones(b)), ValueError, "must draw classes, or be the full"),
+        (returning(lambda rng, b, d: np.ones(b)), ValueError, "must draw classes, have the labels"),
     ],
 )
 def test_what_a_loss_must_not_return(loss, kind, words):

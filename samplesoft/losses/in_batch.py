@@ -1,0 +1,163 @@
+"""In-batch negatives: the labels of the other examples of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray, IntArray, as_choice, require_instance
+from samplesoft.losses.base import Batch, Loss
+from samplesoft.losses.draws import no_draw
+from samplesoft.losses.gradients import Gradients
+from samplesoft.losses.sampled import SampledSoftmaxLoss
+from samplesoft.samplers.base import Draw, Sampler
+from samplesoft.schemes import select
+
+
+class InBatchLoss(Loss):
+    r"""Sampled softmax whose negatives are the labels of the other examples of the batch.
+
+    Retrieval models use it most: the vectors of the batch's labels are at hand, and nothing is
+    drawn. Labels come by how frequent they are, which is corrected.
+
+    Parameters
+    ----------
+    proposal : Sampler
+        The distribution of labels, one that looks at no context: ``UnigramSampler(counts,
+        power=1.0)`` where counts are known, a `LearnedUnigramSampler` that is told of labels as
+        they come (call its ``observe`` after each step), or a `WeightedSampler` of probabilities.
+    scheme : {"masked", "candidate_masked"}
+        Whether the label's logit stays as it is, or is corrected as those of the negatives are;
+        see Notes.
+    extra : Sampler, optional
+        What more negatives are drawn from, such as a `UniformSampler`, that looks at no context
+        either: then `forward` takes a draw of it (mixed negatives).
+    **options
+        Those of `samplesoft.losses.base.Loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed; in `forward` also if a batch has one example and no draw, or
+        examples several labels.
+
+    Notes
+    -----
+    **What it estimates.** Let an example have the label t, and let the other m = B - 1 labels of
+    its batch be drawn from q, independently of it. Then they *are* m draws from q, and with
+
+    .. math:: S = e_t + \sum_{i:\, s_i \ne t} \frac{e_{s_i}}{m\, q_{s_i}}
+
+    the mean of the loss and of its gradient is that of scheme ``"masked"``, which
+    ``exact_bias(logits, t, q, B - 1, scheme="masked")`` computes. Other than with draws of each,
+    examples of a batch share their negatives: the noise of their gradients is not independent, and
+    does not average out within a batch. If batches are parts of a shuffled list, labels that have
+    come do not come again, and the mean differs by O(1/N) for N examples.
+
+    **The label's logit.** Yi et al. [1]_ correct all logits, the label's too: scheme
+    ``"candidate_masked"``. But the label is in the sum for certain, and is no draw from q. Write
+    the gradient of the full softmax as
+
+    .. math:: \nabla L = (1 - p_t) \Big(\!\sum_{j \ne t} \frac{p_j}{1 - p_t} \nabla o_j
+        - \nabla o_t\Big)
+
+    and estimate the sum, a mean over the softmax without t, by weights among the negatives, and
+    :math:`p_t` by :math:`e_t / S`, both from the same draws. This is the correction of [2]_: a
+    sampled softmax among the negatives alone, times a weight that is not differentiated. Its
+    product is :math:`\sum_i \frac{e_{s_i}}{m q_{s_i} S} \nabla o_{s_i} - (1 - e_t / S) \nabla o_t`,
+    the gradient of ``"masked"``: it needs no weight and no second sum.
+
+    **Mixed negatives.** With U draws of a distribution u beside, class j is expected
+    :math:`m q_j + U u_j` times in both together, and that is what each of them is corrected by. No
+    class is then rare in q and in the negatives both. The mean has no closed form; S is unbiased.
+
+    References
+    ----------
+    .. [1] X. Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+       Recommendations", RecSys 2019, eq. 3.
+    .. [2] "Correcting the LogQ Correction: Revisiting Sampled Softmax for Large-Scale Retrieval",
+       RecSys 2025, arXiv 2507.09331.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.samplers import UnigramSampler
+    >>> loss = InBatchLoss(UnigramSampler([8, 4, 2, 1], power=1.0))
+    >>> vectors = np.eye(4)
+    >>> value, cache = loss.forward(vectors[[0, 1, 0, 3]], vectors, [0, 1, 0, 3])
+    >>> loss.backward(cache).dh.shape
+    (4, 4)
+    """
+
+    def __init__(
+        self,
+        proposal: Sampler,
+        *,
+        scheme: str = "masked",
+        extra: Sampler | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        for name, sampler in (("proposal", proposal), ("extra", extra)):
+            if sampler is None and name == "extra":
+                continue
+            require_instance(name, sampler, Sampler)
+            if sampler is not None and sampler.dim is not None:
+                raise ValueError(
+                    f"`{name}` must not look at contexts, got a {type(sampler).__name__}; take "
+                    "for example a UnigramSampler of the counts of the labels."
+                )
+        self.scheme = as_choice("scheme", scheme, select("masked", "candidate_masked"))
+        self.proposal, self.extra = proposal, extra
+        self._softmax = SampledSoftmaxLoss(
+            scheme=scheme, tau=self.tau, normalize=self.normalize, absolute=self.absolute
+        )
+
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, Any]:
+        labels = batch.targets.labels
+        if batch.targets.owners is not None:
+            raise ValueError(
+                "`labels` must hold one label of each example for in-batch negatives, got a "
+                "matrix; take scheme 'masked' of SampledSoftmaxLoss."
+            )
+        if label_log_count is not None:
+            raise ValueError("`label_log_count` must be None: it follows from `proposal`.")
+        if self.extra is None and draw is not None:
+            raise ValueError(
+                "`draw` must be None where there is no `extra` sampler, got a Draw; name the "
+                "sampler that it comes from."
+            )
+        if self.extra is not None and not isinstance(draw, Draw):
+            raise no_draw(draw)
+        if len(labels) < 2 and draw is None:
+            raise ValueError(
+                "a batch must have at least 2 examples for in-batch negatives, got 1; give larger "
+                "batches, or an `extra` sampler."
+            )
+        ids = labels[None]
+        if draw is not None:
+            rows = len(draw.ids)
+            ids = np.concatenate([np.repeat(ids, rows, axis=0), draw.ids], axis=1)
+        log_counts = self._log_counts(ids, len(labels), draw)
+        own = None
+        if self._softmax.needs_label_count:
+            own = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
+        every = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
+        return self._softmax._forward(batch, every, own)
+
+    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
+        return self._softmax._backward(batch, saved, weights)
+
+    def _log_counts(self, ids: IntArray, size: int, draw: Draw | None) -> FloatArray:
+        """Return how often classes are expected among the other labels and the draw, as logs."""
+        classes = ids.reshape(1, -1)
+        with np.errstate(divide="ignore"):  # a batch of one has no other labels
+            found: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
+        if draw is not None and self.extra is not None:
+            more = self.extra.log_expected_count(None, classes, draw.ids.shape[1])
+            found = np.logaddexp(found, more)
+        return found.reshape(ids.shape)
