@@ -24,7 +24,7 @@ from samplesoft.checking.report import LossReport
 from samplesoft.checking.verdict import LOOKS, Score, ranked, score, z_limit
 
 _FIRST = 64  # calls before the first look; twice as many before each next one
-_AT_LEAST = 2048  # before a verdict
+_AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
 
 
 def check_loss(
@@ -87,7 +87,8 @@ def check_loss(
     Notes
     -----
     A right implementation is called wrong with a chance below 1e-4: the limit of \|z\| is that of
-    Student's t, divided among all means of four examples and all looks at them. Calls go on until
+    Student's t, divided among all means of four examples and all looks at them, and wider for
+    means of skewed numbers. Calls go on until
     one hypothesis is left, or `seconds` are over; hypotheses that are left are all named. Some have
     the same means whatever is done, and are named together.
 
@@ -169,6 +170,7 @@ def check_loss(
 def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any) -> list[Score]:
     """Call the loss until one hypothesis is left, or time is over, and return the scores of all."""
     scores: list[Score] = []
+    enough = _AT_LEAST[observer.with_gradient]
     simulated: list[tuple[Hypothesis, FloatArray]] = []
     for look in range(LOOKS):
         wanted = _FIRST << max(look - 1, 0)
@@ -185,7 +187,7 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             simulated = simulated or distinct_hypotheses(observer)
             scores += [score(one, observed, "simulated", errors) for one, errors in simulated]
         left = sum(s.allowed for s in scores)
-        if time.perf_counter() > end or (observed.calls >= _AT_LEAST and left <= 1):
+        if time.perf_counter() > end or (observed.calls >= enough and left <= 1):
             break
     return scores
 

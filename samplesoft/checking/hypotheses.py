@@ -12,6 +12,7 @@ from samplesoft.checking.faults import FAULTS, RIGHT
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.problem import Problem
 from samplesoft.checking.recipe import Recipe, make_recipe
+from samplesoft.checking.spread import Spread, spread
 
 _MOST_CLASSES_TWICE = 64  # for which all first draws are gone through
 _SAME = 1e-9  # relative distance of means that no experiment can tell apart
@@ -21,7 +22,8 @@ _SAME = 1e-9  # relative distance of means that no experiment can tell apart
 class Hypothesis:
     """A scheme, the mistake in it or None, and what a loss has then.
 
-    `means` (K,) are the exact means over the draws of what an `Observer` looks at. `same` are
+    `means` (K,) are the exact means over the draws of what an `Observer` looks at, and `spread` is
+    that of one call, where it is known. `same` are
     other hypotheses with the same means.
     """
 
@@ -29,6 +31,7 @@ class Hypothesis:
     fault: str | None
     recipe: Recipe | None  # None without a closed form
     means: FloatArray
+    spread: Spread | None = None
     same: tuple[Hypothesis, ...] = ()
 
     @property
@@ -68,7 +71,8 @@ def all_hypotheses(problem: Problem, m: int, batch: int, with_gradient: bool) ->
         recipe = make_recipe(problem, method, variant, m, batch)
         if recipe is not None:
             means = means_of(recipe, problem, with_gradient)
-            found.append(Hypothesis(method.name, fault_name, recipe, means))
+            width = spread(recipe, means[: len(problem.labels)], problem, with_gradient)
+            found.append(Hypothesis(method.name, fault_name, recipe, means, width))
     return _merged(found)
 
 

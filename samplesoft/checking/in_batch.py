@@ -57,7 +57,8 @@ def in_batch_hypotheses(observer: Observer, seed: int) -> tuple[Means, list[Hypo
             values.append(_losses(way, problem, problem.logits[rows], labels))
     losses = np.concatenate(found)
     rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(losses).max())
-    observed = Means(losses, np.zeros_like(losses), np.full(len(losses), rounding), BATCHES)
+    nothing = np.zeros_like(losses)
+    observed = Means(nothing + losses, nothing, nothing + rounding, BATCHES, nothing)
     return observed, [
         Hypothesis(
             way.scheme,

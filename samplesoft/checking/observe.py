@@ -20,13 +20,16 @@ class Means:
     """What `calls` calls returned: means over them of K numbers, and their standard errors (K,).
 
     The numbers are the losses of E examples, and where the loss gives gradients the E d of those
-    in h. `rounding` (K,) is how far the type of the results may be off.
+    in h. `rounding` (K,) is how far the type of the results may be off, `skewness` (K,) that of
+    what single calls returned; `sets` is the number of sets of draws for an example in one call.
     """
 
     means: FloatArray
     stderrs: FloatArray
     rounding: FloatArray
     calls: int
+    skewness: FloatArray
+    sets: int = 1
 
 
 class Observer:
@@ -44,13 +47,14 @@ class Observer:
         self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
         self.with_gradient = False
         self._epsilon = 0.0
+        self._sets = 1
         first = self._call(0)
         self.follows_seed = bool(np.array_equal(first, self._call(0)))
         others = [self._call(seed) for seed in range(1, 6)]
         self.is_random = any(not np.array_equal(first, other) for other in others)
         self.calls = 0
         self._origin = first  # near the means, so that squares keep their digits
-        self._sums, self._squares = np.zeros_like(first), np.zeros_like(first)
+        self._sums, self._squares, self._cubes = (np.zeros_like(first) for _ in range(3))
 
     def more(self, calls: int) -> None:
         """Call the loss so many times more."""
@@ -58,6 +62,7 @@ class Observer:
             change = self._call(int(seed)) - self._origin
             self._sums += change
             self._squares += change**2
+            self._cubes += change**3
             self.calls += 1
 
     def losses_of(self, h: FloatArray, labels: IntArray) -> FloatArray:
@@ -72,11 +77,15 @@ class Observer:
         """Return the means of all calls so far."""
         change = self._sums / self.calls
         variances = np.maximum(self._squares / self.calls - change**2, 0.0)
+        thirds = self._cubes / self.calls - 3.0 * change * variances - change**3
+        sizes = np.where(variances > 0.0, variances, 1.0) ** 1.5
         return Means(
             self._origin + change,
             np.sqrt(variances / max(self.calls - 1, 1)),
             _ROUNDING * self._epsilon * self._scales(),
             self.calls,
+            thirds / sizes,
+            self._sets,
         )
 
     def _scales(self) -> FloatArray:
@@ -93,6 +102,8 @@ class Observer:
         problem, order = self.problem, self._order
         parts = self._returned(problem.h[order], problem.labels[order], seed)
         examples = len(problem.labels)
+        if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # not one set for all
+            self._sets = REPLICAS
         return np.concatenate(
             [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
         )

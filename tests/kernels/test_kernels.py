@@ -81,6 +81,13 @@ def test_weighted_median_splits_the_weight(pairs):
     assert weights[values > median].sum() <= half
 
 
+def test_weighted_median_of_values_that_are_next_to_equal():
+    values, weights = np.array([0.0, -1.1e-308, 3.0]), np.array([1.0, 0.5, 0.1])
+    assert ratios.weighted_median(values, weights) == 0
+    assert ratios.weighted_median(values[:2], weights[:2]) == 0
+    assert ratios.weighted_median(-values[:2], weights[:2]) == 0
+
+
 def compressed(log_r, weights, contrast):
     """Atoms and weights (3, A) of one set of classes, with R = 1 and mean ratio exp(0.2)."""
     width, first = panels.WIDTH, math.floor(log_r.min() / panels.WIDTH)

@@ -160,11 +160,10 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
         mass = np.zeros(_BINS)
         least = np.full(_BINS, np.inf)
         largest = np.full(_BINS, -np.inf)
-        scale = (_BINS - 1) / (high - low)
         for j in range(len(values)):
             value = values[j]
             if weights[j] > 0.0 and low <= value <= high:
-                b = int((value - low) * scale)
+                b = int((value - low) / (high - low) * (_BINS - 1))
                 mass[b] += weights[j]
                 least[b] = min(least[b], value)
                 largest[b] = max(largest[b], value)
