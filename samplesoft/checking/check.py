@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
-from samplesoft.checking.verdict import LOOKS, Score, ranked, score, z_limit
+from samplesoft.checking.verdict import LOOKS, Score, losses_alone, ranked, score, z_limit
 
 _FIRST = 64  # calls before the first look; twice as many before each next one
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
@@ -150,6 +151,15 @@ def check_loss(
             float(np.abs(found.slopes - full.slopes).sum(axis=1).mean()),
         )
     allowed = [one for s in scores if s.allowed for one in (s.hypothesis, *s.hypothesis.same)]
+    of_losses: list[str] = []
+    if observer.with_gradient and not best.allowed:
+        alone = losses_alone(observed, len(problem.labels))
+        of_losses = [
+            one.scheme
+            for one in hypotheses
+            if one.fault is None
+            and score(replace(one, means=one.means[: len(alone.means)], spread=None), alone).allowed
+        ]
     return LossReport(
         scheme=best.hypothesis.scheme if best.allowed else None,
         fault=best.hypothesis.fault if best.allowed else None,
@@ -158,6 +168,7 @@ def check_loss(
         limit=z_limit(len(observed.means), observed.calls),
         loss_bias=biases_of_best[0],
         gradient_bias=biases_of_best[1],
+        of_losses=tuple(of_losses),
         with_gradient=observer.with_gradient,
         follows_seed=observer.follows_seed,
         num_sampled=m,
@@ -179,16 +190,15 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             bar.update()
             if time.perf_counter() > end and observer.calls >= _FIRST:
                 break
-        observed = observer.means()
-        scores = [score(one, observed) for one in hypotheses]
-        if not any(s.allowed for s in scores):
-            scores += [score(*one) for one in fitted(observer, observed)]
-        if not any(s.allowed for s in scores):
+        observed, over = observer.means(), time.perf_counter() > end
+        scores = [score(one, observed) for one in hypotheses if one.scheme != "full"]
+        if over or observed.calls >= enough:
             simulated = simulated or distinct_hypotheses(observer)
             scores += [score(one, observed, "simulated", errors) for one, errors in simulated]
-        left = sum(s.allowed for s in scores)
-        if time.perf_counter() > end or (observed.calls >= enough and left <= 1):
-            break
+            if not any(s.allowed for s in scores):
+                scores += [score(*one) for one in fitted(observer, observed)]
+            if over or sum(s.allowed for s in scores) <= 1:
+                break
     return scores
 
 
@@ -197,18 +207,39 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    observed = observer.means()
-    scores = [score(one, observed) for one in hypotheses if one.scheme == "full"]
+    full = next(one for one in hypotheses if one.scheme == "full" and one.fault is None)
+    scores = _same_for_all_seeds(observer, hypotheses, observer.with_gradient)
     if any(s.allowed for s in scores):
         return scores
-    of_batches, ways = in_batch_hypotheses(observer, 0)
-    scores += [score(one, of_batches) for one in ways]
-    if not any(s.allowed for s in scores):
-        means = observed.means[: len(observer.problem.labels)]
-        raise ValueError(
-            "`loss` must draw classes, have the labels of the batch as its negatives, or be the "
-            f"full softmax, got the same losses for every seed, {means.round(4).tolist()}, where "
-            f"the full softmax has {scores[0].hypothesis.means[: len(means)].round(4).tolist()}; "
-            "make draws from `seed`."
-        )
-    return scores
+    for alone in _same_for_all_seeds(observer, [full], False):
+        if alone.allowed:
+            raise ValueError(
+                "`loss` must return the gradient of its losses, got the losses of "
+                f"`{alone.hypothesis.scheme}` with a gradient that is not theirs; see how dh is "
+                "computed."
+            )
+    means = losses_alone(observer.means(), len(observer.problem.labels)).means
+    raise ValueError(
+        "`loss` must draw classes, have the labels of the batch as its negatives, or be the full "
+        f"softmax, got the same losses for every seed, {means.round(4).tolist()}, where the full "
+        f"softmax has {full.means[: len(means)].round(4).tolist()}; make draws from `seed`."
+    )
+
+
+def _same_for_all_seeds(
+    observer: Observer, hypotheses: list[Hypothesis], with_gradient: bool
+) -> list[Score]:
+    """Return the scores of the full softmax and of in-batch negatives."""
+    observed = observer.means()
+    if not with_gradient:
+        observed = losses_alone(observed, len(observer.problem.labels))
+    size = len(observed.means)
+    scores = [
+        score(replace(one, means=one.means[:size], spread=None), observed)
+        for one in hypotheses
+        if one.scheme == "full"
+    ]
+    if any(s.allowed for s in scores):
+        return scores
+    of_batches, ways = in_batch_hypotheses(observer, with_gradient)
+    return scores + [score(one, of_batches) for one in ways]

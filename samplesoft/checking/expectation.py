@@ -7,6 +7,7 @@ that have weight are one more class. `samplesoft.exact_bias` gives the mean of l
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from math import comb
 from typing import NamedTuple
@@ -63,6 +64,8 @@ def expectation(recipe: Recipe, logits: FloatArray) -> Means:
             found = _mean_shares(recipe, e, recipe.base[e], recipe.num_draws)
         losses[e] = found.log_sum - recipe.own[e]
         slopes[e] = found.draws
+        if recipe.hits_fixed:
+            slopes[e, label] = 0.0
         slopes[e, label] += found.base - 1.0
     if recipe.smoothing:
         losses, slopes = _smoothed(recipe, losses, slopes)
@@ -104,7 +107,9 @@ def _mean_shares(recipe: Recipe, e: int, base: float, m: int) -> _Shares:
         q[0] = 0.0
     if kind != INDEPENDENT:
         q /= q.sum()
-    found = exact_bias(o, 0, q, m, scheme=_SCHEMES[kind])
+    with warnings.catch_warnings():  # of few digits of next to no bias, which is no matter here
+        warnings.filterwarnings("ignore", "the bias of scheme", RuntimeWarning)
+        found = exact_bias(o, 0, q, m, scheme=_SCHEMES[kind])
     parts = found.expected_probs
     shares[classes] = parts[1 : 1 + len(classes)]
     return _Shares(_softmax(o)[0] + float(found.loss_bias), float(parts[0]), shares)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -17,7 +17,8 @@ from samplesoft.checking.observe import Means, Observer
 from samplesoft.checking.problem import Problem
 from samplesoft.checking.recipe import SUM, Recipe, make_recipe, with_hits
 
-_LEAKS = 0.02, 40.0  # that are tried for a hit's logit, in logs
+_LESS = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # off the logits of hits
+_LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
 _MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
 _MOST_SMOOTHING = 0.9
 
@@ -40,8 +41,8 @@ def fitted(observer: Observer, observed: Means) -> Iterator[Fitted]:
         if method.scheme.hits == "masked":
             kept = _with_all_hits(problem, recipe)
             own = kept.draws[rows, problem.labels]
-            for words, recipe_of in _leaks(kept, own):
-                yield _best_leak(method.name, recipe_of, words, means, observed)
+            for leak in _leaks(kept, own):
+                yield _best_leak(method.name, leak, means, observed)
         yield from _smoothed(method.name, recipe, means, observed)
 
 
@@ -52,34 +53,40 @@ def _with_all_hits(problem: Problem, recipe: Recipe) -> Recipe:
     return with_hits(recipe, problem.logits[rows, problem.labels] - log_counts)
 
 
-def _leaks(kept: Recipe, own: FloatArray) -> list[tuple[str, Callable[[float], Recipe]]]:
-    """Return the ways to mask by a finite number, with words for it."""
+@dataclass(frozen=True)
+class _Leak:
+    """A way to mask by a finite number: words, the numbers to try, and the recipe of a number."""
+
+    words: str
+    numbers: FloatArray
+    recipe_of: Callable[[float], Recipe]
+
+
+def _leaks(kept: Recipe, own: FloatArray) -> list[_Leak]:
+    """Return the ways to mask by a finite number."""
+    fixed = replace(kept, hits_fixed=True)
     return [
-        ("their logits less {:.3g}", lambda c: with_hits(kept, own - c)),
-        ("the logit {:.3g}", lambda c: with_hits(kept, np.full_like(own, -c))),
+        _Leak("their logits less {:.2g}", _LESS, lambda c: with_hits(kept, own - c)),
+        _Leak("the logit {:.2g}", _LOGITS, lambda c: with_hits(fixed, np.full_like(own, c))),
     ]
 
 
 def _best_leak(
-    scheme: str,
-    recipe_of: Callable[[float], Recipe],
-    words: str,
-    means: Callable[[Recipe], FloatArray],
-    observed: Means,
+    scheme: str, leak: _Leak, means: Callable[[Recipe], FloatArray], observed: Means
 ) -> Fitted:
     """Return masking by the number that comes nearest."""
 
-    def distance(log_c: float) -> float:
-        found = means(recipe_of(float(np.exp(log_c))))
+    def distance(number: float) -> float:
+        found = means(leak.recipe_of(float(number)))
         return float((((found - observed.means) / _unit(observed)) ** 2).sum())
 
-    grid = np.linspace(np.log(_LEAKS[0]), np.log(_LEAKS[1]), 9)
-    at = int(np.argmin([distance(x) for x in grid]))
+    grid = leak.numbers
+    at = int(np.argmin([distance(number) for number in grid]))
     ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    c = float(np.exp(minimize_scalar(distance, bounds=ends, method="bounded").x))
-    recipe = recipe_of(c)
+    number = float(minimize_scalar(distance, bounds=ends, method="bounded").x)
+    recipe = leak.recipe_of(number)
     found = Hypothesis(scheme, "finite_mask", recipe, means(recipe))
-    return found, observed, words.format(c if "less" in words else -c)
+    return found, observed, leak.words.format(number)
 
 
 def _smoothed(

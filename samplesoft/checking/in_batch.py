@@ -44,21 +44,26 @@ WAYS = (
 )
 
 
-def in_batch_hypotheses(observer: Observer, seed: int) -> tuple[Means, list[Hypothesis]]:
-    """Return the losses of some batches of random labels, and what each way makes of them."""
-    rng, problem = np.random.default_rng(seed), observer.problem
+def in_batch_hypotheses(observer: Observer, with_gradient: bool) -> tuple[Means, list[Hypothesis]]:
+    """Return the losses of some batches of random labels, and what each way makes of them.
+
+    Gradients come with them, if asked for.
+    """
+    rng, problem = np.random.default_rng(0), observer.problem
     found: list[FloatArray] = []
     made: list[list[FloatArray]] = [[] for _ in WAYS]
     for _ in range(BATCHES):
         rows = rng.integers(0, len(problem.labels), observer.batch)
-        labels = rng.choice(problem.num_classes, observer.batch, p=problem.q[0])
-        found.append(observer.losses_of(problem.h[rows], labels))
+        labels = rng.integers(0, problem.num_classes, observer.batch)  # each of them often
+        parts = observer.results_of(problem.h[rows], labels)
+        found += [part.ravel() for part in parts[: 2 if with_gradient else 1]]
         for way, values in zip(WAYS, made, strict=True):
-            values.append(_losses(way, problem, problem.logits[rows], labels))
-    losses = np.concatenate(found)
-    rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(losses).max())
-    nothing = np.zeros_like(losses)
-    observed = Means(nothing + losses, nothing, nothing + rounding, BATCHES, nothing)
+            losses, slopes = _results(way, problem, rows, labels)
+            values += [losses, slopes.ravel()] if with_gradient else [losses]
+    results = np.concatenate(found)
+    rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(results).max())
+    nothing = np.zeros_like(results)
+    observed = Means(results, nothing, nothing + rounding, BATCHES, nothing)
     return observed, [
         Hypothesis(
             way.scheme,
@@ -78,13 +83,18 @@ def in_batch_hypotheses(observer: Observer, seed: int) -> tuple[Means, list[Hypo
     ]
 
 
-def _losses(way: _Way, problem: Problem, logits: FloatArray, labels: IntArray) -> FloatArray:
-    """Return the losses (B,) of one batch."""
+def _results(
+    way: _Way, problem: Problem, examples: IntArray, labels: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the losses (B,) and gradients (B, d) of one batch."""
+    logits, c = problem.logits[examples], problem.class_embeddings
     rows, log_q = np.arange(len(labels)), np.log(problem.q[0])
     log_count = log_q + (np.log(len(labels) - 1.0) if way.counted else 0.0)
     own = logits[rows, labels] - way.off_label * log_count[labels]
     x = logits[:, labels] - way.off_draws * log_count[labels]
     gone = labels[:, None] == labels if way.masked else np.eye(len(labels), dtype=bool)
     x = np.where(gone, -np.inf, x)
-    losses: FloatArray = np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
-    return losses
+    total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1))
+    slopes: FloatArray = np.exp(x - total[:, None]) @ c[labels]
+    slopes += (np.exp(own - total) - 1.0)[:, None] * c[labels]
+    return total - own, problem.tau * slopes

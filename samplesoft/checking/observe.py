@@ -12,6 +12,8 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.problem import Problem
 
 REPLICAS = 16  # of each example in a batch
+_SEEDS = 500  # with the same results, before a loss is said to draw nothing
+_COARSEST = 1e-6  # unit of the last place
 _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
 
 
@@ -50,7 +52,7 @@ class Observer:
         self._sets = 1
         first = self._call(0)
         self.follows_seed = bool(np.array_equal(first, self._call(0)))
-        others = [self._call(seed) for seed in range(1, 6)]
+        others = (self._call(seed) for seed in range(1, _SEEDS))
         self.is_random = any(not np.array_equal(first, other) for other in others)
         self.calls = 0
         self._origin = first  # near the means, so that squares keep their digits
@@ -65,9 +67,9 @@ class Observer:
             self._cubes += change**3
             self.calls += 1
 
-    def losses_of(self, h: FloatArray, labels: IntArray) -> FloatArray:
-        """Return the losses (B,) of a batch of other contexts and labels."""
-        return self._returned(h, labels, 0)[0]
+    def results_of(self, h: FloatArray, labels: IntArray) -> list[FloatArray]:
+        """Return losses (B,), and gradients (B, d) where there are some, of another batch."""
+        return self._returned(h, labels, 0)
 
     def rounding_of(self, size: float) -> float:
         """Return how far numbers that are made of some of a size may be off."""
@@ -115,7 +117,14 @@ class Observer:
         if biases is not None:
             given.append(biases.copy())
         returned = self._loss(*given)
-        losses, slopes = returned if isinstance(returned, tuple) else (returned, None)
+        losses, slopes = returned, None
+        if isinstance(returned, (tuple, list)):
+            if len(returned) != 2:
+                raise ValueError(
+                    "`loss` must return the losses, or a pair (losses, dh), got a "
+                    f"{type(returned).__name__} of {len(returned)}."
+                )
+            losses, slopes = returned
         parts = [self._checked("losses", losses, (self.batch,))]
         self.with_gradient = slopes is not None
         if slopes is not None:
@@ -128,6 +137,11 @@ class Observer:
             raise TypeError(
                 f"`loss` must return {name} as an array of floats, got "
                 f"{type(value).__name__} of {array.dtype}; convert it with numpy.asarray."
+            )
+        if np.finfo(array.dtype).eps > _COARSEST:
+            raise TypeError(
+                f"`loss` must return {name} in float32 or float64, got {array.dtype}, which is too "
+                "coarse to tell schemes apart; compute in float32."
             )
         if array.shape != shape:
             hint = "return the loss of each example, without a mean or a sum over the batch"

@@ -45,6 +45,8 @@ class Recipe:
         Number of draws.
     twice : bool
         Whether the first draw is in the sum twice.
+    hits_fixed : bool
+        Whether the logit of hits is a constant, and does not follow the label's.
     one_hit_less : bool
         Whether one of the draws of the label has no weight, where there are any.
     loss_scale, slope_scale : float
@@ -71,6 +73,7 @@ class Recipe:
     hit_logit: FloatArray | None = None
     hits_follow: bool = False
     one_hit_less: bool = False
+    hits_fixed: bool = False
 
 
 def full_of(problem: Problem) -> Recipe:

@@ -36,6 +36,8 @@ class LossReport:
     loss_bias, gradient_bias : float or None
         Mean over the examples of what the best hypothesis has above the full softmax: in the loss
         (nats), and in the gradient in the logits (L1 norm). None where no closed form is known.
+    of_losses : tuple of str
+        Where nothing fits losses and gradients both: the schemes that the losses alone fit.
     with_gradient : bool
         Whether the loss gave gradients.
     follows_seed : bool
@@ -53,6 +55,7 @@ class LossReport:
     limit: float
     loss_bias: float | None
     gradient_bias: float | None
+    of_losses: tuple[str, ...]
     with_gradient: bool
     follows_seed: bool
     num_sampled: int
@@ -65,9 +68,13 @@ class LossReport:
         """What the loss estimates, in a sentence or two."""
         best = self.scores[0]
         if self.scheme is None:
+            if self.of_losses:
+                fit = ", ".join(f"`{name}`" for name in self.of_losses)
+                return f"The losses are those of {fit}; the gradient is not theirs."
             return (
                 f"The loss is consistent with no known scheme. Nearest: {best.hypothesis.title}, "
-                f"whose greatest |z| is {best.z:.3g}."
+                f"whose greatest |z| is {best.z:.3g}. See first that `proposal`, `tau` and "
+                "`num_sampled` are those of the loss."
             )
         aim = METHODS[self.scheme].aim
         if self.fault is None:
@@ -118,6 +125,7 @@ class LossReport:
             "fault": self.fault,
             "consistent": [list(pair) for pair in self.consistent],
             "limit": self.limit,
+            "of_losses": list(self.of_losses),
             "loss_bias": self.loss_bias,
             "gradient_bias": self.gradient_bias,
             "with_gradient": self.with_gradient,

@@ -57,6 +57,12 @@ def score(
     return Score(hypothesis, float(z.max()), bool((z <= limits).all()), number)
 
 
+def losses_alone(observed: Means, examples: int) -> Means:
+    """Return what was observed of the losses, without the gradients."""
+    parts = ("means", "stderrs", "rounding", "skewness")
+    return replace(observed, **{part: getattr(observed, part)[:examples] for part in parts})
+
+
 def z_scores(means: FloatArray, observed: Means) -> FloatArray:
     """Return |z| (K,): differences beyond rounding, in standard errors."""
     rounding = observed.rounding + 1e-12 * (1.0 + np.abs(means))

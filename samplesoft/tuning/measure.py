@@ -61,13 +61,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step works on: class vectors (n, d), contexts (B, d), labels (B,), and tau."""
+    """What a step works on: class vectors (n, d), contexts (B, d), labels (B,), and tau.
+
+    Vectors that are `unit` have norm 1, and stay so.
+    """
 
     rows: Rows
     h: Rows
     labels: IntArray
     tau: float
     unit: bool
+    examples: tuple[Rows, IntArray]  # contexts and labels for which the bias is computed
 
     def layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
@@ -76,9 +80,10 @@ class Workload:
         loss = make_loss(name, tau=self.tau, normalize=self.unit, reduction="sum")
         return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
 
-    def some(self) -> slice:
-        """Return the examples for which the bias is computed."""
-        return slice(0, min(max(_NUMBERS // len(self.rows), _LEAST), _MOST))
+
+def num_examples(n: int) -> int:
+    """Return for how many examples of n classes the bias is computed, at most."""
+    return min(max(_NUMBERS // n, _LEAST), _MOST)
 
 
 def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
@@ -92,8 +97,7 @@ def measure(
     name: str, sampler: Sampler, shared: bool, m: int, work: Workload, full: FloatArray
 ) -> Setting:
     """Return what one setting costs and leaves; `full` is the gradient of the full softmax."""
-    some = work.some()
-    h, labels = work.h[some], work.labels[some]
+    h, labels = work.examples
     scheme = "masked" if shared else "negatives"
     q = sampler.probs(work.h, shared=True) if shared else sampler.probs(h, exclude=labels)
     logits = work.tau * h.astype(np.float64) @ work.rows.T.astype(np.float64)
@@ -106,13 +110,20 @@ def measure(
         shared,
         m,
         float(bias.sum(axis=1).mean()),
-        float(np.sqrt(np.mean(off) / (full**2).sum())),
+        _relative(float(np.mean(off)), float((full**2).sum())),
         _median(lambda k: sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=k)),
         _step_seconds(layer, work),
     )
 
 
-_TINY = 1e-300  # a class without any probability has no weight
+_TINY = 1e-300  # a softmax may underflow
+
+
+def _relative(error: float, size: float) -> float:
+    """Return the root of a square error over that of a square size."""
+    if size > 0.0:
+        return float(np.sqrt(error / size))
+    return 0.0 if error == 0.0 else np.inf
 
 
 def _gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:

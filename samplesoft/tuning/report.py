@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from samplesoft._tables import markdown_table
 from samplesoft.tuning.measure import Setting
 from samplesoft.tuning.plots import plot_report
@@ -89,13 +91,19 @@ class TuneReport:
         front = self.front
         return {
             "verdict": self.verdict,
-            "best": asdict(self.best),
+            "best": asdict(self.best)
+            | {"error": self.best.error if np.isfinite(self.best.error) else None},
             "largest_bias": self.largest_bias,
             "seconds": self.seconds,
             "num_classes": self.num_classes,
             "batch": self.batch,
             "left_out": self.left_out,
-            "settings": [asdict(one) | {"front": one in front} for one in self.settings],
+            "settings": [
+                asdict(one)
+                | {"error": one.error if np.isfinite(one.error) else None}
+                | {"front": one in front}
+                for one in self.settings
+            ],
         }
 
     def to_json(self) -> str:

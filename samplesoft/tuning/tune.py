@@ -21,7 +21,13 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS, SamplerSpec, make_sampler
-from samplesoft.tuning.measure import Setting, Workload, full_setting, measure
+from samplesoft.tuning.measure import (
+    Setting,
+    Workload,
+    full_setting,
+    measure,
+    num_examples,
+)
 from samplesoft.tuning.report import TuneReport
 
 DEFAULT_SAMPLERS = ("uniform", "unigram", "clusters", "rff", "softmax")
@@ -108,15 +114,18 @@ def tune(
     ids = as_labels("labels", labels, len(rows), (len(contexts),))
     unit = _have_norm_1(rows) and _have_norm_1(contexts)
     tau = as_tau(tau, unit)
-    names = [as_choice("samplers", name, SAMPLERS) for name in samplers]
-    sizes = [as_count("num_sampled", m) for m in num_sampled]
+    names = [as_choice("samplers", name, SAMPLERS) for name in _several("samplers", samplers)]
+    sizes = [as_count("num_sampled", m) for m in _several("num_sampled", num_sampled)]
+    if len(rows) < 2:
+        raise ValueError("`class_embeddings` must hold at least 2 classes, got 1.")
     size = len(contexts) if batch is None else as_count("batch", batch)
     limit = None if seconds is None else as_positive("seconds", seconds)
     largest_bias = as_positive("largest_bias", largest_bias)
     key = as_key(rng)
-    chosen = np.random.default_rng(int(key)).permutation(len(contexts))
-    chosen = np.resize(chosen, size)
-    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit)
+    order = np.random.default_rng(int(key)).permutation(len(contexts))
+    some, chosen = order[: num_examples(len(rows))], np.resize(order, size)
+    examples = contexts[some], ids[some]
+    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit, examples)
     inputs = SamplerInputs(rows, counts, tau=tau, rng=int(key))
     full, gradient = full_setting(work)
     settings: list[Setting] = [full]
@@ -151,12 +160,25 @@ def take(settings: list[Setting], largest_bias: float, seconds: float | None) ->
     return min(within, key=lambda one: one.error)
 
 
+def _several(name: str, values: Any) -> list[Any]:
+    """Return values of an argument that takes several, each once."""
+    try:
+        found = None if isinstance(values, str) else list(dict.fromkeys(values))
+    except TypeError:
+        found = None
+    if not found:
+        raise ValueError(f"`{name}` must be a list of at least one, got {values!r}; write [...].")
+    return found
+
+
 def _have_norm_1(rows: Any) -> bool:
     return bool(np.abs(np.linalg.norm(rows, axis=1) - 1.0).max() <= 1e-3)
 
 
 def _what_lacks(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
     """Return why a sampler cannot be measured; empty if it can."""
+    if spec is SAMPLERS["two-pass"]:
+        return "draws among candidates that are others in each step"
     if spec.needs_counts and inputs.counts is None:
         return "needs class counts"
     return "needs vectors of norm 1" if spec.unit_vectors and not unit else ""

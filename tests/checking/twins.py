@@ -52,6 +52,8 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
             if fault == "counted_twice":
                 ids, x = np.hstack([ids, ids[:, :1]]), np.hstack([x, x[:, :1]])
             losses[rows], d_own, d_x = terms(scheme, own, x)
+            if fault == "finite_mask" and variant == 1:  # a constant has no derivative
+                d_x = np.where(hits, 0.0, d_x)
             if fault in ("label_smoothing", "smoothed_hits"):
                 masked = hits & (scheme not in HITS_KEPT)
                 shown = np.where(masked, -1e4, x)

@@ -115,6 +115,10 @@ def test_with_few_classes_the_verdict_may_be_the_full_softmax():
         ({"largest_bias": -1.0}, "`largest_bias`"),
         ({"seconds": 0.0}, "`seconds`"),
         ({"batch": 0}, "`batch`"),
+        ({"samplers": "uniform"}, "`samplers` must be a list of at least one, got 'uniform'"),
+        ({"num_sampled": 5}, "`num_sampled` must be a list of at least one, got 5"),
+        ({"samplers": []}, "`samplers` must be a list"),
+        ({"class_embeddings": C[:1], "labels": [0] * 20}, "at least 2 classes"),
     ],
 )
 def test_bad_arguments(change, words):
@@ -133,6 +137,17 @@ def test_the_command(tmp_path, capsys):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), "--figure", "t.gif"]) == 2
     assert "--figure must end in" in capsys.readouterr().err
+
+
+def test_a_gradient_of_zero_and_a_small_batch():
+    unit = C / np.linalg.norm(C, axis=1, keepdims=True)
+    given = {"samplers": ["uniform", "uniform", "two-pass"], "num_sampled": [5, 5]}
+    report = tune(unit, unit[:20], np.arange(20), tau=2000.0, **given)
+    assert json.loads(report.to_json())["num_classes"] == 60
+    assert len(report.settings) == 3 and "candidates" in report.left_out["two-pass"]
+    whole, one = (tune(C, H, LABELS, batch=b, **given).settings for b in (20, 1))
+    biases = [next(s.bias for s in every if s.sampler and not s.shared) for every in (whole, one)]
+    assert biases[0] == pytest.approx(biases[1])  # of all examples
 
 
 def test_of_a_classifier():
