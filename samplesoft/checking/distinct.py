@@ -21,6 +21,7 @@ from samplesoft.schemes import Scheme
 
 _NUMBERS = 1 << 22  # of classes in all trials
 _MOST_TRIALS = 1 << 16
+_MOST_LOGIT = 700.0
 _NAMES = ("negatives", "masked", "candidate", "candidate_masked")
 FAULTS_OF_DISTINCT = (None, "log_q_added", "uncorrected", "log_m_left_out", "distinct_as_repeated")
 
@@ -83,7 +84,8 @@ def _trials(q: FloatArray, m: int, seed: int) -> _Trials:
         again = rng.poisson((seen * np.diff(times, axis=1)).sum(axis=1))
         log_tries = np.log(-np.expm1((m + again)[:, None] * np.log1p(-q)))
         present = np.bincount(ids.ravel(), minlength=len(q)) / size
-        return _Trials(ids, log_tries, np.log(present))
+        least = 0.1 / size  # of classes that no trial has drawn
+        return _Trials(ids, log_tries, np.log(np.maximum(present, least)))
 
 
 def _losses(
@@ -114,6 +116,8 @@ def _losses(
     x = o[ids] - np.take_along_axis(correction, ids, axis=1)
     if scheme.hits == "masked":
         x[ids == label] = -np.inf
+    x = np.minimum(x, _MOST_LOGIT)  # of classes that are hardly ever drawn
+    own = np.minimum(own, _MOST_LOGIT)
     total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1))
     losses: FloatArray = (total - own)[:, None]
     if not with_gradient:

@@ -16,6 +16,8 @@ from samplesoft._validation import FloatArray
 from samplesoft.checking.problem import Problem
 from samplesoft.checking.recipe import FULL, INDEPENDENT, LOGISTIC, Recipe
 
+_LEAST_REST = 1e-3  # of the sum
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -32,14 +34,16 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
         law, x = recipe.law[e], recipe.draws[e]
         if recipe.kind == FULL:
             law = np.zeros_like(law)
-        log_sum = losses[e] / recipe.loss_scale + recipe.own[e]
-        weights = np.exp(np.minimum(x, 700.0))
-        rest = max(float(np.exp(min(log_sum, 700.0)) - (law * weights).sum()), 1e-300)
-        rest = max(rest, float(np.exp(min(recipe.base[e], 700.0))))
-        effects = np.logaddexp(0.0, x) if recipe.kind == LOGISTIC else np.log1p(weights / rest)
-        shares = (
-            weights / (1.0 + weights) if recipe.kind == LOGISTIC else weights / (rest + weights)
-        )
+        if recipe.kind == LOGISTIC:
+            log_rest = 0.0
+        else:
+            log_sum = losses[e] / recipe.loss_scale + recipe.own[e]
+            with np.errstate(divide="ignore"):
+                log_drawn = np.logaddexp.reduce(np.log(law) + x, initial=-np.inf)
+            rest = 1.0 - np.exp(min(log_drawn - log_sum, 0.0))
+            log_rest = max(log_sum + np.log(max(rest, _LEAST_REST)), recipe.base[e])
+        effects = np.logaddexp(0.0, x - log_rest)
+        shares = np.exp(-np.logaddexp(0.0, log_rest - x))
         if recipe.smoothing and recipe.hit_logit is not None:
             shown = np.where(np.isfinite(x), x, 0.0)
             shown[label] = recipe.hit_logit[e]
