@@ -25,6 +25,7 @@ LAYERS = [
         "_names",
         "_progress",
         "_random",
+        "_report",
         "_tables",
         "_temperature",
         "_validation",

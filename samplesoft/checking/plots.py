@@ -10,7 +10,6 @@ import numpy as np
 
 from samplesoft._files import replaced
 from samplesoft.checking.verdict import nearest
-from samplesoft.verification.plots import FORMATS
 
 if TYPE_CHECKING:
     from samplesoft.checking.report import LossReport
@@ -20,14 +19,8 @@ _SHOWN = 20
 _LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
 
 
-def plot_report(report: LossReport, path: str | Path) -> None:
+def plot_report(report: LossReport, path: Path) -> None:
     """Draw a report; see `LossReport.plot`."""
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(
-            f"`path` must end in {', '.join(FORMATS)}, got {str(path)!r}; rename it, for example "
-            "check.png."
-        )
     from matplotlib.figure import Figure
 
     shown = nearest(report.scores, _SHOWN)[::-1]

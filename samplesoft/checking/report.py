@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._report import Report
 from samplesoft._tables import markdown_table
 from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.methods import METHODS
@@ -18,7 +19,7 @@ _SHOWN = 12  # lines of the table
 
 
 @dataclass(frozen=True)
-class LossReport:
+class LossReport(Report):
     """What a loss estimates, as far as its means tell.
 
     Attributes
@@ -146,18 +147,6 @@ class LossReport:
             ],
         }
 
-    def to_json(self) -> str:
-        """Return `to_dict` as JSON.
-
-        Returns
-        -------
-        str
-            JSON of several lines.
-        """
-        import json
-
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
     def to_markdown(self) -> str:
         """Return the verdict, and a table of the hypotheses that are nearest.
 
@@ -193,23 +182,5 @@ class LossReport:
             )
         return "\n\n".join(lines)
 
-    def __str__(self) -> str:
-        """Return `to_markdown`."""
-        return self.to_markdown()
-
-    def plot(self, path: str | Path) -> None:
-        """Draw how far each hypothesis is from the loss.
-
-        Parameters
-        ----------
-        path : str or Path
-            Where to write it; the ending gives the format (.png, .pdf, .svg).
-
-        Raises
-        ------
-        ValueError
-            If the ending is not one of these.
-        OSError
-            If the file cannot be written.
-        """
+    def _draw(self, path: Path) -> None:
         plot_report(self, path)

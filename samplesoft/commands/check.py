@@ -9,20 +9,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from samplesoft._report import FORMATS
 from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.problem import NAMED
 from samplesoft.commands.options import (
-    check_writable,
+    check_outputs,
     draw_count,
-    flag,
     positive_float,
     seed,
     show_report,
     write_json,
 )
-from samplesoft.verification.plots import FORMATS
 
 
 def add(commands: Any) -> None:
@@ -78,9 +77,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft check``; 0 if the loss is consistent with what was asked for, else 1."""
-    for name in ("json", "figure"):
-        if getattr(options, name):
-            check_writable(flag(name), getattr(options, name))
+    check_outputs(options)
     loss = _named("module:function", options.loss)
     report = check_loss(
         loss,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
+from samplesoft._report import figure_path
 from samplesoft._validation import LARGEST_COUNT
 
 
@@ -134,6 +135,15 @@ def check_writable(option: str, path: str | Path) -> None:
             f"{option} must name a file in a writable folder, got {str(path)!r}; create the folder "
             "first, or choose another."
         )
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Raise ValueError unless ``--json`` and ``--figure``, where given, can be written."""
+    for name in ("json", "figure"):
+        if getattr(options, name):
+            check_writable(flag(name), getattr(options, name))
+    if options.figure:
+        figure_path("--figure", options.figure)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from samplesoft._report import FORMATS
 from samplesoft.commands.options import (
-    check_writable,
+    check_outputs,
     draw_counts,
-    flag,
     name_list,
     positive_float,
     positive_int,
@@ -22,7 +21,6 @@ from samplesoft.commands.source import load_source
 from samplesoft.commands.source_options import add_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
-from samplesoft.verification.plots import FORMATS
 
 
 def add(commands: Any) -> None:
@@ -81,11 +79,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft tune``."""
-    for name in ("json", "figure"):
-        if getattr(options, name):
-            check_writable(flag(name), getattr(options, name))
-    if options.figure and Path(options.figure).suffix.lower() not in FORMATS:
-        raise ValueError(f"--figure must end in {', '.join(FORMATS)}, got {options.figure!r}.")
+    check_outputs(options)
     source = load_source(options)
     vectors = source.embeddings
     if vectors is None:

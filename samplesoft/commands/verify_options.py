@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from samplesoft._report import FORMATS, figure_path
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import (
     check_writable,
@@ -22,7 +23,6 @@ from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.blocks import WRT
-from samplesoft.verification.plots import FORMATS
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
 OUTPUTS = ("json", "csv", "latex", "figure")
@@ -149,11 +149,8 @@ def _check_what_is_checked(options: argparse.Namespace) -> None:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    if options.figure and Path(options.figure).suffix.lower() not in FORMATS:
-        raise ValueError(
-            f"--figure must end in {', '.join(FORMATS)}; got {options.figure!r}; "
-            "rename it, for example report.png."
-        )
+    if options.figure:
+        figure_path("--figure", options.figure)
     written: dict[Path, str] = {}
     for option in OUTPUTS:
         path = getattr(options, option)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samplesoft._files import replaced
-from samplesoft.verification.plots import FORMATS
 
 if TYPE_CHECKING:
     from samplesoft.tuning.report import TuneReport
@@ -16,14 +15,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _LEAST_BIAS = 1e-6  # drawn for settings without any
 
 
-def plot_report(report: TuneReport, path: str | Path) -> None:
+def plot_report(report: TuneReport, path: Path) -> None:
     """Draw a report; see `TuneReport.plot`."""
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(
-            f"`path` must end in {', '.join(FORMATS)}, got {str(path)!r}; rename it, for example "
-            "tune.png."
-        )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.2, 4.8), layout="constrained")

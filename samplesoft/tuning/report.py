@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from samplesoft._report import Report
 from samplesoft._tables import markdown_table
 from samplesoft.tuning.measure import Setting
 from samplesoft.tuning.plots import plot_report
 
 
 @dataclass(frozen=True)
-class TuneReport:
+class TuneReport(Report):
     """Settings by their time, and the best of them.
 
     Attributes
@@ -106,16 +106,6 @@ class TuneReport:
             ],
         }
 
-    def to_json(self) -> str:
-        """Return `to_dict` as JSON.
-
-        Returns
-        -------
-        str
-            JSON of several lines.
-        """
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
     def to_markdown(self) -> str:
         """Return the verdict, and a table of all settings.
 
@@ -147,23 +137,5 @@ class TuneReport:
             lines.append(f"Left out: {', '.join(reasons)}.")
         return "\n\n".join(lines)
 
-    def __str__(self) -> str:
-        """Return `to_markdown`."""
-        return self.to_markdown()
-
-    def plot(self, path: str | Path) -> None:
-        """Draw bias against the time of a step.
-
-        Parameters
-        ----------
-        path : str or Path
-            Where to write it; the ending gives the format (.png, .pdf, .svg).
-
-        Raises
-        ------
-        ValueError
-            If the ending is not one of these.
-        OSError
-            If the file cannot be written.
-        """
+    def _draw(self, path: Path) -> None:
         plot_report(self, path)

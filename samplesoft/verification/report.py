@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from samplesoft._report import Report
 from samplesoft.verification.plots import plot_report
 from samplesoft.verification.rows import Picture, VerificationRow
 from samplesoft.verification.tables import comma_separated, latex, markdown
 
 
 @dataclass(frozen=True)
-class VerificationReport:
+class VerificationReport(Report):
     """What `samplesoft.verify` found.
 
     Attributes
@@ -123,21 +124,7 @@ class VerificationReport:
         """
         return comma_separated(self)
 
-    def plot(self, path: str | Path) -> None:
-        """Draw the bias against m, and the coordinates of an example with their bounds.
-
-        Parameters
-        ----------
-        path : str or Path
-            Where to write it; the ending gives the format (.png, .pdf, .svg).
-
-        Raises
-        ------
-        ValueError
-            If the ending is not one of these.
-        OSError
-            If the file cannot be written.
-        """
+    def _draw(self, path: Path) -> None:
         plot_report(self, path)
 
 
