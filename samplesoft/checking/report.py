@@ -26,8 +26,8 @@ class LossReport(Report):
     ----------
     scheme, fault : str or None
         Names in `samplesoft.checking.methods.METHODS` and `samplesoft.checking.faults.FAULTS` of
-        the hypothesis that fits; `fault` is None where the scheme is as it should be, and both are
-        None where no hypothesis fits.
+        the hypothesis that fits, of several the nearest without a mistake; `fault` is None where
+        the scheme is as it should be, and both are None where no hypothesis fits.
     consistent : tuple of (str, str or None)
         All hypotheses, scheme and fault, that the means allow.
     scores : tuple of Score
@@ -77,9 +77,11 @@ class LossReport(Report):
                 f"whose greatest |z| is {best.z:.3g}. See first that `proposal`, `tau` and "
                 "`num_sampled` are those of the loss."
             )
-        aim = METHODS[self.scheme].aim
+        allowed = {(s.hypothesis.scheme, s.hypothesis.fault) for s in self.scores if s.allowed}
+        schemes = [f"`{name}`" for name in METHODS if (name, None) in allowed]
         if self.fault is None:
-            text = f"The loss estimates {aim}: scheme `{self.scheme}`."
+            text = f"The loss estimates {METHODS[self.scheme].aim}: scheme {' or '.join(schemes)}"
+            text += "." if len(schemes) == 1 else ", which these means do not tell apart."
         else:
             right = self._right()
             text = f"The loss is {best.hypothesis.title} (greatest |z| {best.z:.3g}"
@@ -91,7 +93,7 @@ class LossReport(Report):
         ]
         if names:
             text += f" The same is: {'; '.join(names)}."
-        others = [s.hypothesis.title for s in self.scores[1:] if s.allowed]
+        others = [s.hypothesis.title for s in self.scores[1:] if s.allowed and s.hypothesis.fault]
         if others:
             text += (
                 f" These means do not tell it from: {'; '.join(dict.fromkeys(others))}. More calls "
