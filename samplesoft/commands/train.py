@@ -142,7 +142,11 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     task = model.make_task(options)
     settings = model.make_settings(options)
     saved_options.save_options(options)
-    show_part(f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch")
+    line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
+    if options.resume and (out / LOG).exists():
+        done = len(_epochs(read_log(out / LOG)))
+        line += f", goes on in epoch {done + 1}"
+    show_part(line)
     at = train_locked(
         task,
         settings,
@@ -150,7 +154,7 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         resume=options.resume,
         progress=lambda line: show_part(_one_line(line, model.headline)),
     )
-    records = [line for line in read_log(out / LOG) if _OF_AN_EPOCH <= line.keys()]
+    records = _epochs(read_log(out / LOG))
     load_parameters(_best(out), task)
     results = {
         "config": task.config(),
@@ -163,6 +167,11 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     if options.json:
         write_json(options.json, results)
     return 0
+
+
+def _epochs(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines at the ends of epochs."""
+    return [line for line in log if _OF_AN_EPOCH <= line.keys()]
 
 
 def _check_json(json: str | None, out: Path) -> None:

@@ -171,6 +171,7 @@ def test_resumed_language_model_ends_with_the_same_bits(
     assert lm(corpus, tmp_path / "parts", *options) == 130
     assert "interrupted; continue with --out" in capsys.readouterr().err
     assert main(resume) == 130
+    assert "steps in an epoch, goes on in epoch 1" in capsys.readouterr().out
     assert main(resume) == 0
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
