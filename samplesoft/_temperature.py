@@ -53,3 +53,8 @@ def require_squares(class_embeddings: NDArray[Any], tau: float) -> None:
             f"`class_embeddings` times tau must lie from {_LEAST:g} to {1.0 / _LEAST:g} in size, "
             f"for their squares are needed, got {largest:g}; scale them."
         )
+
+
+def have_norm_1(*matrices: NDArray[Any]) -> bool:
+    """Return whether all rows have norm 1, to 1e-3 as the samplers ask."""
+    return all(np.abs(np.linalg.norm(m, axis=1) - 1.0).max() <= 1e-3 for m in matrices)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,9 +88,9 @@ def check_loss(
     -----
     A right implementation is called wrong with a chance below 1e-4: the limit of \|z\| is that of
     Student's t, divided among all means of four examples and all looks at them, and wider for
-    means of skewed numbers. Calls go on until
-    one hypothesis is left, or `seconds` are over; hypotheses that are left are all named. Some have
-    the same means whatever is done, and are named together.
+    means of skewed numbers. Calls go on until one hypothesis is left, or `seconds` are over;
+    hypotheses that are left are all named. Some have the same means whatever is done, and are named
+    together.
 
     A loss that is the same for every seed is compared with the full softmax, and with losses whose
     negatives are the labels of the batch (in-batch negatives), on batches of random labels.
@@ -157,8 +156,7 @@ def check_loss(
         of_losses = [
             one.scheme
             for one in hypotheses
-            if one.fault is None
-            and score(replace(one, means=one.means[: len(alone.means)], spread=None), alone).allowed
+            if one.fault is None and score(one.of_first(len(alone.means)), alone).allowed
         ]
     return LossReport(
         scheme=best.hypothesis.scheme if best.allowed else None,
@@ -234,11 +232,7 @@ def _same_for_all_seeds(
     if not with_gradient:
         observed = losses_alone(observed, len(observer.problem.labels))
     size = len(observed.means)
-    scores = [
-        score(replace(one, means=one.means[:size], spread=None), observed)
-        for one in hypotheses
-        if one.scheme == "full"
-    ]
+    scores = [score(one.of_first(size), observed) for one in hypotheses if one.scheme == "full"]
     if any(s.allowed for s in scores):
         return scores
     of_batches, ways = in_batch_hypotheses(observer, with_gradient)

@@ -23,7 +23,7 @@ _NUMBERS = 1 << 22  # of classes in all trials
 _MOST_TRIALS = 1 << 16
 _MOST_LOGIT = 700.0
 _NAMES = ("negatives", "masked", "candidate", "candidate_masked")
-FAULTS_OF_DISTINCT = (None, "log_q_added", "uncorrected", "log_m_left_out", "distinct_as_repeated")
+_FAULTS = (None, "log_q_added", "uncorrected", "log_m_left_out", "distinct_as_repeated")
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,12 @@ def distinct_hypotheses(observer: Observer) -> list[tuple[Hypothesis, FloatArray
     if m >= problem.num_classes - 1:
         return found
     examples = range(len(problem.labels))
+    laws, trials = {}, {}
+    for excluded in (False, True):
+        laws[excluded] = [_law(problem, e, excluded) for e in examples]
+        trials[excluded] = [_trials(law, m, e) for e, law in enumerate(laws[excluded])]
     order = _order(len(examples), problem.h.shape[1] if observer.with_gradient else 0)
-    for name, fault, counts in product(_NAMES, FAULTS_OF_DISTINCT, ("tries", "inclusion")):
+    for name, fault, counts in product(_NAMES, _FAULTS, ("tries", "inclusion")):
         scheme = METHODS[name].scheme
         assert scheme is not None
         corrected = fault in (None, "log_q_added")
@@ -51,10 +55,18 @@ def distinct_hypotheses(observer: Observer) -> list[tuple[Hypothesis, FloatArray
             continue
         if fault == "log_m_left_out" and scheme.corrects_label:  # as `distinct_as_repeated`
             continue
-        laws = [_law(problem, e, scheme.excludes_label) for e in examples]
-        trials = [_trials(law, m, e) for e, law in zip(examples, laws, strict=True)]
+        excluded = scheme.excludes_label
         every = [
-            _losses(problem, e, trials[e], laws[e], scheme, fault, counts, observer.with_gradient)
+            _losses(
+                problem,
+                e,
+                trials[excluded][e],
+                laws[excluded][e],
+                scheme,
+                fault,
+                counts,
+                observer.with_gradient,
+            )
             for e in examples
         ]
         means = np.concatenate([one.mean(axis=0) for one in every])[order]

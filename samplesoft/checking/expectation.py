@@ -115,40 +115,45 @@ def _mean_shares(recipe: Recipe, e: int, base: float, m: int) -> _Shares:
     return _Shares(_softmax(o)[0] + float(found.loss_bias), float(parts[0]), shares)
 
 
+def _with_more(recipe: Recipe, e: int, j: int, more: float, m: int) -> _Shares:
+    """Return the means of example e with exp(more) of class j in S beside the base and m draws."""
+    own = recipe.base[e]
+    both = float(np.logaddexp(own, more))
+    found = _mean_shares(recipe, e, both, m)
+    draws = found.draws.copy()
+    draws[j] += found.base * np.exp(more - both)
+    return _Shares(found.log_sum, found.base * np.exp(own - both), draws)
+
+
+def _mixture(chances: FloatArray, parts: list[_Shares]) -> _Shares:
+    """Return the mean over cases, by their chances."""
+    return _Shares(
+        float(sum(p * part.log_sum for p, part in zip(chances, parts, strict=True))),
+        float(sum(p * part.base for p, part in zip(chances, parts, strict=True))),
+        sum(p * part.draws for p, part in zip(chances, parts, strict=True)),
+    )
+
+
 def _first_twice(recipe: Recipe, e: int) -> _Shares:
     """Return the means where the first draw counts twice, as those over all first draws."""
-    law, own = recipe.law[e], recipe.base[e]
-    log_sum, base, shares = 0.0, 0.0, np.zeros(len(law))
-    for j in np.flatnonzero(law > 0.0):
-        more = np.log(2.0) + recipe.draws[e, j]
-        both = float(np.logaddexp(own, more))
-        found = _mean_shares(recipe, e, both, recipe.num_draws - 1)
-        log_sum += law[j] * found.log_sum
-        base += law[j] * found.base * np.exp(own - both)
-        shares += law[j] * found.draws
-        shares[j] += law[j] * found.base * np.exp(more - both)
-    return _Shares(log_sum, base, shares)
+    first = np.flatnonzero(recipe.law[e] > 0.0)
+    more = np.log(2.0) + recipe.draws[e]
+    parts = [_with_more(recipe, e, int(j), more[j], recipe.num_draws - 1) for j in first]
+    return _mixture(recipe.law[e, first], parts)
 
 
 def _one_hit_less(recipe: Recipe, e: int) -> _Shares:
     """Return the means where one hit has no weight, as those over the numbers of hits."""
-    label, m, own = int(recipe.labels[e]), recipe.num_draws, recipe.base[e]
+    label, m = int(recipe.labels[e]), recipe.num_draws
     hit, chance = recipe.draws[e, label], recipe.law[e, label]
     law = recipe.law.copy()
     law[e, label] = 0.0
     law[e] /= law[e].sum()
-    others = replace(recipe, law=law)
-    log_sum, base, shares = 0.0, 0.0, np.zeros(len(law[e]))
-    for hits in range(m + 1):
-        weight = comb(m, hits) * chance**hits * (1.0 - chance) ** (m - hits)
-        more = hit + np.log(hits - 1.0) if hits > 1 else -np.inf
-        both = float(np.logaddexp(own, more))
-        found = _mean_shares(others, e, both, m - hits)
-        log_sum += weight * found.log_sum
-        base += weight * found.base * np.exp(own - both)
-        shares += weight * found.draws
-        shares[label] += weight * found.base * np.exp(more - both)
-    return _Shares(log_sum, base, shares)
+    others, hits = replace(recipe, law=law), np.arange(m + 1)
+    more = [hit + np.log(k - 1.0) if k > 1 else -np.inf for k in hits]
+    parts = [_with_more(others, e, label, more[k], m - int(k)) for k in hits]
+    chances = [comb(m, int(k)) * chance**k * (1.0 - chance) ** (m - k) for k in hits]
+    return _mixture(np.array(chances), parts)
 
 
 def _logistic(recipe: Recipe, e: int) -> tuple[float, FloatArray]:

@@ -41,6 +41,10 @@ class Hypothesis:
             return f"`{self.scheme}`"
         return f"`{self.scheme}`, but {FAULTS[self.fault].words}"
 
+    def of_first(self, size: int) -> Hypothesis:
+        """Return the same of the first means alone, such as those of the losses."""
+        return replace(self, means=self.means[:size], spread=None)
+
 
 def means_of(recipe: Recipe, problem: Problem, with_gradient: bool) -> FloatArray:
     """Return the exact means (K,) of the losses, and with a gradient of those in h."""

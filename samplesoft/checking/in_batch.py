@@ -14,7 +14,7 @@ from samplesoft.checking.observe import Means, Observer
 from samplesoft.checking.problem import Problem
 from samplesoft.checking.recipe import make_recipe
 
-BATCHES = 12
+_BATCHES = 12
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Way:
     masked: bool = True
 
 
-WAYS = (
+_WAYS = (
     _Way("in_batch", None),
     _Way("in_batch_candidate", None, off_label=1.0),
     _Way("in_batch", "uncorrected", off_draws=0.0),
@@ -51,19 +51,19 @@ def in_batch_hypotheses(observer: Observer, with_gradient: bool) -> tuple[Means,
     """
     rng, problem = np.random.default_rng(0), observer.problem
     found: list[FloatArray] = []
-    made: list[list[FloatArray]] = [[] for _ in WAYS]
-    for _ in range(BATCHES):
+    made: list[list[FloatArray]] = [[] for _ in _WAYS]
+    for _ in range(_BATCHES):
         rows = rng.integers(0, len(problem.labels), observer.batch)
         labels = rng.integers(0, problem.num_classes, observer.batch)  # each of them often
         parts = observer.results_of(problem.h[rows], labels)
         found += [part.ravel() for part in parts[: 2 if with_gradient else 1]]
-        for way, values in zip(WAYS, made, strict=True):
+        for way, values in zip(_WAYS, made, strict=True):
             losses, slopes = _results(way, problem, rows, labels)
             values += [losses, slopes.ravel()] if with_gradient else [losses]
     results = np.concatenate(found)
     rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(results).max())
     nothing = np.zeros_like(results)
-    observed = Means(results, nothing, nothing + rounding, BATCHES, nothing)
+    observed = Means(results, nothing, nothing + rounding, _BATCHES, nothing)
     return observed, [
         Hypothesis(
             way.scheme,
@@ -79,7 +79,7 @@ def in_batch_hypotheses(observer: Observer, with_gradient: bool) -> tuple[Means,
             ),
             np.concatenate(values),
         )
-        for way, values in zip(WAYS, made, strict=True)
+        for way, values in zip(_WAYS, made, strict=True)
     ]
 
 

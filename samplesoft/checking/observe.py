@@ -71,8 +71,8 @@ class Observer:
         """Return losses (B,), and gradients (B, d) where there are some, of another batch."""
         return self._returned(h, labels, 0)
 
-    def rounding_of(self, size: float) -> float:
-        """Return how far numbers that are made of some of a size may be off."""
+    def rounding_of(self, size: Any) -> Any:
+        """Return how far numbers that are made of some of a size, or of sizes (K,), may be off."""
         return _ROUNDING * self._epsilon * size
 
     def means(self) -> Means:
@@ -84,7 +84,7 @@ class Observer:
         return Means(
             self._origin + change,
             np.sqrt(variances / max(self.calls - 1, 1)),
-            _ROUNDING * self._epsilon * self._scales(),
+            self.rounding_of(self._scales()),
             self.calls,
             thirds / sizes,
             self._sets,

@@ -13,7 +13,6 @@ from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
 NUM_CLASSES = 8  # where the proposal is for any number
-EXAMPLES = 4  # a label that is often drawn, one that is not, and of each one that is likely
 _MOST_DIMS = 12
 _SPREAD = 1.5  # standard deviation of logits
 _CANDIDATES = 64  # contexts, of which the best are taken
@@ -64,6 +63,7 @@ def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -
     contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
     logits = tau * contexts @ rows.T + (0.0 if biases is None else biases)
     q = _rows_of(proposal, contexts, n)
+    # labels that are often drawn and that are not, and of each one that is likely
     order = np.argsort(q.mean(axis=0), kind="stable")
     often, rare = order[-1], order[len(order) // 4]
     labels = np.array([often, rare, order[-2], order[0]])

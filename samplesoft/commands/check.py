@@ -9,18 +9,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from samplesoft._report import FORMATS
 from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.problem import NAMED
 from samplesoft.commands.options import (
+    add_outputs,
     check_outputs,
     draw_count,
     positive_float,
     seed,
     show_report,
-    write_json,
+    write_outputs,
 )
 
 
@@ -70,8 +70,7 @@ def add(commands: Any) -> None:
         help="make no more calls after this time (default 30)",
     )
     parser.add_argument("--seed", type=seed, default=0, help="of the problems (default 0)")
-    parser.add_argument("--json", metavar="FILE", help="write all of the report to FILE")
-    parser.add_argument("--figure", metavar="FILE", help=f"draw it; {', '.join(FORMATS)}")
+    add_outputs(parser)
     parser.set_defaults(run=run)
 
 
@@ -90,10 +89,7 @@ def run(options: argparse.Namespace) -> int:
         rng=options.seed,
     )
     show_report(report.to_markdown() + "\n")
-    if options.json:
-        write_json(options.json, report.to_dict())
-    if options.figure:
-        report.plot(options.figure)
+    write_outputs(options, report)
     if options.scheme:
         return 0 if (options.scheme, None) in report.consistent else 1
     return 0 if report.scheme and report.fault is None else 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
-from samplesoft._report import figure_path
+from samplesoft._report import FORMATS, Report, figure_path
 from samplesoft._validation import LARGEST_COUNT
 
 
@@ -144,6 +144,20 @@ def check_outputs(options: argparse.Namespace) -> None:
             check_writable(flag(name), getattr(options, name))
     if options.figure:
         figure_path("--figure", options.figure)
+
+
+def add_outputs(group: Any) -> None:
+    """Add ``--json`` and ``--figure``, for `check_outputs` and `write_outputs`."""
+    group.add_argument("--json", metavar="FILE", help="write all of the report to FILE")
+    group.add_argument("--figure", metavar="FILE", help=f"draw it; {', '.join(FORMATS)}")
+
+
+def write_outputs(options: argparse.Namespace, report: Report) -> None:
+    """Write a report where ``--json`` and ``--figure`` say."""
+    if options.json:
+        write_json(options.json, report.to_dict())
+    if options.figure:
+        report.plot(options.figure)
 
 
 def write_json(path: str | Path, value: Any) -> None:

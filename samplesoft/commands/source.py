@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samplesoft._temperature import as_tau
+from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.commands.options import say
 from samplesoft.data import (
@@ -36,7 +36,9 @@ class Source:
     @property
     def unit_vectors(self) -> bool:
         """Whether there are vectors, all of norm 1."""
-        return self.embeddings is not None and _have_norm_1(self.embeddings)
+        return self.embeddings is not None and have_norm_1(
+            self.embeddings.h, self.embeddings.class_embeddings
+        )
 
 
 def load_source(options: argparse.Namespace) -> Source:
@@ -61,13 +63,11 @@ def load_source(options: argparse.Namespace) -> Source:
         tokens = stdlib_tokens() if path is None else read_tokens(path)
         vectors = examples_from_corpus(tokens, num_examples=options.examples, rng=options.seed)
         title += f" ({len(tokens):,} tokens)"
-    return _from_vectors(title, vectors, as_tau(options.tau, _have_norm_1(vectors)))
+    return _from_vectors(title, vectors, as_tau(options.tau, _are_unit(vectors)))
 
 
-def _have_norm_1(vectors: Embeddings) -> bool:
-    """Return whether contexts and class vectors have norm 1, to 1e-3 as the samplers ask."""
-    norms = [np.linalg.norm(rows, axis=1) for rows in (vectors.h, vectors.class_embeddings)]
-    return bool(np.abs(np.concatenate(norms) - 1.0).max() <= 1e-3)
+def _are_unit(vectors: Embeddings) -> bool:
+    return have_norm_1(vectors.h, vectors.class_embeddings)
 
 
 def _from_vectors(title: str, vectors: Embeddings, tau: float) -> Source:

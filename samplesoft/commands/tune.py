@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from samplesoft._report import FORMATS
 from samplesoft.commands.options import (
+    add_outputs,
     check_outputs,
     draw_counts,
     name_list,
@@ -15,7 +15,7 @@ from samplesoft.commands.options import (
     seed,
     show_part,
     show_report,
-    write_json,
+    write_outputs,
 )
 from samplesoft.commands.source import load_source
 from samplesoft.commands.source_options import add_source
@@ -71,9 +71,7 @@ def add(commands: Any) -> None:
         metavar="S",
         help="take the least error of a gradient within this time of a step",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", metavar="FILE", help="write all of the report to FILE")
-    output.add_argument("--figure", metavar="FILE", help=f"draw it; {', '.join(FORMATS)}")
+    add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run)
 
 
@@ -103,8 +101,5 @@ def run(options: argparse.Namespace) -> int:
         rng=options.seed,
     )
     show_report(report.to_markdown() + "\n")
-    if options.json:
-        write_json(options.json, report.to_dict())
-    if options.figure:
-        report.plot(options.figure)
+    write_outputs(options, report)
     return 0

@@ -12,7 +12,7 @@ from samplesoft.commands.source import Source, load_source
 from samplesoft.commands.verify_options import DEFAULT_SAMPLERS, add_options, check_options
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.proposals import dense_proposals
-from samplesoft.samplers.registry import SAMPLERS, SamplerSpec
+from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.verification.verify import verify
 
 
@@ -91,19 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _default_samplers_without_data(inputs: SamplerInputs, unit_vectors: bool) -> dict[str, str]:
     """Return which default samplers the input does not suffice for, and what each needs."""
-    lacks = {name: _what_lacks(SAMPLERS[name], inputs, unit_vectors) for name in DEFAULT_SAMPLERS}
+    lacks = {name: SAMPLERS[name].lacks(inputs, unit_vectors) for name in DEFAULT_SAMPLERS}
     return {name: reason for name, reason in lacks.items() if reason}
-
-
-def _what_lacks(spec: SamplerSpec, inputs: SamplerInputs, unit_vectors: bool) -> str:
-    """Return what a sampler needs and the input does not have; empty if there is nothing."""
-    if spec.needs_counts and inputs.counts is None:
-        return "needs class counts"
-    if spec.weights is not None or not spec.follows_vectors:
-        return ""
-    if inputs.h is None:
-        return "needs contexts and class vectors"
-    return "needs vectors of norm 1" if spec.unit_vectors and not unit_vectors else ""
 
 
 def _proposals(names: list[str], inputs: SamplerInputs) -> dict[str, FloatArray]:

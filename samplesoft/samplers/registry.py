@@ -90,6 +90,19 @@ class SamplerSpec:
         """Whether it is made from how often each class occurs."""
         return "counts" in self.reads
 
+    def lacks(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
+        """Return what it needs and the inputs do not have; empty if there is nothing.
+
+        `unit_vectors` says whether their vectors have norm 1.
+        """
+        if self.needs_counts and inputs.counts is None:
+            return "needs class counts"
+        if self.weights is not None or not self.follows_vectors:
+            return ""
+        if inputs.h is None:
+            return "needs contexts and class vectors"
+        return "needs vectors of norm 1" if self.unit_vectors and not unit_vectors else ""
+
 
 def _learned(inputs: SamplerInputs) -> Sampler:
     """Start as if the counts, of one unit, had been observed, each class once more than that."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -71,7 +72,8 @@ class Workload:
     labels: IntArray
     tau: float
     unit: bool
-    examples: tuple[Rows, IntArray]  # contexts and labels for which the bias is computed
+    logits: FloatArray  # (E, n): of the examples for which the bias is computed
+    examples: tuple[Rows, IntArray]  # their contexts and labels
 
     def layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
@@ -93,27 +95,31 @@ def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
     return Setting(None, False, None, 0.0, 0.0, 0.0, _step_seconds(layer, work)), gradient
 
 
-def measure(
-    name: str, sampler: Sampler, shared: bool, m: int, work: Workload, full: FloatArray
-) -> Setting:
-    """Return what one setting costs and leaves; `full` is the gradient of the full softmax."""
+def measured(
+    name: str, sampler: Sampler, shared: bool, sizes: list[int], work: Workload, full: FloatArray
+) -> Iterator[Setting]:
+    """Yield what a sampler costs and leaves with each number of draws m of `sizes`.
+
+    `full` is the gradient of the full softmax.
+    """
     h, labels = work.examples
-    scheme = "masked" if shared else "negatives"
+    scheme, exclude = ("masked", None) if shared else ("negatives", work.labels)
     q = sampler.probs(work.h, shared=True) if shared else sampler.probs(h, exclude=labels)
-    logits = work.tau * h.astype(np.float64) @ work.rows.T.astype(np.float64)
-    bias = np.abs(exact_bias(logits, labels, np.maximum(q, _TINY), m, scheme=scheme).bias)
-    layer = work.layer("sampled-masked" if shared else "sampled", sampler, m, shared)
-    off = [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)]
-    exclude = None if shared else work.labels
-    return Setting(
-        name,
-        shared,
-        m,
-        float(bias.sum(axis=1).mean()),
-        _relative(float(np.mean(off)), float((full**2).sum())),
-        _median(lambda k: sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=k)),
-        _step_seconds(layer, work),
-    )
+    q = np.maximum(q, _TINY)
+    for m in sizes:
+        bias = np.abs(exact_bias(work.logits, labels, q, m, scheme=scheme).bias)
+        layer = work.layer("sampled-masked" if shared else "sampled", sampler, m, shared)
+        off = [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)]
+        draw = partial(sampler.sample, work.h, m, exclude=exclude, shared=shared)
+        yield Setting(
+            name,
+            shared,
+            m,
+            float(bias.sum(axis=1).mean()),
+            _relative(float(np.mean(off)), float((full**2).sum())),
+            _median(lambda k, draw=draw: draw(rng=k)),  # type: ignore[misc]
+            _step_seconds(layer, work),
+        )
 
 
 _TINY = 1e-300  # a softmax may underflow

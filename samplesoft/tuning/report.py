@@ -91,19 +91,13 @@ class TuneReport(Report):
         front = self.front
         return {
             "verdict": self.verdict,
-            "best": asdict(self.best)
-            | {"error": self.best.error if np.isfinite(self.best.error) else None},
+            "best": _plain(self.best),
             "largest_bias": self.largest_bias,
             "seconds": self.seconds,
             "num_classes": self.num_classes,
             "batch": self.batch,
             "left_out": self.left_out,
-            "settings": [
-                asdict(one)
-                | {"error": one.error if np.isfinite(one.error) else None}
-                | {"front": one in front}
-                for one in self.settings
-            ],
+            "settings": [_plain(one) | {"front": one in front} for one in self.settings],
         }
 
     def to_markdown(self) -> str:
@@ -139,3 +133,8 @@ class TuneReport(Report):
 
     def _draw(self, path: Path) -> None:
         plot_report(self, path)
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    """Return a setting for JSON, which has no infinity."""
+    return asdict(setting) | {"error": setting.error if np.isfinite(setting.error) else None}

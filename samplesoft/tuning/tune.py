@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
-from samplesoft._temperature import as_tau
+from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import (
     as_choice,
     as_count,
@@ -25,7 +25,7 @@ from samplesoft.tuning.measure import (
     Setting,
     Workload,
     full_setting,
-    measure,
+    measured,
     num_examples,
 )
 from samplesoft.tuning.report import TuneReport
@@ -112,7 +112,7 @@ def tune(
     rows = as_float_rows("class_embeddings", class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     ids = as_labels("labels", labels, len(rows), (len(contexts),))
-    unit = _have_norm_1(rows) and _have_norm_1(contexts)
+    unit = have_norm_1(rows, contexts)
     tau = as_tau(tau, unit)
     names = [as_choice("samplers", name, SAMPLERS) for name in _several("samplers", samplers)]
     sizes = [as_count("num_sampled", m) for m in _several("num_sampled", num_sampled)]
@@ -125,22 +125,22 @@ def tune(
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     some, chosen = order[: num_examples(len(rows))], np.resize(order, size)
     examples = contexts[some], ids[some]
-    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit, examples)
-    inputs = SamplerInputs(rows, counts, tau=tau, rng=int(key))
+    logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
+    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit, logits, examples)
+    inputs = SamplerInputs(rows, counts, tau=tau, rng=int(key), h=contexts)
     full, gradient = full_setting(work)
     settings: list[Setting] = [full]
-    left_out = {name: why for name in names if (why := _what_lacks(SAMPLERS[name], inputs, unit))}
-    todo = [(name, m) for name in names if name not in left_out for m in sizes]
-    sampler, made = None, ""
-    with progress_bar(as_flag("progress", progress), total=len(todo), desc="tune") as bar:
-        for name, m in todo:
-            bar.set_postfix(sampler=name, m=m)
-            if name != made:
-                sampler, made = make_sampler(name, inputs), name
-            assert sampler is not None
-            given = m, work, gradient
-            settings += [measure(name, sampler, shared, *given) for shared in (False, True)]
-            bar.update()
+    left_out = {name: why for name in names if (why := _why_not(SAMPLERS[name], inputs, unit))}
+    todo = [name for name in names if name not in left_out]
+    total = 2 * len(todo) * len(sizes)
+    with progress_bar(as_flag("progress", progress), total=total, desc="tune") as bar:
+        for name in todo:
+            sampler = make_sampler(name, inputs)
+            for shared in (False, True):
+                for setting in measured(name, sampler, shared, sizes, work, gradient):
+                    bar.set_postfix(sampler=name, m=setting.num_sampled)
+                    bar.update()
+                    settings.append(setting)
     settings.sort(key=lambda one: one.step_seconds)
     best = take(settings, largest_bias, limit)
     bias = largest_bias if limit is None else None
@@ -171,14 +171,8 @@ def _several(name: str, values: Any) -> list[Any]:
     return found
 
 
-def _have_norm_1(rows: Any) -> bool:
-    return bool(np.abs(np.linalg.norm(rows, axis=1) - 1.0).max() <= 1e-3)
-
-
-def _what_lacks(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
+def _why_not(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
     """Return why a sampler cannot be measured; empty if it can."""
-    if spec is SAMPLERS["two-pass"]:
+    if not spec.every_class:
         return "draws among candidates that are others in each step"
-    if spec.needs_counts and inputs.counts is None:
-        return "needs class counts"
-    return "needs vectors of norm 1" if spec.unit_vectors and not unit else ""
+    return spec.lacks(inputs, unit)
