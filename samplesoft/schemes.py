@@ -47,8 +47,8 @@ class Scheme:
     least_draws : int
         Smallest number of draws m.
     has_bounds : bool
-        Whether Theorem 1 of Rawat et al. (2019), the bounds for every m, the limit of m times the
-        bias and the moments of the gradient in h are about this scheme.
+        Whether Theorem 1 of Rawat et al. (2019) is about this scheme, and `samplesoft.verify` puts
+        its bounds, those for every m, and the limit of m times the bias beside the exact bias.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class Scheme:
     >>> SCHEMES["reject"].draws_label, SCHEMES["reject"].random_count
     (False, True)
     >>> [name for name, scheme in SCHEMES.items() if not scheme.has_exact_bias]
-    ['kept', 'jackknife_masked']
+    ['kept']
     """
 
     name: str
@@ -97,8 +97,7 @@ class Scheme:
                 "`least_draws` must be at least 2 where `jackknife` is True, for one draw cannot "
                 f"be left out of {self.least_draws}."
             )
-        of_negatives = self.base == "plain" and self.excludes_label and self.corrects_draws
-        if self.has_bounds and (not of_negatives or self.jackknife or self.independent):
+        if self.has_bounds and not (self.adds_mean and self.excludes_label and not self.jackknife):
             raise ValueError(
                 "`has_bounds` must be False, for the bounds are proved for base='plain', "
                 "hits='absent' and corrected draws with replacement, without the jackknife, got "
@@ -124,6 +123,12 @@ class Scheme:
     def draws_label(self) -> bool:
         """Whether a draw of the label has weight."""
         return self.hits == "kept"
+
+    @property
+    def adds_mean(self) -> bool:
+        """Whether S is ``e_t`` plus a mean over m independent draws, to which no label adds."""
+        plain = self.base == "plain" and self.corrects_draws
+        return plain and self.hits in ("absent", "masked") and not self.independent
 
     @property
     def random_count(self) -> bool:
@@ -170,9 +175,13 @@ class Scheme:
         if not self.corrects_draws:
             return "corrects_draws=False, with which S does not estimate the partition function"
         got = f"base={self.base!r} with hits={self.hits!r}"
-        for name in ("jackknife", "independent"):
-            if getattr(self, name) and not (self.base == "plain" and self.excludes_label):
-                return f"{name}=True where it is not base='plain' with hits='absent' but {got}"
+        if self.independent and not (self.base == "plain" and self.excludes_label):
+            return f"independent=True where it is not base='plain' with hits='absent' but {got}"
+        if self.jackknife and not self.adds_mean:
+            return (
+                "jackknife=True where it is not base='plain' with hits='absent' or 'masked' but "
+                f"{got}"
+            )
         if self.base == "plain" and self.draws_label:
             return f"{got}, which has the label in S twice"
         if self.base == "corrected" and self.divides_by_kept:

@@ -18,7 +18,9 @@ SCHEMES = (
     "importance",
     "poisson",
     "jackknife",
+    "jackknife_masked",
 )
+JACKKNIFED = {"jackknife": "negatives", "jackknife_masked": "masked"}
 
 
 def softmax(logits):
@@ -109,9 +111,9 @@ def _outcomes(logits, label, q, m, scheme):
 def enumerate_scheme(logits, label, q, m, scheme, dps=50):
     """E[p'] (n,), E[loss] and E[p' p'^T] (n, n) over every outcome, as mpf object arrays."""
     with mp.workdps(dps):
-        if scheme == "jackknife":
-            now = enumerate_scheme(logits, label, q, m, "negatives", dps)
-            less = enumerate_scheme(logits, label, q, m - 1, "negatives", dps)
+        if scheme in JACKKNIFED:
+            now = enumerate_scheme(logits, label, q, m, JACKKNIFED[scheme], dps)
+            less = enumerate_scheme(logits, label, q, m - 1, JACKKNIFED[scheme], dps)
             return m * now[0] - (m - 1) * less[0], m * now[1] - (m - 1) * less[1], None
         first, loss, second = mpf(0), mpf(0), mpf(0)
         for chance, p, loss_here in _outcomes(logits, label, q, m, scheme):
@@ -286,11 +288,11 @@ def laplace_mpmath(logits, label, q, m, scheme, dps=50):
     The step of the quadrature is fit for `dps` digits up to 50. For `reject` with more than 3000
     draws kept on average, a Gauss rule of 16 to 40 nodes stands for the law of their number.
     """
-    if scheme == "jackknife":
+    if scheme in JACKKNIFED:
         digits = dps + 10
         while True:  # until what the two have in common leaves `dps` digits of the difference
-            now = laplace_mpmath(logits, label, q, m, "negatives", digits)
-            less = laplace_mpmath(logits, label, q, m - 1, "negatives", digits)
+            now = laplace_mpmath(logits, label, q, m, JACKKNIFED[scheme], digits)
+            less = laplace_mpmath(logits, label, q, m - 1, JACKKNIFED[scheme], digits)
             with mp.workdps(4 * dps + 1500):
                 out = tuple(m * x - (m - 1) * y for x, y in zip(now, less, strict=True))
                 plain, norm = m * sum(abs(now[1])), sum(abs(out[1]))

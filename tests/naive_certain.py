@@ -4,14 +4,15 @@ from itertools import product
 
 import numpy as np
 from mpmath import mp, mpf
-from naive import softmax
+from naive import JACKKNIFED, softmax
 
 
 def enumerate_certain(logits, label, q, m, scheme, certain):
     """E[p'] (n,), E[loss] - full loss and E[p' p'^T] (n, n), as mpf; n**m outcomes."""
-    if scheme == "jackknife":
+    if scheme in JACKKNIFED:
         now, less = (
-            enumerate_certain(logits, label, q, draws, "negatives", certain) for draws in (m, m - 1)
+            enumerate_certain(logits, label, q, draws, JACKKNIFED[scheme], certain)
+            for draws in (m, m - 1)
         )
         with mp.workdps(40):
             return m * now[0] - (m - 1) * less[0], m * now[1] - (m - 1) * less[1], None
@@ -20,6 +21,9 @@ def enumerate_certain(logits, label, q, m, scheme, certain):
         sure = {label, *certain}
         tail = [mpf(0) if j in sure else mpf(float(q[j])) for j in range(n)]
         drawn = tail if scheme == "negatives" else [mpf(float(x)) for x in q]
+        if not any(drawn):  # nothing is left to draw
+            p = np.array(e, dtype=object)
+            return p, mpf(0), np.outer(p, p)
         drawn = [x / mp.fsum(drawn) for x in drawn]
         given_kept = [x / mp.fsum(tail) if x else x for x in tail]
         first, loss, second = mpf(0), mpf(0), mpf(0)

@@ -50,8 +50,8 @@ def test_as_scheme_takes_names_and_objects():
         ({"base": "corrected", "hits": "counted"}, "the label is divided by m and the draws by K"),
         ({"base": "plain", "hits": "absent", "corrects_draws": False}, "has corrects_draws=False"),
         (
-            {"base": "plain", "hits": "masked", "jackknife": True, "least_draws": 2},
-            "has jackknife=True where it is not base='plain' with hits='absent'",
+            {"base": "plain", "hits": "counted", "jackknife": True, "least_draws": 2},
+            "has jackknife=True where it is not base='plain' with hits='absent' or 'masked'",
         ),
         ({"base": "plain", "hits": "kept", "independent": True}, "has independent=True where"),
     ],

@@ -10,31 +10,36 @@ from numpy.typing import ArrayLike
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.classes import make_classes
-from samplesoft.bias.draw_law import make_draw_law
+from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.schemes import SCHEMES
+from samplesoft.schemes import Scheme
 
 
 def asymptotic_bias(
-    logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    *,
+    scheme: str | Scheme = "negatives",
+    h: ArrayLike | None = None,
 ) -> FloatArray:
     """Return the limit of ``m * bias`` of sampled softmax as the number m of draws grows.
 
-    The bias is ``E[p'] - p`` of the sampled softmax of [1]_, eq. 5: m negatives are drawn with
-    replacement from q given "not the label". With ``a = e^{o_t}``, Z the partition function,
-    Z_t the negatives' part of it, ``r_j = e^{o_j} / q_j`` with that conditioned q, and V the
-    variance of r under it, the limit is ``a V / Z^3`` at the label and
-    ``e^{o_j} (V / Z^3 - (r_j - Z_t) / Z^2)`` at a negative j.
+    For scheme ``negatives``, the sampled softmax of [1]_, eq. 5, write ``a = e^{o_t}``, Z for the
+    partition function, Z_t for the negatives' part of it, ``r_j = e^{o_j} / q_j`` with q given
+    "not the label", and V for the variance of r under it. The limit is ``a V / Z^3`` at the label
+    and ``e^{o_j} (V / Z^3 - (r_j - Z_t) / Z^2)`` at a negative j. Those of the other schemes are
+    eq. (B31) of ``samplesoft/bias/README.md``.
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    labels, h
+    labels, q, h
         As for `samplesoft.exact_bias`.
-    q : array_like, shape (n,) or (B, n), or sampler
-        Proposal over all n classes, positive on every negative; or an object with a method
-        ``probs(h)``.
+    scheme : str or samplesoft.schemes.Scheme
+        ``negatives``, ``masked``, ``reject``, ``candidate`` or ``importance``. With the others the
+        bias does not fall like 1/m, and they are refused.
 
     Returns
     -------
@@ -45,7 +50,8 @@ def asymptotic_bias(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the proposal misses a negative.
+        If an argument is malformed, the proposal misses a class that is drawn, or the scheme has no
+        such limit.
 
     References
     ----------
@@ -63,19 +69,43 @@ def asymptotic_bias(
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
     """
-    inputs = check_inputs(logits, labels, q, 1, h=h)
-    limit: FloatArray = inputs.columns((_limit(*row),) for row in inputs.rows())[0]
+    inputs = check_inputs(logits, labels, q, _MANY, scheme, h)
+    facts = inputs.scheme
+    if _why_no_limit(facts):
+        raise ValueError(
+            f"`scheme` must be one whose bias falls like 1/m, got {facts.name!r}, "
+            f"{_why_no_limit(facts)}; take samplesoft.exact_bias at the m that you have."
+        )
+    limit: FloatArray = inputs.columns((_limit(*row, facts),) for row in inputs.rows())[0]
     return limit
 
 
-def _limit(logits: FloatArray, label: int, q: FloatArray) -> FloatArray:
+_MANY = 2  # any number of draws that every scheme allows
+
+
+def _why_no_limit(scheme: Scheme) -> str:
+    if scheme.independent:
+        return "which has no number of draws"
+    if scheme.jackknife:
+        return "whose bias falls like 1/m**2"
+    if scheme.corrects_label and not scheme.draws_label:
+        return "which tends to the softmax without the label"
+    return ""
+
+
+def _limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
     """Return the limit (n,) for one example, eq. (B31).
 
-    In units where Z = 1 it is e_j (mean - r_j) for a negative and 0 for the label, each less
-    its average under the softmax, where the label counts with the mean of r.
+    In units where Z = 1 it is e_j (mean - r_j) for a class that is drawn, and 0 for a label that
+    is not, each less its average under the softmax, where such a label counts with the mean of r.
     """
-    law = make_draw_law(logits, label, q, 1, SCHEMES["negatives"])
-    if law.other_mass == 0.0:
+    law = make_draw_law(logits, label, q, 1, scheme)
+    if not law.drawn.any():
+        raise ValueError(
+            f"`q` must leave mass on a class other than the label {label}, got none: with scheme "
+            f"{scheme.name!r} the bias is then the same at every m."
+        )
+    if law.other_mass == 0.0 and not scheme.draws_label:
         return np.zeros_like(law.probs)
     classes = make_classes(law)
     reference = np.exp(min(classes.log_ref, LARGEST_EXPONENT))
@@ -86,9 +116,21 @@ def _limit(logits: FloatArray, label: int, q: FloatArray) -> FloatArray:
         flows = law.probs * np.where(
             near, ratio, np.exp(np.minimum(classes.log_r, LARGEST_EXPONENT)) - reference
         )
+        if scheme.draws_label:
+            limit: FloatArray = law.probs * float(flows.sum()) - flows
+            return limit + _of_base(law) if scheme.corrects_label else limit
         flows[label] = 0.0
         total = float(flows.sum())
         mean = classes.mean_deviation * float(reference)
-        limit: FloatArray = law.probs * (total + law.probs[label] * mean) - flows
+        limit = law.probs * (total + law.probs[label] * mean) - flows
         limit[label] = max(law.probs[label] * (total - law.other_mass * mean), 0.0)
-    return limit
+    # of m draws other_draw m are kept
+    return limit / law.other_draw if scheme.divides_by_kept else limit
+
+
+def _of_base(law: DrawLaw) -> FloatArray:
+    """Return what a base mass of r_t / m adds: r_t (1 - e_t) at the label, -r_t e_j elsewhere."""
+    ratio = np.exp(min(law.log_probs[law.label] - np.log(law.label_draw), LARGEST_EXPONENT))
+    added: FloatArray = -ratio * law.probs
+    added[law.label] = ratio * law.other_mass
+    return added

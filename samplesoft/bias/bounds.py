@@ -13,6 +13,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.negatives import EPS, Negatives, make_negatives
+from samplesoft.schemes import Scheme
 
 TINY = float(np.finfo(np.float64).tiny)
 WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
@@ -67,11 +68,18 @@ class FiniteSampleBounds:
 
 
 def finite_sample_bounds(
-    logits: ArrayLike, labels: Any, q: Any, num_sampled: int, *, h: ArrayLike | None = None
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    num_sampled: int,
+    *,
+    scheme: str | Scheme = "negatives",
+    h: ArrayLike | None = None,
 ) -> FiniteSampleBounds:
     """Bound the bias of sampled softmax for any number of draws, with no sign assumption.
 
-    Negatives are drawn with replacement from q given "not the label", as in [1]_, eq. 5. Write
+    For scheme ``negatives`` they are drawn with replacement from q given "not the label", as in
+    [1]_, eq. 5; for ``masked`` from q, and a draw of the label is one of a class with r = 0. Write
     ``a = e^{o_t}``, Z for the partition function, Z_t for the negatives' part of it,
     ``r_j = e^{o_j} / q_j`` with the conditioned q, V for the variance of r under it, and
     ``mu_j = a + r_j / m + (m - 1) Z_t / m``. Then ``bias_t`` lies between the two values of
@@ -85,13 +93,12 @@ def finite_sample_bounds(
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o.
-    labels, h
+    labels, q, h
         As for `samplesoft.exact_bias`.
-    q : array_like, shape (n,) or (B, n), or sampler
-        Proposal over all n classes, positive on every negative; or an object with a method
-        ``probs(h)``.
     num_sampled : int
         Number of draws m, at least 1.
+    scheme : str or samplesoft.schemes.Scheme
+        ``negatives`` or ``masked``. For the others no bounds are known, and they are refused.
 
     Returns
     -------
@@ -101,7 +108,7 @@ def finite_sample_bounds(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the proposal misses a negative.
+        If an argument is malformed, the proposal misses a negative, or the scheme has no bounds.
 
     Notes
     -----
@@ -123,15 +130,22 @@ def finite_sample_bounds(
     >>> bounds.upper.round(4)
     array([ 0.0063,  0.0136, -0.0163])
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    rows = [_bounds(make_negatives(*row), inputs.num_sampled) for row in inputs.rows()]
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
+    facts = inputs.scheme
+    if facts.jackknife or not facts.adds_mean:
+        raise ValueError(
+            "`scheme` must be one whose sum is e_t plus a mean over m draws, got "
+            f"{facts.name!r}, for which no bounds are known; take samplesoft.exact_bias."
+        )
+    masked = not facts.excludes_label
+    rows = [_bounds(make_negatives(*row, masked), inputs.num_sampled) for row in inputs.rows()]
     return FiniteSampleBounds(*inputs.columns(rows))
 
 
 def _bounds(negatives: Negatives, m: int) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example."""
     n = negatives.keep.size
-    if n == 2:
+    if negatives.log_p.size == 1:
         return np.zeros(n), np.zeros(n)
     rounding = negatives.rounding
     if rounding > 1e-3:  # logits that differ by 1e12 and more: their difference is not known

@@ -96,7 +96,7 @@ def exact_bias(
         ``probs(h, exclude=labels)``, what it then draws. For ``poisson`` the probabilities with
         which the classes are included.
     num_sampled : int
-        Number m of draws, at least 1; at least 2 for ``jackknife``. Of no effect for
+        Number m of draws, at least 1; at least 2 for the jackknife. Of no effect for
         ``poisson``.
     scheme : str or samplesoft.schemes.Scheme
         How the draws become a loss; e = exp(o), S is the sum below the fraction.
@@ -110,13 +110,14 @@ def exact_bias(
         - ``candidate_masked``: the same without the draws of t.
         - ``importance``: S = sum of e_j / (m q_j), with no term for the label.
         - ``poisson``: class j is included with probability q_j, S = e_t + sum of e_j / q_j.
-        - ``jackknife``: m L'_m - (m - 1) times the mean of L'_{m-1} over the draws left out.
+        - ``jackknife``, ``jackknife_masked``: m L'_m - (m - 1) times the mean of L'_{m-1} over the
+          draws left out, with the losses L' of ``negatives`` and of ``masked``.
     h : array_like, shape (d,) or (B, d), optional
         Context vectors, where `q` is a sampler that looks at them.
     certain : array_like of int, shape (k,), optional
         Classes whose e is in S for certain, beside the label's and the draws; a
         `samplesoft.samplers.CertainSampler` as `q` brings its own. For ``negatives``, ``masked``,
-        ``reject`` and ``jackknife``: there S gets the sum of e_j over those that are not the
+        ``reject`` and their jackknives: there S gets the sum of e_j over those that are not the
         label, and a draw of one of them counts as one of the label does.
     device : {"cpu", "cuda"}
         Where the sums over classes are computed, which pays for millions of them; not for
@@ -136,7 +137,7 @@ def exact_bias(
     -----
     RuntimeWarning
         If the estimated error is above 1e-10 of the L1 norm of the bias, which happens with
-        ``jackknife`` where the bias is very small.
+        the jackknife where the bias is very small.
 
     Notes
     -----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,13 @@ from samplesoft.bias.certain import join
 from samplesoft.bias.classes import Classes, make_atoms, make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.node_weights import compute_decay_rates
+from samplesoft.bias.node_weights import compute_decay_rates, log_kept
 from samplesoft.bias.quadrature import STEP
 from samplesoft.bias.transform import Nodes, make_nodes
 from samplesoft.bias.with_replacement import with_replacement_bias
-from samplesoft.schemes import SCHEMES
+from samplesoft.schemes import Scheme
 
-_CLASS_CHUNK = 2048
-_SCHEME = SCHEMES["negatives"]
+_CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,28 @@ def exact_gradient_moments(
     class_embeddings: ArrayLike,
     *,
     tau: float = 1.0,
+    scheme: str | Scheme = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
 ) -> GradientMoments:
     """Compute exactly how far one sampled gradient in h is from the full one.
 
-    The gradient of the loss in h is tau * (sum_i p'_i c_i - c_t); the draws are those of scheme
-    ``negatives``.
+    The gradient of the loss in h is tau * (sum_i p'_i c_i - c_t).
 
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c.
-    labels, h, certain
+    labels, q, h, certain
         As for `samplesoft.exact_bias`.
-    q : array_like, shape (n,) or (B, n), or sampler
-        Proposal over all n classes, conditioned here on not being the label; or an object with a
-        method ``probs(h)``.
     num_sampled : int
         Number m of draws, at least 1.
     class_embeddings : array_like, shape (n, d)
         Class vectors c.
     tau : float
         Inverse temperature.
+    scheme : str or samplesoft.schemes.Scheme
+        As for `samplesoft.exact_bias`, for draws with replacement and no jackknife.
 
     Returns
     -------
@@ -81,7 +80,7 @@ def exact_gradient_moments(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed.
+        If an argument is malformed, or no moments of the scheme are known.
 
     References
     ----------
@@ -97,7 +96,15 @@ def exact_gradient_moments(
     >>> round(moments.variance, 4), round(moments.squared_bias, 6)
     (0.032, 0.001059)
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, h=h, certain=certain, takes_certain=True)
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
+    facts = inputs.scheme
+    if facts.jackknife or facts.independent:
+        kind = "leaves draws out" if facts.jackknife else "includes classes independently"
+        raise ValueError(
+            "`scheme` must be one that draws with replacement, without the jackknife, got "
+            f"{facts.name!r}, which {kind}: its second moments are not computed; take those of "
+            "samplesoft.monte_carlo_bias."
+        )
     vectors = as_real_array("class_embeddings", class_embeddings, (2,))
     if len(vectors) != inputs.logits.shape[1]:
         raise ValueError(
@@ -113,24 +120,24 @@ def exact_gradient_moments(
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
             example, rows_of_c = joined[:3], joined.mean_rows(vectors)
-        squared_bias, mse = _moments(*example, inputs.num_sampled, rows_of_c)
+        squared_bias, mse = _moments(*example, inputs.num_sampled, facts, rows_of_c)
         rows.append((scale * squared_bias, scale * (mse - squared_bias), scale * mse))
     return GradientMoments(*inputs.columns(rows))
 
 
 def _moments(
-    logits: FloatArray, label: int, q: FloatArray, m: int, vectors: FloatArray
+    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, vectors: FloatArray
 ) -> tuple[float, float]:
     """Return the squared norm of the bias and the mean squared error, for tau = 1."""
-    law = make_draw_law(logits, label, q, m, _SCHEME)
-    if law.other_mass == 0.0:
+    law = make_draw_law(logits, label, q, m, scheme)
+    if law.other_mass == 0.0 and not scheme.draws_label:
         return 0.0, 0.0
     # around the heaviest class first: c - mean keeps its digits where one class has all the mass
     centred = vectors - vectors[np.argmax(law.probs)]
-    bias = with_replacement_bias(logits, label, q, m, _SCHEME).bias @ centred
+    bias = with_replacement_bias(logits, label, q, m, scheme).bias @ centred
     squared_bias = float(bias @ bias)
-    if np.count_nonzero(law.drawn) == 1:  # every draw is the same class
-        return squared_bias, squared_bias
+    if np.count_nonzero(law.drawn) + (scheme.random_count and law.label_draw > 0.0) <= 1:
+        return squared_bias, squared_bias  # every draw is the same class
     centred -= law.probs @ centred
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
@@ -143,20 +150,19 @@ def _moments(
 def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray) -> float:
     """Return E|sum_i p'_i c_i|**2 for class vectors `centred` (n, d) of mean 0 under p.
 
-    With A = e_t c_t + sum_k e_k psi_k c_k, which is 0 at v = 0, it is the integral (B28) of
-    m**2 v theta**m [|A|**2 + (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2) / m].
+    With A = B c_t + sum_k e_k psi_k c_k, it is the integral (B28) of
+    v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
+    where K is the number of draws that S is divided by: m, or for some schemes a random one.
     """
-    m = law.num_draws
-    x = nodes.x
+    x, own = nodes.x, centred[law.label]
     v_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
+    log_first, ratio, none = _count_moments(law, nodes.log_transform - v_base)
     # half of the weight of each node; with it, in the exponents, no factor overflows
-    log_half = 0.5 * m * (nodes.log_transform - v_base)
-    label_part = np.outer(np.exp(x + law.log_base + log_half), centred[law.label])
-    # A, written as the label's and the classes' changes from psi_R: the centred sum is 0
-    with np.errstate(divide="ignore"):
-        log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
-    factor = np.sign(nodes.above) * np.exp(x + law.log_base + log_above + log_half)
-    change = np.outer(factor, centred[law.label])
+    log_half = 0.5 * log_first
+    label_part = np.outer(np.exp(x + law.log_base + log_half), own)
+    # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
+    # centred sum is 0
+    change = np.outer(_label_change(law, nodes, log_half), own)
     square = np.zeros(len(x))
 
     def work(part: slice) -> tuple[FloatArray, FloatArray]:
@@ -164,13 +170,41 @@ def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: F
         rows = centred[part]
         return rise @ rows, second @ np.einsum("jd,jd->j", rows, rows)
 
-    for vector, scalar in thread_map(work, chunks(len(centred), _CLASS_CHUNK)):
+    for vector, scalar in thread_map(work, chunks(len(centred), max(1, _CHUNK_NUMBERS // len(x)))):
         change += vector
         square += scalar
     drawn_part = change - label_part
     scatter = square - np.einsum("kd,kd->k", drawn_part, drawn_part)
-    total = np.einsum("kd,kd->k", change, change) + np.maximum(scatter, 0.0) / m
-    return float(nodes.dx @ total) * m * m
+    total = ratio * np.einsum("kd,kd->k", change, change) + np.maximum(scatter, 0.0)
+    return float(nodes.dx @ total) + none * float(own @ own)
+
+
+def _count_moments(law: DrawLaw, log_theta: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+    """Return log E[K theta**K], E[K**2 theta**K] over it, and the probability that K is 0."""
+    m = law.num_draws
+    if not law.scheme.divides_by_kept:
+        return math.log(m) + m * log_theta, np.full(len(log_theta), float(m)), 0.0
+    log_mix = log_kept(law, log_theta)
+    log_one = math.log(law.other_draw) + log_theta
+    ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
+    return math.log(m) + log_one + (m - 1) * log_mix, ratio, law.label_draw**m
+
+
+def _label_change(law: DrawLaw, nodes: Nodes, log_half: FloatArray) -> FloatArray:
+    """Return v times what A has of c_t beside the draws, less e_t psi_R if the label is not drawn.
+
+    It is weighted by exp(log_half). The plain base mass e_t is told from e_t psi_R by `above`.
+    """
+    base = nodes.x + law.log_base + log_half
+    if law.scheme.draws_label:
+        return np.exp(base)
+    own = nodes.x + law.log_probs[law.label] + log_half
+    with np.errstate(divide="ignore"):
+        log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
+    change: FloatArray = np.sign(nodes.above) * np.exp(own + log_above)
+    if law.scheme.corrects_label:
+        change = change + np.exp(base) - np.exp(own)
+    return change
 
 
 def _class_terms(

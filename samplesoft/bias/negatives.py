@@ -18,10 +18,12 @@ class Negatives:
     """The negatives of one example, in units where the partition function Z is 1.
 
     With p the softmax, qn the proposal given "not the label" and ``r_j = p_j / qn_j``, all
-    that the bias depends on is held as logs, so that no product can overflow or vanish.
+    that the bias depends on is held as logs, so that no product can overflow or vanish. Where draws
+    may be the label and then have no weight, qn is the proposal, and such a draw is one more class,
+    the last, with p = 0.
     """
 
-    keep: NDArray[np.bool_]  # (n,) False at the label; the arrays below are (n - 1,)
+    keep: NDArray[np.bool_]  # (n,) False at the label; the arrays below are (n - 1,), or one more
     log_a: float  # of the label's probability
     log_zt: float  # of the sum Z_t of the negatives' probabilities
     log_p: FloatArray
@@ -31,19 +33,26 @@ class Negatives:
     rounding: float  # bound on the float64 error of `log_ratio`, `log_p`, `log_a` and `log_zt`
 
     def fill(self, label_value: float, values: FloatArray) -> FloatArray:
-        """Return (n,) with `label_value` at the label and `values` (n - 1,) elsewhere."""
+        """Return (n,) with `label_value` at the label and the first n - 1 `values` elsewhere."""
         out = np.full(self.keep.shape, label_value)
-        out[self.keep] = values
+        out[self.keep] = values[: len(out) - 1]
         return out
 
 
-def make_negatives(logits: FloatArray, label: int, q: FloatArray) -> Negatives:
-    """Return the negatives of one checked example: `logits` (n,), `q` (n,) positive on them."""
+def make_negatives(
+    logits: FloatArray, label: int, q: FloatArray, masked: bool = False
+) -> Negatives:
+    """Return the negatives of one checked example: `logits` (n,), `q` (n,) positive on them.
+
+    Draws of the label are `masked`, or there are none.
+    """
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False
     kept_logits, kept_q = logits[keep], q[keep]
     top = float(kept_logits.max())
     mass = float(kept_q.sum())  # never 1 - q_t, which loses digits when q_t is near 1
+    if masked:
+        mass += float(q[label])
     with np.errstate(all="ignore"):
         # The clips keep the difference of two huge finite logits finite.
         gap = np.maximum(kept_logits - top, -1e300)
@@ -58,15 +67,20 @@ def make_negatives(logits: FloatArray, label: int, q: FloatArray) -> Negatives:
         direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
         log_ratio = np.where(direct, np.log(ratio), gap - log_qn - log_total)
         log_deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
+    reach = float(np.max(np.abs(gap) + np.abs(log_qn))) + abs(delta - log_total)
+    log_p = gap - log_total
+    if masked and q[label] > 0.0:
+        log_p = np.append(log_p, -np.inf)
+        log_qn = np.append(log_qn, math.log(q[label]) - math.log(mass))
+        log_ratio, log_deviation = np.append(log_ratio, -np.inf), np.append(log_deviation, 0.0)
     delta -= log_total
     log_zt = -float(np.logaddexp(0.0, delta))
     n = logits.size
-    reach = float(np.max(np.abs(gap) + np.abs(log_qn))) + abs(delta)
     return Negatives(
         keep=keep,
         log_a=-float(np.logaddexp(0.0, -delta)),
         log_zt=log_zt,
-        log_p=gap - log_total + log_zt,
+        log_p=log_p + log_zt,
         log_ratio=log_ratio,
         log_deviation=log_deviation,
         log_chi2=log_sum_exp(log_qn + 2.0 * log_deviation),

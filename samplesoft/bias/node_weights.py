@@ -80,16 +80,16 @@ def _weigh_kept_draws(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the same in the mean over the number of draws that are kept, eq. (B10)."""
     m = law.num_draws
-    log_mix = _log_kept(law, log_theta)
+    log_mix = log_kept(law, log_theta)
     weight = m * law.other_draw * np.exp(log_first_draw(nodes, log_free) + (m - 1) * log_mix)
-    limit = _log_kept(law, -nodes.v)
+    limit = log_kept(law, -nodes.v)
     growth = np.log(law.other_draw) - nodes.v - limit
     ratio = np.log1p(np.exp(growth) * np.expm1(np.minimum(nodes.excess, 1.0)))
     close = (nodes.excess < 1.0) & (m * ratio < 1.0)
     return weight, _difference_of_exp(m * log_mix, m * limit, m * ratio, close)
 
 
-def _log_kept(law: DrawLaw, log_theta: FloatArray) -> FloatArray:
+def log_kept(law: DrawLaw, log_theta: FloatArray) -> FloatArray:
     """Return log E[theta**K] for one draw, K = 1 if it is kept and 0 if it is the label."""
     with np.errstate(divide="ignore"):
         far = np.logaddexp(np.log(law.label_draw), np.log(law.other_draw) + log_theta)

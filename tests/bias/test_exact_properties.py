@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds
-from samplesoft.schemes import exact_schemes
+from samplesoft import (
+    asymptotic_bias,
+    exact_bias,
+    exact_gradient_moments,
+    finite_sample_bounds,
+)
+from samplesoft.schemes import SCHEMES, exact_schemes
 
 CASES = settings(max_examples=60, deadline=None)
 DRAWS = st.sampled_from([2, 3, 10, 1000, 10**6, 10**9])
@@ -43,7 +50,7 @@ def test_bias_sums_to_zero(case, m, scheme):
     logits, label, q = case
     result = exact_bias(logits, label, q, m, scheme=scheme)
     assert abs(result.bias.sum()) <= 1e-12 * size(result.bias) + result.error
-    assert np.all(result.probs + result.bias >= -1e-14) or scheme == "jackknife"
+    assert np.all(result.probs + result.bias >= -1e-14) or SCHEMES[scheme].jackknife
 
 
 @CASES
@@ -53,7 +60,7 @@ def test_anything_gives_finite_numbers(case, m, scheme):
     result = exact_bias(logits, label, q, m, scheme=scheme)
     assert np.isfinite(result.bias).all()
     assert np.isfinite(result.loss_bias) and np.isfinite(result.error)
-    assert size(result.bias) <= 2.0 + 1e-12 or scheme == "jackknife"
+    assert size(result.bias) <= 2.0 + 1e-12 or SCHEMES[scheme].jackknife
 
 
 @CASES
@@ -109,12 +116,16 @@ def test_shifting_all_logits_changes_nothing(case, m, scheme, shift):
 
 
 @CASES
-@given(st.one_of(instances(), wild), st.sampled_from([1, 2, 3, 10, 1000, 10**6, 10**9]))
-@example(EVEN, 1)
-def test_finite_sample_bounds_contain_the_bias(case, m):
+@given(
+    st.one_of(instances(), wild),
+    st.sampled_from([1, 2, 3, 10, 1000, 10**6, 10**9]),
+    st.sampled_from(["negatives", "masked"]),
+)
+@example(EVEN, 1, "negatives")
+def test_finite_sample_bounds_contain_the_bias(case, m, scheme):
     logits, label, q = case
-    result = exact_bias(logits, label, q, m)
-    bounds = finite_sample_bounds(logits, label, q, m)
+    result = exact_bias(logits, label, q, m, scheme=scheme)
+    bounds = finite_sample_bounds(logits, label, q, m, scheme=scheme)
     # the bounds of one draw meet, closer than the digits of a bias far below the largest one
     room = min(result.error, 1e-10 * size(result.bias)) + 1e-13 * size(result.bias)
     assert np.all(bounds.lower <= result.bias + room)
@@ -122,20 +133,56 @@ def test_finite_sample_bounds_contain_the_bias(case, m):
 
 
 @pytest.mark.parametrize(("m", "rtol"), [(10**6, 1e-2), (10**9, 1e-5)])
-def test_m_times_bias_tends_to_the_limit(m, rtol):
+@pytest.mark.parametrize("scheme", ["negatives", "masked", "reject", "candidate", "importance"])
+def test_m_times_bias_tends_to_the_limit(scheme, m, rtol):
     @CASES
     @given(instances(spread=3.0, smallest=-2.0))
     def check(case):
         logits, label, q = case
-        limit = asymptotic_bias(logits, label, q)
+        limit = asymptotic_bias(logits, label, q, scheme=scheme)
+        assert abs(limit.sum()) <= 1e-12 * size(limit) + 1e-300
         if size(limit) > 1e-6:
-            assert size(m * exact_bias(logits, label, q, m).bias - limit) <= rtol * size(limit)
+            bias = exact_bias(logits, label, q, m, scheme=scheme).bias
+            assert size(m * bias - limit) <= rtol * size(limit)
 
     check()
 
 
+def test_schemes_differ_in_their_limits_and_bounds():
+    logits, q = np.array([0.5, -1.0, 2.0, 0.0]), np.array([0.4, 0.3, 0.2, 0.1])
+    names = ("negatives", "masked", "reject", "candidate", "importance")
+    limits = [asymptotic_bias(logits, 2, q, scheme=name) for name in names]
+    for a, b in combinations(limits, 2):
+        assert size(a - b) > 0.01 * size(a)
+    wrong = finite_sample_bounds(logits, 2, q, 20)
+    masked = exact_bias(logits, 2, q, 20, scheme="masked").bias
+    assert np.any((masked < wrong.lower) | (masked > wrong.upper))
+
+
+def test_schemes_without_a_limit_bounds_or_moments_are_refused():
+    given = [0.0, 1.0, 2.0], 0, [0.2, 0.3, 0.5]
+    for scheme, why in {
+        "jackknife": r"falls like 1/m\*\*2",
+        "poisson": "no number of draws",
+        "candidate_masked": "the softmax without the label",
+    }.items():
+        with pytest.raises(ValueError, match=f"`scheme` must be one whose bias.*{why}"):
+            asymptotic_bias(*given, scheme=scheme)
+    for scheme in ("reject", "jackknife_masked", "importance", "poisson"):
+        with pytest.raises(ValueError, match=f"e_t plus a mean.*{scheme}.*no bounds are known"):
+            finite_sample_bounds(*given, 5, scheme=scheme)
+    for scheme in ("jackknife", "jackknife_masked", "poisson"):
+        with pytest.raises(ValueError, match=f"`scheme` must be one that draws.*{scheme}"):
+            exact_gradient_moments(*given, 5, np.eye(3), scheme=scheme)
+    with pytest.raises(ValueError, match="`q` must leave mass .* the bias is then the same"):
+        asymptotic_bias([0.0, 1.0], 0, [1.0, 0.0], scheme="reject")
+
+
 @CASES
-@given(instances(), st.sampled_from(["negatives", "reject", "importance", "jackknife"]))
+@given(
+    instances(),
+    st.sampled_from(["negatives", "reject", "importance", "jackknife", "jackknife_masked"]),
+)
 def test_bias_falls_with_the_number_of_draws(case, scheme):
     logits, label, q = case
     sizes = [size(exact_bias(logits, label, q, m, scheme=scheme).bias) for m in (10**7, 10**9)]

@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 
 from samplesoft import exact_bias, exact_gradient_moments
+from samplesoft.schemes import SCHEMES, exact_schemes
 
 LOGITS = np.array([0.3, -1.0, 2.0, 0.7])
 Q = np.array([0.1, 0.25, 0.3, 0.35])
 C = np.random.default_rng(0).normal(size=(4, 3))
 
 
-def assert_equals_enumeration(result, logits, label, q, m, c, tau):
-    squared_bias, variance, mse = naive.gradient_moments(logits, label, q, m, c, tau)
+WITH_MOMENTS = [
+    name for name in exact_schemes() if not (SCHEMES[name].jackknife or SCHEMES[name].independent)
+]
+
+
+def assert_equals_enumeration(result, logits, label, q, m, c, tau, scheme="negatives"):
+    squared_bias, variance, mse = naive.gradient_moments(logits, label, q, m, c, tau, scheme)
     assert result.squared_bias == pytest.approx(squared_bias, rel=1e-10)
     assert result.variance == pytest.approx(variance, rel=1e-10)
     assert result.mse == pytest.approx(mse, rel=1e-10)
@@ -26,11 +32,12 @@ def test_equals_enumeration(n, m):
     for seed in range(4):
         rng = np.random.default_rng(10 * n + seed)
         logits, q, c = rng.normal(size=n) * 2, rng.dirichlet(np.ones(n)), rng.normal(size=(n, 3))
-        result = exact_gradient_moments(logits, seed % n, q, m, c, tau=1.7)
-        if n == 2:  # the one negative always comes
-            assert max(result.squared_bias, result.variance, result.mse) < 1e-15
-            continue
-        assert_equals_enumeration(result, logits, seed % n, q, m, c, 1.7)
+        for scheme in WITH_MOMENTS:
+            result = exact_gradient_moments(logits, seed % n, q, m, c, tau=1.7, scheme=scheme)
+            if n == 2 and scheme == "negatives":  # the one negative always comes
+                assert max(result.squared_bias, result.variance, result.mse) < 1e-15
+                continue
+            assert_equals_enumeration(result, logits, seed % n, q, m, c, 1.7, scheme)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4])
@@ -46,6 +53,24 @@ def test_one_class_with_nearly_all_the_mass(logits):
     for m in (1, 3):
         result = exact_gradient_moments(logits, 0, Q, m, C, tau=2.0)
         assert_equals_enumeration(result, logits, 0, Q, m, C, 2.0)
+
+
+@pytest.mark.parametrize("scheme", WITH_MOMENTS)
+@pytest.mark.parametrize("logits", [[0.0, 20.0, 1.0, 2.0], [9.0, -9.0, 0.0, 3.0]])
+def test_far_apart_logits_of_every_scheme(logits, scheme):
+    result = exact_gradient_moments(logits, 0, Q, 3, C, scheme=scheme)
+    assert_equals_enumeration(result, logits, 0, Q, 3, C, 1.0, scheme)
+    wrong = exact_gradient_moments(logits, 0, Q, 4, C, scheme=scheme)
+    with pytest.raises(AssertionError):
+        assert_equals_enumeration(wrong, logits, 0, Q, 3, C, 1.0, scheme)
+
+
+def test_a_label_with_all_the_mass_may_not_be_drawn():
+    """With importance weights the one draw is the label or not, however light the other is."""
+    result = exact_gradient_moments(
+        [2000.0, 0.0], 0, [0.3, 0.7], 1, [[0.0], [2.0]], scheme="importance"
+    )
+    assert result.mse == pytest.approx(0.7 * 4.0, rel=1e-12)
 
 
 def test_no_error_where_one_class_has_all_the_mass_that_float64_can_tell():

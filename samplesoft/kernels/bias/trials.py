@@ -135,10 +135,14 @@ def jackknife_trial(
 
     With S_k the sum without one draw of class k, the others rescaled by m / (m - 1), class j
     gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). Sums without a draw come from
-    prefix and suffix sums, never from a subtraction.
+    prefix and suffix sums, never from a subtraction. Draws of the label, if there are any, have no
+    weight.
     """
     m = plan.num_draws
     ratio = m / (m - 1)
+    if size == 1:  # the label alone
+        values[0] = 1.0
+        return plan.log_base
     heaviest = 1
     for k in range(2, size):
         if plan.log_weights[ids[k]] > plan.log_weights[ids[heaviest]]:
@@ -158,7 +162,11 @@ def jackknife_trial(
     # a class drawn once may outweigh all others beyond the range of float64: leaving it out
     # needs its own scale
     lone = counts[heaviest] == 1
-    delta, inverse, logs = 0.0, 0.0, 0.0
+    without = base + ratio * drawn  # of a draw of the label
+    gap = drawn / (m - 1)
+    delta = counts[0] * gap / (total * without)
+    inverse = counts[0] / without
+    logs = -counts[0] * math.log1p(gap / total)
     for k in range(1, size):
         if lone and k == heaviest:
             continue
