@@ -27,7 +27,7 @@ _NEGATIVE = re.compile(r"-\d[\d.,]*")
 _ENDS_CELL = re.compile(r"[\\|]")  # in Markdown, a bar, or a backslash that would unescape it
 
 
-def _cells(rows: Sequence[Any], columns: Sequence[Column]) -> list[list[str]]:
+def table_cells(rows: Sequence[Any], columns: Sequence[Column]) -> list[list[str]]:
     """Return the titles and, below them, the text of each row, without line breaks."""
     texts = [[title for title, _ in columns], *([show(row) for _, show in columns] for row in rows)]
     return [[" ".join(text.split()) for text in line] for line in texts]
@@ -45,7 +45,9 @@ def markdown_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
     | a    | 10 |
     | b    |  2 |
     """
-    cells = [[_ENDS_CELL.sub(r"\\\g<0>", text) for text in line] for line in _cells(rows, columns)]
+    cells = [
+        [_ENDS_CELL.sub(r"\\\g<0>", text) for text in line] for line in table_cells(rows, columns)
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = [":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     lines = [
@@ -64,7 +66,7 @@ def latex_table(rows: Sequence[Any], columns: Sequence[Column]) -> str:
     The first column is of text, which is escaped, the others of numbers, of which those such as
     ``1.5e-06`` are written with powers of ten.
     """
-    titles, *lines = _cells(rows, columns)
+    titles, *lines = table_cells(rows, columns)
     cells = [[escape_latex(title) for title in titles]]
     cells += [[escape_latex(first), *map(_number, others)] for first, *others in lines]
     body = [f"{' & '.join(line)} \\\\" for line in cells]

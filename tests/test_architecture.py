@@ -16,7 +16,9 @@ LAYERS = [
     {
         "_cuda",
         "_cuda_simulator",
+        "_figures",
         "_files",
+        "_html",
         "_interrupts",
         "_jit",
         "_json",
@@ -24,6 +26,8 @@ LAYERS = [
         "_memory",
         "_names",
         "_progress",
+        "_page",
+        "_parts",
         "_random",
         "_report",
         "_tables",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from samplesoft._files import replaced
 from samplesoft.checking.verdict import nearest
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from samplesoft.checking.report import LossReport
 
 _ALLOWED, _EXCLUDED = "#0072B2", "#D55E00"
@@ -19,7 +19,7 @@ _SHOWN = 20
 _LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
 
 
-def plot_report(report: LossReport, path: Path) -> None:
+def draw_report(report: LossReport) -> Figure:
     """Draw a report; see `LossReport.plot`."""
     from matplotlib.figure import Figure
 
@@ -45,8 +45,7 @@ def plot_report(report: LossReport, path: Path) -> None:
     figure.suptitle(
         textwrap.fill(report.verdict.replace("`", ""), 105), fontsize=9.5, x=0.01, ha="left"
     )
-    with replaced(path) as draft:
-        figure.savefig(draft, dpi=130, metadata={} if path.suffix != ".png" else {"Software": None})
+    return figure
 
 
 def _label(scheme: str, fault: str | None) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samplesoft._parts import Paragraph, Part, Table
 from samplesoft._report import Report
-from samplesoft._tables import markdown_table
 from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.methods import METHODS
-from samplesoft.checking.plots import plot_report
+from samplesoft.checking.plots import draw_report
 from samplesoft.checking.verdict import Score, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SHOWN = 12  # lines of the table
 
@@ -48,6 +50,9 @@ class LossReport(Report):
     seconds : float
         Time of the calls.
     """
+
+    _title = "What a sampled loss estimates"
+    _figure_title = "Distance of the nearest hypotheses"
 
     scheme: str | None
     fault: str | None
@@ -149,14 +154,7 @@ class LossReport(Report):
             ],
         }
 
-    def to_markdown(self) -> str:
-        """Return the verdict, and a table of the hypotheses that are nearest.
-
-        Returns
-        -------
-        str
-            Markdown with aligned columns.
-        """
+    def _parts(self) -> list[Part]:
         shown = nearest(self.scores, _SHOWN)
         columns = [
             ("scheme", lambda s: s.hypothesis.scheme),
@@ -164,25 +162,30 @@ class LossReport(Report):
             ("greatest |z|", lambda s: f"{s.z:.3g}"),
             ("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
-        lines = [f"**{self.verdict}**"]
+        parts: list[Part] = [Paragraph(self.verdict, strong=True)]
         if self.remedy:
-            lines.append(f"What to do: {self.remedy}")
+            parts.append(Paragraph(f"What to do: {self.remedy}"))
         if not self.follows_seed:
-            lines.append("The same seed gave other losses: draws do not follow `seed`.")
-        lines += [
-            markdown_table(shown, columns),
+            parts.append(Paragraph("The same seed gave other losses: draws do not follow `seed`."))
+        parts.append(Table(shown, columns, "The nearest hypotheses"))
+        text = (
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
             f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
             f"4 examples. A hypothesis is excluded above |z| = {self.limit:.2f}: a right one "
-            "with a chance below 1e-4.",
-        ]
+            "with a chance below 1e-4."
+        )
+        parts.append(Paragraph(text))
         if self.scheme is not None and self.loss_bias is not None:
-            lines.append(
+            text = (
                 f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats, and its "
                 f"gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact means of "
                 "the hypothesis over these examples)."
             )
-        return "\n\n".join(lines)
+            parts.append(Paragraph(text))
+        return parts
 
-    def _draw(self, path: Path) -> None:
-        plot_report(self, path)
+    def _figure(self) -> Figure:
+        return draw_report(self)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"m": self.num_sampled, "n": self.num_classes, "calls": self.calls}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
-from samplesoft._report import FORMATS, Report, figure_path
 from samplesoft._validation import LARGEST_COUNT
 
 
@@ -135,29 +134,6 @@ def check_writable(option: str, path: str | Path) -> None:
             f"{option} must name a file in a writable folder, got {str(path)!r}; create the folder "
             "first, or choose another."
         )
-
-
-def check_outputs(options: argparse.Namespace) -> None:
-    """Raise ValueError unless ``--json`` and ``--figure``, where given, can be written."""
-    for name in ("json", "figure"):
-        if getattr(options, name):
-            check_writable(flag(name), getattr(options, name))
-    if options.figure:
-        figure_path("--figure", options.figure)
-
-
-def add_outputs(group: Any) -> None:
-    """Add ``--json`` and ``--figure``, for `check_outputs` and `write_outputs`."""
-    group.add_argument("--json", metavar="FILE", help="write all of the report to FILE")
-    group.add_argument("--figure", metavar="FILE", help=f"draw it; {', '.join(FORMATS)}")
-
-
-def write_outputs(options: argparse.Namespace, report: Report) -> None:
-    """Write a report where ``--json`` and ``--figure`` say."""
-    if options.json:
-        write_json(options.json, report.to_dict())
-    if options.figure:
-        report.plot(options.figure)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -6,8 +6,6 @@ import argparse
 from typing import Any
 
 from samplesoft.commands.options import (
-    add_outputs,
-    check_outputs,
     draw_counts,
     name_list,
     positive_float,
@@ -15,8 +13,8 @@ from samplesoft.commands.options import (
     seed,
     show_part,
     show_report,
-    write_outputs,
 )
+from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs
 from samplesoft.commands.source import load_source
 from samplesoft.commands.source_options import add_source
 from samplesoft.samplers.registry import SAMPLERS
@@ -101,5 +99,5 @@ def run(options: argparse.Namespace) -> int:
         rng=options.seed,
     )
     show_report(report.to_markdown() + "\n")
-    write_outputs(options, report)
+    write_outputs(options, report, {"input": source.title, "tau": source.tau})
     return 0

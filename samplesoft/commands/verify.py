@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from samplesoft._files import write_text
 from samplesoft._validation import FloatArray
-from samplesoft.commands.options import say, show_part, show_report, write_json
+from samplesoft.commands.options import say, show_part, show_report
+from samplesoft.commands.outputs import write_outputs
 from samplesoft.commands.source import Source, load_source
 from samplesoft.commands.verify_options import DEFAULT_SAMPLERS, add_options, check_options
 from samplesoft.samplers.inputs import SamplerInputs
@@ -77,15 +77,8 @@ def run(options: argparse.Namespace) -> int:
         progress=show_part,
         settings=_settings(options, source, inputs, left_out),
     )
-    show_report(report.to_markdown())
-    if options.json:
-        write_json(options.json, report.to_dict())
-    if options.csv:
-        write_text(options.csv, report.to_csv())
-    if options.latex:
-        write_text(options.latex, report.to_latex())
-    if options.figure:
-        report.plot(options.figure)
+    show_report(report.to_markdown() + "\n")
+    write_outputs(options, report)
     return 0 if report.ok else 1
 
 

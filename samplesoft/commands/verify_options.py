@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from samplesoft._report import FORMATS, figure_path
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import (
-    check_writable,
     draw_counts,
     flag,
     name_list,
@@ -17,6 +14,7 @@ from samplesoft.commands.options import (
     positive_int,
     seed,
 )
+from samplesoft.commands.outputs import add_outputs, check_outputs
 from samplesoft.commands.softmax_options import add_random_features
 from samplesoft.commands.source_options import add_source
 from samplesoft.samplers.inputs import SamplerInputs
@@ -25,7 +23,6 @@ from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.blocks import WRT
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-OUTPUTS = ("json", "csv", "latex", "figure")
 OF_VECTORS = ("tau", "nu", "num_features")  # without use for logits
 
 
@@ -34,13 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_source(parser, examples=5, logits=True)
     _add_checks(parser.add_argument_group("what is checked"))
     _add_model(parser.add_argument_group("model and samplers (not with --logits)"))
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", metavar="FILE", help="write the report as JSON")
-    output.add_argument("--csv", metavar="FILE", help="write the report as CSV")
-    output.add_argument(
-        "--latex", metavar="FILE", help="write its tables in LaTeX; no package is needed"
-    )
-    output.add_argument("--figure", metavar="FILE", help=f"draw a figure ({', '.join(FORMATS)})")
+    add_outputs(parser.add_argument_group("output"), ("json", "html", "csv", "latex", "figure"))
 
 
 def _add_checks(group: Any) -> None:
@@ -100,7 +91,7 @@ def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError if an option has no effect, two do not go together, or a file is no use."""
     _check_input(options)
     _check_what_is_checked(options)
-    _check_output(options)
+    check_outputs(options)
 
 
 def _check_input(options: argparse.Namespace) -> None:
@@ -146,19 +137,3 @@ def _check_what_is_checked(options: argparse.Namespace) -> None:
         )
     if options.trials < 2:
         raise ValueError("--trials must be at least 2, got 1; the default is 2000.")
-
-
-def _check_output(options: argparse.Namespace) -> None:
-    if options.figure:
-        figure_path("--figure", options.figure)
-    written: dict[Path, str] = {}
-    for option in OUTPUTS:
-        path = getattr(options, option)
-        if path:
-            other = written.setdefault(Path(path).resolve(), option)
-            if other != option:
-                raise ValueError(
-                    f"--{other} and --{option} must name two files, got {path!r} for both; "
-                    "rename one."
-                )
-            check_writable(f"--{option}", path)

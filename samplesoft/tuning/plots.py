@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samplesoft._files import replaced
-
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from samplesoft.tuning.report import TuneReport
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
 _LEAST_BIAS = 1e-6  # drawn for settings without any
 
 
-def plot_report(report: TuneReport, path: Path) -> None:
+def draw_report(report: TuneReport) -> Figure:
     """Draw a report; see `TuneReport.plot`."""
     from matplotlib.figure import Figure
 
@@ -62,5 +61,4 @@ def plot_report(report: TuneReport, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(textwrap.fill(report.verdict, 105), fontsize=9.5, x=0.01, ha="left")
-    with replaced(path) as draft:
-        figure.savefig(draft, dpi=130, metadata={} if path.suffix != ".png" else {"Software": None})
+    return figure

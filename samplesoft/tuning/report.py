@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samplesoft._parts import Paragraph, Part, Table
 from samplesoft._report import Report
-from samplesoft._tables import markdown_table
 from samplesoft.tuning.measure import Setting
-from samplesoft.tuning.plots import plot_report
+from samplesoft.tuning.plots import draw_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class TuneReport(Report):
     left_out : dict of str to str
         Samplers that were not measured, and why.
     """
+
+    _title = "Which sampler, and how many draws"
+    _figure_title = "Bias against the time of a step"
 
     settings: tuple[Setting, ...]
     best: Setting
@@ -100,14 +105,7 @@ class TuneReport(Report):
             "settings": [_plain(one) | {"front": one in front} for one in self.settings],
         }
 
-    def to_markdown(self) -> str:
-        """Return the verdict, and a table of all settings.
-
-        Returns
-        -------
-        str
-            Markdown with aligned columns.
-        """
+    def _parts(self) -> list[Part]:
         front = self.front
         columns = [
             ("sampler", lambda s: s.sampler or "full softmax"),
@@ -119,20 +117,32 @@ class TuneReport(Report):
             ("step, ms", lambda s: f"{1e3 * s.step_seconds:.2f}"),
             ("", lambda s: "best" if s == self.best else "front" if s in front else ""),
         ]
-        lines = [f"**{self.verdict}**", markdown_table(self.settings, columns)]
-        lines.append(
+        text = (
             f"{self.num_classes:,} classes, batch {self.batch:,}. L1 bias: exact, of the gradient "
             "in the logits (at most 2); error: of the gradient in h, bias and noise, relative to "
             "its size; times: medians on this machine. On the front nothing is better in both "
             "bias and time."
         )
+        parts: list[Part] = [
+            Paragraph(self.verdict, strong=True),
+            Table(self.settings, columns, "All settings, by the time of a step"),
+            Paragraph(text),
+        ]
         if self.left_out:
             reasons = (f"{name} ({why})" for name, why in self.left_out.items())
-            lines.append(f"Left out: {', '.join(reasons)}.")
-        return "\n\n".join(lines)
+            parts.append(Paragraph(f"Left out: {', '.join(reasons)}."))
+        return parts
 
-    def _draw(self, path: Path) -> None:
-        plot_report(self, path)
+    def _figure(self) -> Figure:
+        return draw_report(self)
+
+    def _settings(self) -> dict[str, Any]:
+        limit = (
+            {"largest bias": self.largest_bias}
+            if self.seconds is None
+            else {"seconds of a step": self.seconds}
+        )
+        return {"classes": self.num_classes, "batch": self.batch} | limit
 
 
 def _plain(setting: Setting) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplesoft._files import replaced
-
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from samplesoft.verification.report import VerificationReport
     from samplesoft.verification.rows import Picture, VerificationRow
 
@@ -20,7 +19,7 @@ _NO_BIAS = 1e-13  # below, a bias is rounding
 _QUANTILE = 1.96
 
 
-def plot_report(report: VerificationReport, path: Path) -> None:
+def draw_report(report: VerificationReport) -> Figure:
     """Draw a report; see `VerificationReport.plot`."""
     from matplotlib.figure import Figure
 
@@ -36,8 +35,7 @@ def plot_report(report: VerificationReport, path: Path) -> None:
     _draw_curves(parts[0], report, curves, names, columns)
     if report.pictures:
         _draw_pictures(parts[1], report, columns)
-    with replaced(path) as draft:
-        figure.savefig(draft, dpi=130)
+    return figure
 
 
 def _panels(part: Any, count: int, columns: int, title: str, **shared: Any) -> list[Any]:

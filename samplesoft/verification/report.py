@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from samplesoft._parts import Part
 from samplesoft._report import Report
-from samplesoft.verification.plots import plot_report
+from samplesoft.verification.plots import draw_report
 from samplesoft.verification.rows import Picture, VerificationRow
-from samplesoft.verification.tables import comma_separated, latex, markdown
+from samplesoft.verification.tables import comma_separated, latex, parts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class VerificationReport(Report):
     pictures : tuple of Picture
         One for each sampler, for the figure; not part of `to_dict`.
     """
+
+    _title = "Exact bias, bounds and Monte Carlo"
+    _figure_title = "Bias, bounds and Monte Carlo of each sampler"
 
     rows: tuple[VerificationRow, ...]
     scheme: str
@@ -94,16 +100,6 @@ class VerificationReport(Report):
         plain: dict[str, Any] = _plain(values)
         return plain
 
-    def to_markdown(self) -> str:
-        """Return a headline, a table for each block and a legend.
-
-        Returns
-        -------
-        str
-            Markdown with aligned columns.
-        """
-        return markdown(self)
-
     def to_latex(self) -> str:
         """Return a ``table`` for each block, with the columns of `to_markdown`.
 
@@ -124,8 +120,15 @@ class VerificationReport(Report):
         """
         return comma_separated(self)
 
-    def _draw(self, path: Path) -> None:
-        plot_report(self, path)
+    def _parts(self) -> list[Part]:
+        return parts(self)
+
+    def _figure(self) -> Figure:
+        return draw_report(self)
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("scheme", "num_classes", "num_examples", "num_trials", "tau", "alpha")
+        return {name: getattr(self, name) for name in names} | self.settings
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,12 @@
-"""A verification report as aligned Markdown, LaTeX and comma-separated values."""
+"""What a verification report says, and its tables as LaTeX and comma-separated values."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from samplesoft._tables import Column, csv_table, escape_latex, latex_table, markdown_table
+from samplesoft._parts import Heading, Items, Paragraph, Part, Settings, Table
+from samplesoft._tables import Column, csv_table, escape_latex, latex_table
 
 if TYPE_CHECKING:
     from samplesoft.verification.report import VerificationReport
@@ -19,16 +20,16 @@ _TITLES = {
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
-def markdown(report: VerificationReport) -> str:
+def parts(report: VerificationReport) -> list[Part]:
     """Return the whole report: headline, settings, a table for each block, legend."""
-    parts = [headline(report)]
+    found: list[Part] = [Paragraph(headline(report))]
     if report.settings:
-        parts.append(_settings(report))
+        found.append(Settings(report.settings))
     for wrt, rows in _blocks(report):
-        parts.append(f"**{_TITLES[wrt]}**")
-        parts.append(markdown_table(rows, columns_of(report, wrt)))
-    parts.append(legend(report))
-    return "\n\n".join(parts) + "\n"
+        caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
+        found += [Heading(_TITLES[wrt]), Table(rows, columns_of(report, wrt), caption)]
+    found.append(Items(legend(report)))
+    return found
 
 
 def _sizes(report: VerificationReport) -> str:
@@ -37,11 +38,6 @@ def _sizes(report: VerificationReport) -> str:
         f"scheme {report.scheme}, {report.num_classes:,} classes, {examples}, "
         f"{report.num_trials:,} trials each"
     )
-
-
-def _settings(report: VerificationReport) -> str:
-    text = "; ".join(f"{name}: {value}" for name, value in report.settings.items())
-    return " ".join(text.split()) + "."
 
 
 def _blocks(report: VerificationReport) -> list[tuple[str, list[VerificationRow]]]:
@@ -78,7 +74,7 @@ def latex(report: VerificationReport) -> str:
     """Return a LaTeX ``table`` for each block, with what it shows as its caption."""
     lines = ["% samplesoft verify; needs no package", f"% {headline(report)}"]
     if report.settings:
-        lines.append(f"% {_settings(report)}")
+        lines.append(f"% {Settings(report.settings).markdown()}")
     for wrt, rows in _blocks(report):
         lines += [
             r"\begin{table}",
@@ -133,7 +129,7 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
     return columns
 
 
-def legend(report: VerificationReport) -> str:
+def legend(report: VerificationReport) -> list[str]:
     """Return what the columns mean and in which units they are."""
     sizes = {row.wrt: row.num_coordinates for row in report.rows}
     units = ["in probability for the logits"] if "logits" in sizes else []
@@ -166,7 +162,7 @@ def legend(report: VerificationReport) -> str:
         "Verdict: every |z| of the report within Bonferroni's limit for a chance of "
         f"{report.alpha:g} of one false alarm in all."
     )
-    return "\n".join("- " + line for line in lines)
+    return lines
 
 
 def _show(value: float | None, form: str) -> str:
