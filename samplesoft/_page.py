@@ -63,8 +63,10 @@ dd { margin: 0; }
 _SCRIPT = """
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0], titles = [...table.tHead.rows[0].cells];
-  const key = ({ dataset, textContent: text }) =>
-    "value" in dataset ? [0, Number(dataset.value)] : [text === "" || text === "-" ? 2 : 1, text];
+  const key = ({ dataset, textContent: text }) => {
+    if ("value" in dataset) return [0, Number(dataset.value)];
+    return text === "" || text === "-" ? [2, ""] : [1, text];
+  };
   titles.forEach((title, column) => {
     const button = document.createElement("button");
     button.type = "button";

@@ -17,6 +17,6 @@ file            what is in it
 `distinct`      draws without replacement, whose means are simulated
 `in_batch`      losses whose negatives are the labels of the batch
 `verdict`       which hypotheses the observed means allow
-`report`        the result, as a table, JSON and a plot
+`report`        the result, as a table, JSON, a page and a plot
 =============== ===================================================================
 """

@@ -76,7 +76,7 @@ def check_loss(
     Returns
     -------
     LossReport
-        The scheme and the mistake, with a table, JSON and a plot.
+        The scheme and the mistake, with a table, JSON, a page and a plot.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def verify(
     -------
     VerificationReport
         Rows for each sampler, m and block; `agrees`, `bounds_hold`, `ok`; `to_dict`,
-        `to_markdown`, `to_latex`, `to_csv`, `plot`.
+        `to_markdown`, `to_html`, `to_latex`, `to_csv`, `plot`.
 
     Raises
     ------

@@ -38,11 +38,12 @@ def run(name, *options):
 
 
 def test_exit_status_report_and_files(tmp_path, capsys):
-    files = "--json", "report.json", "--figure", "report.png"
+    files = "--json", "report.json", "--figure", "report.png", "--html", "report.html"
     assert run("right", "--scheme", "masked", *files) == 0
     assert "scheme `masked`" in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text())["scheme"] == "masked"
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "<dt>--scheme</dt><dd>masked</dd>" in (tmp_path / "report.html").read_text()
     assert run("right", "--scheme", "candidate") == 1
     assert run("wrong") == 1
     assert "log m is left out" in capsys.readouterr().out
@@ -57,6 +58,14 @@ def test_exit_status_report_and_files(tmp_path, capsys):
         (["losses_of_mine:right", "--proposal", "unigram"], "--proposal"),
         (["losses_of_mine:q", "--proposal", "uniform"], "`loss` must be callable"),
         (["losses_of_mine:right", "--proposal", "uniform", "--json", "no/such"], "--json"),
+        (
+            ["losses_of_mine:right", "--proposal", "uniform", "--html", "no/such"],
+            "--html must name",
+        ),
+        (
+            ["losses_of_mine:right", "--proposal", "uniform", "--json", "x", "--html", "x"],
+            "--json and --html must name two files",
+        ),
     ],
 )
 def test_bad_usage(arguments, words, capsys):

@@ -45,6 +45,7 @@ def files(tmp_path_factory):
 def test_embeddings(files, tmp_path, capsys):
     out, figure = tmp_path / "report.json", tmp_path / "report.png"
     files_of_rows = ["--csv", str(tmp_path / "r.csv"), "--latex", str(tmp_path / "r.tex")]
+    files_of_rows += ["--html", str(tmp_path / "r.html")]
     args = ["verify", "--embeddings", str(files / "e.npz"), "--tau", "3", "--num-features", "50"]
     assert main([*args, *QUICK, "--json", str(out), "--figure", str(figure), *files_of_rows]) == 0
     text = capsys.readouterr().out
@@ -57,7 +58,8 @@ def test_embeddings(files, tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "r.csv").read_text().count("\n") == 1 + 6 * 2 * 3
     assert (tmp_path / "r.tex").read_text().count(r"\begin{tabular}") == 3
-    names = ["r.csv", "r.tex", "report.json", "report.png"]
+    assert (tmp_path / "r.html").read_text().count("<table>") == 3
+    names = ["r.csv", "r.html", "r.tex", "report.json", "report.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
@@ -192,6 +194,7 @@ BAD = {
     "examples": (["verify", "--examples", "0"], "--examples"),
     "json": (["verify", "--json", "{f}/absent/x.json"], "--json must name a file"),
     "figure": (["verify", "--figure", "{f}/absent/x.png"], "--figure must name a file"),
+    "html": (["verify", "--html", "{f}/absent/x.html"], "--html must name a file"),
     "one file": (
         ["verify", "--json", "{f}/x.png", "--figure", "{f}/../{f.name}/x.png"],
         "--json and --figure must name two files",

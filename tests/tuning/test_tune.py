@@ -130,11 +130,16 @@ def test_bad_arguments(change, words):
 def test_the_command(tmp_path, capsys):
     np.savez(tmp_path / "e.npz", h=H, class_embeddings=C, labels=LABELS, counts=np.ones(60))
     files = ["--json", str(tmp_path / "t.json"), "--figure", str(tmp_path / "t.png")]
+    files += ["--html", str(tmp_path / "t.html")]
     some = ["--samplers", "uniform,unigram", "--num-sampled", "5,10"]
     assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), *some, *files]) == 0
     assert "**Take " in capsys.readouterr().out
     assert len(json.loads((tmp_path / "t.json").read_text())["settings"]) == 1 + 2 * 2 * 2
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "t.html").read_text()
+    settings = page[page.index("<dl>") :]
+    assert "e.npz" in settings and "<dt>--num-sampled</dt><dd>5, 10</dd>" in settings
+    assert "--html" not in settings
     assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), "--figure", "t.gif"]) == 2
     assert "--figure must end in" in capsys.readouterr().err
 

@@ -1,0 +1,317 @@
+"""Reports as pages: the words and numbers of the Markdown, and nothing from elsewhere."""
+
+import re
+
+import numpy as np
+import pytest
+from browser import ask
+from checking.twins import log_uniform, make
+from html_reader import Reader
+from matplotlib.figure import Figure
+
+from samplesoft import check_loss, tune, verify
+from samplesoft._figures import save_figure, svg_element
+from samplesoft._html import html_table, number_of
+from samplesoft._parts import Heading, Items, Paragraph, Settings, Table
+from samplesoft._report import Report
+
+NASTY = "<b>a</b> & \"b\" <script>alert('c')</script> | `d`"
+CELLS = [  # from the smallest to the largest, then text, then what is absent
+    *("-inf", "-3", "-2.5e-03", "0", "1.5e-06", "12%", ".5", "2", "7 (+2)", "10", "1,000", "1e+05"),
+    *("inf", "3rd", "abc", "-", ""),
+]
+ORDER = tuple(range(len(CELLS)))
+
+
+class Small(Report):
+    """A report with every part, and text that is not meant well."""
+
+    _title = f"Small {NASTY}"
+    _figure_title = f"Figure {NASTY}"
+
+    def __init__(self, order=ORDER):
+        self.order = order
+
+    def to_dict(self):
+        return {}
+
+    def _parts(self):
+        columns = [
+            ("name", lambda k: f"{NASTY} {k}"),
+            (NASTY, lambda k: CELLS[k]),
+            ("", lambda k: "all one"),
+        ]
+        return [
+            Paragraph(f"Verdict {NASTY}", strong=True),
+            Settings({"given": NASTY}),
+            Heading(f"Heading {NASTY}"),
+            Table(self.order, columns, f"Caption {NASTY}"),
+            Items(["first", NASTY]),
+        ]
+
+    def _figure(self):
+        figure = Figure(figsize=(8, 3))
+        figure.subplots().plot([1, 2], label=NASTY.replace("$", ""))
+        figure.axes[0].legend()
+        figure.axes[0].scatter([1, 1], [1, 2], rasterized=True)
+        return figure
+
+    def _settings(self):
+        return {"own": NASTY}
+
+
+def of_verify():
+    rng = np.random.default_rng(0)
+    h, c = rng.normal(size=(2, 4)), rng.normal(size=(30, 4))
+    q = {NASTY: np.full(30, 1 / 30), "other": rng.dirichlet(np.ones(30))}
+    vectors = {"h": h, "class_embeddings": c}
+    return verify(h @ c.T, [1, 2], q, (5, 50), **vectors, num_trials=1000, settings={"x": NASTY})
+
+
+def of_tune():
+    c = np.random.default_rng(0).normal(size=(60, 5))
+    return tune(c, c[:8], np.arange(8), samplers=["uniform", "unigram"], num_sampled=[5, 20])
+
+
+def of_check():
+    return check_loss(make("masked", "uncorrected"), log_uniform, 10)
+
+
+MAKERS = {"small": Small, "verify": of_verify, "tune": of_tune, "check": of_check}
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Return a report and its page by name; each is made once."""
+    kept = {}
+
+    def make_once(name):
+        if name not in kept:
+            report = MAKERS[name]()
+            kept[name] = report, report.to_html()
+        return kept[name]
+
+    return make_once
+
+
+REAL = [pytest.param(name, marks=pytest.mark.slow) for name in MAKERS if name != "small"]
+
+
+@pytest.fixture(params=["small", *REAL])
+def both(request, made):
+    return made(request.param)
+
+
+def cells_of(markdown):
+    """Return the texts of all cells of the tables, titles too, as a reader of Markdown has them."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    rows = [re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1] for line in lines if "-: |" not in line]
+    return [re.sub(r"\\(.)", r"\1", cell.strip()) for row in rows for cell in row]
+
+
+# the form of a page ------------------------------------------------------------------------------
+
+
+def test_it_is_a_whole_page_that_loads_nothing(both):
+    _, text = both
+    found = Reader(text)
+    assert not found.problems
+    assert text.startswith("<!DOCTYPE html>\n") and text.endswith("</html>\n")
+    assert found.named("html") == [{"lang": "en"}]
+    assert {"charset": "utf-8"} in found.named("meta")
+    assert "width=device-width" in str(found.named("meta"))
+    for tag in ("title", "h1", "main", "svg", "script", "style"):
+        assert len(found.named(tag)) == 1, tag
+    assert found.loads and all(one.startswith(("#", "data:image/png;")) for one in found.loads)
+    assert {one[1:] for one in found.loads if one[0] == "#"} <= set(found.ids)
+    assert "http:" not in text and "https:" not in text
+    assert len(text) < 300_000
+
+
+def test_the_page_has_the_cells_of_the_markdown(both):
+    report, text = both
+    found = Reader(text)
+    assert len(found.named("table")) == len(found.named("caption")) > 0
+    wanted = [cell.replace("`", "") or "note" for cell in cells_of(report.to_markdown())]
+    assert [cell or "note" for cell in found.cells] == wanted
+
+
+def test_the_page_has_the_words_of_the_markdown(both):
+    report, text = both
+    words = " ".join(Reader(text).text.split())
+    parts = [p for p in report._parts() if isinstance(p, (Paragraph, Heading))]
+    for part in parts:
+        assert " ".join(part.text.replace("`", "").split()) in words
+
+
+def test_settings_and_versions_are_at_the_end():
+    text = Reader(Small().to_html({"from": "here", "several": ["a", "b"]})).text
+    end = text[text.index("Settings") :]
+    for words in ("own", "from", "here", "several", "a, b", "samplesoft", "NumPy", np.__version__):
+        assert words in end
+    assert re.search(r"threads\s*\d+\s", end)
+
+
+def test_the_same_report_has_the_same_page():
+    assert Small().to_html() == Small().to_html()
+
+
+def test_the_reader_sees_what_is_wrong():
+    for wrong, words in {
+        "<p>a": "p has no end",
+        "<p><b>a</p></b>": "p ends where it is not open",
+        "<p id='a'></p><b id='a'></b>": "a stands twice",
+        "<p class='a' class='b'></p>": "an attribute twice",
+    }.items():
+        assert any(words in problem for problem in Reader(wrong).problems), wrong
+    outside = "<img src='x.png'><p style='background: url(y.png)'></p><style>@import 'z'</style>"
+    assert Reader(outside).loads == ["x.png", "y.png", " 'z'"]
+
+
+# its text ----------------------------------------------------------------------------------------
+
+
+def test_text_stays_text():
+    found = Reader(Small().to_html({"also": NASTY, NASTY: 1}))
+    assert not found.problems
+    assert len(found.named("script")) == 1 and not found.named("b")
+    plain = NASTY.replace("`", "")
+    for words in ("Small", "Verdict", "Heading", "Caption"):
+        assert words in found.text
+    assert found.text.count(plain) >= 5 + len(CELLS)
+    assert f"Figure {NASTY}" in [one.get("aria-label") for one in found.named("svg")]
+
+
+def test_columns_have_titles_and_rows_have_names():
+    found = Reader(Small().to_html())
+    heads = [attributes for attributes in found.named("th") if attributes["scope"] == "col"]
+    assert len(heads) == 3
+    assert len(found.named("th")) - len(heads) == len(CELLS)
+    assert found.cells[2] == "note"
+
+
+def test_numbers_are_known_and_set_to_the_right():
+    columns = [("a", lambda row: row[0]), ("b", lambda row: row[1]), ("c", lambda row: row[2])]
+    rows = [("x", "1,000", "hold"), ("3", "-", "2 OUT")]
+    cells = Reader(html_table(rows, columns, "t")).named("td")
+    assert [one.get("class") for one in cells] == ["number", None, "number", None]
+    assert [one.get("data-value") for one in cells] == ["1000.0", None, None, "2.0"]
+    assert Reader(html_table([], columns, "none")).cells == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("1.5e-06", 1.5e-6), ("1,000", 1000.0), ("1,234,567.5", 1234567.5), ("12%", 0.12)),
+        *(("-3", -3.0), ("+0.5", 0.5), (".5", 0.5), ("7 (+2)", 7.0), ("5/6", 5.0), ("1E3", 1e3)),
+        *(("inf", np.inf), ("-inf", -np.inf), ("12 %", 0.12)),
+        *((text, None) for text in ("", "-", "3rd", "1.2.3", "nan", "information", "e5", "a 1")),
+    ],
+)
+def test_what_number_a_cell_has(text, number):
+    assert number_of(text) == number
+
+
+# its figure --------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_page_share_no_ids(tmp_path):
+    one, two = (svg_element(Small()._figure(), name, "t") for name in ("one", "two"))
+    assert not Reader(one + two).problems
+    assert any("stands twice" in problem for problem in Reader(one + one).problems)
+    for svg, name in ((one, "one"), (two, "two")):
+        found = Reader(svg)
+        assert found.ids and all(each.startswith(f"{name}-") for each in found.ids)
+        assert {each for each in found.loads if each.startswith("#")} <= {
+            f"#{i}" for i in found.ids
+        }
+
+
+@pytest.mark.parametrize("ending", [".svg", ".pdf", ".png"])
+def test_equal_figures_are_equal_files(ending, tmp_path):
+    files = [tmp_path / f"{k}{ending}" for k in range(2)]
+    for path in files:
+        save_figure(Small()._figure(), path)
+    first, second = (path.read_bytes() for path in files)
+    assert first == second and b"Date" not in first
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# in a browser ------------------------------------------------------------------------------------
+
+CLICKS = """(page) => {
+  const titles = [...page.querySelectorAll("thead th")], state = () => ({
+    order: [...page.querySelectorAll("tbody tr")].map((row) => row.cells[1].textContent),
+    names: [...page.querySelectorAll("tbody tr")].map((row) => row.cells[0].textContent),
+    sorted: titles.map((title) => title.getAttribute("aria-sort")),
+  });
+  const found = [state()];
+  for (const column of [1, 1, 2, 0]) {
+    titles[column].querySelector("button").click();
+    found.push(state());
+  }
+  const buttons = titles.map((title) => title.firstElementChild);
+  buttons[1].focus();
+  return {
+    found,
+    titles: titles.map((title) => title.textContent),
+    keys: buttons.every((one) => one.tagName === "BUTTON" && one.tabIndex === 0),
+    focus: page.activeElement === buttons[1],
+  };
+}"""
+WIDTHS = """(page, window) => ({
+  page: page.documentElement.scrollWidth,
+  boxes: [...page.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth)
+    .length,
+  loaded: window.performance.getEntriesByType("resource").map((one) => one.name)
+    .filter((name) => !name.startsWith("data:")),
+  images: [...page.images].map((image) => image.naturalWidth),
+  title: page.title,
+  svg: page.querySelector("svg").getBoundingClientRect().width,
+})"""
+
+
+@pytest.mark.slow
+def test_a_click_on_a_title_sorts(tmp_path):
+    order = np.random.default_rng(0).permutation(len(CELLS))
+    assert CELLS != [CELLS[k] for k in order]
+    [answer] = ask(tmp_path, (Small([*order]).to_html(), 1000, CLICKS))
+    given, up, down, same, by_name = answer["found"]
+    assert given["order"] == [CELLS[k] for k in order] and not any(given["sorted"])
+    absent = [cell for cell in given["order"] if cell in ("", "-")]
+    numbers = [cell for cell in CELLS if number_of(cell) is not None]
+    assert sorted(numbers, key=number_of) == sorted(numbers, key=up["order"].index)
+    assert up["order"] == [*sorted(numbers, key=number_of), "3rd", "abc", *absent]
+    assert down["order"] == [*sorted(numbers, key=number_of)[::-1], "abc", "3rd", *absent]
+    assert up["sorted"] == [None, "ascending", None]
+    assert down["sorted"] == [None, "descending", None]
+    assert same["order"] == down["order"] and same["sorted"] == [None, None, "ascending"]
+    assert [int(name.split()[-1]) for name in by_name["names"]] == [*range(len(CELLS))]
+    assert by_name["order"] == CELLS  # rows move as a whole
+    assert answer["titles"] == ["name", NASTY.replace("`", ""), "note"]
+    assert answer["keys"] and answer["focus"]
+
+
+@pytest.mark.slow
+def test_pages_fit_and_load_nothing(made, tmp_path):
+    pages = [made(name)[1] for name in MAKERS]
+    small = pages[0]
+    without = re.sub(r"<meta http-equiv.*?>", "", small)
+    save_figure(Small()._figure(), tmp_path / "a.png")
+    loads = '<img src="http://127.0.0.1:9/a.png"><img src="a.png">'
+    loads += '<script>document.title = "changed"</script></main>'
+    answers = ask(
+        tmp_path,
+        *((text, width, WIDTHS) for text in pages for width in (400, 1280)),
+        (small.replace("overflow-x: auto", "overflow-x: visible"), 400, WIDTHS),
+        (small.replace("</main>", loads), 400, WIDTHS),
+        (without.replace("</main>", loads), 400, WIDTHS),
+    )
+    *real, wide, guarded, open_ = answers
+    for answer, width in zip(real, (400, 1280) * len(pages), strict=True):
+        assert answer["page"] <= width and not answer["loaded"]
+    assert all(answer["boxes"] > 0 for answer in real[::2])  # what is wide is in a box
+    assert all(answer["svg"] > 1000 for answer in real[1::2])  # figures use the width
+    assert wide["page"] > 400
+    assert open_["loaded"] and open_["images"][1] > 0 and open_["title"] == "changed"
+    assert guarded["images"] == [0, 0] and guarded["title"] != "changed"  # it was told not to
