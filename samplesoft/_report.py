@@ -36,7 +36,7 @@ class Report(ABC):
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """Return what the report was made with, for the end of the page."""
+        """Return what the report was made with, for the end of the page; None is not shown."""
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON.
@@ -67,13 +67,15 @@ class Report(ABC):
         Parameters
         ----------
         settings : mapping, optional
-            Shown with those of the report, for example where the data came from.
+            Shown with those of the report, for example where the data came from. Where both have a
+            name, the report's value counts.
 
         Returns
         -------
         str
             HTML of several lines.
         """
+        given = {**(settings or {}), **self._settings()}
         parts = [part for part in self._parts() if not isinstance(part, Settings)]
         figure = svg_element(self._figure(), "figure", self._figure_title)
         return page(
@@ -83,7 +85,7 @@ class Report(ABC):
                 Heading(self._figure_title).html(),
                 f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>',
                 Heading("Settings").html(),
-                Settings(self._settings() | dict(settings or {})).html(),
+                Settings({k: v for k, v in given.items() if v is not None}).html(),
                 Heading("Versions").html(),
                 Settings(versions()).html(),
             ],

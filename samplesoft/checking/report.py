@@ -188,4 +188,5 @@ class LossReport(Report):
         return draw_report(self)
 
     def _settings(self) -> dict[str, Any]:
-        return {"m": self.num_sampled, "n": self.num_classes, "calls": self.calls}
+        names = ("num_sampled", "num_classes", "calls")
+        return {name: getattr(self, name) for name in names}

@@ -68,7 +68,7 @@ def _chosen(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options, given or by default, that make the report what it is."""
     other = (*_OUTPUTS, "command", "run")
     return {
-        flag(name): value
+        name: value
         for name, value in vars(options).items()
         if name not in other and value is not None and value is not False
     }

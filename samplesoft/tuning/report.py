@@ -137,12 +137,8 @@ class TuneReport(Report):
         return draw_report(self)
 
     def _settings(self) -> dict[str, Any]:
-        limit = (
-            {"largest bias": self.largest_bias}
-            if self.seconds is None
-            else {"seconds of a step": self.seconds}
-        )
-        return {"classes": self.num_classes, "batch": self.batch} | limit
+        names = ("num_classes", "batch", "largest_bias", "seconds")
+        return {name: getattr(self, name) for name in names}
 
 
 def _plain(setting: Setting) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_exit_status_report_and_files(tmp_path, capsys):
     assert "scheme `masked`" in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text())["scheme"] == "masked"
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert "<dt>--scheme</dt><dd>masked</dd>" in (tmp_path / "report.html").read_text()
+    assert "<dt>scheme</dt><dd>masked</dd>" in (tmp_path / "report.html").read_text()
     assert run("right", "--scheme", "candidate") == 1
     assert run("wrong") == 1
     assert "log m is left out" in capsys.readouterr().out

@@ -138,8 +138,11 @@ def test_the_command(tmp_path, capsys):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "t.html").read_text()
     settings = page[page.index("<dl>") :]
-    assert "e.npz" in settings and "<dt>--num-sampled</dt><dd>5, 10</dd>" in settings
-    assert "--html" not in settings
+    assert "e.npz" in settings and "<dt>num_sampled</dt><dd>5, 10</dd>" in settings
+    assert settings.count("largest_bias") == 1 and "html" not in settings.partition("</dl>")[0]
+    late = ["--seconds", "10", "--html", str(tmp_path / "late.html")]
+    assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), *some, *late]) == 0
+    assert "largest_bias" not in (tmp_path / "late.html").read_text()  # it has no effect
     assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), "--figure", "t.gif"]) == 2
     assert "--figure must end in" in capsys.readouterr().err
 
