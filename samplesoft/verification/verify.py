@@ -15,6 +15,7 @@ from samplesoft.schemes import Scheme
 from samplesoft.verification.agreement import ALPHA, Scores, merge, z_limit
 from samplesoft.verification.blocks import WRT
 from samplesoft.verification.cells import Cell, compute_cell
+from samplesoft.verification.fit import warn_unless_products
 from samplesoft.verification.problem import check_counts, check_problem, check_proposals
 from samplesoft.verification.report import VerificationReport
 from samplesoft.verification.rows import VerificationRow
@@ -43,7 +44,8 @@ def verify(
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits; ``tau * h @ class_embeddings.T`` where those are given.
+        Finite logits. Where vectors are given, ``tau * h @ class_embeddings.T``, to which a bias
+        of each class and a constant of each example may be added.
     labels : int or array_like of int, shape () or (B,)
         The true class of each example.
     proposals : mapping of str to array_like, shape (n,) or (B, n), or to sampler
@@ -88,7 +90,8 @@ def verify(
     Warns
     -----
     RuntimeWarning
-        As `exact_bias`.
+        As `exact_bias`; and where two or more examples show that `logits` are not those of `h`,
+        `class_embeddings` and `tau`, to the rounding of float32.
 
     Notes
     -----
@@ -120,6 +123,8 @@ def verify(
     problem = check_problem(logits, labels, h, class_embeddings, tau, wrt, scheme, num_trials)
     counts = check_counts(num_sampled, problem.scheme)
     samplers = check_proposals(proposals, problem, counts)
+    if problem.h is not None and problem.class_embeddings is not None:
+        warn_unless_products(problem.logits, problem.h, problem.class_embeddings, problem.tau)
     key = as_key(rng)
     rows: list[VerificationRow] = []
     cells: dict[str, Cell] = {}  # those that the figure shows
