@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from samplesoft._files import replaced
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
+from samplesoft.commands.inputs import read_inputs
 from samplesoft.commands.options import check_writable, positive_int
 
 _ROWS = 1024  # scored at a time
@@ -52,33 +53,19 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         check_writable("--output", options.output)
     trained = read_linear_softmax(options.model)
-    num_classes = len(trained.model.parameters["softmax.class_embeddings"])
+    num_classes = trained.num_classes
     k = options.k or min(5, num_classes)
     if k > num_classes:
         raise ValueError(
             f"--k must be at most {num_classes:,}, the classes of the model, got {options.k}."
         )
-    inputs = _read(options.input, trained)
+    inputs, _ = read_inputs(options.input, trained)
     if not options.output:
         _write(sys.stdout, inputs, trained, k)
         return 0
     with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
         _write(stream, inputs, trained, k)
     return 0
-
-
-def _read(path: str, trained: Any) -> Any:
-    from samplesoft.data.interactions import load_interactions, padded
-    from samplesoft.data.xml_repository import load_xml_repository
-
-    inputs = load_interactions(path) if trained.leave_out else load_xml_repository(path).inputs
-    width = trained.num_inputs
-    if inputs.shape[1] > width or (inputs.shape[1] < width and not trained.leave_out):
-        raise ValueError(
-            f"--input must have the {width:,} columns that the model was trained on, got "
-            f"{inputs.shape[1]:,}."
-        )
-    return padded(inputs, (inputs.shape[0], width))
 
 
 def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.commands.inputs import read_inputs
 from samplesoft.commands.options import say
 from samplesoft.data import (
     Embeddings,
@@ -20,6 +22,9 @@ from samplesoft.data import (
     stdlib_tokens,
 )
 from samplesoft.data.corpus import training_text
+
+if TYPE_CHECKING:
+    from samplesoft.training.examples import TrainedSoftmax
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,31 @@ def _from_vectors(title: str, vectors: Embeddings, tau: float) -> Source:
 
 
 def _from_checkpoint(options: argparse.Namespace) -> Source:
-    from samplesoft.training.examples import read_examples
-
-    trained = read_examples(options.checkpoint)
-    vectors = trained.embeddings.take(options.examples, options.seed)
+    trained = _trained(options)
     title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
-    source = _from_vectors(title, vectors, trained.tau)
+    if options.input:
+        title += f", examples of {options.input}"
+    source = _from_vectors(title, trained.embeddings, trained.tau)
     if trained.absolute:  # logits |o| are not products of vectors
         return Source(f"{title}, |o|", np.abs(source.logits), source.labels, counts=source.counts)
     return source
+
+
+def _trained(options: argparse.Namespace) -> TrainedSoftmax:
+    """Return the model with ``--examples`` examples of its own, or of ``--input``."""
+    from samplesoft.training.examples import read_examples
+    from samplesoft.training.linear_examples import linear_examples
+    from samplesoft.training.linear_model import read_linear_softmax
+
+    if not options.input:
+        found = read_examples(options.checkpoint)
+        some = found.embeddings.take(options.examples, options.seed)
+        return replace(found, embeddings=some)
+    model = read_linear_softmax(options.checkpoint)
+    inputs, labels = read_inputs(options.input, model)
+    if labels.shape[1] != model.num_classes:
+        raise ValueError(
+            f"--input must have the {model.num_classes:,} labels of the model, got "
+            f"{labels.shape[1]:,}; number the model's classes from 0, in their order."
+        )
+    return linear_examples(model, inputs, labels, options.examples, options.seed)

@@ -36,8 +36,16 @@ def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) 
     only.add_argument(
         "--checkpoint",
         metavar="FILE",
-        help="written by samplesoft train: its class vectors, its tau, and contexts that the "
-        "trained model made",
+        help="written by samplesoft train or SampledSoftmaxClassifier.save: its class vectors, "
+        "its tau, and contexts that the trained model made of held-out examples or of --input",
+    )
+    source.add_argument(
+        "--input",
+        metavar="FILE",
+        help="examples for a --checkpoint of train xc, train items or a classifier, whose file "
+        "holds none; in the format of the training data, the labels being the model's classes "
+        "numbered from 0. Of several labels, one is drawn at random, by --seed; of a user's items "
+        "too, and left out of the others",
     )
     if logits:
         source.add_argument(
@@ -54,3 +62,16 @@ def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) 
         metavar="B",
         help="number of examples (default %(default)s)",
     )
+
+
+def check_source(options: argparse.Namespace) -> None:
+    """Raise ValueError if options of the input do not go together."""
+    if options.checkpoint and options.tau is not None:
+        raise ValueError(
+            f"--tau has no effect with --checkpoint, which holds its own, got {options.tau}; "
+            "leave it out."
+        )
+    if options.input and not options.checkpoint:
+        raise ValueError(
+            f"--input needs --checkpoint with it, got {options.input!r} alone; add the model."
+        )

@@ -16,7 +16,7 @@ from samplesoft.commands.options import (
 )
 from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs
 from samplesoft.commands.source import load_source
-from samplesoft.commands.source_options import add_source
+from samplesoft.commands.source_options import add_source, check_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
 
@@ -76,6 +76,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft tune``."""
     check_outputs(options)
+    check_source(options)
     source = load_source(options)
     vectors = source.embeddings
     if vectors is None:

@@ -16,7 +16,7 @@ from samplesoft.commands.options import (
 )
 from samplesoft.commands.outputs import add_outputs, check_outputs
 from samplesoft.commands.softmax_options import add_random_features
-from samplesoft.commands.source_options import add_source
+from samplesoft.commands.source_options import add_source, check_source
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.schemes import SCHEMES, exact_schemes
@@ -101,11 +101,7 @@ def _check_input(options: argparse.Namespace) -> None:
                 f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
                 "use --corpus or --embeddings."
             )
-    if options.checkpoint and options.tau is not None:
-        raise ValueError(
-            f"--tau has no effect with --checkpoint, which holds its own, got {options.tau}; "
-            "leave it out."
-        )
+    check_source(options)
     if (options.logits is None) != (options.labels is None):
         given, absent = ("--logits", "--labels") if options.logits else ("--labels", "--logits")
         raise ValueError(f"{given} needs {absent} with it; give both, or neither.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ from samplesoft._validation import as_count, as_positive, as_real_array, shown
 from samplesoft.data.embeddings import Embeddings
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.training.checkpoint import Checkpoint, part_of, read_checkpoint, rebuilding
+from samplesoft.training.checkpoint import (
+    Arrays,
+    Checkpoint,
+    part_of,
+    read_checkpoint,
+    rebuilding,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +60,8 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     Parameters
     ----------
     path : str or Path
-        A checkpoint of `samplesoft.training.train`.
+        A checkpoint of `samplesoft.training.train`. Contexts are those of held-out examples; of an
+        example with several labels it holds one, which was drawn at random.
 
     Returns
     -------
@@ -85,18 +93,32 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
 
 
 def _rebuilt(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
-    softmax = checkpoint.config.get("task", {}).get("softmax")
-    found, parameters = part_of(checkpoint, "examples"), part_of(checkpoint, "parameters")
+    task, found = checkpoint.config.get("task", {}), part_of(checkpoint, "examples")
+    softmax = task.get("softmax", task.get("linear_softmax"))
     if softmax is None or "h" not in found:
+        linear = "linear_softmax" in {**checkpoint.config, **task}
+        remedy = (
+            "name a file of examples with --input" if linear else "take one of samplesoft train"
+        )
         raise ValueError(
             f"{str(path)!r} must hold contexts of a softmax layer, got "
-            f"{', '.join(found) or 'none'}; take a checkpoint of samplesoft train."
+            f"{', '.join(found) or 'none'}; {remedy}."
         )
-    tau = as_positive("tau", softmax["tau"])
     for name in ("normalize", "absolute"):
         if not isinstance(softmax[name], bool):
             raise TypeError(f"{name} is {shown(softmax[name])}")
-    h = as_real_array("h", found["h"], (2,))
+    step = as_count("step", checkpoint.values["step"], 0)
+    return trained_softmax(softmax, found, part_of(checkpoint, "parameters"), step)
+
+
+def trained_softmax(
+    softmax: Mapping[str, Any], examples: Arrays, parameters: Arrays, step: int
+) -> TrainedSoftmax:
+    """Return a softmax layer of `softmax_config`, with the arrays ``h`` and ``labels`` of examples.
+
+    Where there is an array ``counts``, it says how often each class occurs.
+    """
+    tau, h = as_positive("tau", softmax["tau"]), as_real_array("h", examples["h"], (2,))
     rows = as_real_array("class_embeddings", parameters["softmax.class_embeddings"], (2,))
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
@@ -105,8 +127,8 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
         biases = as_real_array("biases", parameters["softmax.biases"], (1,))
         rows = np.column_stack([rows, biases / tau])
     return TrainedSoftmax(
-        Embeddings(h, rows, found["labels"], found.get("counts")),
+        Embeddings(h, rows, examples["labels"], examples.get("counts")),
         tau,
         softmax["absolute"],
-        as_count("step", checkpoint.values["step"], 0),
+        step,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._validation import IntArray, shown
+from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, shown
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import (
@@ -37,22 +37,44 @@ class TrainedLinearSoftmax:
         Whether inputs are items, which are left out of the lists.
     classes : ndarray, shape (n,), or None
         What classes are called, if not by their numbers.
+    counts : ndarray of float64, shape (n,), or None
+        How often each class occurs in the training data, where the file has that.
+    absolute : bool
+        Whether the scores that were trained are absolute values of the model's.
+    step : int
+        Steps of training.
     """
 
     model: LinearSoftmax
     unit_inputs: bool
     leave_out: bool
     classes: Any
+    counts: FloatArray | None
+    absolute: bool
+    step: int
 
     @property
     def num_inputs(self) -> int:
         """Columns v of an input."""
         return len(self.model.parameters["embedding.weights"])
 
+    @property
+    def num_classes(self) -> int:
+        """Classes n."""
+        return len(self.model.parameters["softmax.class_embeddings"])
+
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
         """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
-        x = (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
-        return self.model.top_k(x, k, leave_out=inputs if self.leave_out else None)
+        return self.model.top_k(
+            self._prepared(inputs), k, leave_out=inputs if self.leave_out else None
+        )
+
+    def embed(self, inputs: Any) -> Rows:
+        """Return contexts (B, d), as `LinearSoftmax.embed`, of inputs (B, v) as they were read."""
+        return self.model.embed(self._prepared(inputs))
+
+    def _prepared(self, inputs: Any) -> Any:
+        return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
 
 
 def linear_softmax_config(
@@ -69,6 +91,7 @@ def linear_softmax_config(
         "embedding_dim": settings.embedding_dim,
         "tau": settings.tau,
         "normalize": settings.normalize,
+        "absolute": model.softmax.loss.absolute,
         "dtype": str(model.dtype),
         "unit_inputs": unit_inputs,
         "leave_out": leave_out,
@@ -114,11 +137,15 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
 def _rebuilt(
     path: str | Path, about: dict[str, Any], checkpoint: Checkpoint
 ) -> TrainedLinearSoftmax:
-    parameters, classes = part_of(checkpoint, "parameters"), checkpoint.arrays.get("classes")
+    parameters, arrays = part_of(checkpoint, "parameters"), checkpoint.arrays
+    classes, counts = arrays.get("classes"), arrays.get("counts", arrays.get("examples/counts"))
     require_sizes(about, parameters)
     if classes is not None and classes.shape != (about["num_classes"],):
         raise ValueError(f"{about['num_classes']} classes of shape {classes.shape}")
-    for name in ("normalize", "unit_inputs", "leave_out"):
+    if counts is not None:
+        counts = as_counts("counts", counts, about["num_classes"])
+    about = {"absolute": False, **about}  # which files of before do not say
+    for name in ("normalize", "absolute", "unit_inputs", "leave_out"):
         if not isinstance(about[name], bool):
             raise TypeError(f"{name} is {shown(about[name])}")
     settings = LinearSoftmaxSettings(
@@ -133,7 +160,16 @@ def _rebuilt(
         about["num_inputs"], about["num_classes"], settings, dtype=np.dtype(about["dtype"]), rng=0
     )
     copy_arrays(path, parameters, model.parameters)
-    return TrainedLinearSoftmax(model, about["unit_inputs"], about["leave_out"], classes)
+    values = checkpoint.values
+    return TrainedLinearSoftmax(
+        model,
+        about["unit_inputs"],
+        about["leave_out"],
+        classes,
+        counts,
+        about["absolute"],
+        as_count("step", values.get("step", values.get("num_steps")), 0),
+    )
 
 
 def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:

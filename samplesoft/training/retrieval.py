@@ -23,15 +23,17 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain
+from samplesoft.training.linear_examples import one_label_each
 from samplesoft.training.linear_model import linear_softmax_config
 from samplesoft.training.linear_steps import LinearSteps, held_out_order
-from samplesoft.training.task import Gradient, Task, sub_seed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
 from samplesoft.training.unit_norm import unit_norm
 
 CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
 _VALIDATED = 2000  # examples of a validation
 _EACH = 256  # of them at a time
 _HIDDEN = 3, 1  # the stream of the seed by which items of held-out users are hidden
+_CHOSEN = 3, 2  # that by which examples in a checkpoint get one label
 
 Matrix = sparse.csr_array
 
@@ -126,10 +128,11 @@ class RetrievalTask(Task):
         self._rows, held_out = self._split()
         self._inputs = unit_norm(inputs)
         self._validation = self._held_out(held_out[:_VALIDATED])
+        self._shown = held_out[:NUM_EXAMPLES]
         sizes = inputs.shape[1], labels.shape[1]
         settings.require_room(*sizes, np.dtype(np.float32))
-        counts = np.bincount(labels.indices, minlength=sizes[1])
-        self._steps = LinearSteps(*sizes, settings, counts, self._key)
+        self._counts = np.bincount(labels.indices, minlength=sizes[1])
+        self._steps = LinearSteps(*sizes, settings, self._counts, self._key)
         self.model = self._steps.model
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size
@@ -145,6 +148,7 @@ class RetrievalTask(Task):
         return {
             "model": "retrieval",
             "data": data.hexdigest()[:16],
+            "num_labeled": self._labels.shape[0] - self.num_unlabeled,
             **plain(asdict(self.settings)),
             "linear_softmax": linear_softmax_config(
                 self.model, unit_inputs=True, leave_out=self.leave_out
@@ -167,6 +171,23 @@ class RetrievalTask(Task):
     def refresh(self) -> None:
         """Make the sampler anew from the class vectors."""
         self.model.softmax.refresh()
+
+    def examples(self) -> Arrays:
+        """Return contexts of held-out examples with one label of each, and counts of the classes.
+
+        Of several labels one is drawn; with `leave_out` it is left out of the items of its user.
+        """
+        given, labels = one_label_each(
+            self._given[self._shown],
+            self._labels[self._shown],
+            self.leave_out,
+            sub_seed(self._key, *_CHOSEN),
+        )
+        return {
+            "h": self.model.embed(unit_norm(given)),
+            "labels": labels,
+            "counts": self._counts,
+        }
 
     def state(self) -> Arrays:
         """Return what the sampler has learned."""

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from retrieval_files import write_files
 from scipy import sparse
 
 from samplesoft.cli import main
@@ -26,25 +27,7 @@ DRAWS = ["--sampler", "rff+softmax-leaf", "--num-sampled", "6", "--num-features"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Return files of examples whose labels follow from their features, and of interactions."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for part, num in (("train", 300), ("test", 80)):
-        lines = [f"{num} 20 10"]
-        for row in range(num):
-            labels = rng.choice(10, rng.integers(1, 3), replace=False)
-            entries = {2 * c + bit for c in labels for bit in range(2)}
-            names = "" if row == 7 else ",".join(map(str, labels))
-            lines.append(names + " " + " ".join(f"{f}:1" for f in sorted(entries)))
-        (folder / f"xc-{part}.txt").write_text("\n".join(lines) + "\n")
-    lists = {"train": [], "test": []}
-    for user in range(200):
-        own = 6 * (user % 5) + rng.permutation(6)
-        lists["train"].append(f"{user} " + " ".join(map(str, own[:4])))
-        lists["test"].append(f"{user} " + " ".join(map(str, own[4:])))
-    for part, lines in lists.items():
-        (folder / f"items-{part}.txt").write_text("\n".join(lines) + "\n")
-    return folder
+    return write_files(tmp_path_factory.mktemp("data"))
 
 
 def run(kind, files, out, *options, test=True):
