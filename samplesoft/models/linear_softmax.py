@@ -278,15 +278,9 @@ class LinearSoftmax:
         return ids, scores
 
     def _top_k_without(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
-        n = len(self.softmax.parameters["class_embeddings"])
-        absent, wanted = as_csr("leave_out", leave_out), (x.shape[0], n)
-        if absent.shape != wanted:
-            raise ValueError(f"`leave_out` must have shape {wanted}, got {absent.shape}.")
         ids = np.empty((x.shape[0], k), np.int64)
         best = np.empty((x.shape[0], k), self.dtype)
-        for part, scores in self.scores(x):
-            rows, classes = absent[part].nonzero()
-            scores[rows, classes] = -np.inf
+        for part, scores in self.scores(x, leave_out=leave_out):
             found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
             values = np.take_along_axis(scores, found, axis=1)
             order = np.argsort(-values, axis=1, kind="stable")
@@ -294,13 +288,15 @@ class LinearSoftmax:
             best[part] = np.take_along_axis(values, order, axis=1)
         return ids, best
 
-    def scores(self, x: Any) -> Iterator[tuple[slice, Rows]]:
+    def scores(self, x: Any, *, leave_out: Any = None) -> Iterator[tuple[slice, Rows]]:
         """Yield scores (b, n) of all classes, for some inputs at a time.
 
         Parameters
         ----------
         x : ndarray or scipy.sparse CSR matrix, shape (B, v)
             Inputs.
+        leave_out : scipy.sparse CSR matrix, shape (B, n), optional
+            Classes that are not wanted for an input, whose scores are -inf.
 
         Yields
         ------
@@ -310,8 +306,15 @@ class LinearSoftmax:
             Their scores.
         """
         rows, x = self.class_vectors(), self.embedding.check_inputs(x)
+        wanted = x.shape[0], len(rows)
+        absent = None if leave_out is None else as_csr("leave_out", leave_out)
+        if absent is not None and absent.shape != wanted:
+            raise ValueError(f"`leave_out` must have shape {wanted}, got {absent.shape}.")
         for part in chunks(x.shape[0], max(1, min(_ROWS, _SCORES // len(rows)))):
-            yield part, times_tau(self.embed(x[part]), self.softmax.loss.tau) @ rows.T
+            scores = times_tau(self.embed(x[part]), self.softmax.loss.tau) @ rows.T
+            if absent is not None:
+                scores[absent[part].nonzero()] = -np.inf
+            yield part, scores
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""

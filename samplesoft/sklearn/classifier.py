@@ -386,12 +386,13 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: str | Path) -> SampledSoftmaxClassifier:
-        """Read a model that `save` has written; `partial_fit` can go on with it.
+        """Read a model of `save` or of ``samplesoft train``; `partial_fit` goes on with it.
 
         Parameters
         ----------
         path : str or Path
-            The file.
+            A file of `save`, or a checkpoint of ``samplesoft train xc`` or ``items``, such as
+            ``run/best.npz``.
 
         Returns
         -------
@@ -405,7 +406,17 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         MemoryError
             If the model would not fit.
         ValueError
-            If it is damaged, of another format, or no classifier.
+            If it is damaged, of another format, or holds another model.
+
+        Notes
+        -----
+        The model of a run gets the settings of the run as its parameters, with the seed as
+        `random_state`. Its classes are numbers from 0; labels come as a sparse indicator matrix,
+        or one of each example if all had one in training. Inputs are divided by their norms, as in
+        the run: pass them as they are in its files. Of ``train items``, inputs are the items that
+        a user has taken, and have the score -inf and the probability 0; `partial_fit` takes them
+        as labels too. It goes on where the run ended if its optimizer was Adagrad and gradients
+        were not clipped; else it is a ValueError. `fit` without `warm_start` forgets all this.
         """
         classifier: SampledSoftmaxClassifier = files.read_classifier(path, cls)
         return classifier

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._names import part, prefixed
-from samplesoft._validation import as_choice, as_count, as_counts, shown
+from samplesoft._random import as_key
+from samplesoft._validation import as_choice, as_count, as_counts, as_flag, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn.label_codec import DENSE, LISTS, SINGLE, SPARSE, LabelCodec
 from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.runs import MODEL, of_run
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
@@ -25,7 +27,6 @@ from samplesoft.training.checkpoint import (
 from samplesoft.training.linear_model import linear_softmax_config, require_sizes
 
 _FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_")
-MODEL = "SampledSoftmaxClassifier"
 _PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
 
 
@@ -50,7 +51,9 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "form": codec.form,
         "labels": str(codec.dtype),
         "classes": str(classes.dtype),
-        "linear_softmax": linear_softmax_config(model, unit_inputs=False, leave_out=False),
+        "linear_softmax": linear_softmax_config(
+            model, unit_inputs=learner.unit_inputs, leave_out=learner.leave_out
+        ),
         "feature_names": None if names is None else list(names),
     }
     progress = {name: getattr(learner, name) for name in _PROGRESS}
@@ -69,7 +72,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "classes": classes,
         "counts": learner.counts,
         **prefixed({"parameters": model.parameters}, "/"),
-        **prefixed({"optimizer": learner.optimizer.state()}, "/"),
+        **prefixed({"optimizer": learner.optimizer.state() if learner.optimizer else {}}, "/"),
         **prefixed({"state": model.state()}, "/"),
     }
     write_checkpoint(path, Checkpoint(plain(about), plain(progress), arrays))
@@ -78,13 +81,15 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
 def read_classifier(path: str | Path, make: Any) -> Any:
     """Read a classifier; see `SampledSoftmaxClassifier.load`."""
     checkpoint = read_checkpoint(path)
-    about = checkpoint.config
-    if about.get("model") != MODEL:
-        raise ValueError(
-            f"{str(path)!r} must hold a {MODEL}, got {shown(about.get('model'))}; read it with "
-            "what wrote it."
-        )
     with rebuilding(path):
+        if "task" in checkpoint.config:
+            checkpoint = of_run(path, checkpoint)
+        model = checkpoint.config.get("model")
+        if model != MODEL:
+            raise ValueError(
+                f"{str(path)!r} must hold a {MODEL}, got {shown(model)}; read it with what wrote "
+                "it."
+            )
         return _rebuilt(path, checkpoint, make)
 
 
@@ -107,7 +112,13 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
     copy_arrays(path, part("parameters", arrays, "/"), learner.model.parameters)
     learner.model.softmax.refresh()
     learner.model.load_state(part("state", arrays, "/"))
-    learner.optimizer.load_state(part("optimizer", arrays, "/"))
+    state = part("optimizer", arrays, "/")
+    if learner.optimizer and state:
+        learner.optimizer.load_state(state)
+    else:  # of a run with another one
+        learner.optimizer = None
+    learner.unit_inputs = as_flag("unit_inputs", model["unit_inputs"])
+    learner.leave_out = as_flag("leave_out", model["leave_out"])
     for name in _PROGRESS:
         setattr(learner, name, values[name])
     classifier._take(learner)
@@ -137,7 +148,8 @@ def _codec(about: dict[str, Any], stored: NDArray[Any], num_classes: int) -> Lab
 
 
 def _require_progress(values: dict[str, Any]) -> None:
-    for name in (*_PROGRESS, *values.keys() & {"n_iter_", "num_unlabeled_"}):
+    as_key(values["seed"])  # up to 2**64
+    for name in (*_PROGRESS[1:], *values.keys() & {"n_iter_", "num_unlabeled_"}):
         as_count(name, values[name], 0)
     for loss in values.get("loss_curve_", ()):
         if not isinstance(loss, (int, float)):

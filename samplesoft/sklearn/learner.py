@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
-from samplesoft.models.optimizers import make_optimizer
+from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.training.linear_steps import LinearSteps, held_out_order
+from samplesoft.training.unit_norm import unit_norm
 
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
@@ -21,8 +24,13 @@ class Learner:
     """A linear softmax model with random parameters, and Adagrad.
 
     `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
-    follows from the seed.
+    follows from the seed. A model that ``samplesoft train`` has trained may want inputs divided by
+    their norms (`unit_inputs`), or items left out of the lists that are its inputs (`leave_out`);
+    and it has no optimizer where its own was not Adagrad alone.
     """
+
+    unit_inputs = leave_out = False
+    optimizer: Optimizer | None
 
     def __init__(
         self,
@@ -45,6 +53,11 @@ class Learner:
 
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a share of them that is held out."""
+        if self.leave_out:
+            raise ValueError(
+                "`early_stopping` must be False for a model of samplesoft train items, whose lists "
+                "leave out the items of the inputs; turn it off."
+            )
         held = int(np.ceil(share * len(rows)))
         if held >= len(rows):
             raise ValueError(
@@ -75,6 +88,7 @@ class Learner:
 
     def step(self, x: Any, codes: Any, weights: FloatArray, learning_rate: float) -> float:
         """Take a step on a batch; return its mean loss."""
+        assert self.optimizer is not None, "see `require_same_model`"
         loss, gradients = self._steps.gradients(self.num_steps, x, codes, weights)
         self.optimizer.learning_rate = learning_rate
         self.optimizer.step(self.model.parameters, gradients)
@@ -86,16 +100,30 @@ class Learner:
         self.num_labels += codes.nnz if self.codec.multilabel else x.shape[0]
         return loss
 
+    def prepared(self, X: Any) -> Any:
+        """Return inputs as the model wants them, and in its type."""
+        if self.unit_inputs:
+            X = unit_norm(sparse.csr_array(X))
+        return X.astype(self.model.dtype, copy=False)
+
+    def top_k(self, X: Any, k: int) -> tuple[IntArray, Rows]:
+        """Find the best classes of inputs that are prepared, as `LinearSoftmax.top_k`."""
+        return self.model.top_k(X, k, leave_out=X if self.leave_out else None)
+
+    def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
+        """Yield scores of all classes, as `LinearSoftmax.scores`."""
+        return self.model.scores(X, leave_out=X if self.leave_out else None)
+
     def precision_at_1(self, X: Any, codes: Any) -> float:
         """Return how often the best class is a label."""
-        best = self.model.top_k(X, 1)[0][:, 0]
+        best = self.top_k(X, 1)[0][:, 0]
         if not self.codec.multilabel:
             return float(np.mean(best == codes))
         return float(np.mean(codes[np.arange(len(best)), best]))
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the softmax of the scores, or of several labels that of each to be among them."""
-        for part, scores in self.model.scores(X):
+        for part, scores in self.scores(X):
             p = scores.astype(np.float64)
             p -= p.max(axis=1, keepdims=True)
             np.exp(p, out=p)

@@ -50,10 +50,20 @@ def model_settings(classifier: Any, multilabel: bool, num_classes: int) -> Linea
 
 
 def require_same_model(classifier: Any) -> None:
-    """Raise ValueError for parameters that were changed after the model was made."""
+    """Raise ValueError unless training can go on, with the parameters that the model was made with.
+
+    Settings of a model of ``samplesoft train`` that the classifier has no parameters for stay.
+    """
+    if classifier._learner.optimizer is None:
+        raise ValueError(
+            "the model was trained by samplesoft train with another optimizer than Adagrad, or "
+            "with clipped gradients, and a classifier cannot go on with that; resume the run, or "
+            "call fit without warm_start."
+        )
     wanted = model_settings(classifier, classifier._codec.multilabel, len(classifier.classes_))
     now, before = asdict(wanted), asdict(classifier.model_.settings)
-    changed = [name for name in now if now[name] != before[name]]
+    names = classifier.get_params(deep=False)
+    changed = [name for name in now if name in names and now[name] != before[name]]
     if changed:
         raise ValueError(
             f"the model was made with other {', '.join(changed)}: got "

@@ -40,7 +40,7 @@ class PredictionMixin:
         """
         X = self._check_fitted_inputs(X)
         if not self._codec.multilabel:
-            return self._codec.decode(self.model_.top_k(X, 1)[0][:, 0])
+            return self._codec.decode(self._learner.top_k(X, 1)[0][:, 0])
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         return self._codec.decode_matrix(sparse.csr_array(sparse.vstack(chosen, format="csr")))
 
@@ -67,7 +67,7 @@ class PredictionMixin:
             If an argument is malformed.
         """
         X = self._check_fitted_inputs(X)
-        ids, scores = self.model_.top_k(X, k)
+        ids, scores = self._learner.top_k(X, k)
         return self._codec.decode(ids), scores
 
     def decision_function(self, X: Any) -> NDArray[Any]:
@@ -90,7 +90,7 @@ class PredictionMixin:
         """
         X = self._check_fitted_inputs(X)
         out = self._room(X.shape[0])
-        for part, scores in self.model_.scores(X):
+        for part, scores in self._learner.scores(X):
             out[part] = scores
         if len(self.classes_) == 2 and not self._codec.multilabel:
             difference: NDArray[Any] = out[:, 1] - out[:, 0]
@@ -167,7 +167,7 @@ class PredictionMixin:
                     f"`X` must hold numbers of float64, got one beyond: {error}."
                 ) from None
             if not reset:
-                X = X.astype(self.model_.dtype, copy=False)
+                X = self._learner.prepared(X)
         return X
 
     def _room(self, num: int) -> NDArray[Any]:

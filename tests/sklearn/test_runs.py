@@ -1,0 +1,220 @@
+"""A classifier from what ``samplesoft train xc`` and ``train items`` have written."""
+
+import json
+
+import numpy as np
+import pytest
+from retrieval_files import write_files
+
+pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
+from sklearn.base import clone
+
+from samplesoft.cli import main
+from samplesoft.data import load_interactions, load_xml_repository
+from samplesoft.sklearn import SampledSoftmaxClassifier
+from samplesoft.training import (
+    RetrievalSettings,
+    RetrievalTask,
+    Settings,
+    ToySettings,
+    ToyTask,
+    read_checkpoint,
+    train,
+    write_checkpoint,
+)
+
+load = SampledSoftmaxClassifier.load
+SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "2"]
+DRAWS = ["--sampler", "unigram", "--num-sampled", "5", "--tau", "6"]
+RUNS = {
+    "xc": ["xc", *DRAWS],
+    "plain": ["xc", "--loss", "full", "--no-normalize"],
+    "single": ["xc", *DRAWS],
+    "items": ["items", *DRAWS],
+    "adam": ["xc", *DRAWS, "--optimizer", "adam"],
+    "clip": ["items", *DRAWS, "--clip", "0.5"],
+    "certain": ["xc", *DRAWS, "--num-certain", "3"],
+    "absolute": ["xc", "--loss", "full-absolute"],
+}
+DATA = {"single": "single", "items": "items", "clip": "items"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def run(files):
+    """Return a function that trains, once, a run by its name, and returns its folder."""
+
+    def trained(name):
+        kind, *options = RUNS[name]
+        if not (files / name).exists():
+            data = ["--train", str(data_of(files, name)), "--out", str(files / name)]
+            assert main(["train", kind, *data, *SMALL, *options]) == 0
+        return files / name
+
+    return trained
+
+
+def data_of(files, name):
+    return files / f"{DATA.get(name, 'xc')}-train.txt"
+
+
+def examples(files, name):
+    """Return inputs and labels of a run."""
+    if RUNS[name][0] == "items":
+        taken = load_interactions(data_of(files, name))
+        return taken, taken
+    X, Y = load_xml_repository(data_of(files, name))
+    return X, Y.indices if name == "single" else Y
+
+
+@pytest.mark.parametrize("name", ["xc", "plain", "single", "items", "adam"])
+@pytest.mark.parametrize("part", ["best.npz", "checkpoint.npz"])
+def test_predictions_are_those_of_the_command(name, part, run, files, tmp_path):
+    path, saved, out = run(name) / part, tmp_path / "saved.npz", tmp_path / "out.jsonl"
+    clf, (X, _) = load(path), examples(files, name)
+    ids, scores = clf.predict_topk(X, 3)
+    clf.save(saved)
+    for model in (path, saved):
+        given = ["--input", str(data_of(files, name)), "--k", "3"]
+        assert main(["predict", "--model", str(model), *given, "--output", str(out)]) == 0
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        np.testing.assert_array_equal([line["classes"] for line in lines], ids)
+        np.testing.assert_allclose([line["scores"] for line in lines], scores, atol=1e-6)
+    for other, given in ((load(saved), X), (clf, X.toarray()), (clf, X.astype(np.float64))):
+        np.testing.assert_array_equal(other.predict_topk(given, 3)[0], ids)
+    assert clf.classes_.tolist() == list(range(30 if name == "items" else 10))
+    if name == "xc":  # inputs that were not divided by their norms would differ
+        wrong = clf.model_.top_k(X, 3)[1]
+        assert np.abs(wrong - scores).max() > 0.01
+
+
+def test_labels_come_in_the_form_of_the_data(run, files):
+    X, Y = examples(files, "xc")
+    several = load(run("xc") / "best.npz")
+    scores, each = (
+        several.decision_function(X).astype(float),
+        Y.sum() / np.diff(Y.indptr).astype(bool).sum(),
+    )
+    p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(several.predict_proba(X), 1.0 - (1.0 - p) ** each, rtol=1e-5)
+    np.testing.assert_array_equal(several.predict(X).toarray(), 1.0 - (1.0 - p) ** each >= 0.5)
+    assert 0.0 < several.score(X, Y) <= 1.0
+    X, y = examples(files, "single")
+    one = load(run("single") / "best.npz")
+    np.testing.assert_array_equal(one.predict(X), one.predict_topk(X, 1)[0][:, 0])
+    np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0)
+    assert one.score(X, y) == np.mean(one.predict(X) == y) > 0.3
+
+
+def test_items_that_were_taken_are_left_out(run, files):
+    X, _ = examples(files, "items")
+    clf, taken = load(run("items") / "best.npz"), X.toarray() > 0
+    ids, scores = clf.predict_topk(X, 30)
+    assert (np.isneginf(scores).sum(axis=1) == taken.sum(axis=1)).all()
+    assert not taken[np.arange(200)[:, None], ids][np.isfinite(scores)].any()
+    np.testing.assert_array_equal(np.isneginf(clf.decision_function(X)), taken)
+    p = clf.predict_proba(X)
+    assert (p[taken] == 0.0).all() and (p[~taken] > 0.0).all()
+    assert not clf.predict(X).multiply(X).nnz
+    with pytest.raises(ValueError, match="`early_stopping` must be False for a model of samplesof"):
+        clf.set_params(early_stopping=True, warm_start=True).fit(X, X)
+
+
+@pytest.mark.parametrize("name", ["xc", "plain", "items", "adam"])
+def test_parameters_are_the_settings_of_the_run(name, run):
+    path = run(name) / "best.npz"
+    config, found = read_checkpoint(path).config, load(path).get_params()
+    named = {key: value for key, value in config["task"].items() if key in found}
+    assert len(named) == 11
+    drawn = {key: value for key, value in named.items() if value is not None}
+    assert {key: found[key] for key in drawn} == drawn
+    assert len(drawn) == (9 if name == "plain" else 11)
+    assert found["learning_rate"] == 0.1  # of Adagrad, and the default beside Adam
+    assert found["random_state"] == config["task"]["seed"]
+
+
+def same(first, second):
+    return all(np.array_equal(array, second[name]) for name, array in first.items())
+
+
+@pytest.mark.parametrize("sampler", ["clusters", "learned-unigram", "rff"])
+@pytest.mark.parametrize("kind", ["xc", "items"])
+def test_a_step_is_the_next_one_of_the_run(kind, sampler, files, tmp_path):
+    """To the last bit, in a run whose epochs are one step."""
+    X, Y = examples(files, kind)
+    how = {"sampler": sampler, "num_sampled": 5, "num_features": 16, "embedding_dim": 6}
+    settings = RetrievalSettings(**how, batch_size=300, validation=0.0, seed=3)
+    task = RetrievalTask(X, Y, settings, leave_out=kind == "items")
+    rate = {"optimizer": "adagrad", "learning_rate": 0.2}
+    train(task, Settings(epochs=3, **rate), tmp_path)
+    clf, anew = (load(tmp_path / "checkpoint.npz") for _ in range(2))
+    anew._learner.optimizer.load_state({"steps": np.array(0)})
+    rows = task._steps.order(task._rows, 3)
+    train(task, Settings(epochs=4, **rate), tmp_path, resume=True)
+    assert same(task.parameters, clf.partial_fit(X[rows], Y[rows]).model_.parameters)
+    assert not same(task.parameters, anew.partial_fit(X[rows], Y[rows]).model_.parameters)
+
+
+@pytest.mark.parametrize("name", ["xc", "single", "items", "certain"])
+def test_training_goes_on(name, run, files, tmp_path):
+    X, y = examples(files, name)
+    clf = load(run(name) / "best.npz").set_params(warm_start=True, max_iter=3)
+    before = clf.model_
+    if name in ("xc", "certain"):
+        X, y = X[:7], y[:7]  # with a label each
+    clf.fit(X, y)
+    assert clf.model_ is before
+    assert clf.loss_curve_[-1] < clf.loss_curve_[0]
+    assert clf.model_.settings.num_certain == 3 * (name == "certain")
+    clf.set_params(tau=2.0)
+    with pytest.raises(ValueError, match="made with other tau: got 2.0, and it has 6.0"):
+        clf.partial_fit(X, y)
+
+
+@pytest.mark.parametrize("name", ["adam", "clip"])
+def test_another_optimizer_is_not_gone_on_with(name, run, files, tmp_path):
+    X, y = examples(files, name)
+    X, y = X[:7], y[:7]
+    clf = load(run(name) / "best.npz")
+    clf.save(tmp_path / "saved.npz")
+    for model in (clf, load(tmp_path / "saved.npz")):
+        with pytest.raises(ValueError, match="with another optimizer than Adagrad, or with clip"):
+            model.partial_fit(X, y)
+        with pytest.raises(ValueError, match="call fit without warm_start"):
+            model.set_params(warm_start=True).fit(X, y)
+        model.set_params(warm_start=False, max_iter=1).fit(X, y).partial_fit(X, y)
+        wanted = clone(model).fit(X, y).partial_fit(X, y)
+        assert same(wanted.model_.parameters, model.model_.parameters)
+
+
+def test_checkpoints_that_are_refused(run, tmp_path):
+    path = tmp_path / "best.npz"
+    train(ToyTask(ToySettings()), Settings(epochs=1), tmp_path / "toy")
+    for model, message in [
+        (tmp_path / "toy" / "best.npz", "ranks classes for sparse inputs, got 'toy'; take best"),
+        (run("absolute") / "best.npz", "a model of plain scores, got one of absolute"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            load(model)
+    for change, message in [
+        (lambda c: c.arrays.pop("examples/counts"), "how often each class occurs, as this version"),
+        (lambda c: c.arrays.update({"examples/counts": np.ones(9)}), "`counts` must have shape"),
+        (lambda c: c.config["task"].update(num_labeled="1"), "`num_labeled` must be an integer"),
+        (lambda c: c.config["task"].update(seed=-1), "seed"),
+        (lambda c: c.config["task"]["linear_softmax"].update(unit_inputs=1), "unit_inputs"),
+        (lambda c: c.config["task"].pop("dropout"), "unknown 'dropout'"),
+        (lambda c: c.config.pop("training"), "unknown 'training'"),
+        (lambda c: c.config.update(training=3), "must hold what this version"),
+        (lambda c: c.arrays.pop("optimizer/steps"), "must hold what this version"),
+        (lambda c: c.values.update(step=-1), "`num_steps` must be at least 0"),
+    ]:
+        checkpoint = read_checkpoint(run("xc") / "best.npz")
+        change(checkpoint)
+        write_checkpoint(path, checkpoint)
+        with pytest.raises(ValueError, match=message) as error:
+            load(path)
+        assert str(error.value).startswith(f"{str(path)!r} must hold ")
