@@ -43,9 +43,9 @@ def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) 
         "--input",
         metavar="FILE",
         help="examples for a --checkpoint of train xc, train items or a classifier, whose file "
-        "holds none; in the format of the training data, the labels being the model's classes "
-        "numbered from 0. Of several labels, one is drawn at random, by --seed; of a user's items "
-        "too, and left out of the others",
+        "holds none, in the format of the training data; labels are the model's classes, numbered "
+        "from 0. Where an example has several, one is drawn at random by --seed; of a user's "
+        "items, the one that is drawn is the label, and the others make the context",
     )
     if logits:
         source.add_argument(
