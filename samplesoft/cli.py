@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from samplesoft import __version__
 from samplesoft.commands import COMMANDS
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        options = build_parser().parse_args(argv)
+        arguments = sys.argv[1:] if argv is None else argv
+        options = build_parser(arguments).parse_args(arguments)
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
     try:
@@ -47,16 +49,18 @@ def _run(argv: Sequence[str] | None) -> int:
         return 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands; only that of the arguments is loaded, to start fast."""
     parser = argparse.ArgumentParser(
         prog="samplesoft",
         description="Sampled softmax: exact bias, bounds, Monte Carlo, and training.",
     )
     parser.add_argument("--version", action="version", version=f"samplesoft {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in COMMANDS:
-        add(commands)
+    for name, what in COMMANDS.items():
+        one = commands.add_parser(name, help=what)
+        if name in arguments:
+            import_module(f"samplesoft.commands.{name}").add(one)
     return parser
 
 

@@ -103,10 +103,10 @@ def test_shell_command_exists(words, capsys):
     if name == "samplesoft":
         if "-h" in arguments:
             with pytest.raises(SystemExit) as done:
-                build_parser().parse_args(arguments)
+                build_parser(arguments).parse_args(arguments)
             assert done.value.code == 0
         else:
-            build_parser().parse_args(arguments)
+            build_parser(arguments).parse_args(arguments)
     elif name in ("python", "python3") and arguments[0] == "-m":
         assert arguments[1] in ("venv", "pip", "pytest")
     elif name == "python":

@@ -17,17 +17,17 @@ from samplesoft.commands.options import draw_count, positive_float, seed, show_r
 from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs
 
 
-def add(commands: Any) -> None:
-    """Add the parser of the command."""
-    parser = commands.add_parser(
-        "check",
-        help="find out what an implementation of a sampled loss estimates",
-        description="Call a sampled loss on small problems and hold the means of what it returns "
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Call a sampled loss on small problems and hold the means of what it returns "
         "against the exact means of every scheme, as it should be and with each of the usual "
-        "mistakes.",
-        epilog="Exit status: 0 if the loss is consistent with --scheme, or without that with any "
+        "mistakes."
+    )
+    parser.epilog = (
+        "Exit status: 0 if the loss is consistent with --scheme, or without that with any "
         "scheme as it should be; 1 if not; 2 for bad usage or a loss that cannot be called; 130 if "
-        "interrupted.",
+        "interrupted."
     )
     parser.add_argument(
         "loss",

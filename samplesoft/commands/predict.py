@@ -17,15 +17,15 @@ from samplesoft.commands.options import check_writable, positive_int
 _ROWS = 1024  # scored at a time
 
 
-def add(commands: Any) -> None:
-    """Add the parser of the command."""
-    parser = commands.add_parser(
-        "predict",
-        help="predict the best classes for the inputs of a file",
-        description="Predict the best classes with a model of samplesoft train xc or items, or one "
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Predict the best classes with a model of samplesoft train xc or items, or one "
         "that SampledSoftmaxClassifier.save wrote. For each input a line of JSON has its row (or "
-        "user), the best classes, and their scores, which are logits.",
-        epilog="Exit status: 0 if all went well, 2 for bad usage or bad input, 130 if interrupted.",
+        "user), the best classes, and their scores, which are logits."
+    )
+    parser.epilog = (
+        "Exit status: 0 if all went well, 2 for bad usage or bad input, 130 if interrupted."
     )
     parser.add_argument(
         "--model", required=True, metavar="FILE", help="the trained model, such as run/best.npz"

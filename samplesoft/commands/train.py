@@ -39,13 +39,11 @@ MODELS: dict[str, Model] = {
 _OF_AN_EPOCH = {"epoch", "train_loss", "validation_loss", "examples_per_second"}
 
 
-def add(commands: Any) -> None:
-    """Add the parser of the command, and one below it for each model."""
-    parser = commands.add_parser(
-        "train",
-        help="train a model with a full or a sampled softmax",
-        description="Train a model and evaluate it by the full softmax after each epoch. A run "
-        "that was interrupted or killed continues with --resume, to exactly the same result.",
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes, and a parser for each model."""
+    parser.description = (
+        "Train a model and evaluate it by the full softmax after each epoch. A run "
+        "that was interrupted or killed continues with --resume, to exactly the same result."
     )
     models = parser.add_subparsers(dest="model", required=True, metavar="model")
     for name, model in MODELS.items():

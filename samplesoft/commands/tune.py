@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from samplesoft.commands.options import (
     draw_counts,
@@ -21,16 +20,14 @@ from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
 
 
-def add(commands: Any) -> None:
-    """Add the parser of the command."""
-    parser = commands.add_parser(
-        "tune",
-        help="find the sampler and the number of draws to take",
-        description="Measure each sampler with each number of draws on this machine: the exact "
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Measure each sampler with each number of draws on this machine: the exact "
         "bias of its gradients, their error, and the time of a step; and name the one to take. "
-        "Without options: tokens of the Python standard library's own sources.",
-        epilog="Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted.",
+        "Without options: tokens of the Python standard library's own sources."
     )
+    parser.epilog = "Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted."
     add_source(parser, examples=128, logits=False)
     group = parser.add_argument_group("what is measured")
     group.add_argument(

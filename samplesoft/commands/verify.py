@@ -16,17 +16,17 @@ from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.verification.verify import verify
 
 
-def add(commands: Any) -> None:
-    """Add the parser of the command."""
-    parser = commands.add_parser(
-        "verify",
-        help="check theory, bounds and Monte Carlo against each other",
-        description="Compute the exact bias of sampled softmax on real input, and put Monte Carlo, "
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Compute the exact bias of sampled softmax on real input, and put Monte Carlo, "
         "the printed bounds of Theorem 1 and bounds that hold for every m beside it. Without "
-        "options: tokens of the Python standard library's own sources.",
-        epilog="Exit status: 0 if Monte Carlo agrees with the exact values and the finite-m "
+        "options: tokens of the Python standard library's own sources."
+    )
+    parser.epilog = (
+        "Exit status: 0 if Monte Carlo agrees with the exact values and the finite-m "
         "bounds hold, 1 if not, 2 for bad usage or bad input, 130 if interrupted. A violated "
-        "printed bound is a finding, not a failure.",
+        "printed bound is a finding, not a failure."
     )
     add_options(parser)
     parser.set_defaults(run=run)
