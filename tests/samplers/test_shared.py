@@ -77,7 +77,7 @@ def test_the_bias_is_that_of_the_distribution_drawn_from(make):
     logits, labels, m = 4.0 * h[:2] @ c.T, np.array([3, 8]), 4
     q = sampler.probs(h, shared=True)
     exact = exact_bias(logits, labels, q[0], m, scheme="masked").expected_probs
-    draws = sampler.sample(h, 200_000 * m, shared=True, rng=5)
+    draws = sampler.sample(h, 60_000 * m, shared=True, rng=5)
     ids = draws.ids.reshape(-1, m)
     for b, label in enumerate(labels):
         weights = np.exp(logits[b][ids] - draws.log_q.reshape(-1, m)) / m * (ids != label)
