@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
     from samplesoft.bias.exact import ExactBias as ExactBias
     from samplesoft.bias.exact import exact_bias as exact_bias
+    from samplesoft.bias.mixed import mixed_bias as mixed_bias
     from samplesoft.bias.moments import GradientMoments as GradientMoments
     from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
     from samplesoft.bias.monte_carlo import MonteCarloBias as MonteCarloBias
@@ -66,6 +67,7 @@ _NAMES = {  # by the module that defines them
     "bias.asymptotic": ("asymptotic_bias",),
     "bias.bounds": ("FiniteSampleBounds", "finite_sample_bounds"),
     "bias.exact": ("ExactBias", "exact_bias"),
+    "bias.mixed": ("mixed_bias",),
     "bias.moments": ("GradientMoments", "exact_gradient_moments"),
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
     "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),

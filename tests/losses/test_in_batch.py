@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft import exact_bias
+from samplesoft import exact_bias, mixed_bias
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import (
@@ -80,6 +80,24 @@ def test_mixed_negatives_are_corrected_by_what_is_expected_of_both():
             total += chance / 16 * (np.exp(losses[0] + own) - np.exp(own))
     wanted = np.exp(H[0] @ C.T)
     assert total == pytest.approx(wanted.sum() - wanted[label], rel=1e-9)
+
+
+@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
+def test_the_mean_of_mixed_negatives_is_the_exact_one(scheme):
+    extra, label = WeightedSampler(Q[::-1]), 1
+    loss = InBatchLoss(WeightedSampler(Q), extra=extra, scheme=scheme, reduction="sum")
+    value, slope = 0.0, np.zeros(3)
+    for drawn in itertools.product(range(4), repeat=2):
+        draw = extra.sample(None, 2, rng=0)
+        draw = type(draw)(np.array([drawn]), draw.log_q)
+        found = means(loss, label, 3, draw=draw)
+        chance = Q[::-1][list(drawn)].prod()
+        value, slope = value + chance * found[0], slope + chance * found[1]
+    logits = H[0] @ C.T
+    exact = mixed_bias(logits, label, Q, 2, Q[::-1], 2, scheme=scheme)
+    full = np.logaddexp.reduce(logits) - logits[label]
+    assert value == pytest.approx(full + exact.loss_bias, rel=1e-9)
+    np.testing.assert_allclose(slope, (exact.expected_probs - np.eye(4)[label]) @ C, rtol=1e-7)
 
 
 @pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])

@@ -1,0 +1,79 @@
+"""Draws from two proposals, against all outcomes, and `exact_bias` where the two are one."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from samplesoft import exact_bias, mixed_bias
+from samplesoft.samplers import SoftmaxSampler, UniformSampler
+
+LOGITS = np.array([0.5, -1.0, 2.0, 0.1])
+Q, U = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.1, 0.2, 0.0, 0.7])
+
+
+def outcomes(label, m, more, corrected):
+    """Return the mean of p' (n,) and of the loss by going through all draws of both groups."""
+    counts, mean, mean_loss = m * Q + more * U, np.zeros(4), 0.0
+    own = np.exp(LOGITS[label]) / (counts[label] if corrected else 1.0)
+    for first in itertools.product(range(4), repeat=m):
+        for second in itertools.product(range(4), repeat=more):
+            chance = Q[list(first)].prod() * U[list(second)].prod()
+            masses = np.zeros(4)
+            for j in first + second:
+                masses[j] += np.exp(LOGITS[j]) / counts[j]
+            masses[label] = own
+            mean += chance * masses / masses.sum()
+            mean_loss += chance * np.log(masses.sum() / own)
+    return mean, mean_loss
+
+
+@pytest.mark.parametrize("label", range(4))
+@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
+@pytest.mark.parametrize(("m", "more"), [(2, 3), (4, 1)])
+def test_means_are_those_over_all_draws(label, scheme, m, more):
+    mean, loss = outcomes(label, m, more, scheme == "candidate_masked")
+    found = mixed_bias(LOGITS, label, Q, m, U, more, scheme=scheme)
+    assert np.abs(found.expected_probs - mean).sum() <= found.error < 2e-13
+    full = np.logaddexp.reduce(LOGITS) - LOGITS[label]
+    assert full + found.loss_bias == pytest.approx(loss, rel=1e-12)
+    twin = mixed_bias(LOGITS, label, U, m, Q, more, scheme=scheme)
+    assert np.abs(twin.expected_probs - mean).sum() > 1e-3
+
+
+@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_two_groups_from_one_proposal_are_one_group(scheme, spread):
+    rng = np.random.default_rng(0)
+    logits, q = spread * rng.normal(size=(3, 200)), rng.dirichlet(np.ones(200))
+    labels = logits.argsort(axis=1)[np.arange(3), [0, 100, -1]]
+    found = mixed_bias(logits, labels, q, 100, q, 28, scheme=scheme)
+    exact = exact_bias(logits, labels, q, 128, scheme=scheme)
+    assert (np.abs(found.bias - exact.bias).sum(axis=1) <= found.error).all()
+    np.testing.assert_allclose(found.loss_bias, exact.loss_bias, rtol=1e-9, atol=1e-12)
+
+
+def test_samplers_and_extreme_logits():
+    logits = [0.0, 3000.0, -3000.0]
+    found = mixed_bias(logits, 2, UniformSampler(3), 4, UniformSampler(3), 2)
+    exact = exact_bias(logits, 2, np.ones(3) / 3, 6, scheme="masked")
+    assert np.abs(found.bias - exact.bias).sum() <= found.error < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extra": [0.5, 0.5]}, "`extra` must cover all 4 classes"),
+        ({"extra": [0.5] * 4}, "`extra` must sum to 1"),
+        ({"extra": np.ones((2, 4)) / 4}, "`extra` must be one proposal"),
+        ({"q": [0.5, 0.5, 0.0, 0.0]}, "got 0 at class 2"),
+        ({"q": SoftmaxSampler(np.eye(4))}, "`h` must hold context vectors"),
+        ({"num_extra": 0}, "`num_extra` must be at least 1"),
+        ({"scheme": "negatives"}, "`scheme` must be one of"),
+        ({"labels": 4}, "`labels`"),
+    ],
+)
+def test_bad_arguments(change, words):
+    given = {"logits": LOGITS, "labels": 0, "q": Q, "num_sampled": 3, "extra": U, "num_extra": 2}
+    with pytest.raises((TypeError, ValueError), match=words):
+        mixed_bias(**given | change)
