@@ -11,7 +11,8 @@ file            what is in it
 `faults`        the usual mistakes; a new one is an entry of `FAULTS`
 `recipe`        a scheme with a mistake: law of the draws, their weights, the label's
 `expectation`   the exact mean of the loss and of its gradient under a recipe
-`spread`        how widely single calls spread under a recipe
+`spread`        how widely single calls spread under a recipe, linearised
+`moments`       exact moments of single losses under a scheme without a mistake
 `hypotheses`    all schemes with all mistakes
 `fits`          mistakes with an unknown number, which is fitted
 `distinct`      draws without replacement, whose means are simulated

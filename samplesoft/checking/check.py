@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,21 @@ from samplesoft.checking.expectation import expectation
 from samplesoft.checking.fits import fitted
 from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
 from samplesoft.checking.in_batch import in_batch_hypotheses
+from samplesoft.checking.moments import Squares, squares
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
-from samplesoft.checking.verdict import LOOKS, Score, losses_alone, ranked, score, z_limit
+from samplesoft.checking.verdict import (
+    LOOKS,
+    Score,
+    losses_alone,
+    of_means_alone,
+    ranked,
+    score,
+    with_squares,
+    z_limit,
+)
 
 _FIRST = 64  # calls before the first look; twice as many before each next one
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
@@ -91,6 +102,13 @@ def check_loss(
     means of skewed numbers. Calls go on until one hypothesis is left, or `seconds` are over;
     hypotheses that are left are all named. Some have the same means whatever is done, and are named
     together.
+
+    A scheme whose means fit must fit in the spread of single losses too: the mean of their squares,
+    less a number near their mean, has an exact value as well (one integral over the powers of the
+    logarithm), and a standard error from squares of squares. That tells ``masked`` from ``reject``
+    with few calls, and finds draws that are not independent, which leave the mean of a logistic
+    loss as it is: `dependent_draws`. Where squares are too skewed to be tested, or have no closed
+    form (jackknife, draws without replacement), means decide alone; a mistake is named by means.
 
     A loss that is the same for every seed is compared with the full softmax, and with losses whose
     negatives are the labels of the batch (in-batch negatives), on batches of random labels.
@@ -163,7 +181,7 @@ def check_loss(
         fault=best.hypothesis.fault if best.allowed else None,
         consistent=tuple(dict.fromkeys((one.scheme, one.fault) for one in allowed)),
         scores=tuple(scores),
-        limit=z_limit(len(observed.means), observed.calls),
+        limit=z_limit(observed),
         loss_bias=biases_of_best[0],
         gradient_bias=biases_of_best[1],
         of_losses=tuple(of_losses),
@@ -181,6 +199,13 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
     scores: list[Score] = []
     enough = _AT_LEAST[observer.with_gradient]
     simulated: list[tuple[Hypothesis, FloatArray]] = []
+
+    @cache
+    def expected(one: Hypothesis) -> Squares | None:
+        if one.fault is not None or one.recipe is None:
+            return None
+        return squares(one.recipe, observer.centre)
+
     for look in range(LOOKS):
         wanted = _FIRST << max(look - 1, 0)
         for _ in range(wanted):
@@ -189,10 +214,16 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             if time.perf_counter() > end and observer.calls >= _FIRST:
                 break
         observed, over = observer.means(), time.perf_counter() > end
-        scores = [score(one, observed) for one in hypotheses if one.scheme != "full"]
+        found = [score(one, observed) for one in hypotheses if one.scheme != "full"]
+        scores = [
+            with_squares(s, expected(s.hypothesis), observed, observer.centre) if s.allowed else s
+            for s in found
+        ]
         if over or observed.calls >= enough:
             simulated = simulated or distinct_hypotheses(observer)
             scores += [score(one, observed, "simulated", errors) for one, errors in simulated]
+            if not any(s.allowed for s in scores):
+                scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
             if not any(s.allowed for s in scores):
                 scores += [score(*one) for one in fitted(observer, observed)]
             if over or sum(s.allowed for s in scores) <= 1:

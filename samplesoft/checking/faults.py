@@ -245,6 +245,14 @@ FAULTS: dict[str, Fault] = {
         (),
         lambda method: not method.closed and method.scheme is not None,
     ),
+    "dependent_draws": Fault(
+        "draws of an example are not independent: the means are right, but single losses spread "
+        "otherwise",
+        "Look for draws that are used again, such as one set twice, or one draw for several "
+        "places. Draws without replacement spread less.",
+        (),
+        lambda method: method.closed and method.scheme is not None,
+    ),
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",

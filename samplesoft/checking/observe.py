@@ -13,6 +13,7 @@ from samplesoft.checking.problem import Problem
 
 REPLICAS = 16  # of each example in a batch
 _SEEDS = 500  # with the same results, before a loss is said to draw nothing
+_PILOTS = 32  # calls for the centre of squares
 _COARSEST = 1e-6  # unit of the last place
 _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
 
@@ -24,6 +25,7 @@ class Means:
     The numbers are the losses of E examples, and where the loss gives gradients the E d of those
     in h. `rounding` (K,) is how far the type of the results may be off, `skewness` (K,) that of
     what single calls returned; `sets` is the number of sets of draws for an example in one call.
+    `squares` are the means of squares of the E losses, less the observer's `centre`.
     """
 
     means: FloatArray
@@ -32,6 +34,12 @@ class Means:
     calls: int
     skewness: FloatArray
     sets: int = 1
+    squares: Means | None = None
+
+    @property
+    def tests(self) -> int:
+        """How many means are tested."""
+        return len(self.means) + (0 if self.squares is None else len(self.squares.means))
 
 
 class Observer:
@@ -50,12 +58,15 @@ class Observer:
         self.with_gradient = False
         self._epsilon = 0.0
         self._sets = 1
+        self.centre = np.zeros(len(problem.labels))
         first = self._call(0)
         self.follows_seed = bool(np.array_equal(first, self._call(0)))
         others = (self._call(seed) for seed in range(1, _SEEDS))
         self.is_random = any(not np.array_equal(first, other) for other in others)
         self.calls = 0
-        self._origin = first  # near the means, so that squares keep their digits
+        pilots = [self._call(seed) for seed in range(_PILOTS)] if self.is_random else [first]
+        self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
+        self._origin = self._call(0)  # near the means, so that squares keep their digits
         self._sums, self._squares, self._cubes = (np.zeros_like(first) for _ in range(3))
 
     def more(self, calls: int) -> None:
@@ -80,15 +91,15 @@ class Observer:
         change = self._sums / self.calls
         variances = np.maximum(self._squares / self.calls - change**2, 0.0)
         thirds = self._cubes / self.calls - 3.0 * change * variances - change**3
-        sizes = np.where(variances > 0.0, variances, 1.0) ** 1.5
-        return Means(
-            self._origin + change,
-            np.sqrt(variances / max(self.calls - 1, 1)),
-            self.rounding_of(self._scales()),
-            self.calls,
-            thirds / sizes,
-            self._sets,
-        )
+        skewness = thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5
+        columns = self._origin + change, np.sqrt(variances / max(self.calls - 1, 1)), skewness
+        rounding = self.rounding_of(self._scales())
+        examples = len(self.centre)
+        means, errors, skew = (column[-examples:] for column in columns)
+        off = rounding[:examples] * (2.0 * np.sqrt(means) + rounding[:examples])
+        squares = Means(means, errors, off, self.calls, skew, self._sets)
+        means, errors, skew = (column[:-examples] for column in columns)
+        return Means(means, errors, rounding, self.calls, skew, self._sets, squares)
 
     def _scales(self) -> FloatArray:
         """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""
@@ -100,12 +111,13 @@ class Observer:
         return np.concatenate([losses, np.tile(2.0 * slopes, len(losses))])
 
     def _call(self, seed: int) -> FloatArray:
-        """Return the means (K,) over the copies of each example in one call."""
+        """Return means over the copies of each example in one call: K, and those of E squares."""
         problem, order = self.problem, self._order
         parts = self._returned(problem.h[order], problem.labels[order], seed)
         examples = len(problem.labels)
         if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # not one set for all
             self._sets = REPLICAS
+        parts.append((parts[0] - np.tile(self.centre, REPLICAS)) ** 2)
         return np.concatenate(
             [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
         )

@@ -147,6 +147,7 @@ class LossReport(Report):
                     "scheme": s.hypothesis.scheme,
                     "fault": s.hypothesis.fault,
                     "z": s.z if np.isfinite(s.z) else None,
+                    "sd_ratio": s.sd_ratio,
                     "allowed": s.allowed,
                     "fitted": s.number,
                 }
@@ -160,6 +161,7 @@ class LossReport(Report):
             ("scheme", lambda s: s.hypothesis.scheme),
             ("mistake", lambda s: "" if s.hypothesis.fault is None else s.hypothesis.fault),
             ("greatest |z|", lambda s: f"{s.z:.3g}"),
+            ("sd / exact", lambda s: "" if s.sd_ratio is None else f"{s.sd_ratio:.3f}"),
             ("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
         parts: list[Part] = [Paragraph(self.verdict, strong=True)]
@@ -172,7 +174,7 @@ class LossReport(Report):
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
             f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
             f"4 examples. A hypothesis is excluded above |z| = {self.limit:.2f}: a right one "
-            "with a chance below 1e-4."
+            "with a chance below 1e-4. sd: standard deviation of single losses."
         )
         parts.append(Paragraph(text))
         if self.scheme is not None and self.loss_bias is not None:

@@ -16,6 +16,7 @@ from samplesoft.checking.expectation import expectation
 from samplesoft.checking.faults import FAULTS, RIGHT
 from samplesoft.checking.hypotheses import all_hypotheses
 from samplesoft.checking.methods import METHODS
+from samplesoft.checking.moments import moments, squares
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import make_recipe
 from samplesoft.losses import InBatchLoss, make_loss
@@ -126,6 +127,32 @@ def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
             ]
             slope = recipe.slope_scale * (ends[0] - ends[1]) / 2e-5
             assert found.slopes[e, j] == pytest.approx(slope, abs=2e-8)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, fault, *_ in CASES if fault is None and name not in ("full",)]
+)
+def test_exact_moments_are_those_over_all_draws(name):
+    recipe, about = make_recipe(PROBLEM, METHODS[name], RIGHT, 4, batch=8), 0.7
+    known = squares(recipe, np.full(4, about))
+    if name.startswith("jackknife"):
+        assert known is None
+        return
+    for e in range(4):
+        every = [
+            (p, loss_of(recipe, e, ids, recipe.own[e], recipe.draws[e]) - about)
+            for p, ids in outcomes(recipe, e)
+            if p > 0.0
+        ]
+        chances, x = np.array(every).T
+        powers = [chances @ x**k for k in range(7)]
+        np.testing.assert_allclose(moments(recipe, e, about), powers, rtol=1e-7)
+        of_squares = x**2 - powers[2]
+        deviation = np.sqrt(chances @ of_squares**2)
+        assert known.means[e] == pytest.approx(powers[2])
+        assert known.spread.deviations[e] == pytest.approx(deviation)
+        third = abs(chances @ of_squares**3) / deviation**3
+        assert known.spread.skewness[e] == pytest.approx(third, rel=1e-4, abs=1e-6)
 
 
 # samplesoft's own losses -------------------------------------------------------------------------
@@ -368,7 +395,8 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 
 
 def test_every_mistake_has_a_twin():
-    assert {fault for _, fault, _ in COMMON} | {"distinct_as_repeated"} == set(FAULTS)
+    others = {"distinct_as_repeated", "dependent_draws"}
+    assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
 def test_what_no_experiment_tells_apart_is_named_together():
@@ -400,6 +428,56 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     for seed in range(5):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, seconds=0.4)
         assert (scheme, None) in report.consistent, report
+
+
+# the spread of single losses ---------------------------------------------------------------------
+
+
+def sampled_negatives(draw):
+    """Return negative sampling on draws (B, m) that a function of generator, q and sizes makes."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        q, rows = log_uniform(len(class_embeddings)), np.arange(len(h))
+        ids = draw(np.random.default_rng(seed), q, len(h), num_sampled)
+        o, slopes = h @ class_embeddings.T, np.zeros((len(h), len(q)))
+        own, x = o[rows, labels], np.take_along_axis(o, ids, axis=1)
+        np.add.at(slopes, (rows[:, None], ids), 1.0 / (1.0 + np.exp(-x)))
+        np.add.at(slopes, (rows, labels), -1.0 / (1.0 + np.exp(own)))
+        losses = np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
+        return losses, slopes @ class_embeddings
+
+    return loss
+
+
+DRAWS = {  # by the fault that they are, and how widely losses spread
+    "own": (lambda rng, q, b, m: rng.choice(len(q), (b, m), p=q), None, 1.0),
+    "one set for the batch": (
+        lambda rng, q, b, m: np.tile(rng.choice(len(q), m, p=q), (b, 1)),
+        None,
+        1.0,
+    ),
+    "half of them, twice": (
+        lambda rng, q, b, m: np.tile(rng.choice(len(q), (b, m // 2), p=q), 2),
+        "dependent_draws",
+        np.sqrt(2.0),
+    ),
+    "systematic": (  # one in each of m equal parts of the distribution
+        lambda rng, q, b, m: np.searchsorted(np.cumsum(q), (np.arange(m) + rng.random((b, 1))) / m),
+        "dependent_draws",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_draws_that_only_the_spread_of_losses_shows(draws):
+    """The mean of negative sampling is a sum over the draws, be they independent or not."""
+    draw, fault, ratio = DRAWS[draws]
+    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=5.0)
+    assert (report.scheme, report.fault) == ("negative_sampling_kept", fault), report
+    assert ("deviation" in report.verdict) == (fault is not None)
+    found = next(s.sd_ratio for s in report.scores if s.sd_ratio)
+    assert found == pytest.approx(ratio, rel=0.05) if ratio else found < 0.9
 
 
 # what is refused ---------------------------------------------------------------------------------
