@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_
 from samplesoft.checking.distinct import distinct_hypotheses
 from samplesoft.checking.drawing import DRAWS, drawing
 from samplesoft.checking.expectation import expectation
-from samplesoft.checking.fits import fitted
+from samplesoft.checking.fits import fitted, of_other_proposals
 from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
 from samplesoft.checking.in_batch import in_batch_hypotheses
 from samplesoft.checking.moments import Squares, squares
@@ -67,7 +68,8 @@ def check_loss(
         What it draws from: probabilities, which fix n; a function of n that returns them;
         ``"uniform"`` or ``"log-uniform"``; or an object with ``num_classes`` and ``probs(h)``.
     num_sampled : int
-        Number of draws m that the loss is asked for.
+        Number of draws m that the loss is asked for. A loss whose negatives are the labels of its
+        batch is called on batches of B = 64, and its m is B - 1 = 63, whatever is given here.
     draws : {"own", "given", "given-negatives"}
         ``"own"``: as above. Else the loss does not draw, and is called as ``loss(scores, ids,
         log_q, labels)`` with the logits (B, n), draws (B, m), and the log-probabilities (B, n) that
@@ -92,8 +94,9 @@ def check_loss(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the loss returns what it should not: other shapes, numbers
-        that are not finite, the same for every seed though it is not the full softmax.
+        If an argument is malformed, or the loss does not take the arguments that it is called
+        with, or returns what it should not: other shapes, numbers that are not finite, the same
+        for every seed though it is not the full softmax.
 
     Notes
     -----
@@ -190,6 +193,7 @@ def check_loss(
         num_sampled=m,
         num_classes=problem.num_classes,
         calls=observed.calls,
+        num_results=observer.num_results,
         seconds=time.perf_counter() - start,
     )
 
@@ -225,7 +229,8 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             if not any(s.allowed for s in scores):
                 scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
             if not any(s.allowed for s in scores):
-                scores += [score(*one) for one in fitted(observer, observed)]
+                others = chain(of_other_proposals(observer, observed), fitted(observer, observed))
+                scores += [score(*one) for one in others]
             if over or sum(s.allowed for s in scores) <= 1:
                 break
     return scores
@@ -267,4 +272,4 @@ def _same_for_all_seeds(
     if any(s.allowed for s in scores):
         return scores
     of_batches, ways = in_batch_hypotheses(observer, with_gradient)
-    return scores + [score(one, of_batches) for one in ways]
+    return scores + [score(one, of_batches, number) for one, number in ways]

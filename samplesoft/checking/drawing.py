@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.checking.calls import call
 from samplesoft.checking.problem import Problem
 
 DRAWS = ("own", "given", "given-negatives")
@@ -34,7 +35,8 @@ def drawing(loss: Callable[..., Any], problem: Problem, exclude: bool) -> Callab
         scores = problem.tau * h @ class_embeddings.T + (0.0 if biases is None else biases)
         copies = len(h) // len(rows)
         ids = _ids(np.tile(q, (copies, 1)), num_sampled, np.random.default_rng(seed))
-        returned = loss(scores, ids, np.tile(log_q, (copies, 1)), labels)
+        given = scores, ids, np.tile(log_q, (copies, 1)), labels
+        returned = call(loss, "scores, ids, log_q, labels", *given)
         if not isinstance(returned, tuple):
             return returned
         losses, slopes = returned

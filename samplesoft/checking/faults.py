@@ -253,6 +253,19 @@ FAULTS: dict[str, Fault] = {
         (),
         lambda method: method.closed and method.scheme is not None,
     ),
+    "in_batch_count": Fault(
+        "the m of the correction is not the number of the other labels in the batch",
+        "Take m = B - 1 for a batch of B.",
+        (),
+        lambda method: method.name.startswith("in_batch"),
+    ),
+    "other_proposal": Fault(
+        "draws are by another proposal than the one that was given",
+        "Give `check_loss` the proposal of the loss; where only the draws are by another, correct "
+        "by that one.",
+        (),
+        lambda method: method.closed and method.scheme is not None,
+    ),
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",

@@ -1,4 +1,4 @@
-"""Mistakes with a number that nobody knows, which is fitted to what was observed."""
+"""Mistakes with a number or a proposal that nobody knows, found by what was observed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samplesoft.checking.faults import RIGHT
 from samplesoft.checking.hypotheses import Hypothesis, means_of
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.observe import Means, Observer
-from samplesoft.checking.problem import Problem
+from samplesoft.checking.problem import NAMED, Problem
 from samplesoft.checking.recipe import SUM, Recipe, make_recipe, with_hits
 
 _LESS = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # off the logits of hits
@@ -44,6 +44,28 @@ def fitted(observer: Observer, observed: Means) -> Iterator[Fitted]:
             for leak in _leaks(kept, own):
                 yield _best_leak(method.name, leak, means, observed)
         yield from _smoothed(method.name, recipe, means, observed)
+
+
+def of_other_proposals(observer: Observer, observed: Means) -> Iterator[Fitted]:
+    """Yield all schemes with draws by a proposal that was not given."""
+    given = observer.problem
+    for name, law in NAMED.items():
+        q = np.broadcast_to(law(given.num_classes), given.q.shape)
+        other = replace(given, q=q)
+        for method in METHODS.values():
+            if np.allclose(q, given.q) or not method.closed or method.scheme is None:
+                continue
+            sizes = RIGHT, observer.num_sampled, observer.batch
+            drawn, meant = (make_recipe(problem, method, *sizes) for problem in (other, given))
+            if drawn is None or meant is None:
+                continue
+            ways = {
+                f"draws and correction by {name!r}": drawn,
+                f"draws by {name!r}, corrected by what was given": replace(meant, law=drawn.law),
+            }
+            for words, recipe in ways.items():
+                means = means_of(recipe, given, observer.with_gradient)
+                yield Hypothesis(method.name, "other_proposal", recipe, means), observed, words
 
 
 def _with_all_hits(problem: Problem, recipe: Recipe) -> Recipe:

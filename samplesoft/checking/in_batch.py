@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from samplesoft.checking.hypotheses import Hypothesis
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.observe import Means, Observer
 from samplesoft.checking.problem import Problem
-from samplesoft.checking.recipe import make_recipe
+from samplesoft.checking.recipe import Recipe, make_recipe
 
 _BATCHES = 12
 
@@ -25,8 +27,12 @@ class _Way:
     fault: str | None
     off_draws: float = 1.0  # times log(m q)
     off_label: float = 0.0
-    counted: bool = True  # whether m is in the correction
+    count: Callable[[int, int], int] = lambda others, m: others  # the m of the correction
     masked: bool = True
+
+
+def _one(others: int, m: int) -> int:
+    return 1
 
 
 _WAYS = (
@@ -35,8 +41,10 @@ _WAYS = (
     _Way("in_batch", "uncorrected", off_draws=0.0),
     _Way("in_batch", "log_q_added", off_draws=-1.0),
     _Way("in_batch_candidate", "log_q_added", off_draws=-1.0, off_label=-1.0),
-    _Way("in_batch", "log_q_added", off_draws=-1.0, counted=False),
-    _Way("in_batch", "log_m_left_out", counted=False),
+    _Way("in_batch", "log_q_added", off_draws=-1.0, count=_one),
+    _Way("in_batch", "log_m_left_out", count=_one),
+    _Way("in_batch", "in_batch_count", count=lambda others, m: others + 1),
+    _Way("in_batch", "in_batch_count", count=lambda others, m: m),
     _Way("in_batch", "hits_kept", masked=False),
     _Way("in_batch_candidate", "hits_kept", off_label=1.0, masked=False),
     _Way("in_batch", "uncorrected", off_draws=0.0, masked=False),
@@ -44,52 +52,66 @@ _WAYS = (
 )
 
 
-def in_batch_hypotheses(observer: Observer, with_gradient: bool) -> tuple[Means, list[Hypothesis]]:
+def in_batch_hypotheses(
+    observer: Observer, with_gradient: bool
+) -> tuple[Means, list[tuple[Hypothesis, str]]]:
     """Return the losses of some batches of random labels, and what each way makes of them.
 
-    Gradients come with them, if asked for.
+    Gradients come with them, if asked for, and with each way the number of negatives in words.
     """
     rng, problem = np.random.default_rng(0), observer.problem
     found: list[FloatArray] = []
-    made: list[list[FloatArray]] = [[] for _ in _WAYS]
+    others = observer.batch - 1
+    ways: dict[tuple[Any, ...], tuple[_Way, int]] = {}  # each once, if m is one of the other counts
+    for way in _WAYS:
+        count = way.count(others, observer.num_sampled)
+        what = way.scheme, way.off_draws, way.off_label, count, way.masked
+        ways.setdefault(what, (way, count))
+    made: list[list[FloatArray]] = [[] for _ in ways]
     for _ in range(_BATCHES):
         rows = rng.integers(0, len(problem.labels), observer.batch)
         labels = rng.integers(0, problem.num_classes, observer.batch)  # each of them often
         parts = observer.results_of(problem.h[rows], labels)
         found += [part.ravel() for part in parts[: 2 if with_gradient else 1]]
-        for way, values in zip(_WAYS, made, strict=True):
-            losses, slopes = _results(way, problem, rows, labels)
+        for (way, count), values in zip(ways.values(), made, strict=True):
+            losses, slopes = _results(way, count, problem, rows, labels)
             values += [losses, slopes.ravel()] if with_gradient else [losses]
     results = np.concatenate(found)
     rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(results).max())
     nothing = np.zeros_like(results)
     observed = Means(results, nothing, nothing + rounding, _BATCHES, nothing)
     return observed, [
-        Hypothesis(
-            way.scheme,
-            way.fault,
-            None
-            if way.fault
-            else make_recipe(
-                problem,
-                METHODS["candidate_masked" if way.off_label else "masked"],
-                RIGHT,
-                observer.batch - 1,
-                observer.batch,
-            ),
-            np.concatenate(values),
+        (
+            Hypothesis(way.scheme, way.fault, _recipe(way, observer), np.concatenate(values)),
+            _words(way, count, others),
         )
-        for way, values in zip(_WAYS, made, strict=True)
+        for (way, count), values in zip(ways.values(), made, strict=True)
     ]
 
 
+def _recipe(way: _Way, observer: Observer) -> Recipe | None:
+    """Return what a way without a mistake is in the mean over batches."""
+    method = METHODS["candidate_masked" if way.off_label else "masked"]
+    given = observer.problem, method, RIGHT, observer.batch - 1, observer.batch
+    return None if way.fault else make_recipe(*given)
+
+
+def _words(way: _Way, count: int, others: int) -> str:
+    """Return in words how many negatives there are, where it matters."""
+    if way.fault is None:
+        return f"m is B - 1 = {others} in a batch of {others + 1}, whatever `num_sampled` says"
+    if way.fault == "in_batch_count":
+        return f"corrected for m = {count}, where B - 1 = {others} others are in the batch"
+    return ""
+
+
 def _results(
-    way: _Way, problem: Problem, examples: IntArray, labels: IntArray
+    way: _Way, count: int, problem: Problem, examples: IntArray, labels: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return the losses (B,) and gradients (B, d) of one batch."""
     logits, c = problem.logits[examples], problem.class_embeddings
     rows, log_q = np.arange(len(labels)), np.log(problem.q[0])
-    log_count = log_q + (np.log(len(labels) - 1.0) if way.counted else 0.0)
+    log_count = log_q + np.log(count)
     own = logits[rows, labels] - way.off_label * log_count[labels]
     x = logits[:, labels] - way.off_draws * log_count[labels]
     gone = labels[:, None] == labels if way.masked else np.eye(len(labels), dtype=bool)

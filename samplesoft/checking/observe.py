@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.checking.calls import call
 from samplesoft.checking.problem import Problem
 
 REPLICAS = 16  # of each example in a batch
 _SEEDS = 500  # with the same results, before a loss is said to draw nothing
+_ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
 _PILOTS = 32  # calls for the centre of squares
 _COARSEST = 1e-6  # unit of the last place
 _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
@@ -64,6 +66,7 @@ class Observer:
         others = (self._call(seed) for seed in range(1, _SEEDS))
         self.is_random = any(not np.array_equal(first, other) for other in others)
         self.calls = 0
+        self._results: set[int] = set()
         pilots = [self._call(seed) for seed in range(_PILOTS)] if self.is_random else [first]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
         self._origin = self._call(0)  # near the means, so that squares keep their digits
@@ -73,10 +76,16 @@ class Observer:
         """Call the loss so many times more."""
         for seed in self._seeds.integers(0, 2**31 - 1, calls):
             change = self._call(int(seed)) - self._origin
+            self._results.add(hash(change.tobytes()))
             self._sums += change
             self._squares += change**2
             self._cubes += change**3
             self.calls += 1
+
+    @property
+    def num_results(self) -> int:
+        """How many of the calls gave different results."""
+        return len(self._results)
 
     def results_of(self, h: FloatArray, labels: IntArray) -> list[FloatArray]:
         """Return losses (B,), and gradients (B, d) where there are some, of another batch."""
@@ -128,7 +137,9 @@ class Observer:
         given: list[Any] = [rows.copy(), h.copy(), labels.copy(), self.num_sampled, seed]
         if biases is not None:
             given.append(biases.copy())
-        returned = self._loss(*given)
+        returned = call(
+            self._loss, f"{_ARGUMENTS}, biases" if len(given) > 5 else _ARGUMENTS, *given
+        )
         losses, slopes = returned, None
         if isinstance(returned, (tuple, list)):
             if len(returned) != 2:

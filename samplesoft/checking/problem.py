@@ -47,6 +47,11 @@ class Problem:
 def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -> Problem:
     """Return the problem of a proposal, in any of the forms that `check_loss` takes."""
     rng = np.random.default_rng(int(key))
+    if isinstance(proposal, type):
+        raise TypeError(
+            f"`proposal` must not be a class, got {proposal.__name__}; make one, as in "
+            f"{proposal.__name__}(...)."
+        )
     if hasattr(proposal, "probs"):
         n, dim = int(proposal.num_classes), getattr(proposal, "dim", None)
     else:
@@ -81,7 +86,13 @@ def _fixed(proposal: Any) -> int:
     """Return the number of classes of a proposal that is not a sampler."""
     if isinstance(proposal, str) or callable(proposal):
         return NUM_CLASSES
-    return int(np.size(np.asarray(proposal)))
+    if np.ndim(proposal) == 0:
+        raise TypeError(
+            "`proposal` must be probabilities (n,), a function of n that returns them, one of "
+            f"{', '.join(map(repr, NAMED))}, or a sampler, got {proposal!r}; for uniform draws "
+            "from 8 classes write 'uniform' or numpy.full(8, 1 / 8)."
+        )
+    return int(np.shape(proposal)[-1])
 
 
 def _rows_of(proposal: Any, contexts: FloatArray, n: int) -> FloatArray:

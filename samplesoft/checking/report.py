@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 12  # lines of the table
+_FAR = 10.0  # times the limit, from where on the nearest hypothesis says little
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class LossReport(Report):
         Whether the same seed gave the same losses.
     num_sampled, num_classes, calls : int
         Draws of an example, classes, and calls of the loss.
+    num_results : int
+        How many of the calls gave different results; fewer than calls where m and n are small, or
+        seeds repeat.
     seconds : float
         Time of the calls.
     """
@@ -67,6 +71,7 @@ class LossReport(Report):
     num_sampled: int
     num_classes: int
     calls: int
+    num_results: int
     seconds: float
 
     @property
@@ -77,16 +82,24 @@ class LossReport(Report):
             if self.of_losses:
                 fit = ", ".join(f"`{name}`" for name in self.of_losses)
                 return f"The losses are those of {fit}; the gradient is not theirs."
-            return (
+            text = (
                 f"The loss is consistent with no known scheme. Nearest: {best.hypothesis.title}, "
                 f"whose greatest |z| is {best.z:.3g}. See first that `proposal`, `tau` and "
                 "`num_sampled` are those of the loss."
             )
+            if best.z > _FAR * self.limit:
+                text += (
+                    " That is far off, and may be no hint at all: draws may follow another "
+                    "proposal. Count what the loss draws, numpy.bincount(ids.ravel(), "
+                    f"minlength={self.num_classes}) / ids.size, and compare it with `proposal`."
+                )
+            return text + self._repeated
         allowed = {(s.hypothesis.scheme, s.hypothesis.fault) for s in self.scores if s.allowed}
         schemes = [f"`{name}`" for name in METHODS if (name, None) in allowed]
         if self.fault is None:
             text = f"The loss estimates {METHODS[self.scheme].aim}: scheme {' or '.join(schemes)}"
             text += "." if len(schemes) == 1 else ", which these means do not tell apart."
+            text += f" Here {best.number}." if best.number else ""
         else:
             right = self._right()
             text = f"The loss is {best.hypothesis.title} (greatest |z| {best.z:.3g}"
@@ -104,12 +117,22 @@ class LossReport(Report):
                 f" These means do not tell it from: {'; '.join(dict.fromkeys(others))}. More calls "
                 "may."
             )
-        return text
+        return text + (self._repeated if self.fault == "dependent_draws" else "")
 
     @property
     def remedy(self) -> str:
         """What to change; empty if nothing is wrong, or nobody knows."""
         return "" if self.fault is None else FAULTS[self.fault].remedy
+
+    @property
+    def _repeated(self) -> str:
+        """What may be wrong where many calls gave the same; empty if few did."""
+        if 2 * self.num_results > self.calls:
+            return ""
+        return (
+            f" Only {self.num_results:,} of {self.calls:,} calls gave different results: see "
+            "whether draws follow the whole of `seed`."
+        )
 
     def _right(self) -> Score | None:
         """Return the score of the scheme as it should be."""
@@ -141,6 +164,7 @@ class LossReport(Report):
             "num_sampled": self.num_sampled,
             "num_classes": self.num_classes,
             "calls": self.calls,
+            "num_results": self.num_results,
             "seconds": self.seconds,
             "hypotheses": [
                 {

@@ -120,6 +120,13 @@ class InBatchLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         labels = batch.targets.labels
+        for name, sampler in (("proposal", self.proposal), ("extra", self.extra)):
+            if sampler is not None and sampler.num_classes != len(batch.class_embeddings):
+                raise ValueError(
+                    f"`{name}` must be over the {len(batch.class_embeddings)} classes of "
+                    f"`class_embeddings`, got a {type(sampler).__name__} over "
+                    f"{sampler.num_classes}; make one of as many counts."
+                )
         if batch.targets.owners is not None:
             raise ValueError(
                 "`labels` must hold one label of each example for in-batch negatives, got a "

@@ -319,6 +319,8 @@ def in_batch(correct, label=0.0, mask=True):
         (in_batch(lambda log_q, m: 0.0 * log_q), "in_batch", "uncorrected"),
         (in_batch(lambda log_q, m: -log_q, label=-1.0), "in_batch_candidate", "log_q_added"),
         (in_batch(lambda log_q, m: log_q + np.log(m), mask=False), "in_batch", "hits_kept"),
+        (in_batch(lambda log_q, m: log_q + np.log(m + 1)), "in_batch", "in_batch_count"),
+        (in_batch(lambda log_q, m: log_q + np.log(10)), "in_batch", "in_batch_count"),
     ],
 )
 def test_negatives_of_the_batch(loss, scheme, fault):
@@ -326,6 +328,54 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert (report.scheme, report.fault) == (scheme, fault), report
     assert (report.loss_bias is None) == (fault is not None)
     assert json.loads(report.to_json())["scheme"] == scheme
+    assert (fault in (None, "in_batch_count")) == ("B - 1 = 63" in report.verdict)
+
+
+@pytest.mark.parametrize(("m", "fault"), [(63, None), (64, "in_batch_count")])
+def test_an_in_batch_loss_that_takes_m_from_outside(m, fault):
+    def loss(*given):
+        return in_batch(lambda log_q, _: log_q + np.log(given[3]))(*given)
+
+    report = check_loss(loss, log_uniform, m)
+    assert (report.scheme, report.fault) == ("in_batch", fault), report
+    assert report.consistent == (("in_batch", fault),)
+
+
+def on_uniform_draws(log_q, seeds):
+    """Return a loss whose draws are uniform, corrected by `log_q`, in which seeds repeat."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        rng, rows = np.random.default_rng(seed % seeds), np.arange(len(h))
+        ids = rng.integers(0, len(log_q), (len(h), num_sampled))
+        o = h @ class_embeddings.T
+        x = np.take_along_axis(o - log_q, ids, axis=1) - np.log(num_sampled)
+        x = np.where(ids == labels[:, None], -np.inf, x)
+        own = o[rows, labels]
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    return loss
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_draws_by_another_proposal(corrected):
+    log_q = np.full(8, -np.log(8.0)) if corrected else np.log(log_uniform(8))
+    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10)
+    assert (report.scheme, report.fault) == ("masked", "other_proposal"), report
+    assert ("correction by 'uniform'" in report.verdict) == corrected
+
+
+def test_seeds_that_repeat():
+    report = check_loss(on_uniform_draws(np.full(8, -np.log(8.0)), 40), "uniform", 10)
+    assert report.fault == "dependent_draws" or report.scheme is None
+    assert "Only 40 of 8,192 calls gave different results" in report.verdict
+
+
+def test_a_proposal_that_nobody_knows_is_not_taken_for_a_mistake(monkeypatch):
+    q = np.array([0.01, 0.02, 0.02, 0.05, 0.2, 0.2, 0.2, 0.3])
+    monkeypatch.setattr(twins, "log_uniform", lambda n: q)
+    report = check_loss(make("masked"), "log-uniform", 10)
+    assert report.scheme is None
+    assert "draws may follow another proposal. Count" in report.verdict
 
 
 def test_the_in_batch_loss_of_the_library():
@@ -395,7 +445,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 
 
 def test_every_mistake_has_a_twin():
-    others = {"distinct_as_repeated", "dependent_draws"}
+    others = {"distinct_as_repeated", "dependent_draws", "in_batch_count", "other_proposal"}
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
@@ -511,9 +561,32 @@ def test_what_a_loss_must_not_return(loss, kind, words):
 
 
 @pytest.mark.parametrize(
+    ("loss", "options", "names"),
+    [
+        (lambda scores, labels: 0, {}, "class_embeddings, h, labels, num_sampled, seed"),
+        (make("masked"), {"biases": True}, "num_sampled, seed, biases"),
+        (make("masked"), {"draws": "given"}, "scores, ids, log_q, labels"),
+    ],
+)
+def test_a_loss_that_takes_other_arguments(loss, options, names):
+    with pytest.raises(TypeError, match=f"as it is called: loss.*{names}.*got the error") as found:
+        check_loss(loss, "uniform", 5, **options)
+    assert "positional" in str(found.value.__cause__)
+
+
+def test_an_error_of_the_loss_itself_stays_as_it_is():
+    with pytest.raises(TypeError, match="unsupported operand") as found:
+        check_loss(lambda c, h, labels, m, seed: [] - labels[0].item(), "uniform", 5)
+    assert found.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
     ("proposal", "words"),
     [
         ("unigram", "`proposal` must be one of"),
+        (8, "a function of n that returns them, .* got 8; for uniform draws"),
+        (None, "or a sampler, got None"),
+        (LogUniformSampler, "must not be a class, got LogUniformSampler; make one"),
         ([0.5, 0.5], "at least 3 classes"),
         ([0.5, 0.5, 0.0], "above 0 for every class, got 0 for class 2"),
         ([0.5, 0.5, 0.5], "`proposal` must sum to 1"),
@@ -521,7 +594,7 @@ def test_what_a_loss_must_not_return(loss, kind, words):
     ],
 )
 def test_proposals_that_are_refused(proposal, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         check_loss(make("masked"), proposal, 5)
 
 

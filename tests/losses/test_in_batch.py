@@ -150,6 +150,12 @@ BAD = {
     "`extra` must not look at contexts": lambda: InBatchLoss(
         WeightedSampler(Q), extra=SoftmaxSampler(C)
     ),
+    "`proposal` must be over the 4 classes .* over 5": lambda: InBatchLoss(
+        WeightedSampler(np.ones(5) / 5)
+    ).forward(H, C, [0] * 4),
+    "`extra` must be over the 4 classes .* over 3": lambda: InBatchLoss(
+        WeightedSampler(Q), extra=UniformSampler(3)
+    ).forward(H, C, [0] * 4, UniformSampler(3).sample(H, 2)),
     "`scheme` must be one of": lambda: InBatchLoss(WeightedSampler(Q), scheme="negatives"),
     "at least 2 examples": lambda: LOSS.forward(H[:1], C, [0]),
     "one label of each": lambda: LOSS.forward(H, C, sparse.csr_array(np.eye(4))),
