@@ -18,6 +18,7 @@ file            what is in it
 `fits`          mistakes with an unknown number or proposal, looked for where nothing else fits
 `distinct`      draws without replacement, whose means are simulated
 `in_batch`      losses whose negatives are the labels of the batch
+`mixed`         losses with these negatives and draws beside
 `verdict`       which hypotheses the observed means allow
 `report`        the result, as a table, JSON, a page and a plot
 =============== ===================================================================

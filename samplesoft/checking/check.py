@@ -19,6 +19,7 @@ from samplesoft.checking.expectation import expectation
 from samplesoft.checking.fits import fitted, of_other_proposals
 from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
 from samplesoft.checking.in_batch import in_batch_hypotheses
+from samplesoft.checking.mixed import mixed_hypotheses
 from samplesoft.checking.moments import Squares, squares
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import make_problem
@@ -65,7 +66,8 @@ def check_loss(
         the gradient (B, d) of their sum in `h`. Logits are to be ``tau h . c``. It may share draws
         among the batch.
     proposal : array_like of shape (n,), callable, str or sampler
-        What it draws from: probabilities, which fix n; a function of n that returns them;
+        What it draws from (for negatives of the batch, the chances of labels): probabilities,
+        which fix n; a function of n that returns them;
         ``"uniform"`` or ``"log-uniform"``; or an object with ``num_classes`` and ``probs(h)``.
     num_sampled : int
         Number of draws m that the loss is asked for. A loss whose negatives are the labels of its
@@ -116,6 +118,10 @@ def check_loss(
     A loss that is the same for every seed is compared with the full softmax, and with losses whose
     negatives are the labels of the batch (in-batch negatives), on batches of random labels.
 
+    Mixed negatives, the labels of the batch and `num_sampled` draws beside, are known with draws by
+    the same proposal as the labels', uniform and log-uniform ones; for their bias see
+    `samplesoft.mixed_bias`.
+
     Independent inclusion (``poisson``) is taken to have the chances ``1 - (1 - q)^m``.
 
     References
@@ -161,7 +167,7 @@ def check_loss(
     scores = ranked(scores)
     best, observed = scores[0], observer.means()
     biases_of_best: tuple[float | None, float | None] = None, None
-    if best.hypothesis.recipe is not None:
+    if best.hypothesis.recipe is not None and best.hypothesis.recipe.certain is None:
         full, found = (
             expectation(recipe, problem.logits)
             for recipe in (full_of(problem), best.hypothesis.recipe)
@@ -210,6 +216,8 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             return None
         return squares(one.recipe, observer.centre)
 
+    problem, m = observer.problem, observer.num_sampled
+    mixed = list(mixed_hypotheses(problem, m, observer.batch, observer.with_gradient))
     for look in range(LOOKS):
         wanted = _FIRST << max(look - 1, 0)
         for _ in range(wanted):
@@ -219,6 +227,7 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
                 break
         observed, over = observer.means(), time.perf_counter() > end
         found = [score(one, observed) for one in hypotheses if one.scheme != "full"]
+        found += [score(one, observed, words) for one, words in mixed]
         scores = [
             with_squares(s, expected(s.hypothesis), observed, observer.centre) if s.allowed else s
             for s in found

@@ -61,7 +61,12 @@ def expectation(recipe: Recipe, logits: FloatArray) -> Means:
         elif recipe.one_hit_less:
             found = _one_hit_less(recipe, e)
         else:
-            found = _mean_shares(recipe, e, recipe.base[e], recipe.num_draws)
+            mass = recipe.certain_mass(e)
+            found = _mean_shares(recipe, e, mass, recipe.num_draws)
+            if recipe.certain is not None:
+                others = found.base * np.exp(recipe.certain[e] - mass)
+                own = found.base * float(np.exp(recipe.base[e] - mass))
+                found = _Shares(found.log_sum, own, found.draws + others)
         losses[e] = found.log_sum - recipe.own[e]
         slopes[e] = found.draws
         if recipe.hits_fixed:

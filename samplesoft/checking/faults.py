@@ -259,6 +259,12 @@ FAULTS: dict[str, Fault] = {
         (),
         lambda method: method.name.startswith("in_batch"),
     ),
+    "corrected_apart": Fault(
+        "the labels of the batch and the draws beside are each corrected by their own count",
+        "Subtract log((B - 1) q + m u) from the logits of both, where m draws are from u.",
+        (),
+        lambda method: method.name.startswith("mixed"),
+    ),
     "other_proposal": Fault(
         "draws are by another proposal than the one that was given",
         "Give `check_loss` the proposal of the loss; where only the draws are by another, correct "

@@ -74,4 +74,8 @@ METHODS |= {
         "in_batch", None, f"{_SOFTMAX}, m the other labels of a batch", closed=False
     ),
     "in_batch_candidate": Method("in_batch_candidate", None, _CANDIDATE, closed=False),
+    "mixed": Method(
+        "mixed", None, f"{_SOFTMAX}, m the other labels of a batch and draws beside", closed=False
+    ),
+    "mixed_candidate": Method("mixed_candidate", None, _CANDIDATE, closed=False),
 }

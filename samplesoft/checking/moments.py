@@ -59,7 +59,7 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
     shift = recipe.own[e] + centre
     weights = np.exp(recipe.draws[e] - shift)
     drawn = (recipe.law[e] > 0.0) & (weights > 0.0)
-    base = np.exp(recipe.base[e] - shift)
+    base = np.exp(recipe.certain_mass(e) - shift)
     most = base + recipe.num_draws * weights.max()
     least = base if base > 0.0 else weights[drawn].min()
     x = np.arange(-np.log(max(most, 1.0)) - _LEFT, -np.log(min(least, 1.0)) + _RIGHT, _STEP)

@@ -45,6 +45,8 @@ class Recipe:
         Number of draws.
     twice : bool
         Whether the first draw is in the sum twice.
+    certain : ndarray, shape (E, n), or None
+        Logits of classes that are in S for certain beside the label, -inf for others.
     hits_fixed : bool
         Whether the logit of hits is a constant, and does not follow the label's.
     one_hit_less : bool
@@ -74,6 +76,13 @@ class Recipe:
     hits_follow: bool = False
     one_hit_less: bool = False
     hits_fixed: bool = False
+    certain: FloatArray | None = None
+
+    def certain_mass(self, e: int) -> float:
+        """Return the log of what is in the S of example e for certain."""
+        if self.certain is None:
+            return float(self.base[e])
+        return float(np.logaddexp(self.base[e], np.logaddexp.reduce(self.certain[e])))
 
 
 def full_of(problem: Problem) -> Recipe:

@@ -39,7 +39,8 @@ class LossReport(Report):
         The |z| above which a hypothesis is excluded: a right one with a chance below 1e-4.
     loss_bias, gradient_bias : float or None
         Mean over the examples of what the best hypothesis has above the full softmax: in the loss
-        (nats), and in the gradient in the logits (L1 norm). None where no closed form is known.
+        (nats), and in the gradient in the logits (L1 norm). None where no closed form is known,
+        and where it is one of the batch at hand (mixed negatives).
     of_losses : tuple of str
         Where nothing fits losses and gradients both: the schemes that the losses alone fit.
     with_gradient : bool

@@ -41,7 +41,7 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
             with np.errstate(divide="ignore"):
                 log_drawn = np.logaddexp.reduce(np.log(law) + x, initial=-np.inf)
             rest = 1.0 - np.exp(min(log_drawn - log_sum, 0.0))
-            log_rest = max(log_sum + np.log(max(rest, _LEAST_REST)), recipe.base[e])
+            log_rest = max(log_sum + np.log(max(rest, _LEAST_REST)), recipe.certain_mass(e))
         effects = np.logaddexp(0.0, x - log_rest)
         shares = np.exp(-np.logaddexp(0.0, log_rest - x))
         if recipe.smoothing and recipe.hit_logit is not None:

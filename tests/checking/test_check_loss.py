@@ -20,7 +20,7 @@ from samplesoft.checking.moments import moments, squares
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import make_recipe
 from samplesoft.losses import InBatchLoss, make_loss
-from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, WeightedSampler
+from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
 
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
 PROBLEM = make_problem(SOME, 1.0, False, np.uint64(0))
@@ -389,6 +389,40 @@ def test_the_in_batch_loss_of_the_library():
     assert (report.scheme, report.fault) == ("in_batch", None), report
 
 
+@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
+def test_mixed_negatives_of_the_library(scheme):
+    extra = UniformSampler(8)
+    own = InBatchLoss(WeightedSampler(log_uniform(8)), scheme=scheme, extra=extra, reduction="none")
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        draw = extra.sample(h, num_sampled, rng=seed)
+        value, cache = own.forward(h, class_embeddings, labels, draw)
+        return value, own.backward(cache).dh
+
+    report = check_loss(loss, log_uniform, 10)
+    wanted = "mixed" if scheme == "masked" else "mixed_candidate"
+    assert report.consistent == ((wanted, None),), report
+    assert "draws are by 'uniform'" in report.verdict
+    assert report.scores[0].sd_ratio == pytest.approx(1.0, rel=0.05)
+
+
+def test_mixed_negatives_that_are_corrected_apart():
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        q, rows = log_uniform(8), np.arange(len(h))
+        ids = np.random.default_rng(seed).choice(8, (len(h), num_sampled), p=q)
+        o = h @ class_embeddings.T
+        x = np.take_along_axis(o - np.log(num_sampled * q), ids, axis=1)
+        x = np.where(ids == labels[:, None], -np.inf, x)
+        y = (o - np.log((len(h) - 1) * q))[:, labels]
+        y = np.where(labels == labels[:, None], -np.inf, y)
+        own = o[rows, labels]
+        return np.logaddexp(own, np.logaddexp.reduce(np.hstack([x, y]), axis=1)) - own
+
+    report = check_loss(loss, log_uniform, 10)
+    assert (report.scheme, report.fault) == ("mixed", "corrected_apart"), report
+    assert report.remedy.startswith("Subtract log((B - 1) q + m u)")
+
+
 def test_a_gradient_that_is_not_that_of_the_losses():
     own = InBatchLoss(WeightedSampler(log_uniform(8)), reduction="none")
 
@@ -446,6 +480,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 
 def test_every_mistake_has_a_twin():
     others = {"distinct_as_repeated", "dependent_draws", "in_batch_count", "other_proposal"}
+    others |= {"corrected_apart"}
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
