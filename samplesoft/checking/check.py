@@ -200,6 +200,8 @@ def check_loss(
         num_classes=problem.num_classes,
         calls=observed.calls,
         num_results=observer.num_results,
+        num_sets=observer.num_sets,
+        autocorrelation=observer.autocorrelation,
         seconds=time.perf_counter() - start,
     )
 

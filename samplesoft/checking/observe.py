@@ -70,7 +70,8 @@ class Observer:
         pilots = [self._call(seed) for seed in range(_PILOTS)] if self.is_random else [first]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
         self._origin = self._call(0)  # near the means, so that squares keep their digits
-        self._sums, self._squares, self._cubes = (np.zeros_like(first) for _ in range(3))
+        self._sums, self._squares, self._cubes = (np.zeros_like(self._origin) for _ in range(3))
+        self._last, self._products = np.zeros_like(self._origin), np.zeros_like(self._origin)
 
     def more(self, calls: int) -> None:
         """Call the loss so many times more."""
@@ -80,12 +81,34 @@ class Observer:
             self._sums += change
             self._squares += change**2
             self._cubes += change**3
+            self._products += change * self._last
+            self._last = change
             self.calls += 1
 
     @property
     def num_results(self) -> int:
         """How many of the calls gave different results."""
         return len(self._results)
+
+    @property
+    def autocorrelation(self) -> float:
+        """The correlation of the losses of a call with those of the next."""
+        size, calls = len(self.centre), self.calls
+        means = (self._sums / calls)[:size]
+        variance = (self._squares / calls)[:size] - means**2
+        products = self._products[:size] / max(calls - 1, 1) - means**2
+        return float(products.sum() / variance.sum()) if variance.sum() > 0.0 else 0.0
+
+    @property
+    def num_sets(self) -> float:
+        """How many sets of draws the copies of an example in a batch have, by their variance."""
+        observed = self.means()
+        if observed.squares is None or not self.is_random:
+            return 0.0
+        size = len(self.centre)
+        single = observed.squares.means - (observed.means[:size] - self.centre) ** 2
+        of_calls = observed.stderrs[:size] ** 2 * (self.calls - 1)
+        return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
 
     def results_of(self, h: FloatArray, labels: IntArray) -> list[FloatArray]:
         """Return losses (B,), and gradients (B, d) where there are some, of another batch."""

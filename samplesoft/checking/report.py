@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 12  # lines of the table
-_FAR = 10.0  # times the limit, from where on the nearest hypothesis says little
+_CORRELATED = 0.25  # of which rare draws that happen to be neighbours stay below
+_FAR = 3.0  # times the limit, from where on the nearest hypothesis says little
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class LossReport(Report):
     num_results : int
         How many of the calls gave different results; fewer than calls where m and n are small, or
         seeds repeat.
+    num_sets : float
+        How many sets of draws 16 copies of an example in a batch have, by the variance of their
+        mean: 1 where the batch shares one set, 16 where each has its own, 0 where nothing is drawn.
+    autocorrelation : float
+        Correlation of the losses of a call with those of the next, which should be near 0.
     seconds : float
         Time of the calls.
     """
@@ -73,6 +79,8 @@ class LossReport(Report):
     num_classes: int
     calls: int
     num_results: int
+    num_sets: float
+    autocorrelation: float
     seconds: float
 
     @property
@@ -166,6 +174,8 @@ class LossReport(Report):
             "num_classes": self.num_classes,
             "calls": self.calls,
             "num_results": self.num_results,
+            "num_sets": self.num_sets,
+            "autocorrelation": self.autocorrelation,
             "seconds": self.seconds,
             "hypotheses": [
                 {
@@ -194,6 +204,13 @@ class LossReport(Report):
             parts.append(Paragraph(f"What to do: {self.remedy}"))
         if not self.follows_seed:
             parts.append(Paragraph("The same seed gave other losses: draws do not follow `seed`."))
+        if self.autocorrelation > _CORRELATED:
+            text = (
+                f"Losses of a call have a correlation of {self.autocorrelation:.2f} with those of "
+                "the next, as if draws were used again: standard errors are too small, and |z| is "
+                "too large."
+            )
+            parts.append(Paragraph(text))
         parts.append(Table(shown, columns, "The nearest hypotheses"))
         text = (
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
@@ -202,6 +219,12 @@ class LossReport(Report):
             "with a chance below 1e-4. sd: standard deviation of single losses."
         )
         parts.append(Paragraph(text))
+        if self.num_sets:
+            text = (
+                f"16 copies of an example in a batch vary like {self.num_sets:.1f} sets of draws "
+                "(16: each has its own; 1: one serves all)."
+            )
+            parts.append(Paragraph(text))
         if self.scheme is not None and self.loss_bias is not None:
             text = (
                 f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats, and its "

@@ -359,21 +359,34 @@ def on_uniform_draws(log_q, seeds):
 @pytest.mark.parametrize("corrected", [True, False])
 def test_draws_by_another_proposal(corrected):
     log_q = np.full(8, -np.log(8.0)) if corrected else np.log(log_uniform(8))
-    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10)
+    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10, seconds=0.5)
     assert (report.scheme, report.fault) == ("masked", "other_proposal"), report
     assert ("correction by 'uniform'" in report.verdict) == corrected
 
 
+def test_draws_that_are_used_again_in_the_next_call():
+    kept = []
+
+    def draw(rng, q, b, m):
+        kept.append(rng.choice(len(q), m // 2, p=q))
+        return np.tile(np.concatenate(kept[-2:] if kept[1:] else kept * 2), (b, 1))
+
+    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=0.5)
+    assert report.autocorrelation == pytest.approx(0.5, abs=0.1)
+    assert "have a correlation of 0." in str(report)
+
+
 def test_seeds_that_repeat():
-    report = check_loss(on_uniform_draws(np.full(8, -np.log(8.0)), 40), "uniform", 10)
+    log_q = np.full(8, -np.log(8.0))
+    report = check_loss(on_uniform_draws(log_q, 40), "uniform", 10, seconds=0.5)
     assert report.fault == "dependent_draws" or report.scheme is None
-    assert "Only 40 of 8,192 calls gave different results" in report.verdict
+    assert f"Only 40 of {report.calls:,} calls gave different results" in report.verdict
 
 
 def test_a_proposal_that_nobody_knows_is_not_taken_for_a_mistake(monkeypatch):
     q = np.array([0.01, 0.02, 0.02, 0.05, 0.2, 0.2, 0.2, 0.3])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    report = check_loss(make("masked"), "log-uniform", 10)
+    report = check_loss(make("masked"), "log-uniform", 10, seconds=0.3)
     assert report.scheme is None
     assert "draws may follow another proposal. Count" in report.verdict
 
@@ -418,7 +431,7 @@ def test_mixed_negatives_that_are_corrected_apart():
         own = o[rows, labels]
         return np.logaddexp(own, np.logaddexp.reduce(np.hstack([x, y]), axis=1)) - own
 
-    report = check_loss(loss, log_uniform, 10)
+    report = check_loss(loss, log_uniform, 10, seconds=0.5)
     assert (report.scheme, report.fault) == ("mixed", "corrected_apart"), report
     assert report.remedy.startswith("Subtract log((B - 1) q + m u)")
 
@@ -561,6 +574,8 @@ def test_draws_that_only_the_spread_of_losses_shows(draws):
     report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=5.0)
     assert (report.scheme, report.fault) == ("negative_sampling_kept", fault), report
     assert ("deviation" in report.verdict) == (fault is not None)
+    assert report.num_sets == pytest.approx(1.0 if "batch" in draws else 16.0, rel=0.2)
+    assert abs(report.autocorrelation) < 0.2 and "correlation" not in str(report)
     found = next(s.sd_ratio for s in report.scores if s.sd_ratio)
     assert found == pytest.approx(ratio, rel=0.05) if ratio else found < 0.9
 
