@@ -236,7 +236,9 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
         ]
         if over or observed.calls >= enough:
             simulated = simulated or distinct_hypotheses(observer)
-            scores += [score(one, observed, "simulated", errors) for one, errors in simulated]
+            scores += [
+                score(one, observed, "means are simulated", errors) for one, errors in simulated
+            ]
             if not any(s.allowed for s in scores):
                 scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
             if not any(s.allowed for s in scores):
