@@ -120,8 +120,8 @@ class TuneReport(Report):
         text = (
             f"{self.num_classes:,} classes, batch {self.batch:,}. L1 bias: exact, of the gradient "
             "in the logits (at most 2); error: of the gradient in h, bias and noise, relative to "
-            "its size; times: medians on this machine. On the front nothing is better in both "
-            "bias and time."
+            "its size; times: the least of some calls on this machine. On the front nothing is "
+            "better in both bias and time."
         )
         parts: list[Part] = [
             Paragraph(self.verdict, strong=True),

@@ -43,7 +43,12 @@ def tune(
     tau: float | None = None,
     samplers: Iterable[str] = DEFAULT_SAMPLERS,
     num_sampled: Iterable[int] = DEFAULT_DRAWS,
+    shared: bool | None = None,
+    masked: bool = False,
+    nu: float = SamplerInputs.nu,
+    num_features: int = SamplerInputs.num_features,
     batch: int | None = None,
+    thorough: bool = True,
     largest_bias: float = 0.05,
     seconds: float | None = None,
     progress: bool = False,
@@ -73,8 +78,18 @@ def tune(
         and named with the reason.
     num_sampled : iterable of int
         Numbers of draws m. One set for a batch is measured with these too.
+    shared : bool, optional
+        Measure one set of draws for a batch only, or draws for each example only.
+    masked : bool
+        Let draws for each example contain its label, which has no weight then, as in
+        ``"sampled-masked"``; else they exclude it. The masked form is that of several labels.
+    nu, num_features : float, int
+        Of samplers; see `samplesoft.samplers.SamplerInputs`.
     batch : int, optional
         Examples in a step; N by default. Contexts are taken again where there are fewer.
+    thorough : bool
+        Measure every number of draws. If False, they are tried in ascending order, and those that
+        cannot be the quickest within `largest_bias` are left out.
     largest_bias : float
         L1 norm of the bias of the gradient in the logits, of at most 2, that is allowed.
     seconds : float, optional
@@ -98,7 +113,7 @@ def tune(
     References
     ----------
     The bias is that of `samplesoft.exact_bias`, for scheme ``"negatives"`` with draws for each
-    example, and ``"masked"`` with one set.
+    example, and ``"masked"`` with one set or where `masked`.
 
     Examples
     --------
@@ -121,30 +136,51 @@ def tune(
     size = len(contexts) if batch is None else as_count("batch", batch)
     limit = None if seconds is None else as_positive("seconds", seconds)
     largest_bias = as_positive("largest_bias", largest_bias)
+    ways = (False, True) if shared is None else (as_flag("shared", shared),)
+    if not as_flag("thorough", thorough):
+        if limit is not None:
+            raise ValueError(
+                "`thorough` must be True with `seconds`, within which more draws may have the "
+                "least error, got False; leave one of them out."
+            )
+        sizes.sort()
+        ways = ways[::-1]  # what is quick comes first, and spares what is slow
     key = as_key(rng)
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     some, chosen = order[: num_examples(len(rows))], np.resize(order, size)
     examples = contexts[some], ids[some]
     logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
-    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit, logits, examples)
-    inputs = SamplerInputs(rows, counts, tau=tau, rng=int(key), h=contexts)
+    work = Workload(
+        rows, contexts[chosen], ids[chosen], tau, unit, as_flag("masked", masked), logits, examples
+    )
+    features: dict[str, Any] = {"nu": nu, "num_features": num_features}
+    inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
     full, gradient = full_setting(work)
     settings: list[Setting] = [full]
     left_out = {name: why for name in names if (why := _why_not(SAMPLERS[name], inputs, unit))}
     todo = [name for name in names if name not in left_out]
-    total = 2 * len(todo) * len(sizes)
+    total = len(ways) * len(todo) * len(sizes)
     with progress_bar(as_flag("progress", progress), total=total, desc="tune") as bar:
         for name in todo:
             sampler = make_sampler(name, inputs)
-            for shared in (False, True):
-                for setting in measured(name, sampler, shared, sizes, work, gradient):
+            for way in ways:
+                for setting in measured(name, sampler, way, sizes, work, gradient):
                     bar.set_postfix(sampler=name, m=setting.num_sampled)
                     bar.update()
                     settings.append(setting)
+                    if not thorough and _is_last(setting, settings, largest_bias):
+                        break
     settings.sort(key=lambda one: one.step_seconds)
     best = take(settings, largest_bias, limit)
     bias = largest_bias if limit is None else None
     return TuneReport(tuple(settings), best, bias, limit, len(rows), size, left_out)
+
+
+def _is_last(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:
+    """Return whether more draws of a sampler cannot be the quickest with a bias that is allowed."""
+    return setting.step_seconds >= min(
+        one.step_seconds for one in settings if one.bias <= largest_bias
+    )
 
 
 def take(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
