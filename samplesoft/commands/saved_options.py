@@ -8,6 +8,7 @@ from typing import Any
 
 from samplesoft._json import read_json
 from samplesoft.commands.options import write_json
+from samplesoft.tuning.pilot import is_auto
 
 FILE = "options.json"
 _NOT_SAVED = ("command", "run", "out", "resume", "json")
@@ -24,6 +25,10 @@ def fill_in_saved_options(options: argparse.Namespace) -> None:
             f"{str(options.out)!r} holds a run of samplesoft train {found.get('model')}, but train "
             f"{options.model} was asked to resume it; correct the model or --out."
         )
+    chosen = found.get("auto")
+    for name in chosen if isinstance(chosen, list) else ():
+        if is_auto(getattr(options, str(name), None)):
+            setattr(options, name, None)
     for name, value in found.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)

@@ -14,6 +14,7 @@ from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.language_settings import LanguageModelSettings
+from samplesoft.tuning.pilot import AUTO, is_auto
 
 SAMPLED = (
     "sampler",
@@ -61,15 +62,18 @@ def add_softmax(
     )
     group.add_argument(
         "--sampler",
-        choices=SAMPLERS,
+        choices=(*SAMPLERS, AUTO),
         metavar="NAME",
-        help=f"one of {', '.join(SAMPLERS)} (default {defaults.sampler})",
+        help=f"one of {', '.join(SAMPLERS)} (default {defaults.sampler}); or auto: a pilot of a "
+        "tenth of the steps, from 100 to 1,000, is trained and thrown away, and on its vectors the "
+        "quickest draws of little bias are chosen, or the full softmax. It depends on the speed of "
+        "the machine; --resume keeps what was chosen",
     )
     group.add_argument(
         "--num-sampled",
-        type=draw_count,
+        type=_draw_count_or_auto,
         metavar="M",
-        help=f"draws for each {example} (default {defaults.num_sampled})",
+        help=f"draws for each {example} (default {defaults.num_sampled}); or auto, as above",
     )
     group.add_argument(
         "--num-certain",
@@ -92,6 +96,10 @@ def add_softmax(
         help="steps between two updates of a sampler that follows the class vectors "
         f"(default {defaults.update_every})",
     )
+
+
+def _draw_count_or_auto(text: str) -> int | str:
+    return text if is_auto(text) else draw_count(text)
 
 
 def add_random_features(group: Any, defaults: SoftmaxSettings | type[SamplerInputs]) -> None:
@@ -119,7 +127,7 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
     name = values.get("loss", defaults.loss)
     loss = LOSSES[name]
     if not loss.draws:
-        _refuse(values, SAMPLED, f"--loss {name}, which draws nothing")
+        refuse(values, SAMPLED, f"--loss {name}, which draws nothing")
         return {**values, "sampler": None, "num_sampled": None}
     if values.get("shared") and loss.excludes_label:
         able = [other for other, spec in LOSSES.items() if spec.shares]
@@ -146,9 +154,9 @@ def check_softmax(values: dict[str, Any], defaults: SoftmaxSettings) -> dict[str
         )
     spec = SAMPLERS[sampler]
     unread = [option for option in ("nu", "num_features") if option not in spec.reads]
-    _refuse(values, unread, f"--sampler {sampler}")
+    refuse(values, unread, f"--sampler {sampler}")
     if not spec.follows_vectors:
-        _refuse(values, ["update_every"], f"--sampler {sampler}, which does not use class vectors")
+        refuse(values, ["update_every"], f"--sampler {sampler}, which does not use class vectors")
     if not normalize and spec.unit_vectors:
         raise ValueError(
             f"--no-normalize does not go with --sampler {sampler}, whose kernel needs vectors of "
@@ -171,7 +179,7 @@ def check_memory(settings: LanguageModelSettings) -> None:
         )
 
 
-def _refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
+def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
     """Raise ValueError if options are given that have no effect with another one."""
     options = [flag(name) for name in useless if name in values]
     if options:

@@ -6,12 +6,13 @@ A new model is a file such as `train_lm`, and an entry of `MODELS`.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samplesoft._interrupts import advise
 from samplesoft._tables import Column, markdown_table
-from samplesoft.commands import saved_options, train_items, train_lm, train_toy, train_xc
+from samplesoft.commands import auto, saved_options, train_items, train_lm, train_toy, train_xc
 from samplesoft.commands.model import Model
 from samplesoft.commands.options import (
     check_folder,
@@ -137,8 +138,8 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     if options.checkpoint_every is None:
         options.checkpoint_every = model.checkpoint_every
     say(f"Preparing {options.out}.")
-    task = model.make_task(options)
     settings = model.make_settings(options)
+    task = auto.make_task(model, options, settings)
     saved_options.save_options(options)
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     if options.resume and (out / LOG).exists():
@@ -159,6 +160,7 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         "epochs": records,
         "best_epoch": at.best_epoch,
         "validation": _of_best_epoch(records, at),
+        **auto.results(options),
         **model.results(task),
     }
     show_report(_report(results, at, model.headline))
@@ -251,6 +253,7 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     others = [name for name in test if name not in ("loss", "perplexity")]
     reached = f", test {_figure(test, headline)}" if test else ""
     best = _figure(results["validation"], headline)
+    found = results.get("auto")
     lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
     return "\n".join(
         [
@@ -262,6 +265,7 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
             f"validation {_words(headline)} {best}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
+            *(textwrap.wrap(f"By auto: {found['verdict']}", 100) if found else []),
             "Losses are in nats: in training the one that was minimised, in validation that of the",
             "full softmax.",
             "",

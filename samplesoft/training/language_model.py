@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_count, as_named_arrays, require_instance
 from samplesoft.data.batches import Windows
 from samplesoft.data.corpus import Corpus
+from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding
 from samplesoft.models.lstm import LSTM
@@ -21,13 +22,13 @@ from samplesoft.models.module import check_array, check_finite, uniform_weights
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.examples import softmax_config
 from samplesoft.training.language_settings import LanguageModelSettings
-from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, SoftmaxTask, sub_seed
 
 _EVALUATED = 512  # steps at a time, without a backward pass
 _EMBEDDING, _LSTM, _SOFTMAX, _SAMPLER, _STEP = range(5)  # streams of the seed
 
 
-class LanguageModelTask(Task):
+class LanguageModelTask(SoftmaxTask):
     """Predict each word of a text from those before it.
 
     The loss of a step is summed over the steps of the window and averaged over its rows, as in
@@ -203,6 +204,24 @@ class LanguageModelTask(Task):
             "labels": targets[last:].ravel(),
             "counts": self.corpus.vocabulary.counts,
         }
+
+    def tune_inputs(self) -> dict[str, Any]:
+        """Return class vectors, and contexts and labels of the validation text."""
+        settings, rows, found = self.settings, self.softmax.parameters, self.examples()
+        vectors = {"class_embeddings": rows["class_embeddings"].copy(), "h": found["h"]}
+        if settings.normalize:
+            vectors = {name: unit_rows(name, rows)[0] for name, rows in vectors.items()}
+        return {
+            **vectors,
+            "labels": found["labels"],
+            "counts": found["counts"],
+            "tau": settings.tau,
+            "batch": self.num_examples,
+        }
+
+    def with_settings(self, **changes: Any) -> LanguageModelTask:
+        """Return a new task on the same text, with other settings."""
+        return LanguageModelTask(self.corpus, replace(self.settings, **changes))
 
     def state(self) -> Arrays:
         """Return the hidden state between windows, and what the sampler has learned."""

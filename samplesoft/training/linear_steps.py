@@ -11,7 +11,7 @@ from samplesoft._validation import IntArray
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.training.task import Gradient, sub_seed
 
-_MODEL, _ORDER, _STEP, _SPLIT = range(4)  # streams of the seed
+_MODEL, _ORDER, _STEP, _SPLIT, _LABELS = range(5)  # streams of the seed
 
 
 class LinearSteps:
@@ -48,6 +48,24 @@ class LinearSteps:
     ) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch, as `LinearSoftmax.step`, with the seed of a step."""
         return self.model.step(x, labels, weights=weights, rng=sub_seed(self._seed, _STEP, step))
+
+    def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
+        """Return arguments of `samplesoft.tune` for inputs (N, v) and their labels.
+
+        Labels are (N,) or, where examples have several, a CSR matrix (N, n) without empty rows; of
+        each the first is taken of a random order of the classes.
+        """
+        model = self.model
+        if not isinstance(labels, np.ndarray):
+            places = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
+            order = np.lexsort((places, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
+            labels = labels.indices[order[labels.indptr[:-1]]]
+        return {
+            "class_embeddings": model.class_vectors(),
+            "h": model.embed(x),
+            "labels": labels,
+            "tau": model.settings.tau,
+        }
 
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:

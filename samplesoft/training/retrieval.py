@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_examples import one_label_each
 from samplesoft.training.linear_model import linear_softmax_config
 from samplesoft.training.linear_steps import LinearSteps, held_out_order
-from samplesoft.training.task import NUM_EXAMPLES, Gradient, Task, sub_seed
+from samplesoft.training.task import NUM_EXAMPLES, Gradient, SoftmaxTask, sub_seed
 from samplesoft.training.unit_norm import unit_norm
 
 CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
@@ -73,7 +73,7 @@ class RetrievalSettings(LinearSoftmaxSettings):
         as_nonnegative("validation", self.validation, below=1.0)
 
 
-class RetrievalTask(Task):
+class RetrievalTask(SoftmaxTask):
     """Rank classes for sparse inputs.
 
     Parameters
@@ -200,6 +200,19 @@ class RetrievalTask(Task):
     def validate(self) -> dict[str, float]:
         """Return loss of the full softmax in nats, and scores of lists, on what is held out."""
         return self.evaluate(*self._validation)
+
+    def tune_inputs(self) -> dict[str, Any]:
+        """Return class vectors, and some of the examples with one label of each."""
+        rows = self._steps.order(self._rows, 0)[: max(self.num_examples, NUM_EXAMPLES)]
+        inputs = self._steps.tune_inputs(self._inputs[rows], self._labels[rows])
+        return {**inputs, "counts": self._counts, "batch": self.num_examples}
+
+    def with_settings(self, **changes: Any) -> RetrievalTask:
+        """Return a new task on the same data, with other settings."""
+        settings = replace(self.settings, **changes)
+        task = RetrievalTask(self._given, self._labels, settings, leave_out=self.leave_out)
+        task.test = self.test
+        return task
 
     def evaluate(self, inputs: Any, labels: Any) -> dict[str, float]:
         """Return loss of the full softmax, and scores of lists of the best classes.

@@ -92,6 +92,26 @@ class Task(ABC):
         """Go back to a `state`."""
 
 
+class SoftmaxTask(Task):
+    """A task with a softmax layer, whose settings can be chosen by `samplesoft.tune`.
+
+    Attributes
+    ----------
+    settings : dataclass
+        A `SoftmaxSettings`, with what else the model has.
+    """
+
+    settings: Any
+
+    @abstractmethod
+    def tune_inputs(self) -> dict[str, Any]:
+        """Return arguments of `samplesoft.tune`: class vectors, contexts, and what is known."""
+
+    @abstractmethod
+    def with_settings(self, **changes: Any) -> SoftmaxTask:
+        """Return a new task on the same data, with random parameters and other settings."""
+
+
 def sub_seed(seed: int | np.uint64, *path: int) -> int:
     """Return the seed of a stream of its own, both below ``2**64``, for each path of numbers."""
     for number in path:

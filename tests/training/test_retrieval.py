@@ -9,6 +9,7 @@ from scipy import sparse
 
 from samplesoft.cli import main
 from samplesoft.data import load_interactions, load_xml_repository
+from samplesoft.models import LinearSoftmaxSettings
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training import (
     RetrievalSettings,
@@ -19,6 +20,7 @@ from samplesoft.training import (
     read_log,
     train,
 )
+from samplesoft.training.linear_steps import LinearSteps
 from samplesoft.training.unit_norm import unit_norm
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
@@ -212,3 +214,19 @@ def test_rows_of_norm_one_at_the_limits_of_float32():
 def test_data_that_is_refused(x, labels, message):
     with pytest.raises(ValueError, match=message):
         RetrievalTask(sparse.csr_array(x), sparse.csr_array(labels), RetrievalSettings())
+
+
+def test_labels_for_tune_are_one_of_each_example():
+    rng = np.random.default_rng(0)
+    labels = sparse.csr_array(rng.random((500, 9)) < 0.3, dtype=float)
+    labels = labels[np.diff(labels.indptr) > 0]
+    x = sparse.csr_array(rng.random((labels.shape[0], 4)), dtype=np.float32)
+    steps = LinearSteps(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0)
+    found = steps.tune_inputs(x, labels)
+    rows = np.arange(labels.shape[0])
+    assert np.all(labels.toarray()[rows, found["labels"]] == 1.0)
+    assert np.any(labels.toarray()[rows, np.roll(found["labels"], 1)] == 0.0)  # a wrong twin
+    place = np.array([np.sum(labels[[k]].indices < found["labels"][k]) for k in rows])
+    pairs = np.bincount(place[np.diff(labels.indptr) == 2], minlength=2)  # each as often
+    assert len(pairs) == 2 and pairs.min() > 0.35 * pairs.sum()
+    np.testing.assert_array_equal(found["h"], steps.model.embed(x))

@@ -1,0 +1,110 @@
+"""``--sampler auto`` and ``--num-sampled auto``: a pilot chooses, before the run begins."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samplesoft._progress import progress_bar, progress_line
+from samplesoft.commands.options import flag, given, say, show_part
+from samplesoft.commands.softmax_options import check_softmax, refuse
+from samplesoft.losses.registry import LOSSES
+from samplesoft.models.softmax_settings import SoftmaxSettings
+from samplesoft.tuning.pilot import PILOT, check_auto, choose, is_auto, pilot_steps
+
+if TYPE_CHECKING:
+    from samplesoft.commands.model import Model
+    from samplesoft.training.settings import Settings
+    from samplesoft.training.task import Task
+
+NAMES = ("sampler", "num_sampled")  # options that may be auto
+_OF_A_SAMPLER = ("nu", "num_features", "update_every")
+
+
+def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> Task:
+    """Make the task of a model; options that are auto are chosen first, and then have a value.
+
+    ``options.auto`` says which ones these are, and ``options.verdict`` why they have it.
+    """
+    from samplesoft.training.task import SoftmaxTask
+
+    names = [name for name in NAMES if is_auto(getattr(options, name, None))]
+    if not names:
+        return model.make_task(options)
+    if options.resume:
+        raise ValueError(
+            f"{flag(names[0])} auto is for a new run, and the one in {str(options.out)!r} was not "
+            "begun with it; leave it out, or train anew in another folder."
+        )
+    _check(options, names)
+    wanted = {name: getattr(options, name) for name in PILOT}
+    of_sampler = {n: getattr(options, n) for n in _OF_A_SAMPLER if getattr(options, n) is not None}
+    _set(options, PILOT | dict.fromkeys(_OF_A_SAMPLER))
+    task = model.make_task(options)
+    assert isinstance(task, SoftmaxTask)
+    _train(task, settings)
+    defaults = type(task.settings)
+    loss = wanted["loss"] or defaults.loss
+    shared = False if LOSSES[loss].excludes_label and wanted["loss"] else wanted["shared"]
+    choice = choose(
+        task.tune_inputs(),
+        loss,
+        wanted["sampler"] or defaults.sampler,
+        wanted["num_sampled"] or defaults.num_sampled,
+        shared=shared,
+        progress=True,
+        rng=options.seed or 0,
+        **{name: value for name, value in of_sampler.items() if name != "update_every"},
+    )
+    chosen = choice.settings | (of_sampler if choice.settings["sampler"] else {})
+    _set(options, chosen)
+    options.auto, options.verdict = names, choice.verdict
+    line = f"{' and '.join(map(flag, names))} auto: {choice.verdict}"
+    say(line)
+    show_part(line)
+    return task.with_settings(**chosen)
+
+
+def results(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is to be reported of the choice, if there was one."""
+    names = getattr(options, "auto", None)
+    return {"auto": {"chosen": names, "verdict": options.verdict}} if names else {}
+
+
+def _check(options: argparse.Namespace, names: list[str]) -> None:
+    """Raise ValueError for options that do not go together, before any work."""
+    values = given(options, SoftmaxSettings)
+    if options.loss and not LOSSES[options.loss].draws:
+        check_softmax(values, SoftmaxSettings())
+    check_auto(options.sampler, options.loss)
+    refuse(values, ["num_certain"], f"{flag(names[0])} auto, which measures draws alone")
+    if "sampler" in names:
+        refuse(values, _OF_A_SAMPLER, "--sampler auto")
+    stand_ins = {name: PILOT[name] for name in names}
+    if options.loss is None:
+        stand_ins["loss"] = PILOT["loss"]
+    check_softmax({**values, **stand_ins}, SoftmaxSettings())
+
+
+def _set(options: argparse.Namespace, values: dict[str, Any]) -> None:
+    """Set options of a softmax layer; where nothing is drawn, there are none of draws."""
+    for name, value in values.items():
+        setattr(options, name, value)
+    if options.sampler is None:
+        options.shared = None
+
+
+def _train(task: Task, settings: Settings) -> None:
+    """Train a pilot for some steps."""
+    from samplesoft.training.run import Run
+
+    run, steps = Run(task, settings, Path()), pilot_steps(settings.epochs * task.num_steps)
+    progress_line(True, f"pilot of {steps:,} steps, by which the sampler is chosen")
+    with progress_bar(True, desc="pilot", total=steps, unit="step") as bar:
+        for _ in range(steps):
+            run.step(run.at.index)
+            bar.update()
+            if run.at.index == task.num_steps:
+                run.at.end_epoch(math.inf)
