@@ -20,7 +20,13 @@ from samplesoft.sklearn import files
 from samplesoft.sklearn.example_weights import class_counts, example_weights, labelled_rows
 from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_codec, require_labels
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.parameters import check_parameters, model_settings, require_same_model
+from samplesoft.sklearn.parameters import (
+    check_parameters,
+    model_settings,
+    require_same_model,
+    wants_pilot,
+)
+from samplesoft.sklearn.pilot import auto_choice
 from samplesoft.sklearn.prediction import PredictionMixin
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
@@ -47,9 +53,10 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         with 10,000; see Notes.
     sampler : str
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
-        counts, such as the default, go by those of the data that `fit` is given.
-    num_sampled : int
-        Draws m for each batch, or for each example if not `shared`.
+        counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
+        chooses between draws by counts and by clusters; see Notes.
+    num_sampled : int or "auto"
+        Draws m for each batch, or for each example if not `shared`. ``"auto"`` chooses a number.
     shared : bool, optional
         Draw one set for the whole batch, which makes a step faster; by default where that loses
         little, as in `samplesoft.models.SoftmaxSettings`: with samplers that do not look at
@@ -102,6 +109,9 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         Examples without a label in the last `fit`, which were left out.
     loss_curve_ : list of float
         Mean loss in nats that was minimised, each time.
+    auto_choice_ : dict
+        What ``"auto"`` stands for, if anything was: ``loss``, ``sampler``, ``num_sampled``,
+        ``shared``, and ``verdict``, the reason in words.
 
     Notes
     -----
@@ -122,6 +132,14 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
     ==============================================  ============  ==============  ==============
 
     More draws are the first thing to spend time on.
+
+    With ``"auto"`` `fit` trains a pilot, a model that is thrown away, for a tenth of its steps (at
+    least 100, at most 1000) with 100 draws by counts. On its vectors `samplesoft.tune` measures
+    draws, one set for a batch and for each example unless `shared` says which, and takes the
+    quickest with a bias of at most 0.02, or the full softmax if that is quicker. Then the
+    model is trained from scratch with what was chosen, and keeps it in `warm_start`, `partial_fit`
+    and `save`. Times are those of this machine at this moment: where two settings are about as
+    quick, another machine may choose the other with the same seed.
 
     References
     ----------
@@ -146,7 +164,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         *,
         loss: str = "sampled-masked",
         sampler: str = "unigram",
-        num_sampled: int = 100,
+        num_sampled: int | str = 100,
         shared: bool | None = None,
         tau: float | None = None,
         normalize: bool = True,
@@ -221,10 +239,17 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         labelled = labelled_rows(codes)
         if not len(labelled):
             raise ValueError("`y` must hold a label for at least one example, got none.")
+        weights = example_weights(self.class_weight, codec, codes)
         if go_on:
             require_same_model(self)
         else:
-            self._begin(X, codec, class_counts(codes, len(codec.classes)))
+            counts, seed = class_counts(codes, len(codec.classes)), self._new_seed()
+            self.__dict__.pop("auto_choice_", None)
+            if wants_pilot(self, len(codec.classes)):
+                self.auto_choice_ = auto_choice(
+                    self, X, codec, codes, weights, labelled, counts, seed
+                )
+            self._begin(X, codec, counts, seed)
         self.num_unlabeled_ = X.shape[0] - len(labelled)
         if self.num_unlabeled_:
             warnings.warn(
@@ -232,7 +257,6 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
                 "left out.",
                 stacklevel=4,
             )
-        weights = example_weights(self.class_weight, self._codec, codes)
         learner, train, held_out = self._learner, labelled, labelled[:0]
         if self.early_stopping:
             train, held_out = learner.split(labelled, self.validation_fraction)
@@ -306,8 +330,15 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
                 raise ValueError(
                     "`classes` must hold all labels in the first call of partial_fit, got None."
                 )
+            if wants_pilot(self, len(codec.classes)):
+                raise ValueError(
+                    "`sampler` and `num_sampled` must not be 'auto' in the first call of "
+                    "partial_fit, which sees one batch; call fit on some of the data first, or "
+                    "name them."
+                )
             codes = codec.encode(y)
-            self._begin(X, codec, class_counts(codes, len(codec.classes)) + 1.0)
+            counts = class_counts(codes, len(codec.classes)) + 1.0
+            self._begin(X, codec, counts, self._new_seed())
             self.n_iter_ = 0
         else:
             if classes is not None and not np.array_equal(
@@ -446,10 +477,13 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         check_consistent_length(X, y)
         return X
 
-    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray) -> None:
+    def _new_seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
         """Make a model with random parameters."""
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        settings = model_settings(self, codec.multilabel, len(codec.classes))
+        chosen = getattr(self, "auto_choice_", {})
+        settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
         self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed))
 
     def _take(self, learner: Learner) -> None:

@@ -25,8 +25,10 @@ from samplesoft.training.checkpoint import (
     write_checkpoint,
 )
 from samplesoft.training.linear_model import linear_softmax_config, require_sizes
+from samplesoft.tuning.pilot import PILOT
 
-_FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_")
+_FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_", "auto_choice_")
+_CHOICE = {*PILOT, "verdict"}
 _PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
 
 
@@ -151,6 +153,9 @@ def _require_progress(values: dict[str, Any]) -> None:
     as_key(values["seed"])  # up to 2**64
     for name in (*_PROGRESS[1:], *values.keys() & {"n_iter_", "num_unlabeled_"}):
         as_count(name, values[name], 0)
+    choice = values.get("auto_choice_")
+    if choice is not None and (not isinstance(choice, dict) or choice.keys() != _CHOICE):
+        raise TypeError(f"auto_choice_ with {shown(choice)}")
     for loss in values.get("loss_curve_", ()):
         if not isinstance(loss, (int, float)):
             raise TypeError(f"loss_curve_ with {shown(loss)}")

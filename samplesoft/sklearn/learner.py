@@ -77,14 +77,23 @@ class Learner:
         learning_rate: float,
     ) -> float:
         """Go over some rows once; return the mean loss."""
-        total, order = 0.0, self._steps.order(rows, self.num_epochs)
-        self.num_epochs += 1
-        for part in chunks(len(order), batch_size):
-            batch = order[part]
+        total = 0.0
+        for batch in self.batches(rows, batch_size):
             loss = self.step(X[batch], codes[batch], weights[batch], learning_rate)
             total += loss * len(batch)
         self.model.softmax.refresh()  # classes have moved, and their sampler may be stale
-        return total / len(order)
+        return total / len(rows)
+
+    def batches(self, rows: IntArray, batch_size: int) -> Iterator[IntArray]:
+        """Yield the rows of each step of the next epoch."""
+        order = self._steps.order(rows, self.num_epochs)
+        self.num_epochs += 1
+        for part in chunks(len(order), batch_size):
+            yield order[part]
+
+    def tune_inputs(self, X: Any, codes: Any) -> dict[str, Any]:
+        """Return arguments of `samplesoft.tune` for some examples."""
+        return {**self._steps.tune_inputs(X, codes), "counts": self.counts}
 
     def step(self, x: Any, codes: Any, weights: FloatArray, learning_rate: float) -> float:
         """Take a step on a batch; return its mean loss."""

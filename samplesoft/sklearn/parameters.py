@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from samplesoft._validation import as_choice, as_count, as_nonnegative, as_posit
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn.example_weights import check_class_weight
+from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
 
 def check_parameters(classifier: Any) -> None:
@@ -22,24 +24,33 @@ def check_parameters(classifier: Any) -> None:
             f"`validation_fraction` must lie between 0 and 1, got {classifier.validation_fraction}."
         )
     check_class_weight(classifier.class_weight)
-    model_settings(classifier, multilabel=False, num_classes=2)
+    settings = model_settings(classifier, multilabel=False, num_classes=2, chosen=PILOT)
+    if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
+        check_auto(classifier.sampler, classifier.loss)
 
 
-def model_settings(classifier: Any, multilabel: bool, num_classes: int) -> LinearSoftmaxSettings:
+def model_settings(
+    classifier: Any, multilabel: bool, num_classes: int, chosen: Mapping[str, Any]
+) -> LinearSoftmaxSettings:
     """Return what the parameters of a classifier say of its model.
 
     The loss takes its masked form where draws cannot leave out the label of an example; nothing is
-    drawn where there is only one class.
+    drawn where there is only one class. What is ``"auto"`` is as in `chosen`.
     """
     offered = [name for name, spec in LOSSES.items() if spec.classifier]
-    spec = LOSSES[as_choice("loss", classifier.loss, offered)]
-    masked = spec.masked if multilabel or classifier.shared else None
+    as_choice("loss", classifier.loss, offered)
+    asked = {name: getattr(classifier, name) for name in PILOT}
+    if wants_pilot(classifier, num_classes):
+        named = {name for name in ("sampler", "num_sampled") if not is_auto(asked[name])}
+        asked |= {name: chosen[name] for name in PILOT if name in chosen and name not in named}
+    spec = LOSSES[asked["loss"]]
+    masked = spec.masked if multilabel or asked["shared"] else None
     draws = spec.draws and num_classes > 1
     return LinearSoftmaxSettings(
-        loss=(masked or classifier.loss) if draws else "full",
-        sampler=classifier.sampler if draws else None,
-        num_sampled=classifier.num_sampled if draws else None,
-        shared=classifier.shared if draws else False,
+        loss=(masked or asked["loss"]) if draws else "full",
+        sampler=asked["sampler"] if draws else None,
+        num_sampled=asked["num_sampled"] if draws else None,
+        shared=asked["shared"] if draws else False,
         tau=classifier.tau,
         normalize=classifier.normalize,
         nu=classifier.nu,
@@ -47,6 +58,12 @@ def model_settings(classifier: Any, multilabel: bool, num_classes: int) -> Linea
         embedding_dim=classifier.embedding_dim,
         dropout=classifier.dropout,
     )
+
+
+def wants_pilot(classifier: Any, num_classes: int) -> bool:
+    """Return whether a parameter is ``"auto"`` that has an effect."""
+    auto = is_auto(classifier.sampler, classifier.num_sampled)
+    return auto and LOSSES[classifier.loss].draws and num_classes > 1
 
 
 def require_same_model(classifier: Any) -> None:
@@ -60,7 +77,9 @@ def require_same_model(classifier: Any) -> None:
             "with clipped gradients, and a classifier cannot go on with that; resume the run, or "
             "call fit without warm_start."
         )
-    wanted = model_settings(classifier, classifier._codec.multilabel, len(classifier.classes_))
+    chosen = getattr(classifier, "auto_choice_", {})
+    several, n = classifier._codec.multilabel, len(classifier.classes_)
+    wanted = model_settings(classifier, several, n, chosen)
     now, before = asdict(wanted), asdict(classifier.model_.settings)
     names = classifier.get_params(deep=False)
     changed = [name for name in now if name in names and now[name] != before[name]]
