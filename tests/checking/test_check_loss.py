@@ -192,6 +192,7 @@ def own_loss(name, sampler, tau=1.0):
     return black_box
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_losses_of_the_library_are_named(name):
     sampler = LogUniformSampler(8)
@@ -201,6 +202,7 @@ def test_losses_of_the_library_are_named(name):
     assert report.fault is None
 
 
+@pytest.mark.slow
 def test_tau_biases_and_a_sampler_that_looks_at_contexts():
     vectors = np.random.default_rng(1).standard_normal((10, 4))
     sampler = SoftmaxSampler(vectors, tau=0.7)
@@ -210,6 +212,7 @@ def test_tau_biases_and_a_sampler_that_looks_at_contexts():
     assert ("negatives", "uncorrected") not in report.consistent
 
 
+@pytest.mark.slow
 def test_one_set_for_the_batch_in_float32():
     loss = make("masked", shared=True, dtype=np.float32)
     report = check_loss(loss, log_uniform, 5, seconds=4.0)
@@ -217,6 +220,7 @@ def test_one_set_for_the_batch_in_float32():
     assert {"masked"} <= right <= {"masked", "reject", "poisson"}, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", ["given", "given-negatives"])
 def test_draws_from_outside(draws):
     def loss(scores, ids, log_q, labels):
@@ -261,6 +265,7 @@ COMMON = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
 def test_mistakes_are_named(scheme, fault, variant):
     report = check_loss(make(scheme, fault, variant), log_uniform, 10, rng=1)
@@ -286,6 +291,7 @@ def without_replacement(count):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "fault"),
     [
@@ -331,6 +337,7 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert (fault in (None, "in_batch_count")) == ("B - 1 = 63" in report.verdict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "fault"), [(63, None), (64, "in_batch_count")])
 def test_an_in_batch_loss_that_takes_m_from_outside(m, fault):
     def loss(*given):
@@ -356,6 +363,7 @@ def on_uniform_draws(log_q, seeds):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corrected", [True, False])
 def test_draws_by_another_proposal(corrected):
     log_q = np.full(8, -np.log(8.0)) if corrected else np.log(log_uniform(8))
@@ -402,6 +410,7 @@ def test_the_in_batch_loss_of_the_library():
     assert (report.scheme, report.fault) == ("in_batch", None), report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
 def test_mixed_negatives_of_the_library(scheme):
     extra = UniformSampler(8)
@@ -436,6 +445,7 @@ def test_mixed_negatives_that_are_corrected_apart():
     assert report.remedy.startswith("Subtract log((B - 1) q + m u)")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_that_of_the_losses():
     own = InBatchLoss(WeightedSampler(log_uniform(8)), reduction="none")
 
@@ -456,6 +466,7 @@ def test_a_gradient_that_is_not_that_of_the_losses():
     assert "the gradient is not theirs" in report.verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [-1.0, 0.0, 1.0])
 def test_a_constant_in_place_of_a_mask(value):
     """As masked_fill leaves it, which has no gradient."""
@@ -479,6 +490,7 @@ def test_a_constant_in_place_of_a_mask(value):
     assert value == 0.0 or report.scores[0].number == f"the logit {value:.2g}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [[0.97, 0.02, 0.01], [0.9998, 1e-4, 1e-4]])
 def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
     """Six seeds may give the same draws."""
@@ -497,12 +509,14 @@ def test_every_mistake_has_a_twin():
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
+@pytest.mark.slow
 def test_what_no_experiment_tells_apart_is_named_together():
     report = check_loss(make("candidate_masked", "hits_kept"), log_uniform, 10)
     assert (report.scheme, report.fault) == ("candidate", None)
     assert ("candidate_masked", "hits_kept") in report.consistent
 
 
+@pytest.mark.slow
 def test_what_is_no_scheme_has_no_name():
     right = make("masked")
 
@@ -515,6 +529,7 @@ def test_what_is_no_scheme_has_no_name():
     assert "no known scheme" in report.verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "m", "shared"),
     [("masked", 1, True), ("candidate", 5, True), ("negatives", 1, False)],
@@ -651,6 +666,7 @@ def test_proposals_that_are_refused(proposal, words):
 # the report --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path):
     report = check_loss(make("masked", "uncorrected"), log_uniform, 10)
     text = str(report)
@@ -664,6 +680,7 @@ def test_the_report(tmp_path):
         report.plot(tmp_path / "check.txt")
 
 
+@pytest.mark.slow
 def test_its_bias_is_the_exact_one():
     report = check_loss(make("masked"), log_uniform, 10)
     problem = make_problem(log_uniform, 1.0, False, as_key(0))
@@ -672,6 +689,7 @@ def test_its_bias_is_the_exact_one():
     assert report.gradient_bias == pytest.approx(np.abs(exact.bias).sum(axis=1).mean())
 
 
+@pytest.mark.slow
 def test_a_loss_in_torch():
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)  # on small arrays more of them wait for each other
