@@ -196,7 +196,7 @@ def own_loss(name, sampler, tau=1.0):
 @pytest.mark.parametrize("name", OWN)
 def test_losses_of_the_library_are_named(name):
     sampler = LogUniformSampler(8)
-    report = check_loss(own_loss(name, sampler), sampler, 10, rng=3, seconds=5.0)
+    report = check_loss(own_loss(name, sampler), sampler, 10, rng=3, seconds=60.0)
     right = {scheme for scheme, fault in report.consistent if fault is None}
     assert {OWN[name]} <= right <= {OWN[name], "reject"}, report
     assert report.fault is None
@@ -207,7 +207,7 @@ def test_tau_biases_and_a_sampler_that_looks_at_contexts():
     vectors = np.random.default_rng(1).standard_normal((10, 4))
     sampler = SoftmaxSampler(vectors, tau=0.7)
     loss = own_loss("sampled", sampler, tau=3.0)
-    report = check_loss(loss, sampler, 10, tau=3.0, biases=True, seconds=8.0)
+    report = check_loss(loss, sampler, 10, tau=3.0, biases=True, seconds=60.0)
     assert ("negatives", None) in report.consistent, report
     assert ("negatives", "uncorrected") not in report.consistent
 
@@ -300,7 +300,7 @@ def without_replacement(count):
     ],
 )
 def test_draws_without_replacement_are_simulated(count, fault):
-    report = check_loss(without_replacement(count), log_uniform, 4, seconds=8.0)
+    report = check_loss(without_replacement(count), log_uniform, 4, seconds=60.0)
     assert (report.scheme, report.fault) == ("candidate_masked_distinct", fault), report
 
 
@@ -367,7 +367,7 @@ def on_uniform_draws(log_q, seeds):
 @pytest.mark.parametrize("corrected", [True, False])
 def test_draws_by_another_proposal(corrected):
     log_q = np.full(8, -np.log(8.0)) if corrected else np.log(log_uniform(8))
-    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10, seconds=0.5)
+    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10, seconds=60.0)
     assert (report.scheme, report.fault) == ("masked", "other_proposal"), report
     assert ("correction by 'uniform'" in report.verdict) == corrected
 
@@ -379,14 +379,15 @@ def test_draws_that_are_used_again_in_the_next_call():
         kept.append(rng.choice(len(q), m // 2, p=q))
         return np.tile(np.concatenate(kept[-2:] if kept[1:] else kept * 2), (b, 1))
 
-    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=0.5)
+    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=60.0)
     assert report.autocorrelation == pytest.approx(0.5, abs=0.1)
     assert "have a correlation of 0." in str(report)
 
 
+@pytest.mark.slow
 def test_seeds_that_repeat():
     log_q = np.full(8, -np.log(8.0))
-    report = check_loss(on_uniform_draws(log_q, 40), "uniform", 10, seconds=0.5)
+    report = check_loss(on_uniform_draws(log_q, 40), "uniform", 10, seconds=60.0)
     assert report.fault == "dependent_draws" or report.scheme is None
     assert f"Only 40 of {report.calls:,} calls gave different results" in report.verdict
 
@@ -394,7 +395,7 @@ def test_seeds_that_repeat():
 def test_a_proposal_that_nobody_knows_is_not_taken_for_a_mistake(monkeypatch):
     q = np.array([0.01, 0.02, 0.02, 0.05, 0.2, 0.2, 0.2, 0.3])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    report = check_loss(make("masked"), "log-uniform", 10, seconds=0.3)
+    report = check_loss(make("masked"), "log-uniform", 10, seconds=60.0)
     assert report.scheme is None
     assert "draws may follow another proposal. Count" in report.verdict
 
@@ -428,6 +429,7 @@ def test_mixed_negatives_of_the_library(scheme):
     assert report.scores[0].sd_ratio == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_mixed_negatives_that_are_corrected_apart():
     def loss(class_embeddings, h, labels, num_sampled, seed):
         q, rows = log_uniform(8), np.arange(len(h))
@@ -440,7 +442,7 @@ def test_mixed_negatives_that_are_corrected_apart():
         own = o[rows, labels]
         return np.logaddexp(own, np.logaddexp.reduce(np.hstack([x, y]), axis=1)) - own
 
-    report = check_loss(loss, log_uniform, 10, seconds=0.5)
+    report = check_loss(loss, log_uniform, 10, seconds=60.0)
     assert (report.scheme, report.fault) == ("mixed", "corrected_apart"), report
     assert report.remedy.startswith("Subtract log((B - 1) q + m u)")
 
@@ -586,7 +588,7 @@ DRAWS = {  # by the fault that they are, and how widely losses spread
 def test_draws_that_only_the_spread_of_losses_shows(draws):
     """The mean of negative sampling is a sum over the draws, be they independent or not."""
     draw, fault, ratio = DRAWS[draws]
-    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=5.0)
+    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=60.0)
     assert (report.scheme, report.fault) == ("negative_sampling_kept", fault), report
     assert ("deviation" in report.verdict) == (fault is not None)
     assert report.num_sets == pytest.approx(1.0 if "batch" in draws else 16.0, rel=0.2)
