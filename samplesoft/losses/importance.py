@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.losses.merged_draws import merge_exponentials
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.schemes import Scheme, select
@@ -51,3 +52,6 @@ class ImportanceSamplingLoss(SampledLoss):
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 1)
+
+    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
+        merge_exponentials(logits, merged)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
+from samplesoft.kernels.losses.merged_draws import merge_softplus
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.schemes import Scheme, select
 
@@ -55,3 +56,6 @@ class NegativeSamplingLoss(SampledLoss):
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         logistic_terms(logits, losses)
+
+    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
+        merge_softplus(logits, merged)

@@ -5,27 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, twin
-from samplesoft._jit import thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.losses.candidate_logits import correct, share_out_hits, share_out_slopes
+from samplesoft.kernels.losses.candidate_logits import gains_of_kept
+from samplesoft.kernels.losses.merged_draws import merge_exponentials
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.draws import check_draw, check_label_count
 from samplesoft.losses.gradients import Gradients
+from samplesoft.losses.pairs import Pairs, Rules, each_pair, find_label_draws, merged_draws
 from samplesoft.losses.scores import CandidateScores, candidate_scores
-from samplesoft.losses.targets import Targets
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
-
-_CHUNK_NUMBERS = 1 << 16
-_NO_LABEL = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +37,9 @@ class SampledLoss(Loss):
     """A loss on the label's logit and those of the drawn classes.
 
     A new one implements `_terms`, and names its `schemes`; where it is a softmax, its bias is that
-    of its scheme.
+    of its scheme. With several labels an example, `_terms` is given a row for each of them, with
+    all draws, which takes time by the number of labels. A loss for which one logit can stand for
+    many draws may implement `_merge` too, and draws then cost what they cost with one label.
 
     Parameters
     ----------
@@ -97,42 +95,32 @@ class SampledLoss(Loss):
         if self.needs_label_count:
             label_count = check_label_count(label_log_count, targets, self.facts)
         scores = candidate_scores(batch, ids, self.normalize)
-        own, drawn, owners = scores.own, scores.drawn, scores.owners
-        signs = (np.sign(own), np.sign(drawn)) if self.absolute else None
+        own, drawn = scores.own, scores.drawn
         if self.absolute:
             own, drawn = np.abs(own), np.abs(drawn)
-        labels = targets.labels
-        if self.facts.draws_label:  # no draw is left out
-            labels = np.full_like(labels, _NO_LABEL)
-        shares = np.ones(len(own)) if targets.shares is None else targets.shares
-        losses, d_own, d_drawn = np.empty(len(own)), np.empty_like(own), np.zeros_like(drawn)
-
-        def work(job: list[slice]) -> None:
-            for part in job:
-                logits: FloatArray = np.empty((part.stop - part.start, 1 + drawn.shape[1]))
-                hits = np.empty(len(logits), np.int64)
-                pairs = own[part], drawn, owners[part], ids, log_counts, labels[part]
-                sound = correct(*pairs, logits, hits)
-                if self.excludes_label and hits.any():
-                    raise self.contains_label(labels, part.start + int(hits.argmax()))
-                if label_count is not None:
-                    if self.facts.corrects_label:
-                        logits[:, 0] -= label_count[part]
-                    else:
-                        share_out_hits(logits, hits, label_count[part])
-                self._terms(logits, losses[part])
-                if not sound:
-                    finite = np.isfinite(drawn[owners[part]]).all(axis=1) & np.isfinite(own[part])
-                    losses[part][~finite] = np.nan
-                share_out_slopes(logits, shares[part], owners[part], d_own[part], d_drawn)
-
-        most = max(1, _CHUNK_NUMBERS // (1 + drawn.shape[1]))
-        thread_each(work, _jobs(targets, most))
-        if signs is not None:
-            d_own *= signs[0]
-            d_drawn *= signs[1]
-        if targets.shares is not None:
-            losses = targets.per_example(losses * targets.shares)
+        found = None
+        if targets.owners is not None or self.facts.divides_by_kept:
+            found = find_label_draws(scores, targets)
+        own = own.astype(np.float64)
+        if label_count is not None and self.facts.corrects_label:
+            own -= label_count
+        elif label_count is not None and found is not None:
+            own -= _gains(drawn.shape[1], found.hits, label_count)
+        if targets.owners is None:
+            found = None
+        rules = Rules(own=self.facts.draws_label, others=True)
+        pairs = Pairs(targets, own, drawn, ids, log_counts, found, rules)
+        if found is not None and type(self)._merge is not SampledLoss._merge:
+            results = merged_draws(pairs, self._terms, self._merge)
+        else:
+            results = each_pair(pairs, self._terms)
+        if self.excludes_label and results.hits.any():
+            raise self.contains_label(targets.labels, int(results.hits.argmax()))
+        d_own, d_drawn = results.d_own, results.d_drawn
+        if self.absolute:
+            d_own *= np.sign(scores.own)
+            d_drawn *= np.sign(scores.drawn)
+        losses = targets.per_example(results.losses * pairs.shares)
         return losses, _Saved(scores, d_own, d_drawn)
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
@@ -145,6 +133,13 @@ class SampledLoss(Loss):
         The label's logit is in column 0. A logit of -inf is a draw without weight.
         """
 
+    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
+        """Compute logits (B,) that stand for the rows of logits (B, m) of draws in the loss.
+
+        Replace rows by their derivatives. A loss for which no one logit does so leaves this out.
+        """
+        raise NotImplementedError
+
     def contains_label(self, labels: IntArray, pair: int) -> ValueError:
         """Return the error for a draw that must not contain the label."""
         return ValueError(
@@ -153,14 +148,14 @@ class SampledLoss(Loss):
         )
 
 
-def _jobs(targets: Targets, most: int) -> list[list[slice]]:
-    """Split the pairs into parts of at most `most`, those of an example all in one job."""
-    ends = np.append(targets.firsts(), len(targets.labels))
-    cuts = np.unique([*ends[np.searchsorted(ends, range(0, ends[-1], most))], ends[-1]])
-    return [
-        [slice(first, min(first + most, b)) for first in range(a, b, most)]
-        for a, b in pairwise(cuts.tolist())
-    ]
+def _gains(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
+    """Return what the logits of draws gain where those of the label are left out, for each pair.
+
+    A softmax is the same where the label's logit loses it.
+    """
+    gains = np.empty(len(hits))
+    gains_of_kept(m, hits, label_counts, gains)
+    return gains
 
 
 class SampledSoftmaxLoss(SampledLoss):
@@ -253,6 +248,9 @@ class SampledSoftmaxLoss(SampledLoss):
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         softmax_terms(logits, losses, 0)
+
+    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
+        merge_exponentials(logits, merged)
 
 
 class HostPasses:

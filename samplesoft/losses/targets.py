@@ -25,6 +25,7 @@ class Targets:
     labels: IntArray
     owners: IntArray | None = None  # (P,): example of each pair, rising; None where each has one
     shares: FloatArray | None = None  # (P,): weights in the loss of an example, with sum 1
+    starts: IntArray | None = None  # (B,): first pair of each example
 
     def rows(self, values: Any) -> Any:
         """Return the row of each pair, for `values` with one row for each example."""
@@ -38,9 +39,7 @@ class Targets:
 
     def firsts(self) -> IntArray:
         """Return the place (B,) of the first pair of each example."""
-        if self.owners is None:
-            return np.arange(len(self.labels))
-        return np.flatnonzero(np.diff(self.owners, prepend=-1))
+        return np.arange(len(self.labels)) if self.starts is None else self.starts
 
 
 def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
@@ -79,4 +78,5 @@ def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
     owners = np.repeat(np.arange(batch), counts)
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[owners]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
-    return Targets(matrix.indices.astype(np.int64), owners, values / totals[owners])
+    starts = matrix.indptr[:-1].astype(np.int64)
+    return Targets(matrix.indices.astype(np.int64), owners, values / totals[owners], starts)

@@ -10,6 +10,7 @@ from scipy.special import logsumexp, softmax
 from samplesoft.kernels.losses.candidate_logits import are_drawable, correct, share_out_slopes
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
 from samplesoft.kernels.losses.logit_rows import weigh
+from samplesoft.kernels.losses.merged_draws import merge_exponentials, merge_softplus
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.kernels.math.logarithm import log1p_to
 from samplesoft.kernels.math.weights import greatest, total
@@ -138,6 +139,31 @@ def test_corrections_and_hits(dtype, shared):
             array[place] = value
             assert not correct(own, drawn, *given, labels, logits, hits)
             array[place] = kept
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize("merge", [merge_exponentials, merge_softplus])
+def test_one_logit_for_many_is_the_same_to_a_loss(merge, scale):
+    x = scale * np.random.default_rng(1).normal(size=(4, 6))
+    x[0, 1:4] = -INF
+    merged, slopes = run(merge, x)
+    f = mp.exp if merge is merge_exponentials else lambda v: mp.log1p(mp.exp(v))
+    with mp.workdps(50):
+        for b, row in enumerate(x):
+            wanted = mp.fsum(f(mp.mpf(float(v))) for v in row)
+            assert abs(mp.log(f(mp.mpf(float(merged[b])))) - mp.log(wanted)) < 1e-15 * (9 + scale)
+            for k, v in enumerate(row):  # f'(v) / f'(merged)
+                slope = mp.diff(f, float(v)) / mp.diff(f, float(merged[b])) if v > -INF else 0
+                assert slopes[b, k] == pytest.approx(
+                    float(slope), rel=4e-15 * (9 + scale), abs=1e-300
+                )
+
+
+@pytest.mark.parametrize("merge", [merge_exponentials, merge_softplus])
+def test_rows_without_weight_merge_to_nothing(merge):
+    merged, slopes = run(merge, [[-INF, -INF], [0.0, -INF]])
+    assert merged[0] == -INF and merged[1] == pytest.approx(0.0, abs=1e-15)
+    np.testing.assert_array_equal(slopes, [[0.0, 0.0], [1.0, 0.0]])
 
 
 def test_slopes_of_pairs_become_those_of_examples():

@@ -4,6 +4,8 @@
 - `candidate_logits`: scores corrected for how the classes were drawn.
 - `logit_rows`: the weights of a row of logits.
 - `softmax_terms`, `logistic_terms`, `jackknife_terms`: a loss and its derivatives from logits.
+- `label_draws`: with several labels an example, which draws are among them.
+- `merged_draws`: what the pairs of an example share of its draws, computed once.
 - `full_softmax`: sums over all classes, a block of them at a time.
 - ``sampled_loss_cuda``: sampled softmax on a GPU, from scores to gradients.
 """

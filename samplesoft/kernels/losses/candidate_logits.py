@@ -34,7 +34,7 @@ def correct(
 ) -> bool:
     """Write logits (P, 1 + m): scores, those of draws less the logs of their expected counts.
 
-    `own` (P,) are the scores of the `labels` (P,), and go to column 0. `drawn` (B, m) are those of
+    `own` (P,) are the logits of the `labels` (P,), and go to column 0. `drawn` (B, m) are those of
     the draws of each example, of which pair p has row ``owners[p]``; `ids` and `log_counts` are
     (B, m), or (1, m) for all. A draw of its pair's label gets -inf, no weight, and `hits` (P,)
     count these; negative labels keep them. Return whether all scores are finite, also of such
@@ -95,15 +95,7 @@ def gain_of_kept(m: int, hits: int, label_count: float) -> float:
 
 
 @njit
-def share_out_hits(logits: FloatArray, hits: IntArray, label_counts: FloatArray) -> None:
-    """Let the draws that are kept stand for as many as are expected not to be of the label.
-
-    Changes the logits (P, 1 + m) of draws from `correct`, which counted the `hits` (P,) of the
-    label; `label_counts` (P,) are logarithms of how many are expected.
-    """
-    m = logits.shape[1] - 1
-    for b in range(len(logits)):
-        gain = gain_of_kept(m, hits[b], label_counts[b])
-        if gain != 0.0:
-            for k in range(1, 1 + m):
-                logits[b, k] += gain
+def gains_of_kept(m: int, hits: IntArray, label_counts: FloatArray, gains: FloatArray) -> None:
+    """Write `gain_of_kept` (P,) for each of `hits` (P,) and `label_counts` (P,)."""
+    for p in range(len(gains)):
+        gains[p] = gain_of_kept(m, hits[p], label_counts[p])

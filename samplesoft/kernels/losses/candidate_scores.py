@@ -47,8 +47,7 @@ def label_sums(
 ) -> None:
     """Add ``d_own[p] block[rows[p]]`` to row ``owners[p]`` of `dz` (B, d), for each of P pairs."""
     for p in range(len(rows)):
-        for f in range(dz.shape[1]):
-            dz[owners[p], f] += d_own[p] * block[rows[p], f]
+        _add(d_own[p], block, rows[p], dz[owners[p]])
 
 
 @njit

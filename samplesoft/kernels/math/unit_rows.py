@@ -49,12 +49,18 @@ def divide_by_norms(rows: Floats, norms: FloatArray) -> None:
                 row[i] = row[i] * factor
 
 
+@njit_sum
+def _inner(rows: Floats, others: Floats, r: int) -> float:
+    total = 0.0
+    for i in range(rows.shape[1]):
+        total += rows[r, i] * others[r, i]
+    return total
+
+
 @njit
 def unit_gradient(d_unit: Floats, unit: Floats, norms: FloatArray) -> None:
     """Turn `d_unit`, the derivative in ``x / |x|``, into that in x: ``(I - u u') d / |x|``."""
     for r in range(len(unit)):
-        along = 0.0
-        for i in range(unit.shape[1]):
-            along += unit[r, i] * d_unit[r, i]
+        along = _inner(unit, d_unit, r)
         for i in range(unit.shape[1]):
             d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]

@@ -1,0 +1,158 @@
+"""Several labels of an example: each loss against its oracle, label by label, in many digits."""
+
+import numpy as np
+import pytest
+from loss_cases import NAMES, SAMPLED, dense, needs_count
+from mpmath import mp, mpf
+from naive_losses import ORACLES, derivative, exact, scores
+from scipy import sparse
+
+from samplesoft.losses.registry import LOSSES, make_loss
+from samplesoft.losses.sampled import SampledLoss
+from samplesoft.samplers.base import Draw
+
+SEVERAL = [name for name in NAMES if LOSSES[name].several_labels]
+MERGED = [
+    name
+    for name in SAMPLED
+    if name in SEVERAL and LOSSES[name].make._merge is not SampledLoss._merge
+]
+
+
+@pytest.fixture(params=SEVERAL)
+def name(request):
+    return request.param
+
+
+class Several:
+    """Examples whose labels have the weights `dense` (B, n); draws by q (B, n) or (1, n)."""
+
+    def __init__(self, rows, h, dense_labels, q, ids):
+        self.rows, self.h, self.labels = np.array(rows, float), np.array(h, float), dense_labels
+        self.q, self.ids = np.array(q, float), np.array(ids)
+        self.biases = np.linspace(-0.3, 0.4, len(self.rows))
+
+    def forward(self, loss):
+        """Return what the loss and its backward pass say of a batch."""
+        own, draw = None, None
+        if isinstance(loss, SampledLoss):
+            draw = Draw(self.ids, np.log(np.take_along_axis(self.q, self.ids, axis=1)))
+        if needs_count(loss):
+            examples, labels = np.nonzero(self.labels)
+            q = np.broadcast_to(self.q, self.labels.shape)
+            own = np.log(self.ids.shape[1] * q[examples, labels])
+        matrix = sparse.csr_array(self.labels)
+        value, cache = loss.forward(
+            self.h, self.rows, matrix, draw, label_log_count=own, biases=self.biases
+        )
+        return value, loss.backward(cache)
+
+    def oracle(self, name, loss, h, rows):
+        """The sum over the examples, as mpf."""
+        total = mpf(0)
+        for b, weights in enumerate(exact(self.labels)):
+            o = scores(h[b], rows, exact(self.biases), loss.tau, loss.normalize, loss.absolute)
+            q, ids = self.q[b % len(self.q)], self.ids[b % len(self.ids)]
+            counts = [len(ids) * mpf(float(q[j])) for j in ids]
+            for label in np.flatnonzero(weights):
+                own = len(ids) * mpf(float(q[label]))
+                share = weights[label] / mp.fsum(weights)
+                total += share * ORACLES[name](o, label, ids, counts, own)
+        return total
+
+
+def random_case(seed=0, n=7, m=5, batch=3, shared=False):
+    rng = np.random.default_rng(seed)
+    labels = np.zeros((batch, n))
+    for b in range(batch):
+        own = rng.choice(n - 1, size=[3, 1, 4][b % 3], replace=False)
+        labels[b, own] = rng.uniform(0.5, 2.0, size=len(own))
+    q = rng.dirichlet(np.ones(n), size=1 if shared else batch)
+    ids = rng.integers(n, size=(len(q), m))
+    ids[:, -1] = n - 1  # a class that is no label
+    return Several(rng.normal(size=(n, 2)), rng.normal(size=(batch, 2)), labels, q, ids)
+
+
+def check(name, loss, case):
+    """Compare value and gradients with the oracle and its differences."""
+    value, found = case.forward(loss)
+    with mp.workdps(50):
+        arrays = exact(case.h), exact(case.rows)
+        wanted = float(case.oracle(name, loss, *arrays))
+        slopes = derivative(lambda h, rows: case.oracle(name, loss, h, rows), arrays)
+    assert value == pytest.approx(wanted, rel=2e-13)
+    np.testing.assert_allclose(found.dh, slopes[0], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(dense(found.dW, len(case.rows)), slopes[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_values_and_gradients(name, shared):
+    loss = make_loss(name, tau=1.3, normalize=True, reduction="sum")
+    check(name, loss, random_case(seed=1, shared=shared))
+
+
+# WRONG: the oracle of a loss that treats draws of the label in another way.
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("sampled-masked", "sampled-candidate"), ("nce", "negative-sampling-masked")],
+)
+def test_the_oracle_of_another_loss_differs(name, wrong):
+    with pytest.raises(AssertionError):
+        check(wrong, make_loss(name, reduction="sum"), random_case(seed=1))
+
+
+EXTREMES = {  # scores of the classes; 0, 1 and 2 are labels
+    "a label that is drawn has nearly all of the mass": [60.0, 0.0, 1.0, 2.0, 3.0],
+    "a label that is drawn has all of the mass": [1e4, 0.0, 1.0, 2.0, 3.0],
+    "labels far below": [-1e4, -1e4, -1e4 + 3.0, 1e4, 1e4],
+    "labels far above": [1e4, 1e4 + 1.0, 1e4 - 30.0, -1e4, -1e4],
+    "draws far apart": [0.0, 1.0, 2.0, 1e4, -1e4],
+    "small scores": [-700.0, -710.0, -720.0, -730.0, -740.0],
+}
+
+
+@pytest.mark.parametrize("kind", EXTREMES)
+@pytest.mark.parametrize("name", [name for name in SEVERAL if LOSSES[name].draws])
+def test_extreme_scores(name, kind):
+    labels = np.array([[1.0, 1.0, 1.0, 0.0, 0.0]])
+    q, ids = [[0.05, 0.2, 0.25, 0.25, 0.25]], [[0, 3, 1, 4, 0, 3]]
+    case = Several(np.array(EXTREMES[kind])[:, None], [[1.0]], labels, q, ids)
+    loss = make_loss(name)
+    value, found = case.forward(loss)
+    with mp.workdps(80):
+        arrays = exact(case.h), exact(case.rows)
+        wanted = float(case.oracle(name, loss, *arrays))
+        change = lambda rows: case.oracle(name, loss, arrays[0], rows)  # noqa: E731
+        (slopes,) = derivative(change, arrays[1:])
+    size = np.abs(case.rows).max()
+    assert value == pytest.approx(wanted, rel=4e-13, abs=1e-15 * size if size > 100.0 else 0.0)
+    rtol = 1e-14 * max(size, 1e3)  # scores are rounded
+    np.testing.assert_allclose(dense(found.dW, 5), slopes, rtol=rtol, atol=1e-13)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("name", MERGED)
+def test_draws_are_computed_with_once_for_all_labels(name, shared, monkeypatch):
+    loss = make_loss(name)
+    seen, terms = [], loss._terms
+    monkeypatch.setattr(
+        type(loss), "_terms", lambda self, x, losses: (seen.append(x.size), terms(x, losses))
+    )
+    n, m, batch, each = 5000, 300, 4, 20
+    labels = np.zeros((batch, n))
+    labels[:, :each] = 1.0
+    rng = np.random.default_rng(0)
+    ids = rng.integers(each, n, size=(1 if shared else batch, m))
+    ids[:, :2] = [3, 7]
+    q = np.full((len(ids), n), 1.0 / n)
+    case = Several(rng.normal(size=(n, 2)), rng.normal(size=(batch, 2)), labels, q, ids)
+    case.forward(loss)
+    assert sum(seen) <= batch * each * (2 + 2)
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_a_score_that_is_not_finite_is_found(name):
+    case = random_case()
+    case.rows[case.ids[1, -1]] = np.inf  # drawn, and no label
+    with pytest.raises(ValueError, match="finite"):
+        case.forward(make_loss(name))
