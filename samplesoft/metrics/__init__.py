@@ -1,10 +1,12 @@
 """Measures of a model, on all classes and not on drawn ones.
 
 `evaluate` gives the loss of the full softmax and hits among the best classes, `top_k_classes` the
-best classes themselves, and `ranking_scores` precision, recall and nDCG of such lists.
+best classes themselves, and `ranking_scores` precision, recall and nDCG of such lists, with
+`propensities` also the precision that counts rare labels for more.
 """
 
 from samplesoft.metrics.evaluation import Evaluation, evaluate, top_k_classes
+from samplesoft.metrics.propensities import propensities
 from samplesoft.metrics.ranking import ranking_scores
 
-__all__ = ["Evaluation", "evaluate", "ranking_scores", "top_k_classes"]
+__all__ = ["Evaluation", "evaluate", "propensities", "ranking_scores", "top_k_classes"]

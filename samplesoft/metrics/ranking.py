@@ -1,18 +1,33 @@
-"""Precision, recall and nDCG of lists of best classes."""
+"""Precision, recall, nDCG and propensity-scored precision of lists of best classes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_ids, as_real_array
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_array,
+    as_count,
+    as_csr,
+    as_ids,
+    as_real_array,
+)
 
 
-def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[str, float]:
+def ranking_scores(
+    ids: ArrayLike,
+    labels: Any,
+    k: int | Sequence[int],
+    *,
+    propensities: ArrayLike | None = None,
+) -> dict[str, float]:
     """Compute precision, recall and nDCG of lists of classes.
 
     Parameters
@@ -23,13 +38,17 @@ def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[
         Labels where it is not 0. Examples without any are left out.
     k : int or sequence of int
         Lengths of the lists to score, at most K.
+    propensities : array_like, shape (n,), optional
+        Of the labels, above 0 and at most 1, as from `samplesoft.metrics.propensities`.
 
     Returns
     -------
     dict of str to float
         For each k ``precision_at_k``, the mean share of labels in a list; ``recall_at_k``, that
         of the labels that are in it; and ``ndcg_at_k``, the sum of ``1 / log2(1 + place)`` over
-        the labels in it, divided by the greatest possible.
+        the labels in it, divided by the greatest possible. With `propensities` also
+        ``psp_at_k``, propensity-scored precision: the sum over all lists of ``1 / propensity`` of
+        the labels in them, divided by the greatest possible, so that the best lists have 1.
 
     Raises
     ------
@@ -40,7 +59,7 @@ def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[
     ----------
     .. [1] H. Jain, Y. Prabhu and M. Varma, "Extreme multi-label loss functions for
        recommendation, tagging, ranking and other missing label applications", KDD 2016,
-       section 3.
+       section 3; sums are divided by the greatest as in the extreme classification repository.
 
     Examples
     --------
@@ -67,6 +86,7 @@ def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[
         )
     labels.sum_duplicates()
     labels.eliminate_zeros()
+    gained = None if propensities is None else _gained(labels, lists, propensities)
     counts = np.diff(labels.indptr)
     rows = np.flatnonzero(counts)
     if not len(rows):
@@ -86,4 +106,26 @@ def ranking_scores(ids: ArrayLike, labels: Any, k: int | Sequence[int]) -> dict[
         found[f"recall_at_{size}"] = float(np.mean(number / counts))
         ideal = best[np.minimum(counts, size) - 1]
         found[f"ndcg_at_{size}"] = float(np.mean(in_list @ gains[:size] / ideal))
+        if gained is not None:
+            of_lists, of_best = (part[:, :size].sum() for part in gained)
+            found[f"psp_at_{size}"] = float(of_lists / of_best)
     return found
+
+
+def _gained(labels: Any, lists: IntArray, propensities: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Return ``1 / propensity`` (B, K) of the labels in the lists, and in the best lists."""
+    given = as_real_array("propensities", propensities, (1,))
+    if given.shape != labels.shape[1:] or not ((given > 0.0) & (given <= 1.0)).all():
+        raise ValueError(
+            f"`propensities` must have shape ({labels.shape[1]},) and lie above 0 and up to 1, got "
+            f"shape {given.shape} with values from {given.min()} to {given.max()}; take them from "
+            "samplesoft.metrics.propensities."
+        )
+    of_lists, of_best = np.zeros(lists.shape), np.zeros(lists.shape)
+    for b, (first, last) in enumerate(pairwise(labels.indptr)):
+        own = labels.indices[first:last]
+        here = np.isin(lists[b], own)
+        of_lists[b, here] = 1.0 / given[lists[b, here]]
+        best = np.sort(1.0 / given[own])[::-1][: lists.shape[1]]
+        of_best[b, : len(best)] = best
+    return of_lists, of_best

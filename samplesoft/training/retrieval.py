@@ -11,6 +11,7 @@ from scipy import sparse
 
 from samplesoft._random import as_key
 from samplesoft._validation import (
+    FloatArray,
     IntArray,
     as_count,
     as_csr,
@@ -20,6 +21,7 @@ from samplesoft._validation import (
     require_instance,
 )
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.metrics.propensities import LEAST_EXAMPLES, propensities
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain
@@ -227,7 +229,8 @@ class RetrievalTask(SoftmaxTask):
         Returns
         -------
         dict
-            ``loss``, the mean in nats, and what `ranking_scores` returns.
+            ``loss``, the mean in nats, and what `ranking_scores` returns; ``psp_at_k`` where inputs
+            are not items.
 
         Raises
         ------
@@ -239,8 +242,15 @@ class RetrievalTask(SoftmaxTask):
         given, wanted = inputs[rows], labels[rows]
         x, k = unit_norm(given), [k for k in CUTS if k <= labels.shape[1]]
         ids, _ = self.model.top_k(x, k[-1], leave_out=given if self.leave_out else None)
-        found = ranking_scores(ids, wanted, k)
+        found = ranking_scores(ids, wanted, k, propensities=self._propensities())
         return {"loss": self._loss(x, wanted), **found}
+
+    def _propensities(self) -> FloatArray | None:
+        """Return the propensities of labels; users' lists of items are not scored by them."""
+        size = self._labels.shape[0]
+        if self.leave_out or size < LEAST_EXAMPLES:
+            return None
+        return propensities(self._counts, size)
 
     def _loss(self, x: Any, labels: Any) -> float:
         settings = self.settings

@@ -1,4 +1,4 @@
-"""Precision, recall and nDCG against their definitions."""
+"""Precision, recall, nDCG and propensity-scored precision against their definitions."""
 
 import math
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from samplesoft.metrics.propensities import propensities
 from samplesoft.metrics.ranking import ranking_scores
 
 
@@ -56,3 +57,59 @@ def test_one_length_and_dense_labels():
 def test_arguments_that_are_refused(ids, k, message):
     with pytest.raises((TypeError, ValueError), match=message):
         ranking_scores(ids, csr_array(np.eye(2)[:1]), k)
+
+
+def naive_psp(ids, rows, p, k):
+    """The sum over all lists, divided by that of the best of all lists."""
+    gained = sum(
+        1 / p[c] for own, labels in zip(ids, rows, strict=True) for c in own[:k] if c in labels
+    )
+    return gained / sum(
+        sum(sorted((1 / p[c] for c in labels), reverse=True)[:k]) for labels in rows
+    )
+
+
+def psp_case():
+    rng = np.random.default_rng(0)
+    rows = [set(rng.choice(9, size, replace=False).tolist()) for size in (3, 1, 0, 6, 2)]
+    ids = np.array([rng.permutation(9)[:5] for _ in rows])
+    dense = np.array([[c in labels for c in range(9)] for labels in rows], float)
+    return ids, rows, dense, propensities(np.arange(9) ** 3, 900)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_propensity_scored_precision(k):
+    ids, rows, dense, p = psp_case()
+    found = ranking_scores(ids, csr_array(dense), [1, 3, 5], propensities=p)
+    assert found[f"psp_at_{k}"] == pytest.approx(naive_psp(ids, rows, p, k), rel=1e-14)
+    # WRONG: precision counts all labels alike
+    assert found[f"psp_at_{k}"] != pytest.approx(found[f"precision_at_{k}"], rel=1e-3)
+    every = ranking_scores(ids, csr_array(dense), [1, 3, 5], propensities=np.ones(9))
+    assert every[f"psp_at_{k}"] == pytest.approx(naive_psp(ids, rows, np.ones(9), k), rel=1e-14)
+
+
+def test_best_lists_have_a_propensity_scored_precision_of_one():
+    _, rows, dense, p = psp_case()
+    best = [sorted(range(9), key=lambda c: (c not in labels, p[c])) for labels in rows]
+    found = ranking_scores(np.array(best), csr_array(dense), [1, 3, 5], propensities=p)
+    assert [found[f"psp_at_{k}"] for k in (1, 3, 5)] == pytest.approx([1.0] * 3, rel=1e-14)
+
+
+def test_propensities_are_those_of_jain_and_others():
+    counts, size, a, b = [0, 3, 500], 4880, 0.5, 0.4
+    c = (math.log(size) - 1) * (b + 1) ** a
+    wanted = [1 / (1 + c * math.exp(-a * math.log(n + b))) for n in counts]
+    np.testing.assert_allclose(propensities(counts, size, a=a, b=b), wanted, rtol=1e-14)
+
+
+@pytest.mark.parametrize("p", [[0.5, 0.0], [0.5, 1.5], [0.5]])
+def test_propensities_that_are_refused(p):
+    with pytest.raises(ValueError, match=r"`propensities` must have shape \(2,\) and lie above 0"):
+        ranking_scores([[0, 1]], csr_array(np.eye(2)[:1]), [1], propensities=p)
+
+
+def test_too_few_examples_for_propensities():
+    with pytest.raises(ValueError, match="`num_examples` must be at least 3, got 2"):
+        propensities([1, 1], 2)
+    with pytest.raises(ValueError, match="`counts` must be at least 0, got -1"):
+        propensities([1, -1], 20)
