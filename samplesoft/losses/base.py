@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +32,7 @@ from samplesoft.losses.vectors import (
 from samplesoft.samplers.base import Draw, Rows
 
 REDUCTIONS = ("mean", "sum", "none")
+LABEL_REDUCTIONS = ("pal-n", "pal", "ova")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,18 +100,49 @@ class Loss(ABC):
     reduction : {"mean", "sum", "none"}
         The value is the mean of the examples' losses by their weights, their weighted sum, or
         the weighted losses (B,); `backward` then gives the gradient of their sum.
+    label_reduction : {"pal-n", "pal", "ova"}
+        What the loss of an example with several labels is; see Notes.
+    mask_other_labels : bool
+        Leave the other labels of an example out of the negatives of a label. By default they are
+        negatives like any class.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is malformed.
 
+    Notes
+    -----
+    Several labels are reduced to one each, in one of three ways of Menon et al. [2]_. With enough
+    data each leads to the best lists by one measure, and none to the best by both:
+
+    ==========  =================================================  ==============
+    reduction   loss of an example                                 best lists by
+    ==========  =================================================  ==============
+    ``pal-n``   pick all labels, normalised: the mean of the       recall at k
+                losses of its labels, by their weights
+    ``pal``     pick all labels: their sum, by their weights       precision at k
+    ``ova``     one versus all: a logistic loss for each label,    precision at k
+                and for each negative once, not for each label
+    ==========  =================================================  ==============
+
+    ``ova`` is for losses that are sums of a logistic loss of the label and one of each draw: noise
+    contrastive estimation and negative sampling. A softmax has no loss of a class on its own. Draws
+    of any label of an example are then treated as draws of the label are with one.
+
+    With `mask_other_labels` labels of an example do not compete with each other, and [2]_ says
+    nothing of what is best then; draws of the label itself are treated as without.
+
     References
     ----------
-    Blanc and Rendle (2018), section 3.3: absolute softmax.
+    .. [1] G. Blanc and S. Rendle, "Adaptive sampled softmax with kernel based sampling", ICML 2018,
+       section 3.3: absolute softmax.
+    .. [2] A. K. Menon et al., "Multilabel reductions: what is my loss optimising?", NeurIPS 2019,
+       sections 3 and 4.
     """
 
     device = "cpu"
+    is_binary: ClassVar[bool] = False  # a sum of logistic losses of the label and of each draw
 
     def __init__(
         self,
@@ -119,11 +151,26 @@ class Loss(ABC):
         normalize: bool = False,
         absolute: bool = False,
         reduction: str = "mean",
+        label_reduction: str = "pal-n",
+        mask_other_labels: bool = False,
     ) -> None:
         self.normalize = as_flag("normalize", normalize)
         self.tau = as_tau(tau, unit_vectors=self.normalize)
         self.absolute = as_flag("absolute", absolute)
         self.reduction = as_choice("reduction", reduction, REDUCTIONS)
+        self.label_reduction = as_choice("label_reduction", label_reduction, LABEL_REDUCTIONS)
+        self.mask_other_labels = as_flag("mask_other_labels", mask_other_labels)
+        if label_reduction == "ova" and not self.is_binary:
+            raise ValueError(
+                f"`label_reduction` must not be 'ova' for {type(self).__name__}, which is no sum "
+                "of losses of one class each; take 'pal', which is for precision too, or a NCELoss "
+                "or NegativeSamplingLoss."
+            )
+        if label_reduction == "ova" and mask_other_labels:
+            raise ValueError(
+                "`mask_other_labels` must be False with label_reduction='ova', for which no label "
+                "has negatives of its own, got True; leave it out."
+            )
 
     def forward(
         self,
@@ -145,8 +192,8 @@ class Loss(ABC):
         class_embeddings : array_like, shape (n, d)
             Class vectors, float32 or float64.
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
-            Labels. With several for an example, its loss is the mean of the losses of each,
-            weighted by the values of the matrix; its other labels count as negatives.
+            Labels. With several for an example, values of the matrix are their weights, and its
+            loss is made from those of its labels by `label_reduction`.
         draw : Draw, optional
             Classes drawn for each example, or one set for all; for losses that are sampled.
         label_log_count : array_like, shape (P,), optional
@@ -180,7 +227,7 @@ class Loss(ABC):
         rows = check_class_embeddings(class_embeddings)
         n, d = rows.shape
         contexts = as_float_rows("h", h, d, rows.dtype)
-        targets = check_targets(labels, len(contexts), n)
+        targets = check_targets(labels, len(contexts), n, self.label_reduction)
         offsets = None if biases is None else check_biases(biases, n, rows.dtype)
         norms = None
         if self.normalize:

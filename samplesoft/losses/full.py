@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,13 +27,14 @@ class FullSoftmaxLoss(Loss):
     r"""Cross entropy of the softmax over all classes.
 
     The loss of an example is :math:`\log \sum_j \exp(o_j) - \sum_l s_l o_l`, where labels l have
-    shares :math:`s_l` that sum to 1. Scores are computed in blocks of classes, once in each pass,
+    shares :math:`s_l` that sum to 1, or what `label_reduction` and `mask_other_labels` make of it.
+    Scores are computed in blocks of classes, once in each pass,
     so that memory is that of the vectors and their gradients. A loss near 0 keeps its digits: the
     best label stays out of the running sum.
 
     Parameters
     ----------
-    tau, normalize, absolute, reduction
+    tau, normalize, absolute, reduction, label_reduction, mask_other_labels
         As for every loss; see `samplesoft.losses.base.Loss`.
 
     Raises
@@ -76,40 +77,59 @@ class FullSoftmaxLoss(Loss):
         signs = np.sign(own) if self.absolute else 1.0
         if self.absolute:
             own = np.abs(own)
-        pivots = _best_pairs(targets, own)
-        top, total = self._other_classes(batch, targets.labels[pivots])
-        best = own[pivots]
         shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        if self.mask_other_labels:
+            return self._without_labels(batch, own, shares, signs)
+        pivots = _best_pairs(targets, own)
+        top, total = self._other_classes(batch, _LabelPlaces(targets, pivots))
+        best, sums = own[pivots], targets.per_example(shares)
         with np.errstate(all="ignore"):  # what is not finite here, `Loss.forward` explains
             to_best = np.logaddexp(0.0, top - best + np.log(total))
             behind = targets.rows(best) - own
-            losses = to_best + targets.per_example(shares * behind)
-            d_labels = np.exp(-behind - targets.rows(to_best)) - shares
-            d_labels[pivots] = np.expm1(-to_best) + (1.0 - shares[pivots])
+            losses = sums * to_best + targets.per_example(shares * behind)
+            d_labels = targets.rows(sums) * np.exp(-behind - targets.rows(to_best)) - shares
+            d_labels[pivots] = sums * np.expm1(-to_best) + (sums - shares[pivots])
             top = np.maximum(top, best.astype(top.dtype))
-            scale = np.exp(top - best - to_best)
+            scale = sums * np.exp(top - best - to_best)
         return losses, _Saved(top, scale, d_labels * signs)
 
-    def _other_classes(self, batch: Batch, excluded: IntArray) -> tuple[Rows, FloatArray]:
-        """Return the greatest score (B,) of all classes but one, and their sum relative to it."""
+    def _without_labels(
+        self, batch: Batch, own: FloatArray, shares: FloatArray, signs: Any
+    ) -> tuple[FloatArray, _Saved]:
+        """Compute as `_forward` the softmax of each label and of the classes that are no label."""
+        targets = batch.targets
+        top, total = self._other_classes(batch, _LabelPlaces(targets))
+        top[total == 0.0] = 0.0  # where all classes are labels
+        with np.errstate(all="ignore"):
+            behind = targets.rows(top + np.log(total)) - own
+            lost = np.logaddexp(0.0, behind)
+            missed = shares * np.exp(
+                behind - lost
+            )  # by how much the label's probability is below 1
+            missed[behind == -np.inf] = 0.0
+            scale = np.where(total > 0.0, targets.per_example(missed) / total, 0.0)
+        return targets.per_example(shares * lost), _Saved(top, scale, -missed * signs)
+
+    def _other_classes(self, batch: Batch, excluded: _LabelPlaces) -> tuple[Rows, FloatArray]:
+        """Return the greatest score (B,) of the other classes, and their sum relative to it."""
         top = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
         for block in class_blocks(batch.z, batch.class_embeddings, batch.biases, self.normalize):
             finish(block.scores, block.offsets, self.absolute)
-            add_exponentials(block.scores, block.part.start, excluded, top, total)
+            add_exponentials(block.scores, *excluded.of(block.part)[1:], top, total)
         return top, total
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         z, targets, n = batch.z, batch.targets, len(batch.class_embeddings)
         factor = (weights * saved.scale).astype(z.dtype)
         d_labels = saved.d_labels * targets.rows(weights)
-        owners = targets.rows(np.arange(len(z)))
+        labels = _LabelPlaces(targets)
         dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
         for block in class_blocks(z, batch.class_embeddings, batch.biases, self.normalize):
             part, scores = block.part, block.scores
             probabilities(scores, block.offsets, self.absolute, saved.top, factor)
-            here = (part.start <= targets.labels) & (targets.labels < part.stop)
-            scores[targets.labels[here] - part.start, owners[here]] = d_labels[here]
+            pairs, classes, examples = labels.of(part)
+            scores[classes, examples] = d_labels[pairs]
             dz += scores.T @ block.rows
             np.matmul(scores, z, out=dW[part])
             if batch.biases is not None:
@@ -121,9 +141,24 @@ class FullSoftmaxLoss(Loss):
         return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
 
 
+class _LabelPlaces:
+    """Where labels of pairs, all by default, stand in the scores of a block of classes."""
+
+    def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
+        pairs = np.arange(len(targets.labels)) if pairs is None else pairs
+        self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
+        self._labels = targets.labels[self._pairs]
+        self._owners = self._pairs if targets.owners is None else targets.owners[self._pairs]
+
+    def of(self, part: slice) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the pairs whose label is in the block, its place there, and its example."""
+        here = slice(*np.searchsorted(self._labels, [part.start, part.stop]))
+        return self._pairs[here], self._labels[here] - part.start, self._owners[here]
+
+
 class _Saved(NamedTuple):
     top: Rows  # (B,): greatest score
-    scale: FloatArray  # (B,): its probability
+    scale: FloatArray  # (B,): derivative of the loss in it, if it is no label's
     d_labels: FloatArray  # (P,): derivative of the loss in the score of each label
 
 

@@ -23,7 +23,7 @@ class ImportanceSamplingLoss(SampledLoss):
     scheme : str
         "importance", the only one.
     **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+        Those of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

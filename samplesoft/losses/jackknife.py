@@ -29,7 +29,7 @@ class JackknifeLoss(SampledLoss):
         As for `samplesoft.losses.sampled.SampledSoftmaxLoss`. The others weigh draws, or the
         label, in a way that changes with the number of draws.
     **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+        Those of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

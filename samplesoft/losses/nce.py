@@ -24,7 +24,7 @@ class NCELoss(SampledLoss):
     scheme : {"candidate", "candidate_masked"}
         Whether a draw of the label counts as a negative, as the theory has it, or is left out.
     **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+        Those of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -53,6 +53,7 @@ class NCELoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = select("candidate", "candidate_masked")
+    is_binary = True
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         logistic_terms(logits, losses)

@@ -24,7 +24,7 @@ class NegativeSamplingLoss(SampledLoss):
         What is done with draws of the label: there are none, as `forward` checks; they are left
         out; or they count as negatives.
     **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+        Those of `samplesoft.losses.base.Loss`.
 
     Raises
     ------
@@ -53,6 +53,7 @@ class NegativeSamplingLoss(SampledLoss):
         name: scheme.without_correction()
         for name, scheme in select("negatives", "masked", "kept").items()
     }
+    is_binary = True
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         logistic_terms(logits, losses)

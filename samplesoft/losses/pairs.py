@@ -35,6 +35,7 @@ class Rules(NamedTuple):
 
     own: bool  # those of its label
     others: bool  # those of other labels of its example
+    once: bool = False  # draws have weight for the first pair of an example alone
 
 
 class LabelDraws(NamedTuple):
@@ -96,7 +97,7 @@ def each_pair(pairs: Pairs, terms: Kernel) -> Results:
             of_part = pairs.own[part], drawn, owners[part], pairs.ids, pairs.log_counts
             sound = correct(*of_part, labels[part], logits, results.hits[part])
             if found is not None:
-                leave_out(logits, part.start, owners[part], found.pairs, *pairs.rules)
+                leave_out(logits, part.start, owners[part], found.pairs, *pairs.rules[:2])
             terms(logits, results.losses[part])
             if not sound:
                 finite = np.isfinite(drawn[owners[part]]).all(axis=1)
@@ -135,7 +136,9 @@ def merged_draws(pairs: Pairs, terms: Kernel, merge: Kernel) -> Results:
             own = pairs.own[of_pairs]
             whose = owners[of_pairs] - block.start
             rows = np.empty((len(own), 2 + int(counts[block][part].max())))
-            pair_rows(of_pairs.start, own, whose, of_all, merged, apart, places, *rules, rows)
+            pair_rows(of_pairs.start, own, whose, of_all, merged, apart, places, *rules[:2], rows)
+            if rules.once:
+                rows[1:][whose[1:] == whose[:-1], 1:] = -np.inf
             terms(rows, results.losses[of_pairs])
             if not sound:
                 finite = np.isfinite(scores[whose]).all(axis=1) & np.isfinite(own)

@@ -57,8 +57,8 @@ def make_loss(name: str, **options: Any) -> Loss:
         ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
         ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
     **options
-        ``tau``, ``normalize``, ``absolute``, ``reduction``, and ``scheme`` where the loss has
-        several and the name says none.
+        Those of `samplesoft.losses.base.Loss`, and ``scheme`` where the loss has several and the
+        name says none.
 
     Returns
     -------

@@ -105,10 +105,15 @@ class SampledLoss(Loss):
         if label_count is not None and self.facts.corrects_label:
             own -= label_count
         elif label_count is not None and found is not None:
-            own -= _gains(drawn.shape[1], found.hits, label_count)
+            hits = found.hits
+            if self.mask_other_labels:  # no draw of any label is kept
+                hits = targets.rows(targets.per_example(hits))
+                label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
+            own -= _gains(drawn.shape[1], hits, label_count)
         if targets.owners is None:
             found = None
-        rules = Rules(own=self.facts.draws_label, others=True)
+        keeps, once = self.facts.draws_label, self.label_reduction == "ova"
+        rules = Rules(keeps, keeps if once else not self.mask_other_labels, once)
         pairs = Pairs(targets, own, drawn, ids, log_counts, found, rules)
         if found is not None and type(self)._merge is not SampledLoss._merge:
             results = merged_draws(pairs, self._terms, self._merge)
@@ -175,7 +180,7 @@ class SampledSoftmaxLoss(SampledLoss):
     device : {"cpu", "cuda"}
         Where it computes; on a GPU for draws with replacement and one label an example.
     **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+        Those of `samplesoft.losses.base.Loss`.
 
     Raises
     ------

@@ -24,7 +24,7 @@ class Targets:
 
     labels: IntArray
     owners: IntArray | None = None  # (P,): example of each pair, rising; None where each has one
-    shares: FloatArray | None = None  # (P,): weights in the loss of an example, with sum 1
+    shares: FloatArray | None = None  # (P,): weights in the loss of an example
     starts: IntArray | None = None  # (B,): first pair of each example
 
     def rows(self, values: Any) -> Any:
@@ -42,14 +42,11 @@ class Targets:
         return np.arange(len(self.labels)) if self.starts is None else self.starts
 
 
-def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
+def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
     """Return the pairs of labels (B,), or of a sparse matrix (B, n) with several for an example.
 
-    The loss of an example with several is the mean of the multi-class losses of its labels,
-    weighted by the values of its row: for the full softmax, the cross entropy against the row
-    divided by its sum. Its other labels are negatives like any class: the normalised
-    pick-all-labels reduction of Menon et al. (2019), "Multilabel reductions: what is my loss
-    optimising?", section 3.
+    Shares are the values of the matrix, for reduction "pal-n" divided by their sums; for "ova"
+    they must be 1.
     """
     if not sparse.issparse(labels):
         given = as_array("labels", labels)
@@ -75,8 +72,15 @@ def check_targets(labels: Any, batch: int, num_classes: int) -> Targets:
     values = as_real_array("labels", matrix.data, (1,))
     if values.min() < 0.0:
         raise ValueError(f"`labels` must hold weights of at least 0, got {values.min()}.")
+    if reduction == "ova" and (values != 1.0).any():
+        raise ValueError(
+            "`labels` must hold ones with label_reduction='ova', for which a class is a label or "
+            f"is none, got {values[values != 1.0][0]}; take 'pal' for labels of other weights."
+        )
     owners = np.repeat(np.arange(batch), counts)
+    starts, places = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
+    if reduction != "pal-n":
+        return Targets(places, owners, values, starts)
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[owners]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
-    starts = matrix.indptr[:-1].astype(np.int64)
-    return Targets(matrix.indices.astype(np.int64), owners, values / totals[owners], starts)
+    return Targets(places, owners, values / totals[owners], starts)

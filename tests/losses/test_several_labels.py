@@ -17,6 +17,7 @@ MERGED = [
     for name in SAMPLED
     if name in SEVERAL and LOSSES[name].make._merge is not SampledLoss._merge
 ]
+BINARY = [name for name in SEVERAL if LOSSES[name].make.is_binary]
 
 
 @pytest.fixture(params=SEVERAL)
@@ -54,11 +55,40 @@ class Several:
             o = scores(h[b], rows, exact(self.biases), loss.tau, loss.normalize, loss.absolute)
             q, ids = self.q[b % len(self.q)], self.ids[b % len(self.ids)]
             counts = [len(ids) * mpf(float(q[j])) for j in ids]
-            for label in np.flatnonzero(weights):
-                own = len(ids) * mpf(float(q[label]))
-                share = weights[label] / mp.fsum(weights)
-                total += share * ORACLES[name](o, label, ids, counts, own)
+            labels = np.flatnonzero(weights)
+            own = {label: len(ids) * mpf(float(q[label])) for label in labels}
+            if loss.label_reduction == "ova":
+                total += ova(name, o, labels, ids, counts, own)
+                continue
+            for label in labels:
+                others = [j for j in labels if j != label] if loss.mask_other_labels else []
+                share = weights[label] / (
+                    mp.fsum(weights) if loss.label_reduction == "pal-n" else 1
+                )
+                total += share * masked(name, o, label, others, ids, counts, own)
         return total
+
+
+def masked(name, o, label, others, ids, counts, own):
+    """The oracle of a label, for which `others` are no classes."""
+    if name == "sampled-reject" and others:
+        kept = [(j, c) for j, c in zip(ids, counts, strict=True) if j not in others]
+        expected = len(ids) - mp.fsum(own.values())  # draws of no label
+        ids, counts = zip(*kept, strict=True)
+        return ORACLES[name](o, label, ids, counts, len(ids) - expected)
+    o = [mpf("-inf") if j in others else x for j, x in enumerate(o)]
+    return ORACLES[name](o, label, ids, counts, own[label])
+
+
+def ova(name, o, labels, ids, counts, own):
+    """One versus all: each label once, and each draw once, if it is no label or labels count."""
+    softplus = lambda x: mp.log(1 + mp.exp(x))  # noqa: E731
+    if name == "nce":
+        negatives = [o[j] - mp.log(c) for j, c in zip(ids, counts, strict=True)]
+        positives = [o[j] - mp.log(own[j]) for j in labels]
+    else:
+        negatives, positives = [o[j] for j in ids if j not in labels], [o[j] for j in labels]
+    return mp.fsum(map(softplus, negatives)) + mp.fsum(softplus(-x) for x in positives)
 
 
 def random_case(seed=0, n=7, m=5, batch=3, shared=False):
@@ -89,6 +119,82 @@ def check(name, loss, case):
 def test_values_and_gradients(name, shared):
     loss = make_loss(name, tau=1.3, normalize=True, reduction="sum")
     check(name, loss, random_case(seed=1, shared=shared))
+
+
+REDUCTIONS = {
+    "sum": {"label_reduction": "pal"},
+    "mean, others masked": {"mask_other_labels": True},
+    "sum, others masked": {"label_reduction": "pal", "mask_other_labels": True, "absolute": True},
+}
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_reductions(name, kind):
+    options = {k: v for k, v in REDUCTIONS[kind].items() if k not in LOSSES[name].fixed}
+    loss = make_loss(name, reduction="sum", **options)
+    check(name, loss, random_case(seed=2))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("name", BINARY)
+def test_one_versus_all(name, shared):
+    loss = make_loss(name, tau=1.3, reduction="sum", label_reduction="ova")
+    case = random_case(seed=3, shared=shared)
+    case.labels[case.labels > 0.0] = 1.0
+    check(name, loss, case)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({}, {"label_reduction": "pal"}),
+        ({}, {"mask_other_labels": True}),
+        ({"label_reduction": "ova"}, {"label_reduction": "pal"}),
+    ],
+)
+def test_the_oracle_of_another_reduction_differs(options, wrong):
+    case = random_case(seed=2)
+    case.labels[case.labels > 0.0] = 1.0
+    other = make_loss("nce", reduction="sum", **wrong)
+    value, _ = case.forward(make_loss("nce", reduction="sum", **options))
+    with mp.workdps(30):
+        wanted = float(case.oracle("nce", other, exact(case.h), exact(case.rows)))
+    assert value != pytest.approx(wanted, rel=1e-3)
+
+
+def test_all_classes_are_labels_and_masked():
+    case = random_case()
+    case.labels[:] = 1.0
+    loss = make_loss("full", mask_other_labels=True)
+    value, gradients = case.forward(loss)
+    assert value == 0.0 and not gradients.dh.any() and not gradients.dW.rows.any()
+
+
+def test_a_small_masked_loss_keeps_its_digits():
+    rows = np.array([[60.0], [50.0], [0.0], [-1.0]])
+    case = Several(rows, [[1.0]], np.array([[1.0, 1.0, 0.0, 0.0]]), [[0.25] * 4], [[2, 3]])
+    case.biases[:] = 0.0
+    value, gradients = case.forward(make_loss("full", mask_other_labels=True))
+    rest = 1.0 + np.exp(-1.0)
+    wanted = np.array([np.exp(-60.0), np.exp(-50.0)]) * rest / 2.0
+    assert value == pytest.approx(wanted.sum(), rel=1e-13)
+    np.testing.assert_allclose(gradients.dW.rows[:2, 0], -wanted, rtol=1e-13)
+    np.testing.assert_allclose(gradients.dW.rows[2, 0], wanted.sum() / rest, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not LOSSES[name].make.is_binary])
+def test_one_versus_all_is_no_softmax(name):
+    with pytest.raises(ValueError, match=r"must not be 'ova' .* take 'pal'"):
+        make_loss(name, label_reduction="ova")
+
+
+def test_options_that_do_not_go_together():
+    with pytest.raises(ValueError, match=r"`mask_other_labels` must be False with .*'ova'"):
+        make_loss("nce", label_reduction="ova", mask_other_labels=True)
+    with pytest.raises(ValueError, match=r"`labels` must hold ones .* got"):
+        random_case().forward(make_loss("nce", label_reduction="ova"))
+    with pytest.raises(ValueError, match="`label_reduction` must be one of"):
+        make_loss("full", label_reduction="sum")
 
 
 # WRONG: the oracle of a loss that treats draws of the label in another way.

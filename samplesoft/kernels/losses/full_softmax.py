@@ -36,18 +36,17 @@ def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
 
 @njit
 def add_exponentials(
-    scores: Floats, first: int, excluded: IntArray, top: Floats, total: FloatArray
+    scores: Floats, excluded: IntArray, examples: IntArray, top: Floats, total: FloatArray
 ) -> None:
     """Add a block of classes to running sums of ``exp(score - top)``.
 
-    Scores (r, B), which are overwritten, are of classes from `first` on; class ``excluded[b]``
-    stays out of the sum of example b. The greatest scores `top` (B,), -inf before the first block,
+    Scores (r, B) are overwritten; that of class ``excluded[i]`` of the block stays out of the sum
+    of example ``examples[i]``. The greatest scores `top` (B,), -inf before the first block,
     and the sums `total` (B,) are updated.
     """
     batch = len(top)
-    for b in range(batch):
-        if 0 <= excluded[b] - first < len(scores):
-            scores[excluded[b] - first, b] = -np.inf
+    for i in range(len(excluded)):
+        scores[excluded[i], examples[i]] = -np.inf
     shift = top.copy()
     for j in range(len(scores)):
         row = scores[j]
@@ -55,7 +54,7 @@ def add_exponentials(
             top[b] = max(top[b], row[b])
     for b in range(batch):
         before = np.float64(shift[b])
-        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but the excluded one
+        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but excluded ones
         total[b] *= np.exp(before - shift[b])
     run = np.empty_like(top)
     for begin in range(0, len(scores), _RUN):
