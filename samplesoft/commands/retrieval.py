@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from samplesoft.commands.model import Model, learning_rate, rates_in_words
 from samplesoft.commands.options import add_sizes, given, positive_float, rate
 from samplesoft.commands.softmax_options import add_softmax, check_softmax
+from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
 
@@ -83,6 +84,20 @@ def _add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, f
         metavar="RATE",
         help="probability with which an entry of an input is dropped in a step "
         f"(default {defaults.dropout:g})",
+    )
+    group.add_argument(
+        "--label-reduction",
+        choices=LABEL_REDUCTIONS,
+        metavar="NAME",
+        help="loss of an example with several labels: pal-n, the mean of theirs, for recall; pal, "
+        "the sum, for precision; ova, one versus all, with --loss nce or negative-sampling-masked "
+        f"(default {defaults.label_reduction})",
+    )
+    group.add_argument(
+        "--mask-other-labels",
+        action="store_const",
+        const=True,
+        help="leave the other labels of an example out of the negatives of a label",
     )
     group.add_argument(
         "--validation",

@@ -15,7 +15,8 @@ loss                      what it is
 Schemes ``"negatives"``, ``"masked"`` and ``"reject"`` tend to the full loss of each example as m
 grows; ``"candidate"`` and ``"candidate_masked"`` are those of CNTK and TensorFlow. All take `tau`,
 `normalize`, `absolute` (absolute softmax), class biases, weights of examples, draws for each
-example or one set for all, and labels as (B,) or as a sparse matrix (B, n).
+example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of which
+`label_reduction` and `mask_other_labels` say what becomes of several for an example.
 """
 
 from samplesoft.losses.base import Batch, Cache, Loss

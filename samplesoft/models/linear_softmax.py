@@ -27,6 +27,7 @@ from samplesoft._validation import (
     require_instance,
 )
 from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.registry import make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.evaluation import check_k, top_k_classes
 from samplesoft.models.dropout import Dropout
@@ -56,6 +57,12 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         Length d of embedded inputs and of class vectors.
     dropout : float
         Share of the entries of an input that a step of training leaves out.
+    label_reduction : {"pal-n", "pal", "ova"}
+        What the loss of an example with several labels is: the mean of their losses, which leads
+        to lists of high recall, or their sum, for precision; ``"ova"``, one versus all, is for
+        ``"nce"`` and ``"negative-sampling-masked"``. See `samplesoft.losses.base.Loss`.
+    mask_other_labels : bool
+        Leave the other labels of an example out of the negatives of a label.
     loss, tau, normalize, sampler, num_sampled, num_certain, nu, num_features, shared, update_every
         Of the softmax layer, as in `SoftmaxSettings`.
 
@@ -68,11 +75,18 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     loss: str = "sampled-masked"
     embedding_dim: int = 64
     dropout: float = 0.0
+    label_reduction: str = "pal-n"
+    mask_other_labels: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        make_loss(self.loss, **self._loss_options())  # which checks those of labels
         as_count("embedding_dim", self.embedding_dim)
         as_nonnegative("dropout", self.dropout, below=1.0)
+
+    def _loss_options(self) -> dict[str, Any]:
+        of_labels = ("label_reduction", "mask_other_labels")
+        return {**super()._loss_options(), **{name: getattr(self, name) for name in of_labels}}
 
     def require_room(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
         """Raise MemoryError if the parameters of a model would not fit.

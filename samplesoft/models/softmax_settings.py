@@ -111,6 +111,10 @@ class SoftmaxSettings:
                 f"leave out the label of each example; take loss={able}."
             )
 
+    def _loss_options(self) -> dict[str, Any]:
+        """Return what the settings say of the loss."""
+        return {"tau": self.tau, "normalize": self.normalize}
+
     def make_layer(
         self, rows: Rows, counts: ArrayLike | None, seed: int, *, reduction: str = "mean"
     ) -> SoftmaxLayer:
@@ -144,8 +148,7 @@ class SoftmaxSettings:
         >>> layer.num_sampled, layer.loss.scheme
         (100, 'negatives')
         """
-        options: dict[str, Any] = {"tau": self.tau, "normalize": self.normalize}
-        loss = make_loss(self.loss, reduction=reduction, **options)
+        loss = make_loss(self.loss, reduction=reduction, **self._loss_options())
         sampler: Sampler | None = None
         if self.sampler is not None:
             seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows

@@ -69,6 +69,12 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         Of the sampler; see `samplesoft.samplers.SamplerInputs`.
     dropout : float
         Share of the entries of an input that a step leaves out.
+    label_reduction : {"pal-n", "pal", "ova"}
+        What the loss of an example with several labels is: the mean of their losses, for lists of
+        high recall; their sum, for precision; or one versus all, for ``loss="nce"`` and
+        ``"negative-sampling-masked"``. See `samplesoft.losses.base.Loss`.
+    mask_other_labels : bool
+        Leave the other labels of an example out of the negatives of a label.
     max_iter : int
         Times to go over the training data.
     batch_size : int
@@ -171,6 +177,8 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         nu: float = 4.0,
         num_features: int = 1024,
         dropout: float = 0.0,
+        label_reduction: str = "pal-n",
+        mask_other_labels: bool = False,
         max_iter: int = 20,
         batch_size: int = 64,
         learning_rate: float = 0.1,
@@ -193,6 +201,8 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         self.nu = nu
         self.num_features = num_features
         self.dropout = dropout
+        self.label_reduction = label_reduction
+        self.mask_other_labels = mask_other_labels
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.learning_rate = learning_rate

@@ -57,6 +57,8 @@ def model_settings(
         num_features=classifier.num_features,
         embedding_dim=classifier.embedding_dim,
         dropout=classifier.dropout,
+        label_reduction=classifier.label_reduction if draws or not spec.draws else "pal-n",
+        mask_other_labels=classifier.mask_other_labels,
     )
 
 

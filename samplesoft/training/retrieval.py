@@ -54,6 +54,8 @@ class RetrievalSettings(LinearSoftmaxSettings):
         Of all randomness.
     loss, tau, normalize, sampler, num_sampled, nu, num_features, embedding_dim, dropout
         As in `LinearSoftmaxSettings`.
+    label_reduction, mask_other_labels
+        As in `LinearSoftmaxSettings`, for examples with several labels.
     num_certain, shared, update_every
         Of the softmax layer, as in `SoftmaxSettings`.
 

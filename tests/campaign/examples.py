@@ -66,11 +66,14 @@ _map = {"dim": D, "num_features": 8, "rng": 0}
 _vectors = {"class_embeddings": W, "tau": 2.0}
 _tree = {"leaf_size": 2, "progress": False}
 _loss = {"tau": 2.0, "normalize": False, "absolute": False, "reduction": "mean"}
+_loss |= {"label_reduction": "pal", "mask_other_labels": True}
 _scores = {"h": H, "class_embeddings": W, **_loss, "biases": BIASES}
-del _scores["reduction"]
+for _name in ("reduction", "label_reduction", "mask_other_labels"):
+    del _scores[_name]
 _settings = {"loss": "sampled-masked", "tau": 2.0, "normalize": True, "sampler": "rff+softmax-leaf"}
 _settings |= {"num_sampled": 3, "nu": 2.0, "num_features": 8, "shared": True, "update_every": 1}
 _linear = {**_settings, "embedding_dim": 3, "dropout": 0.1}
+_linear |= {"label_reduction": "pal", "mask_other_labels": True}
 _layer = {"init_scale": 0.1, "dtype": np.float64, "rng": 0}
 
 

@@ -69,6 +69,29 @@ def test_the_masked_loss_is_that_of_a_shared_set(loss):
     assert SampledSoftmaxClassifier().loss == "sampled-masked"
 
 
+def test_what_several_labels_are(tmp_path):
+    X, Y = make_multilabel_classification(
+        60, n_features=8, n_classes=9, allow_unlabeled=False, random_state=0
+    )
+    common = {"max_iter": 2, "sampler": "uniform"}
+    mean = make(**common).fit(X, Y)
+    for options in (
+        {"label_reduction": "pal"},
+        {"mask_other_labels": True},
+        {"loss": "nce", "label_reduction": "ova"},
+    ):
+        other = make(**common, **options).fit(X, Y)
+        assert np.any(other.predict_proba(X) != mean.predict_proba(X))
+        other.save(tmp_path / "model.npz")
+        loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+        assert loaded.get_params() == other.get_params()
+        assert loaded.model_.settings == other.model_.settings
+    with pytest.raises(ValueError, match="must not be 'ova' for SampledSoftmaxLoss"):
+        make(label_reduction="ova").fit(X, Y)
+    one = make(loss="nce", label_reduction="ova").fit(X, np.zeros(len(X)))
+    assert one.model_.settings.label_reduction == "pal-n"  # of the full softmax of one class
+
+
 @pytest.mark.parametrize("loss", OFFERED)
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("shared", [True, False])

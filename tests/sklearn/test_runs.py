@@ -129,10 +129,10 @@ def test_parameters_are_the_settings_of_the_run(name, run):
     path = run(name) / "best.npz"
     config, found = read_checkpoint(path).config, load(path).get_params()
     named = {key: value for key, value in config["task"].items() if key in found}
-    assert len(named) == 11
+    assert len(named) == 13
     drawn = {key: value for key, value in named.items() if value is not None}
     assert {key: found[key] for key in drawn} == drawn
-    assert len(drawn) == (9 if name == "plain" else 11)
+    assert len(drawn) == (11 if name == "plain" else 13)
     assert found["learning_rate"] == 0.1  # of Adagrad, and the default beside Adam
     assert found["random_state"] == config["task"]["seed"]
 

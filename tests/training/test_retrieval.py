@@ -69,6 +69,20 @@ def test_defaults_follow_the_other_options(options, shared, tau, files, tmp_path
     assert (config["shared"], config["tau"], config["dropout"]) == (shared, tau, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("options", "reduction", "masked"),
+    [
+        ([], "pal-n", False),
+        (["--label-reduction", "pal", "--mask-other-labels"], "pal", True),
+        (["--label-reduction", "ova", "--loss", "nce"], "ova", False),
+    ],
+)
+def test_what_several_labels_are(options, reduction, masked, files, tmp_path):
+    assert run("xc", files, tmp_path, *DRAWS, *options, test=False) == 0
+    task = read_checkpoint(tmp_path / "best.npz").config["task"]
+    assert (task["label_reduction"], task["mask_other_labels"]) == (reduction, masked)
+
+
 @pytest.mark.parametrize("kind", ["xc", "items"])
 def test_a_run_that_was_resumed_ends_with_the_same_bits(kind, files, tmp_path):
     assert run(kind, files, tmp_path / "whole", *DRAWS) == 0
@@ -156,6 +170,7 @@ def test_what_predict_refuses(files, tmp_path, capsys):
         (["--no-normalize", "--sampler", "rff"], "--no-normalize does not go with"),
         (["--optimizer", "momentum"], "--learning-rate must be given"),
         (["--loss", "jackknife"], "invalid choice"),
+        (["--label-reduction", "ova"], "must not be 'ova' for SampledSoftmaxLoss"),
         (["--validation", "1.0"], "expected a number from 0 to below 1"),
     ],
 )
