@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.losses.jackknife_examples import jackknife_examples
 from samplesoft.kernels.losses.jackknife_terms import jackknife_terms
 from samplesoft.losses.base import Batch
+from samplesoft.losses.examples import Block, by_examples
+from samplesoft.losses.pairs import Pairs, Results, each_pair
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
@@ -79,6 +82,19 @@ class JackknifeLoss(SampledLoss):
                     "inclusion in distinct classes; use a sampler that may repeat a class."
                 )
         return super()._forward(batch, draw, label_log_count)
+
+    def _results(self, pairs: Pairs) -> Results:
+        if pairs.found is None:
+            return each_pair(pairs, self._terms)
+
+        def compute(block: Block, results: Results) -> None:
+            here = slice(block.ends[0], block.ends[-1])
+            draws = block.logits, block.apart, block.places, block.found, *pairs.rules[:2]
+            written = results.losses[here], results.d_own[here], results.d_drawn[block.examples]
+            own, shares = pairs.own[here], pairs.shares[here]
+            jackknife_examples(here.start, block.ends, own, *draws, shares, *written)
+
+        return by_examples(pairs, compute)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         jackknife_terms(logits, losses)

@@ -17,8 +17,9 @@ from samplesoft.kernels.losses.merged_draws import merge_exponentials
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.draws import check_draw, check_label_count
+from samplesoft.losses.examples import merged_draws
 from samplesoft.losses.gradients import Gradients
-from samplesoft.losses.pairs import Pairs, Rules, each_pair, find_label_draws, merged_draws
+from samplesoft.losses.pairs import Pairs, Results, Rules, each_pair, find_label_draws
 from samplesoft.losses.scores import CandidateScores, candidate_scores
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
@@ -114,19 +115,23 @@ class SampledLoss(Loss):
             found = None
         keeps, once = self.facts.draws_label, self.label_reduction == "ova"
         rules = Rules(keeps, keeps if once else not self.mask_other_labels, once)
-        pairs = Pairs(targets, own, drawn, ids, log_counts, found, rules)
-        if found is not None and type(self)._merge is not SampledLoss._merge:
-            results = merged_draws(pairs, self._terms, self._merge)
-        else:
-            results = each_pair(pairs, self._terms)
+        shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        logits = own, drawn, ids, log_counts
+        results = self._results(Pairs(targets, *logits, found, rules, scores.owners, shares))
         if self.excludes_label and results.hits.any():
             raise self.contains_label(targets.labels, int(results.hits.argmax()))
         d_own, d_drawn = results.d_own, results.d_drawn
         if self.absolute:
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        losses = targets.per_example(results.losses * pairs.shares)
+        losses = targets.per_example(results.losses * shares)
         return losses, _Saved(scores, d_own, d_drawn)
+
+    def _results(self, pairs: Pairs) -> Results:
+        """Return losses and derivatives; several labels share their draws where the loss can."""
+        if pairs.found is None or type(self)._merge is SampledLoss._merge:
+            return each_pair(pairs, self._terms)
+        return merged_draws(pairs, self._terms, self._merge)
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         return saved.scores.backward(saved.d_own, saved.d_drawn, weights)

@@ -1,5 +1,7 @@
 """Several labels of an example: each loss against its oracle, label by label, in many digits."""
 
+import copy
+
 import numpy as np
 import pytest
 from loss_cases import NAMES, SAMPLED, dense, needs_count
@@ -7,6 +9,7 @@ from mpmath import mp, mpf
 from naive_losses import ORACLES, derivative, exact, scores
 from scipy import sparse
 
+from samplesoft.losses.pairs import each_pair
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.samplers.base import Draw
@@ -254,6 +257,24 @@ def test_draws_are_computed_with_once_for_all_labels(name, shared, monkeypatch):
     case = Several(rng.normal(size=(n, 2)), rng.normal(size=(batch, 2)), labels, q, ids)
     case.forward(loss)
     assert sum(seen) <= batch * each * (2 + 2)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "others masked"])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 3.0, 10.0, 300.0])
+@pytest.mark.parametrize("name", ["jackknife-masked", "sampled-masked", "nce"])
+def test_many_draws_are_those_of_each_label(name, scale, masked):
+    """What pairs share is what each would compute; the jackknife shares power series."""
+    case = random_case(seed=5, n=40, m=90, batch=9)
+    case.rows *= scale
+    loss = make_loss(name, reduction="sum", mask_other_labels=masked)
+    value, found = case.forward(loss)
+    alone = copy.copy(loss)
+    alone._results = lambda pairs: each_pair(pairs, loss._terms)
+    wanted, slopes = case.forward(alone)
+    assert value == pytest.approx(wanted, rel=1e-13)
+    size = np.abs(slopes.dh).max()
+    np.testing.assert_allclose(found.dh, slopes.dh, rtol=1e-12, atol=1e-14 * size)
+    np.testing.assert_allclose(found.dW.rows, slopes.dW.rows, rtol=1e-11, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", MERGED)

@@ -6,6 +6,7 @@
 - `softmax_terms`, `logistic_terms`, `jackknife_terms`: a loss and its derivatives from logits.
 - `label_draws`: with several labels an example, which draws are among them.
 - `merged_draws`: what the pairs of an example share of its draws, computed once.
+- `jackknife_examples`: the jackknife of all pairs of an example from moments of its draws.
 - `full_softmax`: sums over all classes, a block of them at a time.
 - ``sampled_loss_cuda``: sampled softmax on a GPU, from scores to gradients.
 """
