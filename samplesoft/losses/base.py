@@ -131,7 +131,8 @@ class Loss(ABC):
     of any label of an example are then treated as draws of the label are with one.
 
     With `mask_other_labels` labels of an example do not compete with each other, and [2]_ says
-    nothing of what is best then; draws of the label itself are treated as without.
+    nothing of what is best then; draws of the label itself are treated as without. In ``ova``,
+    where no label has negatives of its own, it leaves out all draws of labels.
 
     References
     ----------
@@ -165,11 +166,6 @@ class Loss(ABC):
                 f"`label_reduction` must not be 'ova' for {type(self).__name__}, which is no sum "
                 "of losses of one class each; take 'pal', which is for precision too, or a NCELoss "
                 "or NegativeSamplingLoss."
-            )
-        if label_reduction == "ova" and mask_other_labels:
-            raise ValueError(
-                "`mask_other_labels` must be False with label_reduction='ova', for which no label "
-                "has negatives of its own, got True; leave it out."
             )
 
     def forward(

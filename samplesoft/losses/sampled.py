@@ -113,8 +113,10 @@ class SampledLoss(Loss):
             own -= _gains(drawn.shape[1], hits, label_count)
         if targets.owners is None:
             found = None
-        keeps, once = self.facts.draws_label, self.label_reduction == "ova"
-        rules = Rules(keeps, keeps if once else not self.mask_other_labels, once)
+        own_draws, others = self.facts.draws_label, not self.mask_other_labels
+        rules = Rules(own_draws, others)
+        if self.label_reduction == "ova":  # all labels of an example are its own
+            rules = Rules(own_draws and others, own_draws and others, once=True)
         shares = np.ones(len(own)) if targets.shares is None else targets.shares
         logits = own, drawn, ids, log_counts
         results = self._results(Pairs(targets, *logits, found, rules, scores.owners, shares))

@@ -14,6 +14,7 @@ from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_n
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.targets import Targets
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.samplers.draw import Rows
 from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
@@ -313,13 +314,30 @@ class SoftmaxLayer:
     def _label_log_count(self, batch: Batch) -> FloatArray:
         """Return the log expected count (P,) of each label in a draw for its example."""
         assert self.sampler is not None
-        targets = batch.targets
-        if self.shared:
-            contexts, ids = batch.contexts, targets.labels.reshape(1, -1)
-        else:
-            contexts, ids = targets.rows(batch.contexts), targets.labels.reshape(-1, 1)
+        contexts, targets = batch.contexts, batch.targets
+        if targets.owners is not None and not self.shared:
+            return self._label_log_counts_of_rows(contexts, targets)
+        ids = targets.labels.reshape((1, -1) if self.shared else (-1, 1))
         every = self.sampler.log_expected_count(contexts, ids, self.num_sampled, shared=self.shared)
         return every.reshape(-1)
+
+    def _label_log_counts_of_rows(self, contexts: Rows, targets: Targets) -> FloatArray:
+        """Return the same for several labels an example, asking the sampler once for each context.
+
+        Examples come together with others that have nearly as many labels, at least half of theirs;
+        those with fewer repeat their last one.
+        """
+        assert self.sampler is not None
+        starts, found = targets.firsts(), np.empty(len(targets.labels))
+        sizes = np.diff(starts, append=len(found))
+        exponents = np.frexp(sizes)[1]
+        for exponent in np.unique(exponents):
+            rows = np.flatnonzero(exponents == exponent)
+            steps = np.minimum(np.arange(sizes[rows].max()), sizes[rows, None] - 1)
+            places = starts[rows, None] + steps
+            ids = targets.labels[places]
+            found[places] = self.sampler.log_expected_count(contexts[rows], ids, self.num_sampled)
+        return found
 
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None

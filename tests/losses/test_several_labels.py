@@ -12,6 +12,8 @@ from scipy import sparse
 from samplesoft.losses.pairs import each_pair
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.sampled import SampledLoss
+from samplesoft.models import SoftmaxLayer
+from samplesoft.samplers import SoftmaxSampler
 from samplesoft.samplers.base import Draw
 
 SEVERAL = [name for name in NAMES if LOSSES[name].several_labels]
@@ -61,7 +63,7 @@ class Several:
             labels = np.flatnonzero(weights)
             own = {label: len(ids) * mpf(float(q[label])) for label in labels}
             if loss.label_reduction == "ova":
-                total += ova(name, o, labels, ids, counts, own)
+                total += ova(name, o, labels, ids, counts, own, loss.mask_other_labels)
                 continue
             for label in labels:
                 others = [j for j in labels if j != label] if loss.mask_other_labels else []
@@ -83,11 +85,12 @@ def masked(name, o, label, others, ids, counts, own):
     return ORACLES[name](o, label, ids, counts, own[label])
 
 
-def ova(name, o, labels, ids, counts, own):
+def ova(name, o, labels, ids, counts, own, masked):
     """One versus all: each label once, and each draw once, if it is no label or labels count."""
     softplus = lambda x: mp.log(1 + mp.exp(x))  # noqa: E731
     if name == "nce":
-        negatives = [o[j] - mp.log(c) for j, c in zip(ids, counts, strict=True)]
+        kept = [(j, c) for j, c in zip(ids, counts, strict=True) if not (masked and j in labels)]
+        negatives = [o[j] - mp.log(c) for j, c in kept]
         positives = [o[j] - mp.log(own[j]) for j in labels]
     else:
         negatives, positives = [o[j] for j in ids if j not in labels], [o[j] for j in labels]
@@ -139,9 +142,11 @@ def test_reductions(name, kind):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("name", BINARY)
-def test_one_versus_all(name, shared):
-    loss = make_loss(name, tau=1.3, reduction="sum", label_reduction="ova")
+def test_one_versus_all(name, masked, shared):
+    options = {"label_reduction": "ova", "mask_other_labels": masked}
+    loss = make_loss(name, tau=1.3, reduction="sum", **options)
     case = random_case(seed=3, shared=shared)
     case.labels[case.labels > 0.0] = 1.0
     check(name, loss, case)
@@ -191,9 +196,7 @@ def test_one_versus_all_is_no_softmax(name):
         make_loss(name, label_reduction="ova")
 
 
-def test_options_that_do_not_go_together():
-    with pytest.raises(ValueError, match=r"`mask_other_labels` must be False with .*'ova'"):
-        make_loss("nce", label_reduction="ova", mask_other_labels=True)
+def test_labels_and_reductions_that_are_refused():
     with pytest.raises(ValueError, match=r"`labels` must hold ones .* got"):
         random_case().forward(make_loss("nce", label_reduction="ova"))
     with pytest.raises(ValueError, match="`label_reduction` must be one of"):
@@ -275,6 +278,24 @@ def test_many_draws_are_those_of_each_label(name, scale, masked):
     size = np.abs(slopes.dh).max()
     np.testing.assert_allclose(found.dh, slopes.dh, rtol=1e-12, atol=1e-14 * size)
     np.testing.assert_allclose(found.dW.rows, slopes.dW.rows, rtol=1e-11, atol=1e-15)
+
+
+def test_a_layer_asks_the_sampler_once_for_each_context():
+    rng = np.random.default_rng(0)
+    rows, h = rng.normal(size=(30, 4)), rng.normal(size=(5, 4))
+    labels = np.zeros((5, 30))
+    for b, size in enumerate([1, 7, 2, 30, 3]):
+        labels[b, rng.choice(30, size, replace=False)] = 1.0
+    sampler, asked = SoftmaxSampler(rows), []
+    count = sampler.log_expected_count
+    sampler.log_expected_count = lambda h, *rest, **more: (asked.append(len(h)), count(h, *rest))[1]
+    layer = SoftmaxLayer(rows, make_loss("nce"), sampler, 3)
+    batch = layer.loss.check_batch(h, rows, sparse.csr_array(labels), None)
+    found = layer._label_log_count(batch)
+    examples, classes = np.nonzero(labels)
+    wanted = count(h[examples], classes[:, None], 3)[:, 0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+    assert sum(asked) == 5
 
 
 @pytest.mark.parametrize("name", MERGED)
