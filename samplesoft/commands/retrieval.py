@@ -95,9 +95,8 @@ def _add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, f
     )
     group.add_argument(
         "--mask-other-labels",
-        action="store_const",
-        const=True,
-        help="leave the other labels of an example out of the negatives of a label",
+        action=argparse.BooleanOptionalAction,
+        help="leave the other labels of an example out of the negatives of a label (the default)",
     )
     group.add_argument(
         "--validation",

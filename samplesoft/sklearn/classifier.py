@@ -178,7 +178,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         num_features: int = 1024,
         dropout: float = 0.0,
         label_reduction: str = "pal-n",
-        mask_other_labels: bool = False,
+        mask_other_labels: bool = True,
         max_iter: int = 20,
         batch_size: int = 64,
         learning_rate: float = 0.1,

@@ -73,7 +73,7 @@ for _name in ("reduction", "label_reduction", "mask_other_labels"):
 _settings = {"loss": "sampled-masked", "tau": 2.0, "normalize": True, "sampler": "rff+softmax-leaf"}
 _settings |= {"num_sampled": 3, "nu": 2.0, "num_features": 8, "shared": True, "update_every": 1}
 _linear = {**_settings, "embedding_dim": 3, "dropout": 0.1}
-_linear |= {"label_reduction": "pal", "mask_other_labels": True}
+_linear |= {"label_reduction": "pal", "mask_other_labels": False}
 _layer = {"init_scale": 0.1, "dtype": np.float64, "rng": 0}
 
 

@@ -72,9 +72,9 @@ def test_defaults_follow_the_other_options(options, shared, tau, files, tmp_path
 @pytest.mark.parametrize(
     ("options", "reduction", "masked"),
     [
-        ([], "pal-n", False),
-        (["--label-reduction", "pal", "--mask-other-labels"], "pal", True),
-        (["--label-reduction", "ova", "--loss", "nce"], "ova", False),
+        ([], "pal-n", True),
+        (["--label-reduction", "pal", "--no-mask-other-labels"], "pal", False),
+        (["--label-reduction", "ova", "--loss", "nce"], "ova", True),
     ],
 )
 def test_what_several_labels_are(options, reduction, masked, files, tmp_path):
