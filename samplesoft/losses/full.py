@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.losses.candidate_scores import score_rows
+from samplesoft.kernels.losses.candidate_scores import label_scores
 from samplesoft.kernels.losses.full_softmax import add_exponentials, finish, probabilities
 from samplesoft.losses.base import Batch, Loss
 from samplesoft.losses.gradients import Gradients, SparseRows
@@ -204,11 +204,12 @@ def _label_scores(batch: Batch, normalize: bool) -> Rows:
     if normalize:
         rows, _ = unit_rows("class_embeddings", rows[labels], labels)
         places = np.arange(len(labels))
-    scores = np.empty((len(labels), 1), batch.z.dtype)
-    score_rows(batch.targets.rows(batch.z), rows, places[:, None], scores)
+    owners = batch.targets.rows(np.arange(len(batch.z)))
+    scores = np.empty(len(labels), batch.z.dtype)
+    label_scores(batch.z, owners, rows, places, scores)
     if batch.biases is not None:
-        scores[:, 0] += batch.biases[labels]
-    return scores[:, 0]
+        scores += batch.biases[labels]
+    return scores
 
 
 def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:

@@ -19,7 +19,9 @@ from samplesoft.kernels.losses.candidate_scores import (
     class_sums,
     context_sums,
     group_totals,
+    label_scores,
     label_sums,
+    scaled_rows,
     score_rows,
 )
 from samplesoft.losses.base import Batch
@@ -55,9 +57,7 @@ class CandidateScores(ABC):
             self.block, self.norms = unit_rows("class_embeddings", self.block, rows)
         self.label_rows = self._label_rows(len(labels))
         self.own = np.empty(len(labels), self.z.dtype)
-        score_rows(
-            batch.targets.rows(self.z), self.block, self.label_rows[:, None], self.own[:, None]
-        )
+        label_scores(self.z, self.owners, self.block, self.label_rows, self.own)
         self.drawn = np.empty((len(self.z), ids.shape[1]), self.z.dtype)
         self._has_biases = batch.biases is not None
         with quiet():  # losses that are not finite are refused
@@ -178,7 +178,7 @@ class _SharedScores(CandidateScores):
 
     def _sums(self, d_own: Rows, d_drawn: Rows, z: Rows) -> tuple[Rows, Rows]:
         pairs, d_block = len(self.own), np.empty_like(self.block)
-        np.multiply(d_own[:, None], z[self.owners], out=d_block[:pairs])
+        scaled_rows(d_own, z, self.owners, d_block[:pairs])
         np.matmul(d_drawn.T, z, out=d_block[pairs:])
         return d_drawn @ self.block[pairs:], d_block
 

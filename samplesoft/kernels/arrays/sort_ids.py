@@ -87,8 +87,8 @@ def add_runs(
     """
     for g in range(len(sums)):
         total = sums[g]
-        total[:] = 0.0
-        for place in order[starts[first + g] : starts[first + g + 1]]:
+        total[:] = values[order[starts[first + g]]]
+        for place in order[starts[first + g] + 1 : starts[first + g + 1]]:
             row = values[place]
             for i in range(len(total)):
                 total[i] += row[i]

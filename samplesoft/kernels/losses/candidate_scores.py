@@ -29,6 +29,21 @@ def score_rows(z: Floats, block: Floats, rows: IntArray, scores: Floats) -> None
 
 
 @njit
+def label_scores(z: Floats, owners: IntArray, block: Floats, rows: IntArray, own: Floats) -> None:
+    """Write ``own[p] = z[owners[p]] . block[rows[p]]`` for each of P pairs."""
+    for p in range(len(own)):
+        own[p] = row_dot(block, rows[p], z, owners[p])
+
+
+@njit
+def scaled_rows(d_own: Floats, z: Floats, owners: IntArray, out: Floats) -> None:
+    """Write ``out[p] = d_own[p] z[owners[p]]`` for each of P pairs."""
+    for p in range(len(d_own)):
+        for f in range(z.shape[1]):
+            out[p, f] = d_own[p] * z[owners[p], f]
+
+
+@njit
 def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
     """Add ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
     total = np.empty(dz.shape[1])
