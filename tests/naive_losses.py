@@ -44,6 +44,12 @@ def importance(scores, label, ids, counts, own_count):
     return mp.log(mp.fsum(drawn)) - scores[label]
 
 
+def bilateral(scores, label, ids, counts, own_count, weight="1.2"):
+    """A weight for the log-sum-exp of the draws of others; nothing is lost where there are none."""
+    kept = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True) if j != label]
+    return mpf(float(weight)) * mp.log(mp.fsum(kept)) - scores[label] if kept else mpf(0)
+
+
 def jackknife(scores, label, ids, counts, own_count):
     """Go by the definition: the loss of m draws, and those of m - 1 with each draw left out."""
     m = len(ids)
@@ -96,6 +102,7 @@ ORACLES = {  # of the losses by their names
     "negative-sampling": negative_sampling,
     "negative-sampling-masked": negative_sampling_masked,
     "importance": importance,
+    "bilateral": bilateral,
 }
 
 

@@ -8,6 +8,7 @@ loss                      what it is
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
 `InBatchLoss`             draws are the labels of the other examples, with more or without
 `ImportanceSamplingLoss`  log Z estimated from draws of all classes, not from the label
+`BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
 `NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
 `NegativeSamplingLoss`    the same question without the correction, as in word2vec
 ========================  =====================================================================
@@ -20,6 +21,7 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 """
 
 from samplesoft.losses.base import Batch, Cache, Loss
+from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.importance import ImportanceSamplingLoss
@@ -34,6 +36,7 @@ from samplesoft.losses.spec import LossSpec
 __all__ = [
     "LOSSES",
     "Batch",
+    "BilateralSoftmaxLoss",
     "Cache",
     "FullSoftmaxLoss",
     "Gradients",

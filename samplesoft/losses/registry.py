@@ -10,6 +10,7 @@ from typing import Any
 from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
+from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
@@ -42,6 +43,7 @@ LOSSES: dict[str, LossSpec] = {
         NegativeSamplingLoss, {"scheme": "masked"}, classifier=True
     ),
     "importance": LossSpec(ImportanceSamplingLoss),
+    "bilateral": LossSpec(BilateralSoftmaxLoss),
 }
 
 

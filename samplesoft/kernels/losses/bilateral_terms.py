@@ -1,0 +1,55 @@
+"""A weighted log-sum-exp over the draws against the label's logit: losses and derivatives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.losses.logit_rows import weigh
+from samplesoft.kernels.math.weights import greatest, total
+
+
+@njit
+def bilateral_terms(logits: FloatArray, losses: FloatArray, weight: float) -> None:
+    """Write ``weight * logsumexp(logits[1:]) - logits[0]`` of each row; it becomes its gradient.
+
+    A row of logits (P, 1 + m) without any draw of weight, all -inf, has loss and gradient 0.
+    """
+    for b in range(len(logits)):
+        row = logits[b]
+        top = greatest(row[1:])
+        losses[b] = 0.0 if top == -np.inf else weight * top - row[0]
+        row[0] = 0.0 if top == -np.inf else -1.0
+        for k in range(1, len(row)):
+            row[k] = row[k] if top == -np.inf else row[k] - top
+    for b in range(len(logits)):
+        row = logits[b, 1:]
+        weigh(row)
+        mass = total(row)
+        if mass > 0.0:
+            losses[b] += weight * np.log(mass)
+            for k in range(len(row)):
+                row[k] *= weight / mass
+
+
+@njit
+def leave_out_labels(
+    ids: IntArray, labels: IntArray, ends: IntArray, n: int, logits: FloatArray
+) -> None:
+    """Set the logits (B, 1 + m) of draws to -inf that are any label of their example.
+
+    `ids` are (B, m), or (1, m) for all, below `n`; example b has the `labels` from ``ends[b]`` to
+    ``ends[b + 1]``.
+    """
+    is_label = np.zeros(n, np.bool_)
+    for b in range(len(logits)):
+        own = labels[ends[b] : ends[b + 1]]
+        classes = ids[b if len(ids) > 1 else 0]
+        for j in own:
+            is_label[j] = True
+        for k in range(len(classes)):
+            if is_label[classes[k]]:
+                logits[b, 1 + k] = -np.inf
+        for j in own:
+            is_label[j] = False
