@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
-from samplesoft.models.optimizers import Optimizer, make_optimizer
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.label_codec import LabelCodec
-from samplesoft.training.linear_steps import LinearSteps, held_out_order
+from samplesoft.training.linear_epochs import LinearEpochs
+from samplesoft.training.linear_steps import held_out_order
 from samplesoft.training.unit_norm import unit_norm
 
-_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
-
-class Learner:
+class Learner(LinearEpochs):
     """A linear softmax model with random parameters, and Adagrad.
 
     `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
@@ -30,7 +28,6 @@ class Learner:
     """
 
     unit_inputs = leave_out = False
-    optimizer: Optimizer | None
 
     def __init__(
         self,
@@ -41,15 +38,10 @@ class Learner:
         dtype: Any,
         seed: int,
     ) -> None:
+        adagrad = make_optimizer("adagrad", 0.0)
+        super().__init__(num_inputs, len(codec.classes), settings, counts, seed, adagrad, dtype)
         self.codec, self.counts, self.seed = codec, counts, seed
-        self._steps = LinearSteps(num_inputs, len(codec.classes), settings, counts, seed, dtype)
-        self.optimizer = make_optimizer("adagrad", 0.0)
-        self.num_steps = self.num_epochs = self.num_examples = self.num_labels = 0
-
-    @property
-    def model(self) -> LinearSoftmax:
-        """The model that is trained."""
-        return self._steps.model
+        self.num_examples = self.num_labels = 0
 
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a share of them that is held out."""
@@ -67,46 +59,15 @@ class Learner:
         order = held_out_order(rows, self.seed)
         return np.sort(order[held:]), np.sort(order[:held])
 
-    def epoch(
-        self,
-        X: Any,
-        codes: Any,
-        weights: FloatArray,
-        rows: IntArray,
-        batch_size: int,
-        learning_rate: float,
-    ) -> float:
-        """Go over some rows once; return the mean loss."""
-        total = 0.0
-        for batch in self.batches(rows, batch_size):
-            loss = self.step(X[batch], codes[batch], weights[batch], learning_rate)
-            total += loss * len(batch)
-        self.model.softmax.refresh()  # classes have moved, and their sampler may be stale
-        return total / len(rows)
-
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[IntArray]:
-        """Yield the rows of each step of the next epoch."""
-        order = self._steps.order(rows, self.num_epochs)
-        self.num_epochs += 1
-        for part in chunks(len(order), batch_size):
-            yield order[part]
-
-    def tune_inputs(self, X: Any, codes: Any) -> dict[str, Any]:
+    def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
         """Return arguments of `samplesoft.tune` for some examples."""
-        return {**self._steps.tune_inputs(X, codes), "counts": self.counts}
+        return {**super().tune_inputs(x, labels), "counts": self.counts}
 
-    def step(self, x: Any, codes: Any, weights: FloatArray, learning_rate: float) -> float:
-        """Take a step on a batch; return its mean loss."""
-        assert self.optimizer is not None, "see `require_same_model`"
-        loss, gradients = self._steps.gradients(self.num_steps, x, codes, weights)
-        self.optimizer.learning_rate = learning_rate
-        self.optimizer.step(self.model.parameters, gradients)
-        self.model.after_step(gradients)
-        self.num_steps += 1
-        if self.num_steps >= _FIRST_REFRESH and self.num_steps & (self.num_steps - 1) == 0:
-            self.model.softmax.refresh()
+    def step(self, x: Any, labels: Any, weights: FloatArray, learning_rate: float) -> float:
+        """Take a step on a batch, and count it; return its mean loss."""
+        loss = super().step(x, labels, weights, learning_rate)
         self.num_examples += x.shape[0]
-        self.num_labels += codes.nnz if self.codec.multilabel else x.shape[0]
+        self.num_labels += labels.nnz if self.codec.multilabel else x.shape[0]
         return loss
 
     def prepared(self, X: Any) -> Any:
