@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft import losses as losses
     from samplesoft import metrics as metrics
     from samplesoft import models as models
+    from samplesoft import recommend as recommend
     from samplesoft import samplers as samplers
     from samplesoft import schemes as schemes
     from samplesoft import sklearn as sklearn
@@ -56,6 +57,7 @@ _MODULES = (
     "losses",
     "metrics",
     "models",
+    "recommend",
     "samplers",
     "schemes",
     "training",

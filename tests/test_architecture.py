@@ -46,7 +46,7 @@ LAYERS = [
     {"bias"},
     {"verification"},
     {"checking", "tuning"},
-    {"sklearn"},
+    {"recommend", "sklearn"},
     {"commands"},
     {"cli", "__main__"},
 ]

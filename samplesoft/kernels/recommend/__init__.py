@@ -1,0 +1,1 @@
+"""Recommendation: the best items of rows of scores."""

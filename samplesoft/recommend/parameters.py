@@ -1,0 +1,56 @@
+"""Parameters of a recommender: checked, and as settings of its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samplesoft._validation import (
+    as_choice,
+    as_count,
+    as_flag,
+    as_nonnegative,
+    as_positive,
+    shown,
+)
+from samplesoft.losses.registry import LOSSES
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+
+AUTO = "auto"
+OFFERED = [name for name, spec in LOSSES.items() if spec.several_labels and not spec.absolute]
+
+
+def check_parameters(recommender: Any, num_items: int = 2) -> LinearSoftmaxSettings:
+    """Return the settings of the model, or raise TypeError or ValueError for a parameter.
+
+    Nothing is drawn where there is only one item.
+    """
+    for name in ("max_iter", "batch_size", "n_iter_no_change"):
+        as_count(name, getattr(recommender, name))
+    as_positive("learning_rate", recommender.learning_rate)
+    for name in ("early_stopping", "verbose"):
+        as_flag(name, getattr(recommender, name))
+    share = as_nonnegative("validation_fraction", recommender.validation_fraction, below=1.0)
+    if share == 0.0:
+        raise ValueError(
+            "`validation_fraction` must be greater than 0, got 0; or turn `early_stopping` off."
+        )
+    weight = recommender.propagation
+    if not isinstance(weight, str):
+        as_nonnegative("propagation", weight)
+    elif weight != AUTO:
+        raise ValueError(f"`propagation` must be a number or 'auto', got {shown(weight)}.")
+    elif not recommender.early_stopping:
+        raise ValueError(
+            "`propagation` must be a number with early_stopping=False, got 'auto', which is chosen "
+            "on what early stopping holds out; 0.1 is a fair one."
+        )
+    draws = LOSSES[as_choice("loss", recommender.loss, OFFERED)].draws and num_items > 1
+    return LinearSoftmaxSettings(
+        loss=recommender.loss if draws else "full",
+        sampler=recommender.sampler if draws else None,
+        num_sampled=recommender.num_sampled if draws else None,
+        shared=recommender.shared if draws else False,
+        tau=recommender.tau,
+        embedding_dim=recommender.embedding_dim,
+        dropout=recommender.dropout,
+    )

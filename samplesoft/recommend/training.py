@@ -1,0 +1,129 @@
+"""How a recommender is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from samplesoft._progress import progress_bar, progress_line
+from samplesoft._random import as_key
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.linear import Linear
+from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.models.optimizers import make_optimizer
+from samplesoft.recommend.held_out import HeldOut
+from samplesoft.recommend.interactions import Matrix, normalized
+from samplesoft.recommend.parameters import AUTO, check_parameters
+from samplesoft.recommend.spectral import item_directions
+from samplesoft.recommend.vectors import propagated, user_vectors
+from samplesoft.samplers.base import Rows
+from samplesoft.training.checkpoint import Arrays
+from samplesoft.training.linear_epochs import LinearEpochs
+from samplesoft.training.task import sub_seed
+from samplesoft.training.unit_norm import unit_norm
+
+_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)  # of the propagation, that "auto" chooses from
+_EPOCH_WEIGHT = 0.05  # with which it chooses the epoch
+_SMALL = 0.1  # what is random at the beginning, in relation to what is not
+_TRAINING, _START, _HELD_OUT = range(3)  # streams of the seed
+
+
+@dataclass
+class Trained:
+    """What training has found: how histories are embedded, class vectors, and how it went."""
+
+    embedding: Linear
+    class_vectors: Rows
+    propagation: float
+    losses: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+
+def trained(recommender: Any, user_items: Matrix) -> Trained:
+    """Train a model as the parameters of a recommender say."""
+    settings = check_parameters(recommender, user_items.shape[1])
+    key = as_key(recommender.random_state)
+    held_out, seen = None, user_items
+    if recommender.early_stopping:
+        held_out = HeldOut(user_items, recommender.validation_fraction, sub_seed(key, _HELD_OUT))
+        seen = held_out.left
+    sizes = np.diff(seen.indptr)
+    num_items = seen.shape[1]
+    settings.require_room(num_items, num_items, np.dtype(np.float32))
+    epochs = LinearEpochs(
+        num_items,
+        num_items,
+        settings,
+        np.bincount(seen.indices, minlength=num_items),
+        sub_seed(key, _TRAINING),
+        make_optimizer("adagrad", 0.0),
+    )
+    model, graph = epochs.model, normalized(seen)
+    _begin(model, seen, graph, sub_seed(key, _START))
+    rows = np.flatnonzero(sizes)
+    inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
+    weight = recommender.propagation
+    found = Trained(model.embedding, model.class_vectors(), 0.0 if weight == AUTO else weight)
+
+    def score(weight: float) -> float:
+        assert held_out is not None
+        users = user_vectors(model.embedding, seen)
+        return held_out.score(users, propagated(model.class_vectors(), users, graph, weight))
+
+    best, total = _Best(model.parameters), recommender.max_iter
+    with progress_bar(recommender.verbose, total=total, desc="fit") as bar:
+        for number in range(1, total + 1):
+            loss = epochs.epoch(
+                inputs, seen, weights, rows, recommender.batch_size, recommender.learning_rate
+            )
+            found.losses.append(loss)
+            line = f"loss {loss:.4f}"
+            if held_out:
+                best.add(score(_EPOCH_WEIGHT if weight == AUTO else weight))
+                line += f", ndcg_at_20 {best.scores[-1]:.4f}"
+            bar.update()
+            bar.set_postfix_str(line)
+            progress_line(recommender.verbose, f"round {number} of {total}: {line}")
+            if best.since >= recommender.n_iter_no_change:
+                break
+    best.restore()
+    if weight == AUTO:
+        found.propagation = max(_WEIGHTS, key=score)
+    found.scores, found.class_vectors = best.scores, model.class_vectors()
+    return found
+
+
+class _Best:
+    """The parameters of the round with the greatest score, and the rounds since then."""
+
+    def __init__(self, parameters: Arrays) -> None:
+        self.scores: list[float] = []
+        self.since = 0
+        self._parameters, self._kept = parameters, parameters
+
+    def add(self, score: float) -> None:
+        """Keep the parameters as they are now, if the score is the greatest so far."""
+        self.since = 0 if score > max(self.scores, default=-np.inf) else self.since + 1
+        self.scores.append(score)
+        if self.since == 0:
+            self._kept = {name: array.copy() for name, array in self._parameters.items()}
+
+    def restore(self) -> None:
+        """Go back to the best, if there are scores."""
+        for name, array in self._parameters.items():
+            array[...] = self._kept[name]
+
+
+def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:
+    """Begin with singular vectors of the graph, of norm 1, for items that somebody has taken."""
+    directions = item_directions(graph, model.settings.embedding_dim, seed)
+    norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
+    known = np.flatnonzero(norms > np.finfo(np.float32).tiny)
+    start = unit_rows("user_items", directions[known])[0]
+    for name in ("embedding.weights", "softmax.class_embeddings"):
+        model.parameters[name][known, : start.shape[1]] = start
+        model.parameters[name][known, start.shape[1] :] *= np.float32(_SMALL)
+    model.parameters["embedding.intercept"] *= np.float32(_SMALL)
+    model.softmax.refresh()
