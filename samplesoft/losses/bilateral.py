@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray, as_positive
-from samplesoft.kernels.losses.bilateral_terms import bilateral_terms, leave_out_labels
-from samplesoft.losses.base import Batch
-from samplesoft.losses.draws import check_draw
-from samplesoft.losses.gradients import Gradients
+from samplesoft.kernels.losses.bilateral_terms import bilateral_terms
+from samplesoft.kernels.losses.merged_draws import merge_exponentials
 from samplesoft.losses.sampled import SampledLoss
-from samplesoft.losses.scores import candidate_scores
-from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
-
-_CHUNK_NUMBERS = 1 << 16
 
 
 class BilateralSoftmaxLoss(SampledLoss):
@@ -29,19 +19,18 @@ class BilateralSoftmaxLoss(SampledLoss):
 
     .. math:: w \log \sum_{i:\, s_i \ne t} \exp(o_{s_i} - \log(m \, q_{s_i})) - o_t
 
-    Labels are not in the sum, not those of other pairs of the example either, so that they are no
-    one's negatives. With several labels the score is their mean by their weights, and a step costs
-    (examples times draws), however many labels there are. The loss may be below 0, and is no
-    estimate of the full softmax loss: it ranks, and its scores are no logits of probabilities.
+    The label is not in the sum; with `mask_other_labels`, as in `LinearSoftmaxSettings`, neither
+    are the other labels of its example, which are then no one's negatives. The loss may be below 0,
+    and is no estimate of the full softmax loss: it ranks, and its scores are no logits of
+    probabilities.
 
     Parameters
     ----------
     negative_weight : float
         The weight w, greater than 0.
     **options
-        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`;
-        ``scheme`` is ``"masked"``: draws of labels are left out. Where no other draw is left, the
-        loss is 0.
+        Those of `samplesoft.losses.base.Loss`; ``scheme`` is ``"masked"``: draws of labels are left
+        out. Where no other draw is left, the loss is 0.
 
     Raises
     ------
@@ -84,46 +73,8 @@ class BilateralSoftmaxLoss(SampledLoss):
         super().__init__(**options)
         self.negative_weight = as_positive("negative_weight", negative_weight)
 
-    def _forward(
-        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
-    ) -> tuple[FloatArray, Any]:
-        targets, size = batch.targets, len(batch.z)
-        ids, log_counts = check_draw(draw, size, len(batch.class_embeddings))
-        scores = candidate_scores(batch, ids, self.normalize)
-        own, drawn = scores.own, scores.drawn
-        signs = (np.sign(own), np.sign(drawn)) if self.absolute else None
-        if self.absolute:
-            own, drawn = np.abs(own), np.abs(drawn)
-        shares = np.ones(len(own)) if targets.shares is None else targets.shares
-        means = targets.per_example(own * shares)
-        ends = np.append(targets.firsts(), len(own))
-        losses, d_means, d_drawn = np.empty(size), np.empty(size), np.empty_like(drawn)
-
-        def work(part: slice) -> None:
-            logits: FloatArray = np.empty((part.stop - part.start, 1 + drawn.shape[1]))
-            logits[:, 0] = means[part]
-            shared = slice(None) if len(ids) == 1 else part
-            np.subtract(drawn[part], log_counts[shared], out=logits[:, 1:])
-            finite = np.isfinite(logits).all(axis=1)
-            starts = ends[part.start : part.stop + 1]
-            leave_out_labels(
-                ids[shared], targets.labels, starts, len(batch.class_embeddings), logits
-            )
-            self._terms(logits, losses[part])
-            losses[part][~finite] = np.nan
-            d_means[part], d_drawn[part] = logits[:, 0], logits[:, 1:]
-
-        thread_each(work, chunks(size, max(1, _CHUNK_NUMBERS // (1 + drawn.shape[1]))))
-        d_own = (targets.rows(d_means) * shares).astype(own.dtype)
-        if signs is not None:
-            d_own *= signs[0]
-            d_drawn *= signs[1]
-        return losses, (scores, d_own, d_drawn)
-
-    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        scores, d_own, d_drawn = saved
-        gradients: Gradients = scores.backward(d_own, d_drawn, weights)
-        return gradients
-
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         bilateral_terms(logits, losses, self.negative_weight)
+
+    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
+        merge_exponentials(logits, merged)

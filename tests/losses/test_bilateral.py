@@ -55,7 +55,8 @@ def test_labels_of_an_example_are_no_negatives(shared, absolute):
             total += 1.5 * np.log(mass) - shares[b] @ scores[b]
         return total
 
-    loss = make_loss("bilateral", negative_weight=1.5, absolute=absolute, reduction="sum")
+    options = {"absolute": absolute, "reduction": "sum", "mask_other_labels": True}
+    loss = make_loss("bilateral", negative_weight=1.5, **options)
     value, cache = loss.forward(h, rows, sparse.csr_array(shares), draw)
     assert value == pytest.approx(oracle(h, rows), rel=1e-13)
     gradients = loss.backward(cache)

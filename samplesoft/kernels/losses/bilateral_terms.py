@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._jit import njit
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.math.weights import greatest, total
 
@@ -31,25 +31,3 @@ def bilateral_terms(logits: FloatArray, losses: FloatArray, weight: float) -> No
             losses[b] += weight * np.log(mass)
             for k in range(len(row)):
                 row[k] *= weight / mass
-
-
-@njit
-def leave_out_labels(
-    ids: IntArray, labels: IntArray, ends: IntArray, n: int, logits: FloatArray
-) -> None:
-    """Set the logits (B, 1 + m) of draws to -inf that are any label of their example.
-
-    `ids` are (B, m), or (1, m) for all, below `n`; example b has the `labels` from ``ends[b]`` to
-    ``ends[b + 1]``.
-    """
-    is_label = np.zeros(n, np.bool_)
-    for b in range(len(logits)):
-        own = labels[ends[b] : ends[b + 1]]
-        classes = ids[b if len(ids) > 1 else 0]
-        for j in own:
-            is_label[j] = True
-        for k in range(len(classes)):
-            if is_label[classes[k]]:
-                logits[b, 1 + k] = -np.inf
-        for j in own:
-            is_label[j] = False
