@@ -1,38 +1,22 @@
-"""The scikit-learn estimator: how it is trained, saved and loaded."""
+"""The scikit-learn estimator: its parameters, and how it is measured, saved and loaded."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from samplesoft._progress import progress_bar, progress_line
-from samplesoft._validation import FloatArray
 from samplesoft.sklearn import files
-from samplesoft.sklearn.example_weights import class_counts, example_weights, labelled_rows
-from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_codec, require_labels
-from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.parameters import (
-    check_parameters,
-    model_settings,
-    require_same_model,
-    wants_pilot,
-)
-from samplesoft.sklearn.pilot import auto_choice
+from samplesoft.sklearn.fitting import FittingMixin
+from samplesoft.sklearn.inputs import checked_examples
 from samplesoft.sklearn.prediction import PredictionMixin
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
 
-class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
+class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, BaseEstimator):
     """A linear embedding under a softmax over very many classes, trained on a few of them a step.
 
     Scores are ``tau * (x @ U + u) . c_j``, by default of vectors divided by their norms. A step
@@ -215,157 +199,6 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> SampledSoftmaxClassifier:
-        """Train anew, or with `warm_start` go on.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs; sparse ones stay sparse.
-        y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
-            One label an example, or several. Examples without any are left out and counted.
-
-        Returns
-        -------
-        SampledSoftmaxClassifier
-            The estimator.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument or a parameter is malformed, or training diverges.
-        MemoryError
-            If a model of such parameters does not fit.
-        """
-        check_parameters(self)
-        with self._unchanged_on_error():
-            return self._fit(X, y)
-
-    def _fit(self, X: Any, y: Any) -> SampledSoftmaxClassifier:
-        go_on = self.warm_start and hasattr(self, "model_")
-        X = self._check_both(X, y, reset=not go_on)
-        codec = self._codec if go_on else infer_codec(y)
-        codes = codec.encode(y)
-        labelled = labelled_rows(codes)
-        if not len(labelled):
-            raise ValueError("`y` must hold a label for at least one example, got none.")
-        weights = example_weights(self.class_weight, codec, codes)
-        if go_on:
-            require_same_model(self)
-        else:
-            counts, seed = class_counts(codes, len(codec.classes)), self._new_seed()
-            self.__dict__.pop("auto_choice_", None)
-            if wants_pilot(self, len(codec.classes)):
-                self.auto_choice_ = auto_choice(
-                    self, X, codec, codes, weights, labelled, counts, seed
-                )
-            self._begin(X, codec, counts, seed)
-        self.num_unlabeled_ = X.shape[0] - len(labelled)
-        if self.num_unlabeled_:
-            warnings.warn(
-                f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and were "
-                "left out.",
-                stacklevel=4,
-            )
-        learner, train, held_out = self._learner, labelled, labelled[:0]
-        if self.early_stopping:
-            train, held_out = learner.split(labelled, self.validation_fraction)
-        self.loss_curve_: list[float] = []
-        best, best_score, since = None, -np.inf, 0
-        rounds = range(self.max_iter if len(self.classes_) > 1 else 1)
-        with progress_bar(bool(self.verbose), total=len(rounds), desc="fit") as bar:
-            for self.n_iter_ in (k + 1 for k in rounds):
-                loss = learner.epoch(X, codes, weights, train, self.batch_size, self.learning_rate)
-                self.loss_curve_.append(loss)
-                bar.update()
-                bar.set_postfix(loss=f"{loss:.4f}")
-                progress_line(
-                    bool(self.verbose), f"round {self.n_iter_} of {len(rounds)}: loss {loss:.4f}"
-                )
-                if not len(held_out):
-                    continue
-                score = learner.precision_at_1(X[held_out], codes[held_out])
-                since = 0 if score > best_score + self.tol else since + 1
-                if score > best_score:
-                    best_score, best = score, _copy(self.model_.parameters)
-                if since >= self.n_iter_no_change:
-                    break
-        if best is not None:
-            for name, array in self.model_.parameters.items():
-                array[...] = best[name]
-            self.model_.softmax.refresh()
-        return self
-
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> SampledSoftmaxClassifier:
-        """Take one step on a batch.
-
-        Parameters
-        ----------
-        X : array_like or sparse matrix, shape (B, v)
-            Inputs.
-        y : array_like or matrix
-            Labels, as in `fit`.
-        classes : array_like, shape (n,)
-            All labels, or what the columns of `y` are called; needed in the first call, unless `y`
-            is an indicator matrix. Samplers that draw by counts go by those of the first batch,
-            one more for each class.
-
-        Returns
-        -------
-        SampledSoftmaxClassifier
-            The estimator.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument or a parameter is malformed, or classes differ from those of before.
-        MemoryError
-            If a model of such parameters does not fit.
-        """
-        check_parameters(self)
-        if isinstance(self.class_weight, str):
-            raise ValueError(
-                "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
-                "time; pass the weights as a dict."
-            )
-        with self._unchanged_on_error():
-            return self._partial_fit(X, y, classes)
-
-    def _partial_fit(self, X: Any, y: Any, classes: Any) -> SampledSoftmaxClassifier:
-        first = not hasattr(self, "model_")
-        X = self._check_both(X, y, reset=first)
-        if first:
-            codec = infer_codec(y, classes)
-            if classes is None and codec.form in (SINGLE, LISTS):
-                raise ValueError(
-                    "`classes` must hold all labels in the first call of partial_fit, got None."
-                )
-            if wants_pilot(self, len(codec.classes)):
-                raise ValueError(
-                    "`sampler` and `num_sampled` must not be 'auto' in the first call of "
-                    "partial_fit, which sees one batch; call fit on some of the data first, or "
-                    "name them."
-                )
-            codes = codec.encode(y)
-            counts = class_counts(codes, len(codec.classes)) + 1.0
-            self._begin(X, codec, counts, self._new_seed())
-            self.n_iter_ = 0
-        else:
-            if classes is not None and not np.array_equal(
-                np.unique(classes), np.unique(self.classes_)
-            ):
-                raise ValueError(
-                    "`classes` must be those of the first call of partial_fit; leave it out."
-                )
-            codes = self._codec.encode(y)
-            require_same_model(self)
-        labelled = labelled_rows(codes)
-        if len(labelled):
-            weights = example_weights(self.class_weight, self._codec, codes)[labelled]
-            self._learner.step(X[labelled], codes[labelled], weights, self.learning_rate)
-        self.n_iter_ += 1
-        return self
-
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
         """Measure which sampler and how many draws fit this model: `samplesoft.tune` on it.
 
@@ -394,7 +227,7 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
                 "`y` must hold one label of each example, but this model takes several; pass "
                 "vectors and one label of each to samplesoft.tune."
             )
-        X = self._check_both(X, y, reset=False)
+        X = self._learner.prepared(checked_examples(self, X, y, reset=False))
         return tune(
             self.model_.class_vectors(),
             self.model_.embed(X),
@@ -468,38 +301,3 @@ class SampledSoftmaxClassifier(PredictionMixin, ClassifierMixin, BaseEstimator):
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
-
-    @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        """Undo what the body has set if it fails; trained parameters stay changed."""
-        before = dict(vars(self))
-        try:
-            yield
-        except Exception:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
-
-    def _check_both(self, X: Any, y: Any, reset: bool) -> Any:
-        """Check inputs to train on, and that there are as many labels."""
-        require_labels(y)
-        X = self._check_inputs(X, reset)
-        check_consistent_length(X, y)
-        return X
-
-    def _new_seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-
-    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
-        """Make a model with random parameters."""
-        chosen = getattr(self, "auto_choice_", {})
-        settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
-        self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed))
-
-    def _take(self, learner: Learner) -> None:
-        self._learner, self._codec = learner, learner.codec
-        self.classes_, self.model_ = learner.codec.classes, learner.model
-
-
-def _copy(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {name: array.copy() for name, array in arrays.items()}

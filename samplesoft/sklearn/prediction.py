@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.metrics import accuracy_score
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from samplesoft._memory import require_bytes
-from samplesoft._validation import as_real_array, in_small_unit, require_well_formed
+from samplesoft._validation import as_real_array, in_small_unit
 from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.sklearn.inputs import checked_inputs
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
 
@@ -153,22 +154,7 @@ class PredictionMixin:
     def _check_fitted_inputs(self, X: Any) -> Any:
         """Check inputs to predict for."""
         check_is_fitted(self)
-        return self._check_inputs(X, reset=False)
-
-    def _check_inputs(self, X: Any, reset: bool) -> Any:
-        if sparse.issparse(X) and hasattr(X, "check_format"):
-            require_well_formed("X", X)  # before its indices are followed
-        kinds = [np.float64, np.float32]
-        with np.errstate(over="ignore"):  # infinity is refused, here or by the model
-            try:
-                X = validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
-            except OverflowError as error:
-                raise ValueError(
-                    f"`X` must hold numbers of float64, got one beyond: {error}."
-                ) from None
-            if not reset:
-                X = self._learner.prepared(X)
-        return X
+        return self._learner.prepared(checked_inputs(self, X, reset=False))
 
     def _room(self, num: int) -> NDArray[Any]:
         """Return an array for a number for each input and class, or raise MemoryError."""

@@ -1,0 +1,197 @@
+"""How a classifier is trained: anew, further, and a batch at a time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+
+from samplesoft._validation import FloatArray
+from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.sklearn.example_weights import class_counts, example_weights, labelled_rows
+from samplesoft.sklearn.inputs import checked_examples
+from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_codec
+from samplesoft.sklearn.learner import Learner
+from samplesoft.sklearn.parameters import (
+    check_parameters,
+    model_settings,
+    require_same_model,
+    wants_pilot,
+)
+from samplesoft.sklearn.pilot import auto_choice
+from samplesoft.sklearn.rounds import train_rounds
+
+
+class FittingMixin:
+    """`fit` and `partial_fit` of a classifier."""
+
+    class_weight: Any
+    early_stopping: bool
+    learning_rate: float
+    random_state: Any
+    validation_fraction: float
+    warm_start: bool
+
+    classes_: NDArray[Any]
+    model_: LinearSoftmax
+    _learner: Learner
+    _codec: LabelCodec
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train anew, or with `warm_start` go on.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs; sparse ones stay sparse.
+        y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
+            One label an example, or several. Examples without any are left out and counted.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a parameter is malformed, or training diverges.
+        MemoryError
+            If a model of such parameters does not fit.
+        """
+        check_parameters(self)
+        with self._unchanged_on_error():
+            self._fit(X, y)
+        return self
+
+    def _fit(self, X: Any, y: Any) -> None:
+        go_on = self.warm_start and hasattr(self, "model_")
+        X = checked_examples(self, X, y, reset=not go_on)
+        codec = self._codec if go_on else infer_codec(y)
+        codes = codec.encode(y)
+        labelled = labelled_rows(codes)
+        if not len(labelled):
+            raise ValueError("`y` must hold a label for at least one example, got none.")
+        weights = example_weights(self.class_weight, codec, codes)
+        if go_on:
+            require_same_model(self)
+            X = self._learner.prepared(X)
+        else:
+            counts, seed = class_counts(codes, len(codec.classes)), self._new_seed()
+            self.__dict__.pop("auto_choice_", None)
+            if wants_pilot(self, len(codec.classes)):
+                self.auto_choice_ = auto_choice(
+                    self, X, codec, codes, weights, labelled, counts, seed
+                )
+            self._begin(X, codec, counts, seed)
+        self.num_unlabeled_ = X.shape[0] - len(labelled)
+        if self.num_unlabeled_:
+            warnings.warn(
+                f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and were "
+                "left out.",
+                stacklevel=4,
+            )
+        train, held_out = labelled, labelled[:0]
+        if self.early_stopping:
+            train, held_out = self._learner.split(labelled, self.validation_fraction)
+        train_rounds(self, X, codes, weights, train, held_out)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Take one step on a batch.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (B, v)
+            Inputs.
+        y : array_like or matrix
+            Labels, as in `fit`.
+        classes : array_like, shape (n,)
+            All labels, or what the columns of `y` are called; needed in the first call, unless `y`
+            is an indicator matrix. Samplers that draw by counts go by those of the first batch,
+            one more for each class.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a parameter is malformed, or classes differ from those of before.
+        MemoryError
+            If a model of such parameters does not fit.
+        """
+        check_parameters(self)
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
+                "time; pass the weights as a dict."
+            )
+        with self._unchanged_on_error():
+            self._partial_fit(X, y, classes)
+        return self
+
+    def _partial_fit(self, X: Any, y: Any, classes: Any) -> None:
+        first = not hasattr(self, "model_")
+        X = checked_examples(self, X, y, reset=first)
+        if first:
+            codec = infer_codec(y, classes)
+            if classes is None and codec.form in (SINGLE, LISTS):
+                raise ValueError(
+                    "`classes` must hold all labels in the first call of partial_fit, got None."
+                )
+            if wants_pilot(self, len(codec.classes)):
+                raise ValueError(
+                    "`sampler` and `num_sampled` must not be 'auto' in the first call of "
+                    "partial_fit, which sees one batch; call fit on some of the data first, or "
+                    "name them."
+                )
+            codes = codec.encode(y)
+            counts = class_counts(codes, len(codec.classes)) + 1.0
+            self._begin(X, codec, counts, self._new_seed())
+            self.n_iter_ = 0
+        else:
+            if classes is not None and not np.array_equal(
+                np.unique(classes), np.unique(self.classes_)
+            ):
+                raise ValueError(
+                    "`classes` must be those of the first call of partial_fit; leave it out."
+                )
+            codes = self._codec.encode(y)
+            require_same_model(self)
+            X = self._learner.prepared(X)
+        labelled = labelled_rows(codes)
+        if len(labelled):
+            weights = example_weights(self.class_weight, self._codec, codes)[labelled]
+            self._learner.step(X[labelled], codes[labelled], weights, self.learning_rate)
+        self.n_iter_ += 1
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Undo what the body has set if it fails; trained parameters stay changed."""
+        before = dict(vars(self))
+        try:
+            yield
+        except Exception:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _new_seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
+        """Make a model with random parameters."""
+        chosen = getattr(self, "auto_choice_", {})
+        settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
+        self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed))
+
+    def _take(self, learner: Learner) -> None:
+        self._learner, self._codec = learner, learner.codec
+        self.classes_, self.model_ = learner.codec.classes, learner.model
