@@ -74,7 +74,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     tol : float
         Least rise that counts.
     class_weight : dict, "balanced" or None
-        Weights of classes; an example with several labels has the mean of theirs.
+        Weights of classes; an example with several labels has the mean of theirs, times its
+        `sample_weight` in `fit`.
     warm_start : bool
         Go on from the parameters of the last `fit`, which must have had the same classes.
     random_state : int, numpy.random.RandomState or None

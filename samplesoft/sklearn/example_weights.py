@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from samplesoft._validation import FloatArray, IntArray, as_nonnegative
+from samplesoft._validation import FloatArray, IntArray, as_nonnegative, as_real_array
 from samplesoft.sklearn.label_codec import LabelCodec
 
 
@@ -19,9 +19,25 @@ def labelled_rows(codes: Any) -> IntArray:
     return rows
 
 
-def class_counts(codes: Any, num_classes: int) -> FloatArray:
-    """Return how often each class occurs, (n,)."""
-    return np.bincount(_class_numbers(codes), minlength=num_classes).astype(np.float64)
+def class_counts(codes: Any, num_classes: int, sample_weight: FloatArray) -> FloatArray:
+    """Return how often each class occurs, (n,); an example counts as often as its weight says."""
+    times = _per_label(codes, sample_weight)
+    return np.bincount(_class_numbers(codes), times, num_classes).astype(np.float64)
+
+
+def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
+    """Return the weights (N,) that a user gives to examples; ones for None."""
+    if sample_weight is None:
+        return np.ones(num_examples)
+    weights = as_real_array("sample_weight", sample_weight, (1,))
+    if len(weights) != num_examples:
+        raise ValueError(
+            f"`sample_weight` must have shape ({num_examples},), one for each example, got "
+            f"{weights.shape}."
+        )
+    if weights.min() < 0.0:
+        raise ValueError(f"`sample_weight` must be at least 0, got {weights.min()}.")
+    return weights
 
 
 def check_class_weight(class_weight: Any) -> None:
@@ -37,14 +53,17 @@ def check_class_weight(class_weight: Any) -> None:
         )
 
 
-def example_weights(class_weight: Any, codec: LabelCodec, codes: Any) -> FloatArray:
-    """Return the weights (N,) of examples, from those of classes; of several labels their mean.
+def example_weights(
+    class_weight: Any, codec: LabelCodec, codes: Any, sample_weight: FloatArray
+) -> FloatArray:
+    """Return the weights (N,) of examples, their own times that of the class or classes.
 
-    `codes` are class numbers (N,) or a CSR matrix (N, n); "balanced" divides by how often a class
-    occurs in them. A weight for a label that is no class is an error.
+    Of several labels it is the mean. `codes` are class numbers (N,) or a CSR matrix (N, n);
+    "balanced" divides by how often a class occurs in them. A weight for a label that is no class is
+    an error.
     """
     if class_weight is None:
-        return np.ones(codes.shape[0])
+        return sample_weight
     ids, places = np.unique(_class_numbers(codes), return_inverse=True)
     if isinstance(class_weight, dict):
         strange = [label for label in class_weight if not np.isin(label, codec.classes).any()]
@@ -56,17 +75,23 @@ def example_weights(class_weight: Any, codec: LabelCodec, codes: Any) -> FloatAr
         labels = codec.classes[ids].tolist()
         of_class = np.array([class_weight.get(label, 1.0) for label in labels])
     else:
-        counts = np.bincount(places)
-        of_class = counts.sum() / (len(counts) * counts)
+        counts = np.bincount(places, _per_label(codes, sample_weight))
+        occurs = counts > 0.0
+        of_class = np.zeros(len(ids))  # of a class whose examples have weight 0, no matter what
+        of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
     weights: FloatArray = of_class[places]
-    if not codec.multilabel:
-        return weights
-    matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
-    mean: FloatArray = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
-    return mean
+    if codec.multilabel:
+        matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
+        weights = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
+    return weights * sample_weight
 
 
 def _class_numbers(codes: Any) -> IntArray:
     """Return the labels of all examples, one after another."""
     ids: IntArray = codes if isinstance(codes, np.ndarray) else codes.indices
     return ids
+
+
+def _per_label(codes: Any, values: FloatArray) -> FloatArray:
+    """Return values (N,) of examples for the labels of all of them."""
+    return values if isinstance(codes, np.ndarray) else np.repeat(values, np.diff(codes.indptr))

@@ -13,7 +13,12 @@ from sklearn.utils import check_random_state
 
 from samplesoft._validation import FloatArray
 from samplesoft.models.linear_softmax import LinearSoftmax
-from samplesoft.sklearn.example_weights import class_counts, example_weights, labelled_rows
+from samplesoft.sklearn.example_weights import (
+    check_sample_weight,
+    class_counts,
+    example_weights,
+    labelled_rows,
+)
 from samplesoft.sklearn.inputs import checked_examples
 from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_codec
 from samplesoft.sklearn.learner import Learner
@@ -42,7 +47,7 @@ class FittingMixin:
     _learner: Learner
     _codec: LabelCodec
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train anew, or with `warm_start` go on.
 
         Parameters
@@ -51,6 +56,9 @@ class FittingMixin:
             Inputs; sparse ones stay sparse.
         y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
             One label an example, or several. Examples without any are left out and counted.
+        sample_weight : array_like, shape (N,), optional
+            Weights of the losses of examples, times those of `class_weight`. An example counts as
+            often as its weight says where classes are counted; one of weight 0 is left out.
 
         Returns
         -------
@@ -66,10 +74,10 @@ class FittingMixin:
         """
         check_parameters(self)
         with self._unchanged_on_error():
-            self._fit(X, y)
+            self._fit(X, y, sample_weight)
         return self
 
-    def _fit(self, X: Any, y: Any) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         go_on = self.warm_start and hasattr(self, "model_")
         X = checked_examples(self, X, y, reset=not go_on)
         codec = self._codec if go_on else infer_codec(y)
@@ -77,17 +85,22 @@ class FittingMixin:
         labelled = labelled_rows(codes)
         if not len(labelled):
             raise ValueError("`y` must hold a label for at least one example, got none.")
-        weights = example_weights(self.class_weight, codec, codes)
+        sample_weight = check_sample_weight(sample_weight, X.shape[0])
+        weights = example_weights(self.class_weight, codec, codes, sample_weight)
+        rows = labelled[sample_weight[labelled] > 0.0]
+        if not len(rows):
+            raise ValueError(
+                "`sample_weight` must be above 0 for an example with a label, got zero for all."
+            )
         if go_on:
             require_same_model(self)
             X = self._learner.prepared(X)
         else:
-            counts, seed = class_counts(codes, len(codec.classes)), self._new_seed()
+            counts = class_counts(codes, len(codec.classes), sample_weight)
+            seed = self._new_seed()
             self.__dict__.pop("auto_choice_", None)
             if wants_pilot(self, len(codec.classes)):
-                self.auto_choice_ = auto_choice(
-                    self, X, codec, codes, weights, labelled, counts, seed
-                )
+                self.auto_choice_ = auto_choice(self, X, codec, codes, weights, rows, counts, seed)
             self._begin(X, codec, counts, seed)
         self.num_unlabeled_ = X.shape[0] - len(labelled)
         if self.num_unlabeled_:
@@ -96,12 +109,12 @@ class FittingMixin:
                 "left out.",
                 stacklevel=4,
             )
-        train, held_out = labelled, labelled[:0]
+        train, held_out = rows, rows[:0]
         if self.early_stopping:
-            train, held_out = self._learner.split(labelled, self.validation_fraction)
-        train_rounds(self, X, codes, weights, train, held_out)
+            train, held_out = self._learner.split(rows, self.validation_fraction)
+        train_rounds(self, X, codes, weights, train, held_out, sample_weight)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one step on a batch.
 
         Parameters
@@ -114,6 +127,8 @@ class FittingMixin:
             All labels, or what the columns of `y` are called; needed in the first call, unless `y`
             is an indicator matrix. Samplers that draw by counts go by those of the first batch,
             one more for each class.
+        sample_weight : array_like, shape (B,), optional
+            Weights of the examples, as in `fit`.
 
         Returns
         -------
@@ -134,12 +149,13 @@ class FittingMixin:
                 "time; pass the weights as a dict."
             )
         with self._unchanged_on_error():
-            self._partial_fit(X, y, classes)
+            self._partial_fit(X, y, classes, sample_weight)
         return self
 
-    def _partial_fit(self, X: Any, y: Any, classes: Any) -> None:
+    def _partial_fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> None:
         first = not hasattr(self, "model_")
         X = checked_examples(self, X, y, reset=first)
+        sample_weight = check_sample_weight(sample_weight, X.shape[0])
         if first:
             codec = infer_codec(y, classes)
             if classes is None and codec.form in (SINGLE, LISTS):
@@ -153,7 +169,7 @@ class FittingMixin:
                     "name them."
                 )
             codes = codec.encode(y)
-            counts = class_counts(codes, len(codec.classes)) + 1.0
+            counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
             self._begin(X, codec, counts, self._new_seed())
             self.n_iter_ = 0
         else:
@@ -166,10 +182,11 @@ class FittingMixin:
             codes = self._codec.encode(y)
             require_same_model(self)
             X = self._learner.prepared(X)
-        labelled = labelled_rows(codes)
-        if len(labelled):
-            weights = example_weights(self.class_weight, self._codec, codes)[labelled]
-            self._learner.step(X[labelled], codes[labelled], weights, self.learning_rate)
+        rows = labelled_rows(codes)
+        rows = rows[sample_weight[rows] > 0.0]
+        if len(rows):
+            weights = example_weights(self.class_weight, self._codec, codes, sample_weight)
+            self._learner.step(X[rows], codes[rows], weights[rows], self.learning_rate)
         self.n_iter_ += 1
 
     @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray, IntArray, in_small_unit
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
@@ -84,12 +84,12 @@ class Learner(LinearEpochs):
         """Yield scores of all classes, as `LinearSoftmax.scores`."""
         return self.model.scores(X, leave_out=X if self.leave_out else None)
 
-    def precision_at_1(self, X: Any, codes: Any) -> float:
-        """Return how often the best class is a label."""
+    def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
+        """Return the share of examples, by weights (N,), whose best class is a label."""
         best = self.top_k(X, 1)[0][:, 0]
-        if not self.codec.multilabel:
-            return float(np.mean(best == codes))
-        return float(np.mean(codes[np.arange(len(best)), best]))
+        several = self.codec.multilabel
+        right = codes[np.arange(len(best)), best] if several else best == codes
+        return float(np.average(right, weights=in_small_unit(weights)))
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the softmax of the scores, or of several labels that of each to be among them."""

@@ -12,12 +12,18 @@ from samplesoft._validation import FloatArray, IntArray
 
 
 def train_rounds(
-    classifier: Any, X: Any, codes: Any, weights: FloatArray, train: IntArray, held_out: IntArray
+    classifier: Any,
+    X: Any,
+    codes: Any,
+    weights: FloatArray,
+    train: IntArray,
+    held_out: IntArray,
+    sample_weight: FloatArray,
 ) -> None:
     """Train on some rows; losses and rounds are attributes of the classifier as they end.
 
-    With rows that are held out, stop when precision at 1 on them no longer rises, and go back to
-    the best parameters.
+    `weights` (N,) are those of the losses. With rows that are held out, stop when precision at 1
+    on them, by `sample_weight` (N,), no longer rises, and go back to the best parameters.
     """
     learner, verbose = classifier._learner, bool(classifier.verbose)
     num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1
@@ -34,7 +40,7 @@ def train_rounds(
             progress_line(verbose, f"round {classifier.n_iter_} of {num_rounds}: loss {loss:.4f}")
             if not len(held_out):
                 continue
-            score = learner.precision_at_1(X[held_out], codes[held_out])
+            score = learner.precision_at_1(X[held_out], codes[held_out], sample_weight[held_out])
             since = 0 if score > best_score + classifier.tol else since + 1
             if score > best_score:
                 best_score, best = score, _copy(learner.model.parameters)
