@@ -68,7 +68,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
     validation_fraction : float
-        How many to hold out.
+        How many to hold out, unless `fit` is given an ``eval_set``.
     n_iter_no_change : int
         Stop after so many times over the data without a rise.
     tol : float
@@ -84,7 +84,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         change in their last bits with the threads of BLAS, unless under
         ``with threadpoolctl.threadpool_limits(1, "blas"):``.
     verbose : bool
-        Show progress on stderr: a bar if that is a terminal, else a line for each round.
+        Show progress on stderr, the loss and the validation score: a bar if that is a terminal,
+        else a line for each round.
 
     Attributes
     ----------
@@ -100,6 +101,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Examples without a label in the last `fit`, which were left out.
     loss_curve_ : list of float
         Mean loss in nats that was minimised, each time.
+    validation_scores_ : list of float
+        Precision at 1 of the examples of ``eval_set``, or of those held out for `early_stopping`,
+        each time; empty without both.
     auto_choice_ : dict
         What ``"auto"`` stands for, if anything was: ``loss``, ``sampler``, ``num_sampled``,
         ``shared``, and ``verdict``, the reason in words.

@@ -27,7 +27,7 @@ from samplesoft.training.checkpoint import (
 from samplesoft.training.linear_model import linear_softmax_config, require_sizes
 from samplesoft.tuning.pilot import PILOT
 
-_FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_", "auto_choice_")
+_FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_", "validation_scores_", "auto_choice_")
 _CHOICE = {*PILOT, "verdict"}
 _PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
 
@@ -156,6 +156,7 @@ def _require_progress(values: dict[str, Any]) -> None:
     choice = values.get("auto_choice_")
     if choice is not None and (not isinstance(choice, dict) or choice.keys() != _CHOICE):
         raise TypeError(f"auto_choice_ with {shown(choice)}")
-    for loss in values.get("loss_curve_", ()):
-        if not isinstance(loss, (int, float)):
-            raise TypeError(f"loss_curve_ with {shown(loss)}")
+    for name in ("loss_curve_", "validation_scores_"):
+        for number in values.get(name, ()):
+            if not isinstance(number, (int, float)):
+                raise TypeError(f"{name} with {shown(number)}")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from samplesoft._validation import FloatArray
+from samplesoft._validation import FloatArray, shown
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn.example_weights import (
     check_sample_weight,
@@ -29,7 +29,7 @@ from samplesoft.sklearn.parameters import (
     wants_pilot,
 )
 from samplesoft.sklearn.pilot import auto_choice
-from samplesoft.sklearn.rounds import train_rounds
+from samplesoft.sklearn.rounds import Examples, train_rounds
 
 
 class FittingMixin:
@@ -47,7 +47,9 @@ class FittingMixin:
     _learner: Learner
     _codec: LabelCodec
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, eval_set: tuple[Any, Any] | None = None
+    ) -> Self:
         """Train anew, or with `warm_start` go on.
 
         Parameters
@@ -59,6 +61,10 @@ class FittingMixin:
         sample_weight : array_like, shape (N,), optional
             Weights of the losses of examples, times those of `class_weight`. An example counts as
             often as its weight says where classes are counted; one of weight 0 is left out.
+        eval_set : tuple of X and y, optional
+            Other inputs and labels, for `validation_scores_` and for `early_stopping`, which then
+            holds out nothing. Labels that are not in `y` count as ones that were not found;
+            examples without a label do not count.
 
         Returns
         -------
@@ -74,10 +80,10 @@ class FittingMixin:
         """
         check_parameters(self)
         with self._unchanged_on_error():
-            self._fit(X, y, sample_weight)
+            self._fit(X, y, sample_weight, eval_set)
         return self
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, eval_set: Any) -> None:
         go_on = self.warm_start and hasattr(self, "model_")
         X = checked_examples(self, X, y, reset=not go_on)
         codec = self._codec if go_on else infer_codec(y)
@@ -92,6 +98,7 @@ class FittingMixin:
             raise ValueError(
                 "`sample_weight` must be above 0 for an example with a label, got zero for all."
             )
+        validation = None if eval_set is None else self._checked_eval_set(eval_set, codec)
         if go_on:
             require_same_model(self)
             X = self._learner.prepared(X)
@@ -109,10 +116,13 @@ class FittingMixin:
                 "left out.",
                 stacklevel=4,
             )
-        train, held_out = rows, rows[:0]
-        if self.early_stopping:
-            train, held_out = self._learner.split(rows, self.validation_fraction)
-        train_rounds(self, X, codes, weights, train, held_out, sample_weight)
+        learner = self._learner
+        if validation is not None:
+            validation = validation._replace(X=learner.prepared(validation.X))
+        elif self.early_stopping:
+            rows, held_out = learner.split(rows, self.validation_fraction)
+            validation = Examples(X, codes, sample_weight).rows(held_out)
+        train_rounds(self, Examples(X, codes, weights), rows, validation)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one step on a batch.
@@ -188,6 +198,20 @@ class FittingMixin:
             weights = example_weights(self.class_weight, self._codec, codes, sample_weight)
             self._learner.step(X[rows], codes[rows], weights[rows], self.learning_rate)
         self.n_iter_ += 1
+
+    def _checked_eval_set(self, eval_set: Any, codec: LabelCodec) -> Examples:
+        """Return the examples of `eval_set` that have a label."""
+        if not isinstance(eval_set, tuple) or len(eval_set) != 2:
+            raise TypeError(
+                f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
+                f"{shown(eval_set)}; give one set of inputs, and their labels."
+            )
+        X, y = eval_set
+        X, codes = checked_examples(self, X, y, reset=False), codec.encode(y, unseen=True)
+        rows = labelled_rows(codes)
+        if not len(rows):
+            raise ValueError("`eval_set` must hold a label for at least one example, got none.")
+        return Examples(X, codes, np.ones(X.shape[0])).rows(rows)
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:

@@ -30,8 +30,12 @@ class LabelCodec:
         """Whether an example may have several labels."""
         return self.form != SINGLE
 
-    def encode(self, y: Any) -> Any:
-        """Turn labels of this form into class numbers (N,), or a CSR matrix (N, n) of ones."""
+    def encode(self, y: Any, unseen: bool = False) -> Any:
+        """Turn labels of this form into class numbers (N,), or a CSR matrix (N, n) of ones.
+
+        With `unseen`, labels that are no class get the number n; the matrix of lists of labels has
+        a column more for them. Else they are an error.
+        """
         found = _form(y)
         if self.form == LISTS and _is_nested(y):  # even if all are of one length
             found = LISTS
@@ -40,9 +44,10 @@ class LabelCodec:
                 f"`y` must come as {self.form}, as in the first call, got {found}; convert it."
             )
         if self.form == SINGLE:
-            return self._numbers(_check_labels(y))
+            return self._numbers(_check_labels(y), unseen)
         if self.form == LISTS:
-            return _matrix([self._numbers(np.asarray(list(row))) for row in y], len(self.classes))
+            rows = [self._numbers(np.asarray(list(row)), unseen) for row in y]
+            return _matrix(rows, len(self.classes) + unseen)
         matrix = _check_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
@@ -66,13 +71,18 @@ class LabelCodec:
             self.classes[chosen.indices[a:b]] for a, b in zip(starts[:-1], starts[1:], strict=True)
         ]
 
-    def _numbers(self, labels: NDArray[Any]) -> NDArray[np.int64]:
+    def _numbers(self, labels: NDArray[Any], unseen: bool) -> NDArray[np.int64]:
         if not len(labels):
             return np.empty(0, np.int64)
-        found = np.searchsorted(self.classes, labels)
+        try:
+            found = np.searchsorted(self.classes, labels)
+        except TypeError:  # Python objects that have no order, such as text and numbers
+            found = np.zeros(len(labels), np.int64)
         found[found == len(self.classes)] = 0
         strange = self.classes[found] != labels
-        if strange.any():
+        if unseen:
+            found[strange] = len(self.classes)
+        elif strange.any():
             raise ValueError(
                 f"`y` must hold labels among the {len(self.classes)} classes, got "
                 f"{labels[strange].tolist()[0]!r}, which is none of them; give all classes to the "
@@ -125,7 +135,7 @@ def _form(y: Any) -> str:
         return SPARSE
     if _is_nested(y):
         sizes = {len(row) for row in y}
-        if len(sizes) != 1 or sizes == {0} or isinstance(y[0], (set, frozenset)):
+        if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:

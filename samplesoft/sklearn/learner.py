@@ -48,13 +48,14 @@ class Learner(LinearEpochs):
         if self.leave_out:
             raise ValueError(
                 "`early_stopping` must be False for a model of samplesoft train items, whose lists "
-                "leave out the items of the inputs; turn it off."
+                "leave out the items of the inputs; turn it off, or give an `eval_set` of items "
+                "that are known and of others."
             )
         held = int(np.ceil(share * len(rows)))
         if held >= len(rows):
             raise ValueError(
                 f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
-                "off, or give more."
+                "off, or give more or an `eval_set`."
             )
         order = held_out_order(rows, self.seed)
         return np.sort(order[held:]), np.sort(order[:held])

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.metrics import accuracy_score
+from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 
 from samplesoft._memory import require_bytes
-from samplesoft._validation import as_real_array, in_small_unit
+from samplesoft._validation import in_small_unit
 from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.sklearn.example_weights import check_sample_weight
 from samplesoft.sklearn.inputs import checked_inputs
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
@@ -132,24 +133,31 @@ class PredictionMixin:
         X : array_like or sparse matrix, shape (N, v)
             Inputs.
         y : array_like or matrix
-            Labels, as in `fit`; with one an example also ones not seen there.
+            Labels, as in `fit`, but ones not seen there too, which are never predicted.
         sample_weight : array_like, shape (N,), optional
-            Weights of the inputs.
+            Weights of the inputs, at least 0.
 
         Returns
         -------
         float
             Accuracy.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
         """
-        predicted, weights = self.predict(X), None
-        if sample_weight is not None:
-            weights = in_small_unit(as_real_array("sample_weight", sample_weight, (1,)))
-        if not self._codec.multilabel:
-            with np.errstate(invalid="ignore"):  # it casts labels to look whether they are whole
-                return float(accuracy_score(y, predicted, sample_weight=weights))
-        wrong = self._codec.encode(predicted) != self._codec.encode(y)
-        right = np.diff(sparse.csr_array(wrong).indptr) == 0
-        return float(np.average(right, weights=weights))
+        predicted = self.predict(X)
+        check_consistent_length(predicted, y)
+        found, wanted = (self._codec.encode(labels, unseen=True) for labels in (predicted, y))
+        if self._codec.multilabel:
+            right = np.diff(sparse.csr_array(found != wanted).indptr) == 0
+        else:
+            right = found == wanted
+        weights = check_sample_weight(sample_weight, len(right))
+        if not weights.any():
+            raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
+        return float(np.average(right, weights=in_small_unit(weights)))
 
     def _check_fitted_inputs(self, X: Any) -> Any:
         """Check inputs to predict for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,36 +11,45 @@ from samplesoft._progress import progress_bar, progress_line
 from samplesoft._validation import FloatArray, IntArray
 
 
-def train_rounds(
-    classifier: Any,
-    X: Any,
-    codes: Any,
-    weights: FloatArray,
-    train: IntArray,
-    held_out: IntArray,
-    sample_weight: FloatArray,
-) -> None:
-    """Train on some rows; losses and rounds are attributes of the classifier as they end.
+class Examples(NamedTuple):
+    """Inputs, their labels and their weights."""
 
-    `weights` (N,) are those of the losses. With rows that are held out, stop when precision at 1
-    on them, by `sample_weight` (N,), no longer rises, and go back to the best parameters.
+    X: Any  # (N, v)
+    codes: Any  # class numbers (N,), or a CSR matrix (N, n)
+    weights: FloatArray  # (N,)
+
+    def rows(self, rows: IntArray) -> Examples:
+        """Return some of them."""
+        return Examples(self.X[rows], self.codes[rows], self.weights[rows])
+
+
+def train_rounds(
+    classifier: Any, examples: Examples, rows: IntArray, validation: Examples | None
+) -> None:
+    """Train on some rows; losses, scores and rounds are attributes of the classifier as they end.
+
+    A score is precision at 1 of the examples for validation. With early stopping, stop when it no
+    longer rises, and go back to the best parameters.
     """
     learner, verbose = classifier._learner, bool(classifier.verbose)
     num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1
-    classifier.loss_curve_ = []
+    classifier.loss_curve_, classifier.validation_scores_ = [], []
     best, best_score, since = None, -np.inf, 0
     with progress_bar(verbose, total=num_rounds, desc="fit") as bar:
         for classifier.n_iter_ in range(1, num_rounds + 1):
-            loss = learner.epoch(
-                X, codes, weights, train, classifier.batch_size, classifier.learning_rate
-            )
+            loss = learner.epoch(*examples, rows, classifier.batch_size, classifier.learning_rate)
             classifier.loss_curve_.append(loss)
+            shown = {"loss": f"{loss:.4f}"}
+            if validation is not None:
+                score = learner.precision_at_1(*validation)
+                classifier.validation_scores_.append(score)
+                shown["precision_at_1"] = f"{score:.4f}"
             bar.update()
-            bar.set_postfix(loss=f"{loss:.4f}")
-            progress_line(verbose, f"round {classifier.n_iter_} of {num_rounds}: loss {loss:.4f}")
-            if not len(held_out):
+            bar.set_postfix(shown)
+            line = ", ".join(f"{name} {value}" for name, value in shown.items())
+            progress_line(verbose, f"round {classifier.n_iter_} of {num_rounds}: {line}")
+            if validation is None or not classifier.early_stopping:
                 continue
-            score = learner.precision_at_1(X[held_out], codes[held_out], sample_weight[held_out])
             since = 0 if score > best_score + classifier.tol else since + 1
             if score > best_score:
                 best_score, best = score, _copy(learner.model.parameters)

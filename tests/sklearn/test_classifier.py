@@ -399,6 +399,7 @@ CRAFTS = {
     "a seed": lambda c: c.values.update(seed=-1),
     "steps": lambda c: c.values.update(num_steps="1"),
     "losses": lambda c: c.values.update(loss_curve_=["x"]),
+    "scores": lambda c: c.values.update(validation_scores_=["x"]),
     "no losses": lambda c: c.values.update(loss_curve_=3),
     "a state of the optimizer": lambda c: c.arrays.pop("optimizer/steps"),
     "a state of the sampler": lambda c: c.arrays.update({"state/sampler.x": np.ones(1)}),

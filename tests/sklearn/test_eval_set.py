@@ -1,0 +1,159 @@
+"""Scores of each round of `fit`: on other examples, on some that are held out, or none."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
+from sklearn import config_context
+from sklearn.model_selection import GridSearchCV
+
+from samplesoft.sklearn import SampledSoftmaxClassifier
+from samplesoft.sklearn.learner import Learner
+
+RNG = np.random.default_rng(0)
+Y = np.repeat(np.arange(6), 30)
+X = np.eye(6)[Y] + 0.9 * RNG.normal(size=(180, 6))
+TRAIN, OTHER = np.arange(0, 180, 2), np.arange(1, 180, 2)
+NAMES = np.array(["ape", "bee", "cat", "dog", "eel", "fox"])
+
+
+def make(**options):
+    given = {"embedding_dim": 6, "num_sampled": 5, "max_iter": 4, "random_state": 0}
+    return SampledSoftmaxClassifier(**given | options)
+
+
+def same(first, second):
+    return all(
+        np.array_equal(array, second.model_.parameters[name])
+        for name, array in first.model_.parameters.items()
+    )
+
+
+def forms():
+    one = NAMES[Y]
+    lists = [[NAMES[k], NAMES[(k + 1) % 6]] for k in Y]
+    matrix = sparse.csr_array(np.eye(6)[Y] + np.eye(6)[(Y + 1) % 6])
+    return {"names": one, "lists": lists, "dense": matrix.toarray(), "sparse": matrix}
+
+
+def rows(y, which):
+    return [y[k] for k in which] if isinstance(y, list) else y[which]
+
+
+@pytest.mark.parametrize("form", forms())
+def test_scores_are_precision_at_1_after_each_round(form):
+    y = forms()[form]
+    train, other = (X[TRAIN], rows(y, TRAIN)), (X[OTHER], rows(y, OTHER))
+    clf = make().fit(*train, eval_set=other)
+    assert same(clf, make().fit(*train))  # which it does not change
+    wanted, truth = [], forms()["dense"][OTHER] if form != "names" else np.eye(6)[Y[OTHER]]
+    for number in range(1, 5):
+        best = make(max_iter=number).fit(*train).predict_topk(X[OTHER], 1)[0][:, 0]
+        best = best if best.dtype.kind == "i" else np.searchsorted(NAMES, best)
+        wanted.append(truth[np.arange(90), best].mean())
+    assert clf.validation_scores_ == pytest.approx(wanted)
+    assert len(set(wanted)) > 1
+    assert make().fit(*train).validation_scores_ == []
+
+
+@pytest.mark.parametrize("form", ["names", "dense"])
+def test_early_stopping_is_on_the_eval_set(form, monkeypatch):
+    y = forms()[form]
+    options = {"early_stopping": True, "n_iter_no_change": 3, "max_iter": 40}
+    monkeypatch.setattr(Learner, "split", None)  # nothing is held out
+    clf = make(**options).fit(X[TRAIN], y[TRAIN], eval_set=(X[OTHER], y[OTHER]))
+    scores = clf.validation_scores_
+    assert 3 < len(scores) == clf.n_iter_ < 40
+    best = make(max_iter=int(np.argmax(scores)) + 1).fit(X[TRAIN], y[TRAIN])
+    assert same(clf, best)
+    assert not same(clf, make(max_iter=len(scores)).fit(X[TRAIN], y[TRAIN]))
+
+
+def test_what_is_held_out_is_scored_with_its_weights():
+    weights = RNG.uniform(0.1, 2.0, 180)
+    clf = make(early_stopping=True, validation_fraction=0.3).fit(X, Y, weights)
+    _, held_out = clf._learner.split(np.arange(180), 0.3)
+    right = clf.predict(X[held_out]) == Y[held_out]
+    assert max(clf.validation_scores_) == pytest.approx(
+        np.average(right, weights=weights[held_out])
+    )
+    assert max(clf.validation_scores_) != pytest.approx(right.mean())
+
+
+def test_labels_that_were_never_seen_are_never_found():
+    few = TRAIN[Y[TRAIN] < 5]
+    found = []
+    for y in (NAMES[Y], [[name] for name in NAMES[Y]], [{name} for name in NAMES[Y]]):
+        clf = make().fit(X[few], rows(y, few), eval_set=(X[OTHER], rows(y, OTHER)))
+        best = clf.predict_topk(X[OTHER], 1)[0][:, 0]
+        assert clf.validation_scores_[-1] == pytest.approx(np.mean(best == NAMES[Y[OTHER]]))
+        found.append(clf.score(X[OTHER], rows(y, OTHER)))
+        assert found[-1] <= 5 / 6
+    assert found[1] == found[2]
+
+
+def test_examples_without_a_label_do_not_count():
+    y = forms()["lists"]
+    given = rows(y, OTHER)
+    given[:80] = [[]] * 80
+    clf = make().fit(X[TRAIN], rows(y, TRAIN), eval_set=(X[OTHER], given))
+    last = make().fit(X[TRAIN], rows(y, TRAIN), eval_set=(X[OTHER[80:]], given[80:]))
+    assert clf.validation_scores_ == last.validation_scores_
+    assert clf.num_unlabeled_ == 0
+
+
+@pytest.mark.parametrize("kind", [np.float32, sparse.csr_array])
+def test_inputs_of_another_kind(kind):
+    other = X[OTHER].astype(kind) if kind is np.float32 else kind(X[OTHER])
+    clf = make().fit(X[TRAIN], Y[TRAIN], eval_set=(other, Y[OTHER]))
+    wanted = make().fit(X[TRAIN], Y[TRAIN], eval_set=(X[OTHER], Y[OTHER]))
+    assert clf.validation_scores_ == pytest.approx(wanted.validation_scores_, abs=0.02)
+
+
+def test_progress_has_the_scores(capfd):
+    clf = make(verbose=True, max_iter=2).fit(X, Y, eval_set=(X, Y))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        f"round {k + 1} of 2: loss {clf.loss_curve_[k]:.4f}, "
+        f"precision_at_1 {clf.validation_scores_[k]:.4f}"
+        for k in range(2)
+    ]
+
+
+def test_scores_are_saved_and_go_on(tmp_path):
+    clf = make(warm_start=True).fit(X, Y, eval_set=(X, Y))
+    clf.save(tmp_path / "model.npz")
+    loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    assert loaded.validation_scores_ == clf.validation_scores_
+    assert len(loaded.fit(X, Y, eval_set=(X, Y)).validation_scores_) == 4
+    assert loaded.validation_scores_[0] >= clf.validation_scores_[0]
+    assert loaded.fit(X, Y).validation_scores_ == []
+
+
+def test_an_eval_set_is_routed():
+    with config_context(enable_metadata_routing=True):
+        clf = make(max_iter=2).set_fit_request(eval_set=True)
+        search = GridSearchCV(clf, {"tau": [5.0]}, cv=2).fit(X, Y, eval_set=(X, Y))
+    assert len(search.best_estimator_.validation_scores_) == 2
+
+
+@pytest.mark.parametrize(
+    ("eval_set", "message"),
+    [
+        ([(X, Y)], "`eval_set` must be a tuple"),
+        ((X, Y, Y), "`eval_set` must be a tuple"),
+        (X, "`eval_set` must be a tuple"),
+        ((X, None), "y is None"),
+        ((X[:, :3], Y), "3 features"),
+        ((X, Y[:-1]), "inconsistent"),
+        ((X, np.eye(6)[Y]), "must come as single"),
+    ],
+)
+def test_what_is_refused(eval_set, message):
+    clf = make()
+    with pytest.raises((TypeError, ValueError), match=message):
+        clf.fit(X, Y, eval_set=eval_set)
+    assert not hasattr(clf, "model_")
+    with pytest.raises(ValueError, match="`eval_set` must hold a label for at least one"):
+        clf.fit(X, np.eye(6)[Y], eval_set=(X, np.zeros((180, 6))))
