@@ -51,6 +51,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Divide embeddings and class vectors by their norms, which some samplers need.
     nu, num_features : float, int
         Of the sampler; see `samplesoft.samplers.SamplerInputs`.
+    update_every : int
+        Steps from one update of the sampler to the next, for samplers that follow class vectors.
     dropout : float
         Share of the entries of an input that a step leaves out.
     label_reduction : {"pal-n", "pal", "ova"}
@@ -63,8 +65,10 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Times to go over the training data.
     batch_size : int
         Examples in a step.
+    optimizer : str
+        A key of `samplesoft.models.optimizers.OPTIMIZERS`.
     learning_rate : float
-        Of Adagrad.
+        Of the optimizer. The default suits Adagrad; 0.01 is a start for ``"adam"``.
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
     validation_fraction : float
@@ -165,11 +169,13 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         normalize: bool = True,
         nu: float = 4.0,
         num_features: int = 1024,
+        update_every: int = 1,
         dropout: float = 0.0,
         label_reduction: str = "pal-n",
         mask_other_labels: bool = True,
         max_iter: int = 20,
         batch_size: int = 64,
+        optimizer: str = "adagrad",
         learning_rate: float = 0.1,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -189,11 +195,13 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         self.normalize = normalize
         self.nu = nu
         self.num_features = num_features
+        self.update_every = update_every
         self.dropout = dropout
         self.label_reduction = label_reduction
         self.mask_other_labels = mask_other_labels
         self.max_iter = max_iter
         self.batch_size = batch_size
+        self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
@@ -294,8 +302,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         or one of each example if all had one in training. Inputs are divided by their norms, as in
         the run: pass them as they are in its files. Of ``train items``, inputs are the items that
         a user has taken, and have the score -inf and the probability 0; `partial_fit` takes them
-        as labels too. It goes on where the run ended if its optimizer was Adagrad and gradients
-        were not clipped; else it is a ValueError. `fit` without `warm_start` forgets all this.
+        as labels too. It goes on where the run ended, unless gradients were clipped or the
+        optimizer had options: then it is a ValueError. `fit` without `warm_start` forgets all this.
         """
         classifier: SampledSoftmaxClassifier = files.read_classifier(path, cls)
         return classifier

@@ -56,6 +56,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "linear_softmax": linear_softmax_config(
             model, unit_inputs=learner.unit_inputs, leave_out=learner.leave_out
         ),
+        "optimizer": learner.optimizer_name,
         "feature_names": None if names is None else list(names),
     }
     progress = {name: getattr(learner, name) for name in _PROGRESS}
@@ -110,6 +111,7 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
         as_counts("counts", arrays["counts"], model["num_classes"]),
         np.dtype(model["dtype"]),
         values["seed"],
+        about["optimizer"],
     )
     copy_arrays(path, part("parameters", arrays, "/"), learner.model.parameters)
     learner.model.softmax.refresh()
@@ -117,7 +119,7 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
     state = part("optimizer", arrays, "/")
     if learner.optimizer and state:
         learner.optimizer.load_state(state)
-    else:  # of a run with another one
+    else:  # of a run with more than that
         learner.optimizer = None
     learner.unit_inputs = as_flag("unit_inputs", model["unit_inputs"])
     learner.leave_out = as_flag("leave_out", model["leave_out"])

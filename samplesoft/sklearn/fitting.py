@@ -38,6 +38,7 @@ class FittingMixin:
     class_weight: Any
     early_stopping: bool
     learning_rate: float
+    optimizer: str
     random_state: Any
     validation_fraction: float
     warm_start: bool
@@ -231,7 +232,7 @@ class FittingMixin:
         """Make a model with random parameters."""
         chosen = getattr(self, "auto_choice_", {})
         settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
-        self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed))
+        self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer))
 
     def _take(self, learner: Learner) -> None:
         self._learner, self._codec = learner, learner.codec

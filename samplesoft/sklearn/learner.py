@@ -19,12 +19,12 @@ from samplesoft.training.unit_norm import unit_norm
 
 
 class Learner(LinearEpochs):
-    """A linear softmax model with random parameters, and Adagrad.
+    """A linear softmax model with random parameters, and an optimizer by its name.
 
     `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
     follows from the seed. A model that ``samplesoft train`` has trained may want inputs divided by
     their norms (`unit_inputs`), or items left out of the lists that are its inputs (`leave_out`);
-    and it has no optimizer where its own was not Adagrad alone.
+    and it has no optimizer where its own was not one with default options alone.
     """
 
     unit_inputs = leave_out = False
@@ -37,10 +37,12 @@ class Learner(LinearEpochs):
         counts: FloatArray,
         dtype: Any,
         seed: int,
+        optimizer: str,
     ) -> None:
-        adagrad = make_optimizer("adagrad", 0.0)
-        super().__init__(num_inputs, len(codec.classes), settings, counts, seed, adagrad, dtype)
+        made = make_optimizer(optimizer, 0.0)
+        super().__init__(num_inputs, len(codec.classes), settings, counts, seed, made, dtype)
         self.codec, self.counts, self.seed = codec, counts, seed
+        self.optimizer_name = optimizer
         self.num_examples = self.num_labels = 0
 
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:

@@ -9,6 +9,7 @@ from typing import Any
 from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.sklearn.example_weights import check_class_weight
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
@@ -17,6 +18,7 @@ def check_parameters(classifier: Any) -> None:
     """Raise TypeError or ValueError for a parameter that is malformed or does not fit others."""
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(classifier, name))
+    as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     as_positive("learning_rate", classifier.learning_rate)
     as_nonnegative("tol", classifier.tol)
     if not 0.0 < classifier.validation_fraction < 1.0:
@@ -55,6 +57,7 @@ def model_settings(
         normalize=classifier.normalize,
         nu=classifier.nu,
         num_features=classifier.num_features,
+        update_every=classifier.update_every,
         embedding_dim=classifier.embedding_dim,
         dropout=classifier.dropout,
         label_reduction=classifier.label_reduction if draws or not spec.draws else "pal-n",
@@ -73,16 +76,18 @@ def require_same_model(classifier: Any) -> None:
 
     Settings of a model of ``samplesoft train`` that the classifier has no parameters for stay.
     """
-    if classifier._learner.optimizer is None:
+    learner = classifier._learner
+    if learner.optimizer is None:
         raise ValueError(
-            "the model was trained by samplesoft train with another optimizer than Adagrad, or "
-            "with clipped gradients, and a classifier cannot go on with that; resume the run, or "
-            "call fit without warm_start."
+            "the model was trained by samplesoft train with clipped gradients, or with options of "
+            "its optimizer, and a classifier cannot go on with that; resume the run, or call fit "
+            "without warm_start."
         )
     chosen = getattr(classifier, "auto_choice_", {})
     several, n = classifier._codec.multilabel, len(classifier.classes_)
     wanted = model_settings(classifier, several, n, chosen)
-    now, before = asdict(wanted), asdict(classifier.model_.settings)
+    now = {**asdict(wanted), "optimizer": classifier.optimizer}
+    before = {**asdict(classifier.model_.settings), "optimizer": learner.optimizer_name}
     names = classifier.get_params(deep=False)
     changed = [name for name in now if name in names and now[name] != before[name]]
     if changed:

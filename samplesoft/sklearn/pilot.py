@@ -31,7 +31,8 @@ def auto_choice(
     The pilot is a learner of its own.
     """
     settings = model_settings(classifier, codec.multilabel, len(codec.classes), PILOT)
-    learner = Learner(codec, X.shape[1], replace(settings, **PILOT), counts, X.dtype, seed)
+    settings = replace(settings, **PILOT)
+    learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
     size, verbose = classifier.batch_size, bool(classifier.verbose)
     steps = pilot_steps(classifier.max_iter * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")

@@ -17,6 +17,7 @@ MODEL = "SampledSoftmaxClassifier"
 _PARAMETERS = (  # of the classifier, which the settings of a run have by the same names
     *("embedding_dim", "loss", "sampler", "num_sampled", "shared", "tau", "normalize", "nu"),
     *("num_features", "dropout", "batch_size", "label_reduction", "mask_other_labels"),
+    "update_every",
 )
 _KEPT = ("parameters/", "optimizer/", "state/")
 
@@ -25,8 +26,8 @@ def of_run(path: str | Path, run: Checkpoint) -> Checkpoint:
     """Return what a classifier of the same model would have written.
 
     Classes are numbers. Labels come as one of each example where all examples of the run had one,
-    else as a sparse indicator matrix. The state of an optimizer other than plain Adagrad is left
-    out.
+    else as a sparse indicator matrix. The state of an optimizer is left out where it had options,
+    or gradients were clipped.
     """
     task, training, values = run.config["task"], run.config["training"], run.values
     about, counts = task.get("linear_softmax"), run.arrays.get("examples/counts")
@@ -50,11 +51,9 @@ def of_run(path: str | Path, run: Checkpoint) -> Checkpoint:
     single = num_labels == num_examples and not about["leave_out"]
     parameters = {name: task[name] for name in _PARAMETERS if task[name] is not None}
     parameters["random_state"] = task["seed"]
-    adagrad = training["optimizer"] == "adagrad" and not training["optimizer_options"]
+    parameters |= {name: training[name] for name in ("optimizer", "learning_rate")}
     kept = {name: a for name, a in run.arrays.items() if name.startswith(_KEPT)}
-    if adagrad and training["clip"] is None:
-        parameters["learning_rate"] = training["learning_rate"]
-    else:
+    if training["optimizer_options"] or training["clip"] is not None:
         kept = {name: a for name, a in kept.items() if not name.startswith("optimizer/")}
     classes = np.arange(len(counts))
     config = {
@@ -65,6 +64,7 @@ def of_run(path: str | Path, run: Checkpoint) -> Checkpoint:
         "labels": "int64" if single else "float64",
         "classes": str(classes.dtype),
         "linear_softmax": about,
+        "optimizer": training["optimizer"],
         "feature_names": None,
     }
     progress = {

@@ -24,7 +24,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from samplesoft.losses import LOSSES
-from samplesoft.samplers import SAMPLERS
+from samplesoft.models import OPTIMIZERS
+from samplesoft.samplers import SAMPLERS, ClusterSampler
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.sklearn.learner import Learner
 from samplesoft.training import read_linear_softmax
@@ -391,6 +392,7 @@ CRAFTS = {
     "weights of classes": lambda c: c.config["parameters"].update(class_weight=[[[], 1]]),
     "inputs": lambda c: c.config["linear_softmax"].update(num_inputs=10**12),
     "no sizes": lambda c: c.config.update(linear_softmax=3),
+    "an optimizer": lambda c: c.config.update(optimizer="lbfgs"),
     "settings": lambda c: c.config["settings"].update(tau=10**400),
     "names of features": lambda c: c.config.update(feature_names=["a"]),
     "a word for names": lambda c: c.config.update(
@@ -541,6 +543,36 @@ def test_early_stopping_stops():
         make(early_stopping=True).fit(X[:1], y[:1])
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_learn_and_go_on(optimizer, tmp_path):
+    X, y = blobs()
+    rate = {"adagrad": 0.1, "adam": 0.02}.get(optimizer, 0.5)
+    clf = make(optimizer=optimizer, learning_rate=rate, max_iter=30, warm_start=True).fit(X, y)
+    assert clf.score(X, y) > 0.95
+    assert type(clf._learner.optimizer) is OPTIMIZERS[optimizer]
+    clf.save(tmp_path / "model.npz")
+    loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    assert same(clf.set_params(max_iter=1).fit(X, y), loaded.set_params(max_iter=1).fit(X, y))
+
+
+def test_the_sampler_is_updated_every_so_many_steps(monkeypatch):
+    X, y = blobs(64)
+    updates, update = [], ClusterSampler.update
+    monkeypatch.setattr(
+        ClusterSampler, "update", lambda self, *a: updates.append(a) or update(self, *a)
+    )
+    numbers = []
+    for every in (1, 4):
+        clf = make(sampler="clusters", update_every=every).partial_fit(X, y, classes=range(9))
+        updates.clear()
+        for _ in range(8):
+            clf.partial_fit(X, y)
+        numbers.append(len(updates))
+    assert numbers == [8, 2]
+    with pytest.raises(ValueError, match="made with other update_every: got 2, and it has 4"):
+        clf.set_params(update_every=2).partial_fit(X, y)
+
+
 def test_warm_start_goes_on():
     X, y = blobs()
     twice = make(max_iter=2, warm_start=True).fit(X, y).fit(X, y)
@@ -558,6 +590,8 @@ def test_warm_start_goes_on():
         ({"max_iter": 0}, "`max_iter` must be at least 1"),
         ({"batch_size": 0.5}, "`batch_size` must be an int"),
         ({"learning_rate": -1.0}, "`learning_rate` must be"),
+        ({"optimizer": "lbfgs"}, "`optimizer` must be one of sgd, momentum, adagrad, adam"),
+        ({"update_every": 0}, "`update_every` must be at least 1"),
         ({"validation_fraction": 1.0}, "`validation_fraction` must lie between"),
         ({"class_weight": 3.0}, "`class_weight` must be a dict"),
         ({"class_weight": np.ones(4)}, "`class_weight` must be a dict"),

@@ -129,11 +129,12 @@ def test_parameters_are_the_settings_of_the_run(name, run):
     path = run(name) / "best.npz"
     config, found = read_checkpoint(path).config, load(path).get_params()
     named = {key: value for key, value in config["task"].items() if key in found}
-    assert len(named) == 13
+    assert len(named) == 14
     drawn = {key: value for key, value in named.items() if value is not None}
     assert {key: found[key] for key in drawn} == drawn
-    assert len(drawn) == (11 if name == "plain" else 13)
-    assert found["learning_rate"] == 0.1  # of Adagrad, and the default beside Adam
+    assert len(drawn) == (12 if name == "plain" else 14)
+    wanted = ("adam", 0.01) if name == "adam" else ("adagrad", 0.1)
+    assert (found["optimizer"], found["learning_rate"]) == wanted
     assert found["random_state"] == config["task"]["seed"]
 
 
@@ -141,30 +142,41 @@ def same(first, second):
     return all(np.array_equal(array, second[name]) for name, array in first.items())
 
 
-@pytest.mark.parametrize("sampler", ["clusters", "learned-unigram", "rff"])
+@pytest.mark.parametrize(
+    ("sampler", "optimizer"),
+    [
+        ("clusters", "adagrad"),
+        ("learned-unigram", "adam"),
+        ("rff", "momentum"),
+        ("unigram", "sgd"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["xc", "items"])
-def test_a_step_is_the_next_one_of_the_run(kind, sampler, files, tmp_path):
+def test_a_step_is_the_next_one_of_the_run(kind, sampler, optimizer, files, tmp_path):
     """To the last bit, in a run whose epochs are one step."""
     X, Y = examples(files, kind)
     how = {"sampler": sampler, "num_sampled": 5, "num_features": 16, "embedding_dim": 6}
     settings = RetrievalSettings(**how, batch_size=300, validation=0.0, seed=3)
     task = RetrievalTask(X, Y, settings, leave_out=kind == "items")
-    rate = {"optimizer": "adagrad", "learning_rate": 0.2}
+    rate = {"optimizer": optimizer, "learning_rate": 0.2}
     train(task, Settings(epochs=3, **rate), tmp_path)
-    clf, anew = (load(tmp_path / "checkpoint.npz") for _ in range(2))
+    load(tmp_path / "checkpoint.npz").save(tmp_path / "saved.npz")
+    clf, anew = (load(tmp_path / name) for name in ("saved.npz", "checkpoint.npz"))
     anew._learner.optimizer.load_state({"steps": np.array(0)})
     rows = task._steps.order(task._rows, 3)
     train(task, Settings(epochs=4, **rate), tmp_path, resume=True)
     assert same(task.parameters, clf.partial_fit(X[rows], Y[rows]).model_.parameters)
-    assert not same(task.parameters, anew.partial_fit(X[rows], Y[rows]).model_.parameters)
+    stateless = optimizer == "sgd"
+    found = anew.partial_fit(X[rows], Y[rows]).model_.parameters
+    assert same(task.parameters, found) == stateless
 
 
-@pytest.mark.parametrize("name", ["xc", "single", "items", "certain"])
+@pytest.mark.parametrize("name", ["xc", "single", "items", "certain", "adam"])
 def test_training_goes_on(name, run, files, tmp_path):
     X, y = examples(files, name)
-    clf = load(run(name) / "best.npz").set_params(warm_start=True, max_iter=3)
+    clf = load(run(name) / "best.npz").set_params(warm_start=True, max_iter=12)
     before = clf.model_
-    if name in ("xc", "certain"):
+    if name in ("xc", "certain", "adam"):
         X, y = X[:7], y[:7]  # with a label each
     clf.fit(X, y)
     assert clf.model_ is before
@@ -173,16 +185,26 @@ def test_training_goes_on(name, run, files, tmp_path):
     clf.set_params(tau=2.0)
     with pytest.raises(ValueError, match="made with other tau: got 2.0, and it has 6.0"):
         clf.partial_fit(X, y)
+    clf.set_params(tau=6.0, optimizer="momentum")
+    with pytest.raises(ValueError, match="made with other optimizer: got 'momentum', and it has"):
+        clf.partial_fit(X, y)
 
 
-@pytest.mark.parametrize("name", ["adam", "clip"])
-def test_another_optimizer_is_not_gone_on_with(name, run, files, tmp_path):
-    X, y = examples(files, name)
+@pytest.mark.parametrize("name", ["options", "clip"])
+def test_what_a_classifier_lacks_is_not_gone_on_with(name, run, files, tmp_path):
+    X, y = examples(files, "xc" if name == "options" else name)
     X, y = X[:7], y[:7]
-    clf = load(run(name) / "best.npz")
+    if name == "options":
+        how = {"optimizer": "momentum", "optimizer_options": {"momentum": 0.5}}
+        small = {"sampler": "unigram", "num_sampled": 5, "embedding_dim": 6, "validation": 0.0}
+        task = RetrievalTask(X, y, RetrievalSettings(**small))
+        train(task, Settings(epochs=1, learning_rate=0.1, **how), tmp_path / "run")
+        clf = load(tmp_path / "run" / "best.npz")
+    else:
+        clf = load(run(name) / "best.npz")
     clf.save(tmp_path / "saved.npz")
     for model in (clf, load(tmp_path / "saved.npz")):
-        with pytest.raises(ValueError, match="with another optimizer than Adagrad, or with clip"):
+        with pytest.raises(ValueError, match="with clipped gradients, or with options of"):
             model.partial_fit(X, y)
         with pytest.raises(ValueError, match="call fit without warm_start"):
             model.set_params(warm_start=True).fit(X, y)
