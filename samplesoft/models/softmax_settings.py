@@ -1,7 +1,8 @@
-"""Settings of a softmax layer: names and numbers, which go into JSON."""
+"""Settings of a softmax layer: names and numbers, which go into JSON, or a sampler of one's own."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from samplesoft._validation import as_choice, as_count, as_flag, as_positive
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
-from samplesoft.samplers.base import Rows, Sampler
+from samplesoft.samplers.base import Rows
 from samplesoft.samplers.inputs import SamplerInputs
+from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 from samplesoft.samplers.registry import SAMPLERS, make_certain_sampler, make_sampler
 
 
@@ -29,8 +31,10 @@ class SoftmaxSettings:
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
         Divide contexts and class vectors by their norms.
-    sampler : str or None
-        A key of `samplesoft.samplers.SAMPLERS`; None for a loss that draws nothing. The default
+    sampler : str, sampler, callable or None
+        A key of `samplesoft.samplers.SAMPLERS`; or a sampler, any object with the methods of
+        `samplesoft.samplers.SamplerProtocol`, of which a layer takes a copy; or a function that
+        makes one from a `SamplerInputs`; None for a loss that draws nothing. The default
         takes a small language model of the Penn Treebank where the full softmax takes it, to a
         perplexity of 119.9 and 120.0 after ten epochs, in half of its time; with ``"rff"``, the
         sampler of [1]_, it is 122.6.
@@ -66,7 +70,7 @@ class SoftmaxSettings:
     loss: str = "sampled"
     tau: float | None = None
     normalize: bool = True
-    sampler: str | None = "clusters"
+    sampler: Any = "clusters"
     num_sampled: int | None = 100
     num_certain: int = 0
     nu: float = 4.0
@@ -95,10 +99,17 @@ class SoftmaxSettings:
                     f"nothing, got {self.sampler!r} and {self.num_sampled}."
                 )
             return
-        follows = SAMPLERS[as_choice("sampler", self.sampler, SAMPLERS)].follows_vectors
-        object.__setattr__(self, "shared", as_shared(self.shared, loss.shares and not follows))
         as_count("num_sampled", self.num_sampled, loss.least_draws)
-        if not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
+        if not callable(self.sampler):  # else it is known when it is made, in the layer
+            shares = loss.shares and not self._sampler_follows()
+            object.__setattr__(self, "shared", as_shared(self.shared, shares))
+        own = not isinstance(self.sampler, str)
+        if own and self.num_certain:
+            raise ValueError(
+                "`num_certain` must be 0 with a sampler of your own, got "
+                f"{self.num_certain}; make it a samplesoft.samplers.CertainSampler."
+            )
+        if not own and not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
             raise ValueError(
                 f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
                 "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "
@@ -110,6 +121,12 @@ class SoftmaxSettings:
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
                 f"leave out the label of each example; take loss={able}."
             )
+
+    def _sampler_follows(self) -> bool:
+        """Return whether draws depend on contexts and class vectors."""
+        if self.sampler is None or isinstance(self.sampler, str):
+            return SAMPLERS[as_choice("sampler", self.sampler, SAMPLERS)].follows_vectors
+        return as_sampler("sampler", self.sampler).dim is not None
 
     def _loss_options(self) -> dict[str, Any]:
         """Return what the settings say of the loss."""
@@ -149,7 +166,7 @@ class SoftmaxSettings:
         (100, 'negatives')
         """
         loss = make_loss(self.loss, reduction=reduction, **self._loss_options())
-        sampler: Sampler | None = None
+        sampler: SamplerProtocol | None = None
         if self.sampler is not None:
             seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows
             inputs = SamplerInputs(
@@ -160,11 +177,15 @@ class SoftmaxSettings:
                 num_features=self.num_features,
                 rng=seed,
             )
-            if self.num_certain:
+            if callable(self.sampler):
+                sampler = self.sampler(inputs)
+            elif not isinstance(self.sampler, str):
+                sampler = deepcopy(self.sampler)
+            elif self.num_certain:
                 sampler = make_certain_sampler(self.sampler, inputs, self.num_certain)
             else:
                 sampler = make_sampler(self.sampler, inputs)
-        return SoftmaxLayer(
+        layer = SoftmaxLayer(
             rows,
             loss,
             sampler,
@@ -172,3 +193,6 @@ class SoftmaxSettings:
             shared=self.shared,
             update_every=self.update_every,
         )
+        if not isinstance(self.sampler, str):
+            layer.refresh()  # it may have been made from other vectors
+        return layer

@@ -35,10 +35,14 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         examples share them or have several labels, a name without ``-masked`` stands for the one
         with it. ``"full"`` has no bias, and takes 3 times as long with 600 classes, 14 times
         with 10,000; see Notes.
-    sampler : str
+    sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
         counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
-        chooses between draws by counts and by clusters; see Notes.
+        chooses between draws by counts and by clusters; see Notes. One of your own is a function
+        that makes a sampler from a `samplesoft.samplers.SamplerInputs`, for `fit` alone knows the
+        class vectors and their number, such as
+        ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``; or a
+        sampler, of which each `fit` takes a copy.
     num_sampled : int or "auto"
         Draws m for each batch, or for each example if not `shared`. ``"auto"`` chooses a number.
     shared : bool, optional
@@ -162,7 +166,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         embedding_dim: int = 64,
         *,
         loss: str = "sampled-masked",
-        sampler: str = "unigram",
+        sampler: Any = "unigram",
         num_sampled: int | str = 100,
         shared: bool | None = None,
         tau: float | None = None,
@@ -266,7 +270,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         OSError
             If it cannot be written.
         TypeError
-            If a parameter or a class is a Python object that JSON does not have.
+            If a parameter or a class is a Python object that JSON does not have, such as a sampler
+            of your own.
         """
         check_is_fitted(self)
         files.write_classifier(path, self)

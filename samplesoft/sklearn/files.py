@@ -34,6 +34,12 @@ _PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
 
 def write_classifier(path: str | Path, classifier: Any) -> None:
     """Write a classifier that has been fitted; see `SampledSoftmaxClassifier.save`."""
+    for sampler in (classifier.sampler, classifier.model_.settings.sampler):
+        if sampler is not None and not isinstance(sampler, str):
+            raise TypeError(
+                f"`sampler` must be a name to be saved, got {shown(sampler)}; give it a name in "
+                "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
+            )
     parameters = classifier.get_params()
     seed, weight = parameters.pop("random_state"), parameters.pop("class_weight")
     if isinstance(weight, dict):

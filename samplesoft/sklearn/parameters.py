@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
@@ -28,6 +27,11 @@ def check_parameters(classifier: Any) -> None:
     check_class_weight(classifier.class_weight)
     settings = model_settings(classifier, multilabel=False, num_classes=2, chosen=PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
+        if not isinstance(classifier.sampler, str):
+            raise ValueError(
+                "`num_sampled` must not be 'auto' with a sampler of your own, which has no name "
+                "that samplesoft.tune knows; give a number."
+            )
         check_auto(classifier.sampler, classifier.loss)
 
 
@@ -86,10 +90,14 @@ def require_same_model(classifier: Any) -> None:
     chosen = getattr(classifier, "auto_choice_", {})
     several, n = classifier._codec.multilabel, len(classifier.classes_)
     wanted = model_settings(classifier, several, n, chosen)
-    now = {**asdict(wanted), "optimizer": classifier.optimizer}
-    before = {**asdict(classifier.model_.settings), "optimizer": learner.optimizer_name}
+    now = {**vars(wanted), "optimizer": classifier.optimizer}
+    before = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}
     names = classifier.get_params(deep=False)
-    changed = [name for name in now if name in names and now[name] != before[name]]
+    changed = [
+        name
+        for name in now
+        if name in names and now[name] is not before[name] and now[name] != before[name]
+    ]
     if changed:
         raise ValueError(
             f"the model was made with other {', '.join(changed)}: got "
