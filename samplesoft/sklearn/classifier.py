@@ -43,8 +43,10 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         class vectors and their number, such as
         ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``; or a
         sampler, of which each `fit` takes a copy.
-    num_sampled : int or "auto"
-        Draws m for each batch, or for each example if not `shared`. ``"auto"`` chooses a number.
+    num_sampled : int or "auto", optional
+        Draws m for each batch, or for each example if not `shared`. By default 100, and no draws
+        but the full softmax for up to 100 classes, where that is as quick and has no bias, unless
+        `loss` is another than the softmax. ``"auto"`` chooses a number.
     shared : bool, optional
         Draw one set for the whole batch, which makes a step faster; by default where that loses
         little, as in `samplesoft.models.SoftmaxSettings`: with samplers that do not look at
@@ -167,7 +169,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         *,
         loss: str = "sampled-masked",
         sampler: Any = "unigram",
-        num_sampled: int | str = 100,
+        num_sampled: int | str | None = None,
         shared: bool | None = None,
         tau: float | None = None,
         normalize: bool = True,

@@ -27,6 +27,7 @@ from samplesoft.sklearn.parameters import (
     model_settings,
     require_same_model,
     wants_pilot,
+    warn_of_many_draws,
 )
 from samplesoft.sklearn.pilot import auto_choice
 from samplesoft.sklearn.rounds import Examples, train_rounds
@@ -110,12 +111,13 @@ class FittingMixin:
             if wants_pilot(self, len(codec.classes)):
                 self.auto_choice_ = auto_choice(self, X, codec, codes, weights, rows, counts, seed)
             self._begin(X, codec, counts, seed)
+            warn_of_many_draws(self, len(codec.classes), stacklevel=3)
         self.num_unlabeled_ = X.shape[0] - len(labelled)
         if self.num_unlabeled_:
             warnings.warn(
                 f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and were "
                 "left out.",
-                stacklevel=4,
+                stacklevel=3,
             )
         learner = self._learner
         if validation is not None:
@@ -182,6 +184,7 @@ class FittingMixin:
             codes = codec.encode(y)
             counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
             self._begin(X, codec, counts, self._new_seed())
+            warn_of_many_draws(self, len(codec.classes), stacklevel=3)
             self.n_iter_ = 0
         else:
             if classes is not None and not np.array_equal(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
@@ -11,6 +14,8 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.sklearn.example_weights import check_class_weight
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
+
+NUM_SAMPLED = 100  # draws by default
 
 
 def check_parameters(classifier: Any) -> None:
@@ -25,7 +30,7 @@ def check_parameters(classifier: Any) -> None:
             f"`validation_fraction` must lie between 0 and 1, got {classifier.validation_fraction}."
         )
     check_class_weight(classifier.class_weight)
-    settings = model_settings(classifier, multilabel=False, num_classes=2, chosen=PILOT)
+    settings = model_settings(classifier, False, NUM_SAMPLED + 1, PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
         if not isinstance(classifier.sampler, str):
             raise ValueError(
@@ -41,17 +46,18 @@ def model_settings(
     """Return what the parameters of a classifier say of its model.
 
     The loss takes its masked form where draws cannot leave out the label of an example; nothing is
-    drawn where there is only one class. What is ``"auto"`` is as in `chosen`.
+    drawn where there are few classes. What is ``"auto"`` is as in `chosen`.
     """
     offered = [name for name, spec in LOSSES.items() if spec.classifier]
     as_choice("loss", classifier.loss, offered)
     asked = {name: getattr(classifier, name) for name in PILOT}
+    asked["num_sampled"] = num_draws(classifier)
     if wants_pilot(classifier, num_classes):
         named = {name for name in ("sampler", "num_sampled") if not is_auto(asked[name])}
         asked |= {name: chosen[name] for name in PILOT if name in chosen and name not in named}
     spec = LOSSES[asked["loss"]]
     masked = spec.masked if multilabel or asked["shared"] else None
-    draws = spec.draws and num_classes > 1
+    draws = not is_full(classifier, num_classes)
     return LinearSoftmaxSettings(
         loss=(masked or asked["loss"]) if draws else "full",
         sampler=asked["sampler"] if draws else None,
@@ -69,10 +75,40 @@ def model_settings(
     )
 
 
+def num_draws(classifier: Any) -> Any:
+    """Return the number of draws, or ``"auto"``."""
+    return NUM_SAMPLED if classifier.num_sampled is None else classifier.num_sampled
+
+
+def is_full(classifier: Any, num_classes: int) -> bool:
+    """Return whether all classes are scored: one, or no more than are drawn by default.
+
+    A loss that is no estimate of the full softmax has draws in the second case too.
+    """
+    spec = LOSSES[classifier.loss]
+    few = classifier.num_sampled is None and num_classes <= NUM_SAMPLED
+    return not spec.draws or num_classes < 2 or (few and spec.bias_scheme is not None)
+
+
 def wants_pilot(classifier: Any, num_classes: int) -> bool:
     """Return whether a parameter is ``"auto"`` that has an effect."""
     auto = is_auto(classifier.sampler, classifier.num_sampled)
-    return auto and LOSSES[classifier.loss].draws and num_classes > 1
+    return auto and not is_full(classifier, num_classes)
+
+
+def warn_of_many_draws(classifier: Any, num_classes: int, stacklevel: int) -> None:
+    """Warn where a user asks for more draws than there are classes."""
+    m = classifier.num_sampled
+    if (
+        isinstance(m, (int, np.integer))
+        and not is_full(classifier, num_classes)
+        and m > num_classes
+    ):
+        warnings.warn(
+            f"`num_sampled` asks for {m:,} draws, more than the {num_classes:,} classes; lower it, "
+            "or take loss='full', which is as quick then and has no bias.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def require_same_model(classifier: Any) -> None:

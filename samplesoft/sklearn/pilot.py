@@ -11,7 +11,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.losses.registry import LOSSES
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.parameters import model_settings
+from samplesoft.sklearn.parameters import model_settings, num_draws
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
@@ -47,7 +47,7 @@ def auto_choice(
         learner.tune_inputs(X[some], codes[some]),
         LOSSES[loss].masked or loss if codec.multilabel else loss,
         classifier.sampler,
-        classifier.num_sampled,
+        num_draws(classifier),
         shared=classifier.shared,
         nu=classifier.nu,
         num_features=classifier.num_features,

@@ -31,6 +31,7 @@ from samplesoft.sklearn.learner import Learner
 from samplesoft.training import read_linear_softmax
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
+pytestmark = pytest.mark.filterwarnings("ignore:`num_sampled` asks for")
 OFFERED = [name for name, spec in LOSSES.items() if spec.classifier]
 SMALL = {"num_sampled": 5, "num_features": 16, "embedding_dim": 8, "random_state": 0}
 
@@ -47,8 +48,8 @@ EXPECTED = dict.fromkeys(
 @parametrize_with_checks(
     [
         SampledSoftmaxClassifier(),
-        SampledSoftmaxClassifier(loss="jackknife", shared=False, num_features=64),
-        SampledSoftmaxClassifier(loss="full"),
+        SampledSoftmaxClassifier(num_sampled=20),
+        SampledSoftmaxClassifier(loss="jackknife", shared=False, num_sampled=20),
     ],
     expected_failed_checks=lambda _: EXPECTED,
 )
@@ -127,6 +128,57 @@ def test_many_classes_of_few_examples_are_no_regression():
     X, _ = blobs(30)
     for labels in (np.arange(30), np.arange(30.0), np.arange(30).astype(str)):
         assert len(make(max_iter=1).fit(X, labels).classes_) == 30
+
+
+def settings_of(num_classes, **options):
+    y = np.arange(num_classes)
+    clf = SampledSoftmaxClassifier(max_iter=1, random_state=0, **options)
+    settings = clf.fit(np.eye(num_classes), y).model_.settings
+    return settings.loss, settings.sampler, settings.num_sampled
+
+
+def test_few_classes_are_scored_all_by_default():
+    for loss in ("sampled-masked", "sampled", "jackknife"):
+        assert settings_of(100, loss=loss, sampler="rff") == ("full", None, None)
+        assert settings_of(101, loss=loss) == (loss, "unigram", 100)
+        assert settings_of(100, loss=loss, num_sampled=100) == (loss, "unigram", 100)
+    assert settings_of(100, sampler="auto") == ("full", None, None)
+    for loss in ("nce", "negative-sampling"):  # which are no softmax
+        assert settings_of(5, loss=loss) == (loss, "unigram", 100)
+    X, y = blobs(dtype=np.float32)
+    options = {"max_iter": 2, "random_state": 0}
+    assert same(
+        SampledSoftmaxClassifier(**options).fit(X, y),
+        SampledSoftmaxClassifier(loss="full", **options).fit(X, y),
+    )
+    clf = SampledSoftmaxClassifier(**options).partial_fit(X, y, classes=range(4))
+    assert clf.partial_fit(X, y).model_.settings.loss == "full"
+    with pytest.raises(ValueError, match="made with other loss, sampler, num_sampled"):
+        clf.set_params(num_sampled=3).partial_fit(X, y)
+
+
+@pytest.mark.filterwarnings("error:`num_sampled` asks for")
+def test_more_draws_than_classes_are_warned_of():
+    X, y = blobs()
+    for options, several in [
+        ({"num_sampled": 5}, False),
+        ({"num_sampled": np.int64(5), "loss": "nce"}, False),
+        ({"num_sampled": 5, "sampler": "clusters"}, True),
+    ]:
+        clf = SampledSoftmaxClassifier(max_iter=2, warm_start=True, **options)
+        labels = np.eye(4)[y] if several else y
+        with pytest.warns(
+            UserWarning, match="for 5 draws, more than the 4 .*lower it, or take"
+        ) as w:
+            clf.fit(X, labels)
+        assert len(w) == 1 and w[0].filename == __file__
+        clf.fit(X, labels).partial_fit(X, labels)  # of a model that there is
+        with pytest.warns(UserWarning, match="for 5 draws") as w:
+            SampledSoftmaxClassifier(**options).partial_fit(X, labels, classes=range(4))
+        assert len(w) == 1 and w[0].filename == __file__
+    for options in ({}, {"num_sampled": 4}, {"loss": "nce"}, {"num_sampled": 5, "loss": "full"}):
+        SampledSoftmaxClassifier(max_iter=1, **options).fit(X, y)
+    make().fit(X[:9], np.zeros(9))  # one class
 
 
 def test_one_class():
