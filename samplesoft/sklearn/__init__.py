@@ -8,5 +8,6 @@ except ImportError as error:
     ) from error
 
 from samplesoft.sklearn.classifier import SampledSoftmaxClassifier
+from samplesoft.sklearn.pipelines import predict_topk
 
-__all__ = ["SampledSoftmaxClassifier"]
+__all__ = ["SampledSoftmaxClassifier", "predict_topk"]

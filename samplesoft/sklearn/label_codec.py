@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from samplesoft._validation import as_csr
+from samplesoft._validation import as_csr, shown
 
 SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
 
@@ -46,13 +46,34 @@ class LabelCodec:
         if self.form == SINGLE:
             return self._numbers(_check_labels(y), unseen)
         if self.form == LISTS:
-            rows = [self._numbers(np.asarray(list(row)), unseen) for row in y]
-            return _matrix(rows, len(self.classes) + unseen)
+            return self._matrix("y", y, unseen)
         matrix = _check_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
                 f"{matrix.shape[1]}."
+            )
+        return matrix
+
+    def encode_unwanted(self, name: str, unwanted: Any, num_rows: int) -> Any:
+        """Turn lists of labels or a sparse matrix into a CSR matrix (N, n), whatever the form.
+
+        Labels that are no class are ignored; errors call the argument `name`.
+        """
+        if sparse.issparse(unwanted):
+            matrix = as_csr(name, unwanted)
+        elif _is_nested(unwanted):
+            matrix = self._matrix(name, unwanted, unseen=True)[:, :-1]
+        else:
+            raise TypeError(
+                f"`{name}` must be a scipy.sparse matrix or a list of lists of labels, got "
+                f"{type(unwanted).__name__} {shown(unwanted)}."
+            )
+        if matrix.shape != (num_rows, len(self.classes)):
+            raise ValueError(
+                f"`{name}` must have a row for each of the {num_rows} inputs and, as a matrix, a "
+                f"column for each of the {len(self.classes)} classes, got {matrix.shape[0]} rows"
+                + (f" and {matrix.shape[1]} columns." if sparse.issparse(unwanted) else ".")
             )
         return matrix
 
@@ -75,10 +96,11 @@ class LabelCodec:
         if not len(labels):
             return np.empty(0, np.int64)
         try:
-            found = np.searchsorted(self.classes, labels)
+            order = np.argsort(self.classes)  # of columns, which are in any order
+            found = np.searchsorted(self.classes, labels, sorter=order)
+            found = order[np.minimum(found, len(order) - 1)]
         except TypeError:  # Python objects that have no order, such as text and numbers
             found = np.zeros(len(labels), np.int64)
-        found[found == len(self.classes)] = 0
         strange = self.classes[found] != labels
         if unseen:
             found[strange] = len(self.classes)
@@ -89,6 +111,16 @@ class LabelCodec:
                 "first call of partial_fit."
             )
         return found.astype(np.int64)
+
+    def _matrix(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
+        """Turn lists of labels into a CSR matrix (N, n) of ones; of (N, n + 1) with `unseen`."""
+        ids = self._numbers(_all_labels(name, rows), unseen)
+        starts = np.cumsum([0, *map(len, rows)])
+        shape = len(rows), len(self.classes) + unseen
+        matrix = sparse.csr_array((np.ones(len(ids)), ids, starts), shape)
+        matrix.sum_duplicates()
+        matrix.data[:] = 1.0
+        return matrix
 
 
 def require_labels(y: Any) -> None:
@@ -114,11 +146,7 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
         return LabelCodec(np.unique(labels) if given is None else given, form, labels.dtype)
     if form == LISTS:
         if given is None:
-            rows = [np.asarray(list(row)) for row in y if len(row)]
-            kinds = {"text" if row.dtype.kind in "US" else "numbers" for row in rows}
-            if len(kinds) > 1:
-                raise ValueError("`y` must hold labels of one kind, got text and numbers.")
-            given = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
+            given = np.unique(_all_labels("y", y))
         return LabelCodec(given, form, given.dtype)
     matrix = _check_indicator(y)
     columns = np.arange(matrix.shape[1])
@@ -179,8 +207,10 @@ def _check_indicator(y: Any) -> sparse.csr_array:
     return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
 
 
-def _matrix(rows: list[NDArray[np.int64]], num_classes: int) -> sparse.csr_array:
-    rows = [np.unique(row) for row in rows]
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
-    ids = np.concatenate(rows) if rows else np.empty(0, np.int64)
-    return sparse.csr_array((np.ones(len(ids)), ids, starts), (len(rows), num_classes))
+def _all_labels(name: str, rows: Any) -> NDArray[Any]:
+    """Return the labels of lists of them, one after another."""
+    arrays = [np.asarray(list(row)) for row in rows if len(row)]
+    kinds = {"text" if array.dtype.kind in "US" else "numbers" for array in arrays}
+    if len(kinds) > 1:
+        raise ValueError(f"`{name}` must hold labels of one kind, got text and numbers.")
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)

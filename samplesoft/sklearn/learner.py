@@ -79,9 +79,14 @@ class Learner(LinearEpochs):
             X = unit_norm(sparse.csr_array(X))
         return X.astype(self.model.dtype, copy=False)
 
-    def top_k(self, X: Any, k: int) -> tuple[IntArray, Rows]:
-        """Find the best classes of inputs that are prepared, as `LinearSoftmax.top_k`."""
-        return self.model.top_k(X, k, leave_out=X if self.leave_out else None)
+    def top_k(self, X: Any, k: int, exclude: Any = None) -> tuple[IntArray, Rows]:
+        """Find the best classes of inputs that are prepared, as `LinearSoftmax.top_k`.
+
+        `exclude` is a CSR matrix (N, n) of classes that are not wanted.
+        """
+        if self.leave_out:
+            exclude = X if exclude is None else (X != 0) + (exclude != 0)
+        return self.model.top_k(X, k, leave_out=exclude)
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
         """Yield scores of all classes, as `LinearSoftmax.scores`."""

@@ -46,8 +46,12 @@ class PredictionMixin:
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         return self._codec.decode_matrix(sparse.csr_array(sparse.vstack(chosen, format="csr")))
 
-    def predict_topk(self, X: Any, k: int = 5) -> tuple[NDArray[Any], NDArray[Any]]:
+    def predict_topk(
+        self, X: Any, k: int = 5, *, exclude: Any = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the labels of the greatest scores, without a matrix of all scores.
+
+        `samplesoft.sklearn.predict_topk` does the same for a pipeline.
 
         Parameters
         ----------
@@ -55,13 +59,17 @@ class PredictionMixin:
             Inputs.
         k : int
             How many labels, at most n.
+        exclude : sparse matrix, shape (N, n), or list of N lists of labels, optional
+            Labels that are not wanted, such as those that are known; columns are in the order of
+            `classes_`. Labels that are no class are ignored.
 
         Returns
         -------
         labels : ndarray, shape (N, k)
             The best first.
         scores : ndarray, shape (N, k)
-            Their scores: logits of the softmax.
+            Their scores: logits of the softmax; -inf for labels that are not wanted, where fewer
+            than k are left.
 
         Raises
         ------
@@ -69,7 +77,9 @@ class PredictionMixin:
             If an argument is malformed.
         """
         X = self._check_fitted_inputs(X)
-        ids, scores = self._learner.top_k(X, k)
+        if exclude is not None:
+            exclude = self._codec.encode_unwanted("exclude", exclude, X.shape[0])
+        ids, scores = self._learner.top_k(X, k, exclude)
         return self._codec.decode(ids), scores
 
     def decision_function(self, X: Any) -> NDArray[Any]:

@@ -120,6 +120,9 @@ def test_items_that_were_taken_are_left_out(run, files):
     p = clf.predict_proba(X)
     assert (p[taken] == 0.0).all() and (p[~taken] > 0.0).all()
     assert not clf.predict(X).multiply(X).nnz
+    more = [[row[0]] for row in ids]  # the best of each, besides
+    others, _ = clf.predict_topk(X, 3, exclude=more)
+    np.testing.assert_array_equal(others, ids[:, 1:4])
     with pytest.raises(ValueError, match="`early_stopping` must be False for a model of samplesof"):
         clf.set_params(early_stopping=True, warm_start=True).fit(X, X)
 
