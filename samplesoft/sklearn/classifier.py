@@ -100,11 +100,14 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     Attributes
     ----------
     classes_ : ndarray, shape (n,)
-        Labels in ascending order, or columns of an indicator matrix.
+        Labels in ascending order, or columns of an indicator matrix: their numbers, or the names
+        that a dataframe has.
     model_ : LinearSoftmax
         Embedding and softmax layer.
     n_features_in_ : int
         Columns v of the input.
+    feature_names_in_ : ndarray of object, shape (v,)
+        Their names, if it was a dataframe with names of text.
     n_iter_ : int
         Times gone over the data in the last `fit`.
     num_unlabeled_ : int

@@ -13,7 +13,8 @@ from samplesoft._names import part, prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import as_choice, as_count, as_counts, as_flag, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
-from samplesoft.sklearn.label_codec import DENSE, LISTS, SINGLE, SPARSE, LabelCodec
+from samplesoft.sklearn.label_codec import LabelCodec
+from samplesoft.sklearn.label_forms import DENSE, LISTS, SINGLE, SPARSE
 from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.runs import MODEL, of_run
 from samplesoft.training.checkpoint import (

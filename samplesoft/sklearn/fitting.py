@@ -20,7 +20,8 @@ from samplesoft.sklearn.example_weights import (
     labelled_rows,
 )
 from samplesoft.sklearn.inputs import checked_examples
-from samplesoft.sklearn.label_codec import LISTS, SINGLE, LabelCodec, infer_codec
+from samplesoft.sklearn.label_codec import LabelCodec, infer_codec
+from samplesoft.sklearn.label_forms import LISTS, SINGLE
 from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.parameters import (
     check_parameters,
@@ -56,10 +57,13 @@ class FittingMixin:
 
         Parameters
         ----------
-        X : array_like or sparse matrix, shape (N, v)
-            Inputs; sparse ones stay sparse.
+        X : array_like, sparse matrix or dataframe, shape (N, v)
+            Inputs; sparse ones stay sparse. A row of zeros is an example like others.
         y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
-            One label an example, or several. Examples without any are left out and counted.
+            One label an example, or several. Examples without any are left out and counted. The
+            names of the columns of a dataframe with several are its labels, which
+            `predict_topk` returns; `predict` returns an array of zeros and ones, as
+            scikit-learn's own classifiers do.
         sample_weight : array_like, shape (N,), optional
             Weights of the losses of examples, times those of `class_weight`. An example counts as
             often as its weight says where classes are counted; one of weight 0 is left out.

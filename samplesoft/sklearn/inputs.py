@@ -10,7 +10,7 @@ from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import validate_data
 
 from samplesoft._validation import require_well_formed
-from samplesoft.sklearn.label_codec import require_labels
+from samplesoft.sklearn.label_forms import require_labels
 
 
 def checked_inputs(estimator: Any, X: Any, reset: bool) -> Any:

@@ -1,8 +1,7 @@
-"""Labels as users write them, and the class numbers that models work with."""
+"""Labels in the form in which users write them, and the class numbers that models work with."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils import check_array, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
 
 from samplesoft._validation import as_csr, shown
-
-SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
+from samplesoft.sklearn.label_forms import (
+    DENSE,
+    LISTS,
+    SINGLE,
+    SPARSE,
+    all_labels,
+    checked_indicator,
+    checked_labels,
+    form_of,
+    is_nested,
+    without_frame,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +30,7 @@ class LabelCodec:
     """Classes, and the form in which labels come and go; encodes and decodes them."""
 
     classes: NDArray[Any]  # (n,): labels in ascending order, or columns of an indicator matrix
-    form: str  # one of the four above
+    form: str  # one of the four of `label_forms`
     dtype: np.dtype[Any]  # of the labels, or of the entries of the matrix
 
     @property
@@ -36,33 +44,45 @@ class LabelCodec:
         With `unseen`, labels that are no class get the number n; the matrix of lists of labels has
         a column more for them. Else they are an error.
         """
-        found = _form(y)
-        if self.form == LISTS and _is_nested(y):  # even if all are of one length
+        y, names = without_frame(y)
+        found = form_of(y)
+        if self.form == LISTS and is_nested(y):  # even if all are of one length
             found = LISTS
         if found != self.form:
             raise ValueError(
                 f"`y` must come as {self.form}, as in the first call, got {found}; convert it."
             )
         if self.form == SINGLE:
-            return self._numbers(_check_labels(y), unseen)
+            return self._numbers(checked_labels(y), unseen)
         if self.form == LISTS:
             return self._matrix("y", y, unseen)
-        matrix = _check_indicator(y)
+        matrix = checked_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
                 f"{matrix.shape[1]}."
             )
+        if names is not None and self._is_named and not np.array_equal(names, self.classes):
+            raise ValueError(
+                f"`y` must have the columns {shown(self.classes.tolist())} of the first call, in "
+                f"their order, got {shown(names.tolist())}."
+            )
         return matrix
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether columns have names, and not just numbers from 0."""
+        return not np.array_equal(self.classes, np.arange(len(self.classes)))
 
     def encode_unwanted(self, name: str, unwanted: Any, num_rows: int) -> Any:
         """Turn lists of labels or a sparse matrix into a CSR matrix (N, n), whatever the form.
 
         Labels that are no class are ignored; errors call the argument `name`.
         """
+        unwanted, _ = without_frame(unwanted)
         if sparse.issparse(unwanted):
             matrix = as_csr(name, unwanted)
-        elif _is_nested(unwanted):
+        elif is_nested(unwanted):
             matrix = self._matrix(name, unwanted, unseen=True)[:, :-1]
         else:
             raise TypeError(
@@ -114,7 +134,7 @@ class LabelCodec:
 
     def _matrix(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
         """Turn lists of labels into a CSR matrix (N, n) of ones; of (N, n + 1) with `unseen`."""
-        ids = self._numbers(_all_labels(name, rows), unseen)
+        ids = self._numbers(all_labels(name, rows), unseen)
         starts = np.cumsum([0, *map(len, rows)])
         shape = len(rows), len(self.classes) + unseen
         matrix = sparse.csr_array((np.ones(len(ids)), ids, starts), shape)
@@ -123,94 +143,29 @@ class LabelCodec:
         return matrix
 
 
-def require_labels(y: Any) -> None:
-    """Raise ValueError where there are no labels."""
-    if y is None:
-        raise ValueError(
-            "SampledSoftmaxClassifier requires y to be passed, but the target y is None."
-        )
-
-
 def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     """Find out in which form labels come, and the classes: those of `y`, or `classes` (n,).
 
     Of an indicator matrix, these are what its columns are called.
     """
-    form, given = _form(y), None
+    y, names = without_frame(y)
+    form, given = form_of(y), None
     if classes is not None:
         given = np.unique(column_or_1d(check_array(classes, ensure_2d=False, dtype=None)))
-        if form in (SINGLE, DENSE) and _is_nested(y) and len(np.asarray(y)[0]) != len(given):
+        if form in (SINGLE, DENSE) and is_nested(y) and len(np.asarray(y)[0]) != len(given):
             form = LISTS  # of one length each
     if form == SINGLE:
-        labels = _check_labels(y)
+        labels = checked_labels(y)
         return LabelCodec(np.unique(labels) if given is None else given, form, labels.dtype)
     if form == LISTS:
         if given is None:
-            given = np.unique(_all_labels("y", y))
+            given = np.unique(all_labels("y", y))
         return LabelCodec(given, form, given.dtype)
-    matrix = _check_indicator(y)
-    columns = np.arange(matrix.shape[1])
+    matrix = checked_indicator(y)
+    columns = np.arange(matrix.shape[1]) if names is None else names
     if given is not None and len(given) != len(columns):
         raise ValueError(
             f"`classes` must name the {len(columns)} columns of `y`, got {len(given)} of them."
         )
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
     return LabelCodec(columns if classes is None else np.asarray(classes), form, dtype)
-
-
-def _form(y: Any) -> str:
-    if sparse.issparse(y):
-        return SPARSE
-    if _is_nested(y):
-        sizes = {len(row) for row in y}
-        if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
-            return LISTS
-    array = np.asarray(y)
-    if array.ndim == 2 and array.shape[1] > 1:
-        if array.dtype.kind in "buif" and np.isin(array, (0, 1)).all():
-            return DENSE
-        if not isinstance(y, np.ndarray):
-            return LISTS
-    return SINGLE
-
-
-def _is_nested(y: Any) -> bool:
-    rows = (list, tuple, set, frozenset, np.ndarray)
-    return isinstance(y, (list, tuple)) and all(isinstance(row, rows) for row in y)
-
-
-def _check_labels(y: Any) -> NDArray[Any]:
-    labels: NDArray[Any] = column_or_1d(
-        check_array(y, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name="y"),
-        warn=True,
-    )
-    if labels.dtype.kind not in "biuSU":
-        # floats are cast to see if they are whole; many classes are no sign of a regression here
-        with np.errstate(invalid="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            check_classification_targets(labels)
-    return labels
-
-
-def _check_indicator(y: Any) -> sparse.csr_array:
-    given = as_csr("y", y) if sparse.issparse(y) else y
-    checked = check_array(given, accept_sparse="csr", dtype=None, input_name="y")
-    matrix = sparse.csr_array(checked, copy=True)
-    matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    if not (matrix.data == 1).all():
-        raise ValueError(
-            "`y` as a matrix must hold zeros and ones, one for each label, got "
-            f"{matrix.data[matrix.data != 1][0]}."
-        )
-    ones = np.ones(matrix.nnz)
-    return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)
-
-
-def _all_labels(name: str, rows: Any) -> NDArray[Any]:
-    """Return the labels of lists of them, one after another."""
-    arrays = [np.asarray(list(row)) for row in rows if len(row)]
-    kinds = {"text" if array.dtype.kind in "US" else "numbers" for array in arrays}
-    if len(kinds) > 1:
-        raise ValueError(f"`{name}` must hold labels of one kind, got text and numbers.")
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from samplesoft._random import as_key
 from samplesoft._validation import as_count, as_counts, as_flag, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
-from samplesoft.sklearn.label_codec import SINGLE, SPARSE
+from samplesoft.sklearn.label_forms import SINGLE, SPARSE
 from samplesoft.training.checkpoint import Checkpoint
 
 MODEL = "SampledSoftmaxClassifier"
