@@ -149,6 +149,12 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     and `save`. Times are those of this machine at this moment: where two settings are about as
     quick, another machine may choose the other with the same seed.
 
+    An input without entries, such as a text of unknown words, is embedded as the intercept, and
+    gets what is frequent. An example without a label, an empty list or a row of zeros, is left out
+    of training and does not count in ``eval_set``; `score` counts it as right if nothing is
+    predicted. Labels that were not seen in training are an error in `partial_fit`, never right in
+    `score` and ``eval_set``, and ignored in ``exclude``. Missing labels, None or NaN, are an error.
+
     References
     ----------
     A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019, section 4.2.

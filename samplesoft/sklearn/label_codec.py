@@ -44,7 +44,7 @@ class LabelCodec:
         With `unseen`, labels that are no class get the number n; the matrix of lists of labels has
         a column more for them. Else they are an error.
         """
-        y, names = without_frame(y)
+        y, names = without_frame("y", y)
         found = form_of(y)
         if self.form == LISTS and is_nested(y):  # even if all are of one length
             found = LISTS
@@ -53,7 +53,7 @@ class LabelCodec:
                 f"`y` must come as {self.form}, as in the first call, got {found}; convert it."
             )
         if self.form == SINGLE:
-            return self._numbers(checked_labels(y), unseen)
+            return self._numbers(checked_labels("y", y), unseen)
         if self.form == LISTS:
             return self._matrix("y", y, unseen)
         matrix = checked_indicator(y)
@@ -79,7 +79,7 @@ class LabelCodec:
 
         Labels that are no class are ignored; errors call the argument `name`.
         """
-        unwanted, _ = without_frame(unwanted)
+        unwanted, _ = without_frame(name, unwanted)
         if sparse.issparse(unwanted):
             matrix = as_csr(name, unwanted)
         elif is_nested(unwanted):
@@ -148,14 +148,14 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
 
     Of an indicator matrix, these are what its columns are called.
     """
-    y, names = without_frame(y)
+    y, names = without_frame("y", y)
     form, given = form_of(y), None
     if classes is not None:
         given = np.unique(column_or_1d(check_array(classes, ensure_2d=False, dtype=None)))
         if form in (SINGLE, DENSE) and is_nested(y) and len(np.asarray(y)[0]) != len(given):
             form = LISTS  # of one length each
     if form == SINGLE:
-        labels = checked_labels(y)
+        labels = checked_labels("y", y)
         return LabelCodec(np.unique(labels) if given is None else given, form, labels.dtype)
     if form == LISTS:
         if given is None:

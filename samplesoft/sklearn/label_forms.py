@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from samplesoft._validation import as_csr, shown
 
+_LISTS = (list, tuple, set, frozenset, np.ndarray)
 SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
 
 
@@ -24,10 +25,11 @@ def require_labels(y: Any) -> None:
         )
 
 
-def without_frame(y: Any) -> tuple[Any, NDArray[Any] | None]:
+def without_frame(name: str, y: Any) -> tuple[Any, NDArray[Any] | None]:
     """Return labels of a dataframe as a matrix, and the names of its columns if it has several.
 
-    A series or an array of lists becomes a list of them. Other labels stay as they are.
+    A series or an array of lists becomes a list of them. Other labels stay as they are. Errors call
+    them `name`.
     """
     if hasattr(y, "columns") and hasattr(y, "__array__"):
         names = _column_names(list(y.columns))
@@ -40,6 +42,14 @@ def without_frame(y: Any) -> tuple[Any, NDArray[Any] | None]:
         lists = y.tolist() if y.dtype == object and y.ndim == 1 else y
     else:
         lists = y.to_list() if hasattr(y, "to_list") else y
+    if isinstance(lists, (list, tuple)):
+        kinds = set(map(type, lists))
+        others = [kind.__name__ for kind in kinds if not issubclass(kind, _LISTS)]
+        if others and len(others) < len(kinds):
+            raise ValueError(
+                f"`{name}` must hold a list of labels for each example, got {others[0]} for one; "
+                "write [] for an example without labels."
+            )
     return (lists if is_nested(lists) else y), None
 
 
@@ -73,16 +83,23 @@ def form_of(y: Any) -> str:
 
 def is_nested(y: Any) -> bool:
     """Return whether something is a list of lists."""
-    rows = (list, tuple, set, frozenset, np.ndarray)
-    return isinstance(y, (list, tuple)) and all(isinstance(row, rows) for row in y)
+    return isinstance(y, (list, tuple)) and all(isinstance(row, _LISTS) for row in y)
 
 
-def checked_labels(y: Any) -> NDArray[Any]:
-    """Return one label of each example, (N,)."""
+def checked_labels(name: str, y: Any) -> NDArray[Any]:
+    """Return labels (N,), one of each example."""
     labels: NDArray[Any] = column_or_1d(
-        check_array(y, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name="y"),
+        check_array(y, ensure_2d=False, dtype=None, ensure_min_samples=0, input_name=name),
         warn=True,
     )
+    if labels.dtype.hasobject:
+        kinds = set(map(type, labels.tolist()))
+        others = [kind.__name__ for kind in kinds if not issubclass(kind, str)]
+        if others and len(others) < len(kinds):
+            raise ValueError(
+                f"`{name}` must hold labels of one kind, got text and {others[0]}; convert them, "
+                "and leave out examples without a label, or give each a list of labels."
+            )
     if labels.dtype.kind not in "biuSU":
         # floats are cast to see if they are whole; many classes are no sign of a regression here
         with np.errstate(invalid="ignore"), warnings.catch_warnings():
@@ -113,4 +130,4 @@ def all_labels(name: str, rows: Any) -> NDArray[Any]:
     kinds = {"text" if array.dtype.kind in "US" else "numbers" for array in arrays}
     if len(kinds) > 1:
         raise ValueError(f"`{name}` must hold labels of one kind, got text and numbers.")
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+    return checked_labels(name, np.concatenate(arrays)) if arrays else np.empty(0, np.int64)
