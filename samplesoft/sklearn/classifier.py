@@ -170,6 +170,13 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     >>> labels, scores = clf.predict_topk(X[:1], 2)
     >>> labels[0, 0], scores.shape
     (np.str_('ape'), (1, 2))
+
+    The same by inner products, for an index of FAISS or hnswlib:
+
+    >>> vectors, contexts = clf.model_.class_vectors(), clf.embed(X[:1])
+    >>> best = (contexts @ vectors.T).argsort(axis=1)[:, :-3:-1]  # what the index does
+    >>> bool((clf.classes_[best] == labels).all())
+    True
     """
 
     def __init__(

@@ -82,6 +82,31 @@ class PredictionMixin:
         ids, scores = self._learner.top_k(X, k, exclude)
         return self._codec.decode(ids), scores
 
+    def embed(self, X: Any) -> NDArray[Any]:
+        """Return contexts, which class vectors are compared with.
+
+        Scores are their inner products with the rows of ``model_.class_vectors()``, times
+        ``model_.settings.tau``. An index of these rows for the greatest inner product, such as
+        ``IndexFlatIP`` of FAISS or ``space="ip"`` of hnswlib, finds the labels of `predict_topk`.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, d)
+            Contexts, of norm 1 if the model normalises, as its class vectors then are: inner
+            products are cosines.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        return self.model_.embed(self._check_fitted_inputs(X))
+
     def decision_function(self, X: Any) -> NDArray[Any]:
         """Return scores: logits of the softmax, or of two classes their difference.
 

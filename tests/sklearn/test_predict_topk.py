@@ -101,6 +101,25 @@ def test_what_is_refused(exclude, message):
         clf.predict_topk(X, exclude=exclude)
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("kind", [np.asarray, np.float32, sparse.csr_array, np.ndarray.tolist])
+def test_inner_products_are_the_scores(kind, normalize):
+    clf = make(normalize=normalize).fit(X, NAMES[Y])
+    vectors, contexts = clf.model_.class_vectors(), clf.embed(kind(X))
+    inner = contexts @ vectors.T
+    rtol = 1e-5 if kind is np.float32 else 1e-10
+    np.testing.assert_allclose(
+        clf.model_.settings.tau * inner, clf.decision_function(X), rtol=rtol, atol=rtol
+    )
+    if normalize:
+        for rows in (vectors, contexts):
+            np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0)
+    best = clf.classes_[(-inner).argsort(axis=1)[:, :3]]
+    np.testing.assert_array_equal(best, clf.predict_topk(X, 3)[0])
+    with pytest.raises(ValueError, match="3 features"):
+        clf.embed(X[:, :3])
+
+
 def test_through_a_pipeline():
     texts = [f"{name} {'long' if k % 2 else 'short'}" for k, name in enumerate(NAMES[Y])]
     pipe = make_pipeline(CountVectorizer(), MaxAbsScaler(), make(max_iter=20)).fit(texts, NAMES[Y])

@@ -87,6 +87,10 @@ def test_predictions_are_those_of_the_command(name, part, run, files, tmp_path):
     for other, given in ((load(saved), X), (clf, X.toarray()), (clf, X.astype(np.float64))):
         np.testing.assert_array_equal(other.predict_topk(given, 3)[0], ids)
     assert clf.classes_.tolist() == list(range(30 if name == "items" else 10))
+    inner = clf.embed(X) @ clf.model_.class_vectors().T * clf.model_.settings.tau
+    if name == "items":
+        inner[X.nonzero()] = -np.inf
+    np.testing.assert_allclose(-np.sort(-inner, axis=1)[:, :3], scores, rtol=1e-5)
     if name == "xc":  # inputs that were not divided by their norms would differ
         wrong = clf.model_.top_k(X, 3)[1]
         assert np.abs(wrong - scores).max() > 0.01
