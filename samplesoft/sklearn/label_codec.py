@@ -82,6 +82,7 @@ class LabelCodec:
         unwanted, _ = without_frame(name, unwanted)
         if sparse.issparse(unwanted):
             matrix = as_csr(name, unwanted)
+            matrix.eliminate_zeros()
         elif is_nested(unwanted):
             matrix = self._matrix(name, unwanted, unseen=True)[:, :-1]
         else:
@@ -115,10 +116,12 @@ class LabelCodec:
     def _numbers(self, labels: NDArray[Any], unseen: bool) -> NDArray[np.int64]:
         if not len(labels):
             return np.empty(0, np.int64)
+        ascending = self.form in (SINGLE, LISTS)
         try:
-            order = np.argsort(self.classes)  # of columns, which are in any order
+            order = None if ascending else np.argsort(self.classes)
             found = np.searchsorted(self.classes, labels, sorter=order)
-            found = order[np.minimum(found, len(order) - 1)]
+            found = np.minimum(found, len(self.classes) - 1)
+            found = found if order is None else order[found]
         except TypeError:  # Python objects that have no order, such as text and numbers
             found = np.zeros(len(labels), np.int64)
         strange = self.classes[found] != labels

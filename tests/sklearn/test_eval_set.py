@@ -114,11 +114,9 @@ def test_inputs_of_another_kind(kind):
 def test_progress_has_the_scores(capfd):
     clf = make(verbose=True, max_iter=2).fit(X, Y, eval_set=(X, Y))
     lines = capfd.readouterr().err.splitlines()
-    assert lines == [
-        f"round {k + 1} of 2: loss {clf.loss_curve_[k]:.4f}, "
-        f"precision_at_1 {clf.validation_scores_[k]:.4f}"
-        for k in range(2)
-    ]
+    assert len(lines) == 2
+    for line, loss, score in zip(lines, clf.loss_curve_, clf.validation_scores_, strict=True):
+        assert f"loss {loss:.4f}, precision_at_1 {score:.4f}" in line
 
 
 def test_scores_are_saved_and_go_on(tmp_path):
