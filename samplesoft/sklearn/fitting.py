@@ -83,6 +83,11 @@ class FittingMixin:
             If an argument or a parameter is malformed, or training diverges.
         MemoryError
             If a model of such parameters does not fit.
+
+        Warns
+        -----
+        UserWarning
+            If examples are without a label, or `num_sampled` is more than there are classes.
         """
         check_parameters(self)
         with self._unchanged_on_error():
@@ -158,6 +163,11 @@ class FittingMixin:
             If an argument or a parameter is malformed, or classes differ from those of before.
         MemoryError
             If a model of such parameters does not fit.
+
+        Warns
+        -----
+        UserWarning
+            If `num_sampled` is more than there are classes, in the first call.
         """
         check_parameters(self)
         if isinstance(self.class_weight, str):

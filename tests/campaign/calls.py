@@ -33,8 +33,16 @@ SECONDS = 20  # after which a call hangs
 
 # where the documentation says so: minus infinity for a class without probability, and infinity
 # beyond the range of float64
-MAY_BE_INFINITE = ("log_prob", "log_expected_count", "kernel", "variance", "evaluate")
+MAY_BE_INFINITE = (
+    "predict_topk",
+    "log_prob",
+    "log_expected_count",
+    "kernel",
+    "variance",
+    "evaluate",
+)
 MAY_BE_INFINITE += (
+    "predict_topk",
     "backward",
     "gradient_bias",
     "gradient",
@@ -43,7 +51,10 @@ MAY_BE_INFINITE += (
     "monte_carlo_bias",
 )
 TAKES_ANYTHING = ("to_host",)
-OTHERS_WORDS = "SampledSoftmaxClassifier"  # scikit-learn checks what it is given, in its words
+OTHERS_WORDS = (
+    "SampledSoftmaxClassifier",
+    "predict_topk",
+)  # in the words of scikit-learn
 
 
 def run(seconds: float, seed: int) -> Iterator[dict[str, object]]:

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+from sklearn.pipeline import make_pipeline
 
 import samplesoft
 from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
 from samplesoft.data.corpus import Corpus
-from samplesoft.sklearn import SampledSoftmaxClassifier
+from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
@@ -52,6 +53,7 @@ Q = COUNTS / COUNTS.sum()
 BIASES = np.linspace(-0.5, 0.5, N)
 X = sparse.csr_array(np.eye(4, 5) + 0.5 * np.eye(4, 5, 1))  # inputs
 Y = sparse.csr_array(np.eye(4, N))  # their labels
+FOUR = [0, 1, 2, 3]  # one of each
 TEXT = ["a", "b", "c", "a", "b", "d", "a", "c"] * 8
 SMALL = {"embedding_dim": 3, "num_sampled": 3, "batch_size": 4}
 _ids = np.arange(60) % 4
@@ -84,8 +86,13 @@ def _fitted(**options: Any) -> Any:
     ------
     TypeError, ValueError, MemoryError
         As `SampledSoftmaxClassifier.fit`.
+
+    Warns
+    -----
+    UserWarning
+        As `SampledSoftmaxClassifier.fit`.
     """
-    return SampledSoftmaxClassifier(**options).fit(X, [0, 1, 0, 1])
+    return SampledSoftmaxClassifier(**options).fit(X, FOUR)
 
 
 MADE: dict[str, Call] = {
@@ -272,7 +279,15 @@ MADE: dict[str, Call] = {
             **_settings, embedding_dim=3, num_layers=1, batch_size=2, num_steps=3
         ),
     ),
-    "SampledSoftmaxClassifier": _call(_fitted, **SMALL, num_features=8, max_iter=1),
+    "SampledSoftmaxClassifier": _call(
+        _fitted,
+        **{**SMALL, "num_features": 8, "max_iter": 1, "update_every": 1, "optimizer": "adam"},
+    ),
+    "predict_topk": _call(
+        predict_topk,
+        estimator=make_pipeline("passthrough", SampledSoftmaxClassifier(3)).fit(X, FOUR),
+        **{"X": X, "k": 2, "exclude": sparse.csr_array(np.eye(4))},
+    ),
 }
 
 
@@ -323,13 +338,14 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Embeddings": {"take": {"num_examples": 1, "rng": 0}},
     "SampledSoftmaxClassifier": {
-        "fit": {"X": X, "y": [0, 1, 0, 1]},
-        "partial_fit": {"X": X, "y": [0, 1, 0, 1], "classes": None},
+        "fit": {"X": X, "y": FOUR, "sample_weight": np.ones(4), "eval_set": (X, FOUR)},
+        "partial_fit": {"X": X, "y": FOUR, "classes": None, "sample_weight": np.ones(4)},
         "predict": {"X": X},
         "predict_proba": {"X": X},
-        "predict_topk": {"X": X, "k": 1},
+        "predict_topk": {"X": X, "k": 1, "exclude": sparse.csr_array(np.eye(4))},
+        "embed": {"X": X},
         "decision_function": {"X": X},
-        "score": {"X": X, "y": [0, 1, 0, 1], "sample_weight": np.ones(4)},
+        "score": {"X": X, "y": FOUR, "sample_weight": np.ones(4)},
     },
 }
 RESULTS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
