@@ -70,7 +70,7 @@ class FittingMixin:
         eval_set : tuple of X and y, optional
             Other inputs and labels, for `validation_scores_` and for `early_stopping`, which then
             holds out nothing. Labels that are not in `y` count as ones that were not found;
-            examples without a label do not count.
+            examples without a label do not count. In a pipeline, inputs as its last step gets them.
 
         Returns
         -------

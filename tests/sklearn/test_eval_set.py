@@ -7,6 +7,8 @@ from scipy import sparse
 pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
 from sklearn import config_context
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.sklearn.learner import Learner
@@ -134,6 +136,13 @@ def test_an_eval_set_is_routed():
         clf = make(max_iter=2).set_fit_request(eval_set=True)
         search = GridSearchCV(clf, {"tau": [5.0]}, cv=2).fit(X, Y, eval_set=(X, Y))
     assert len(search.best_estimator_.validation_scores_) == 2
+
+
+def test_in_a_pipeline():
+    pipe = make_pipeline(StandardScaler(), make()).fit(X[TRAIN], Y[TRAIN])
+    given = {"sampledsoftmaxclassifier__eval_set": (pipe[:-1].transform(X[OTHER]), Y[OTHER])}
+    last = pipe.fit(X[TRAIN], Y[TRAIN], **given)[-1]
+    assert last.validation_scores_[-1] == pytest.approx(pipe.score(X[OTHER], Y[OTHER]))
 
 
 @pytest.mark.parametrize(
