@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.losses.candidate_scores import label_scores
 from samplesoft.kernels.losses.full_softmax import add_exponentials, finish, probabilities
 from samplesoft.losses.base import Batch, Loss
+from samplesoft.losses.class_blocks import LabelPlaces, class_blocks, label_scores_of
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
-from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
+from samplesoft.losses.vectors import unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
-
-_BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
-_LEAST_CLASSES = 64  # of a block, for a product of matrices to pay
 
 
 class FullSoftmaxLoss(Loss):
@@ -73,7 +67,7 @@ class FullSoftmaxLoss(Loss):
                 f"{type(draw).__name__}; leave it out, or take a sampled loss."
             )
         targets = batch.targets
-        own = _label_scores(batch, self.normalize).astype(np.float64)
+        own = label_scores_of(batch, self.normalize).astype(np.float64)
         signs = np.sign(own) if self.absolute else 1.0
         if self.absolute:
             own = np.abs(own)
@@ -81,7 +75,7 @@ class FullSoftmaxLoss(Loss):
         if self.mask_other_labels:
             return self._without_labels(batch, own, shares, signs)
         pivots = _best_pairs(targets, own)
-        top, total = self._other_classes(batch, _LabelPlaces(targets, pivots))
+        top, total = self._other_classes(batch, LabelPlaces(targets, pivots))
         best, sums = own[pivots], targets.per_example(shares)
         with np.errstate(all="ignore"):  # what is not finite here, `Loss.forward` explains
             to_best = np.logaddexp(0.0, top - best + np.log(total))
@@ -98,7 +92,7 @@ class FullSoftmaxLoss(Loss):
     ) -> tuple[FloatArray, _Saved]:
         """Compute as `_forward` the softmax of each label and of the classes that are no label."""
         targets = batch.targets
-        top, total = self._other_classes(batch, _LabelPlaces(targets))
+        top, total = self._other_classes(batch, LabelPlaces(targets))
         top[total == 0.0] = 0.0  # where all classes are labels
         with np.errstate(all="ignore"):
             behind = targets.rows(top + np.log(total)) - own
@@ -110,7 +104,7 @@ class FullSoftmaxLoss(Loss):
             scale = np.where(total > 0.0, targets.per_example(missed) / total, 0.0)
         return targets.per_example(shares * lost), _Saved(top, scale, -missed * signs)
 
-    def _other_classes(self, batch: Batch, excluded: _LabelPlaces) -> tuple[Rows, FloatArray]:
+    def _other_classes(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
         """Return the greatest score (B,) of the other classes, and their sum relative to it."""
         top = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
@@ -123,7 +117,7 @@ class FullSoftmaxLoss(Loss):
         z, targets, n = batch.z, batch.targets, len(batch.class_embeddings)
         factor = (weights * saved.scale).astype(z.dtype)
         d_labels = saved.d_labels * targets.rows(weights)
-        labels = _LabelPlaces(targets)
+        labels = LabelPlaces(targets)
         dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
         for block in class_blocks(z, batch.class_embeddings, batch.biases, self.normalize):
             part, scores = block.part, block.scores
@@ -141,75 +135,10 @@ class FullSoftmaxLoss(Loss):
         return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
 
 
-class _LabelPlaces:
-    """Where labels of pairs, all by default, stand in the scores of a block of classes."""
-
-    def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
-        pairs = np.arange(len(targets.labels)) if pairs is None else pairs
-        self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
-        self._labels = targets.labels[self._pairs]
-        self._owners = self._pairs if targets.owners is None else targets.owners[self._pairs]
-
-    def of(self, part: slice) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the pairs whose label is in the block, its place there, and its example."""
-        here = slice(*np.searchsorted(self._labels, [part.start, part.stop]))
-        return self._pairs[here], self._labels[here] - part.start, self._owners[here]
-
-
 class _Saved(NamedTuple):
     top: Rows  # (B,): greatest score
     scale: FloatArray  # (B,): derivative of the loss in it, if it is no label's
     d_labels: FloatArray  # (P,): derivative of the loss in the score of each label
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Scores of a range of classes; valid until the next block is made."""
-
-    part: slice  # the r classes
-    rows: Rows  # (r, d): their vectors, of norm 1 where the loss normalises
-    norms: FloatArray | None  # (r,): the norms that they had
-    offsets: Rows  # (r,) or (0,): their biases, which are not in the scores yet
-    scores: Rows  # (r, B): products of rows and contexts
-
-
-def class_blocks(
-    z: Rows, class_embeddings: Rows, biases: Rows | None, normalize: bool
-) -> Iterator[Block]:
-    """Yield the scores of all n classes for contexts `z` (B, d), block by block, in their order.
-
-    Classes come first in a block, for the product of matrices is fastest so. A class vector that is
-    not finite, or has a norm of 0 and is to be normalised, is an error.
-    """
-    n = len(class_embeddings)
-    size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))
-    buffer = np.empty((size, len(z)), z.dtype)
-    for part in chunks(n, size):
-        rows, norms = class_embeddings[part], None
-        if normalize:
-            ids = np.arange(part.start, part.stop)
-            rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
-        else:
-            require_finite_rows(rows, part.start)
-        offsets = np.empty(0, z.dtype) if biases is None else biases[part]
-        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
-            scores = np.matmul(rows, z.T, out=buffer[: len(rows)])
-        yield Block(part, rows, norms, offsets, scores)
-
-
-def _label_scores(batch: Batch, normalize: bool) -> Rows:
-    """Return the score (P,) of each pair of example and label."""
-    labels = batch.targets.labels
-    rows, places = batch.class_embeddings, labels
-    if normalize:
-        rows, _ = unit_rows("class_embeddings", rows[labels], labels)
-        places = np.arange(len(labels))
-    owners = batch.targets.rows(np.arange(len(batch.z)))
-    scores = np.empty(len(labels), batch.z.dtype)
-    label_scores(batch.z, owners, rows, places, scores)
-    if batch.biases is not None:
-        scores += batch.biases[labels]
-    return scores
 
 
 def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:

@@ -13,7 +13,8 @@ from samplesoft._jit import chunks
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_float_rows
 from samplesoft.kernels.losses.full_softmax import finish, keep_best
-from samplesoft.losses.full import FullSoftmaxLoss, class_blocks
+from samplesoft.losses.class_blocks import class_blocks
+from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.targets import check_targets
 from samplesoft.losses.vectors import check_biases, check_class_embeddings, unit_rows
 from samplesoft.samplers.base import Rows

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft.losses import full
+from samplesoft.losses import class_blocks
 from samplesoft.metrics.evaluation import Evaluation, evaluate, top_k_classes
 
 MODELS = [
@@ -30,8 +30,8 @@ def case(n=23, d=5, batch=11, seed=0):
 
 @pytest.fixture(params=[1, 2, 7, 23])
 def block_size(request, monkeypatch):
-    monkeypatch.setattr(full, "_LEAST_CLASSES", request.param)
-    monkeypatch.setattr(full, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(class_blocks, "_LEAST_CLASSES", request.param)
+    monkeypatch.setattr(class_blocks, "_BLOCK_NUMBERS", 1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 1000])
