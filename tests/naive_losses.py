@@ -87,9 +87,16 @@ def negative_sampling_masked(scores, label, ids, counts, own_count):
     return negative_sampling(scores, label, others, counts, own_count)
 
 
+def full_logistic(scores, label, ids, counts, own_count):
+    """One versus all: of every class, a logistic regression."""
+    rest = [o for j, o in enumerate(scores) if j != label]
+    return _softplus(-scores[label]) + mp.fsum(_softplus(o) for o in rest)
+
+
 ORACLES = {  # of the losses by their names
     "full": full,
     "full-absolute": full,
+    "full-logistic": full_logistic,
     "sampled": negatives,
     "sampled-masked": negatives,
     "sampled-reject": reject,

@@ -4,6 +4,7 @@
 loss                      what it is
 ========================  =====================================================================
 `FullSoftmaxLoss`         the full softmax, in blocks: never a matrix of all scores
+`FullLogisticLoss`        a logistic regression of each class, for several labels
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
 `InBatchLoss`             draws are the labels of the other examples, with more or without
@@ -23,6 +24,7 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.in_batch import InBatchLoss
@@ -38,6 +40,7 @@ __all__ = [
     "Batch",
     "BilateralSoftmaxLoss",
     "Cache",
+    "FullLogisticLoss",
     "FullSoftmaxLoss",
     "Gradients",
     "ImportanceSamplingLoss",

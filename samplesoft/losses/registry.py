@@ -12,6 +12,7 @@ from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.nce import NCELoss
@@ -27,6 +28,7 @@ def _softmax(**options: Any) -> LossSpec:
 LOSSES: dict[str, LossSpec] = {
     "full": LossSpec(FullSoftmaxLoss, classifier=True),
     "full-absolute": LossSpec(FullSoftmaxLoss, {"absolute": True}),
+    "full-logistic": LossSpec(FullLogisticLoss, {"label_reduction": "ova"}, classifier=True),
     "sampled": _softmax(masked="sampled-masked", classifier=True),
     "sampled-masked": _softmax(fixed={"scheme": "masked"}, classifier=True),
     "sampled-reject": _softmax(fixed={"scheme": "reject"}),

@@ -35,7 +35,7 @@ class LossSpec:
     >>> LOSSES["sampled"].excludes_label, LOSSES["sampled"].masked
     (True, 'sampled-masked')
     >>> [name for name, spec in LOSSES.items() if not spec.draws]
-    ['full', 'full-absolute']
+    ['full', 'full-absolute', 'full-logistic']
     >>> LOSSES["jackknife"].bias_scheme, LOSSES["nce"].why_no_bias
     ('jackknife', 'it is no estimate of the full softmax loss')
     """
