@@ -1,6 +1,7 @@
 """Layers, optimizers and schedules of models that are trained without a framework."""
 
 from samplesoft.models.clipping import clip_by_global_norm
+from samplesoft.models.direct_softmax import DirectSoftmax
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.encoders import Embedding, SparseLinear
 from samplesoft.models.linear import Linear
@@ -27,6 +28,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "DirectSoftmax",
     "Dropout",
     "Embedding",
     "Layer",

@@ -18,6 +18,7 @@ from samplesoft._names import prefixed
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
+    FloatArray,
     IntArray,
     as_count,
     as_csr,
@@ -27,7 +28,7 @@ from samplesoft._validation import (
     require_instance,
 )
 from samplesoft.losses.gradients import SparseRows
-from samplesoft.losses.registry import make_loss
+from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.evaluation import check_k, top_k_classes
 from samplesoft.models.dropout import Dropout
@@ -35,8 +36,8 @@ from samplesoft.models.linear import Linear
 from samplesoft.models.module import as_float_dtype, uniform_weights
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
+from samplesoft.samplers.registry import SAMPLERS
 
-_ROWS = 1024  # inputs at a time where no gradient is wanted
 _SCORES = 1 << 24  # scores at a time, where all classes are scored
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
 
@@ -53,8 +54,13 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
     Parameters
     ----------
-    embedding_dim : int
-        Length d of embedded inputs and of class vectors.
+    embedding_dim : int or None
+        Length d of embedded inputs and of class vectors. None for class vectors on the inputs
+        themselves, a linear model without a bottleneck; see `samplesoft.models.DirectSoftmax`. It
+        is not normalised, and takes samplers that do not look at inputs.
+    alpha : float
+        Of an L2 penalty, for an `embedding_dim` of None: half of it times the sum of the squares of
+        the numbers of class vectors is added to the mean loss.
     dropout : float
         Share of the entries of an input that a step of training leaves out.
     label_reduction : {"pal-n", "pal", "ova"}
@@ -76,20 +82,49 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     """
 
     loss: str = "sampled-masked"
-    embedding_dim: int = 64
+    normalize: bool = None  # type: ignore[assignment]
+    embedding_dim: int | None = 64
+    alpha: float = 0.0
     dropout: float = 0.0
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
 
     def __post_init__(self) -> None:
+        direct = self.embedding_dim is None
+        if self.normalize is None:
+            object.__setattr__(self, "normalize", not direct)
         super().__post_init__()
         make_loss(self.loss, **self._loss_options())  # which checks those of labels
-        as_count("embedding_dim", self.embedding_dim)
+        as_nonnegative("alpha", self.alpha)
         as_nonnegative("dropout", self.dropout, below=1.0)
+        if direct:
+            self._check_direct()
+        elif as_count("embedding_dim", self.embedding_dim) and self.alpha:
+            raise ValueError(
+                f"`alpha` must be 0 with embedding_dim={self.embedding_dim}, got {self.alpha}; it "
+                "is of models with embedding_dim=None."
+            )
+
+    def _check_direct(self) -> None:
+        """Raise ValueError unless a model on the inputs themselves can be so."""
+        if self.normalize:
+            raise ValueError(
+                "`normalize` must be False with embedding_dim=None, got True; divide the inputs by "
+                "their norms, with sklearn.preprocessing.normalize."
+            )
+        own = self.sampler is None or callable(self.sampler)  # which the layer looks at
+        if not own and self._sampler_follows():
+            able = ", ".join(name for name, spec in SAMPLERS.items() if not spec.follows_vectors)
+            raise ValueError(
+                f"`sampler` must not look at inputs with embedding_dim=None, got {self.sampler!r}; "
+                f"take one of {able}."
+            )
 
     def _loss_options(self) -> dict[str, Any]:
         of_labels = ("label_reduction", "mask_other_labels")
-        return {**super()._loss_options(), **{name: getattr(self, name) for name in of_labels}}
+        said = LOSSES[self.loss].fixed
+        mine = {name: getattr(self, name) for name in of_labels if name not in said}
+        return {**super()._loss_options(), **mine}
 
     def require_room(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
         """Raise MemoryError if the parameters of a model would not fit.
@@ -108,11 +143,15 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         TypeError, ValueError
             If a number is malformed.
         """
-        rows = as_count("num_inputs", num_inputs) + as_count("num_classes", num_classes)
+        inputs, classes = as_count("num_inputs", num_inputs), as_count("num_classes", num_classes)
+        dim = self.embedding_dim
+        size = (inputs + 1) * classes if dim is None else (inputs + classes) * dim
         require_bytes(
             f"vectors for `num_inputs` = {num_inputs:,} and `num_classes` = {num_classes:,}",
-            rows * self.embedding_dim * dtype.itemsize,
-            "lower `embedding_dim`, or number inputs and classes from 0 without gaps",
+            size * dtype.itemsize,
+            "take an `embedding_dim`"
+            if dim is None
+            else "lower `embedding_dim`, or number inputs and classes from 0 without gaps",
         )
 
 
@@ -162,6 +201,8 @@ class LinearSoftmax:
     array([1, 2, 3, 0])
     """
 
+    _rows_at_a_time = 1024  # inputs, where no gradient is wanted
+
     def __init__(
         self,
         num_inputs: int,
@@ -174,7 +215,7 @@ class LinearSoftmax:
     ) -> None:
         require_instance("settings", settings, LinearSoftmaxSettings)
         self.settings, self.dtype = settings, as_float_dtype(dtype)
-        key, dim = as_key(rng), settings.embedding_dim
+        key, dim = as_key(rng), as_count("settings.embedding_dim", settings.embedding_dim)
         settings.require_room(num_inputs, num_classes, self.dtype)
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
@@ -227,12 +268,22 @@ class LinearSoftmax:
             If an argument is malformed.
         """
         key = as_key(rng)
-        x = self.embedding.check_inputs(x)
-        h, cache = self.embedding.forward(self._thinned(x, np.uint64(mix64(key, _DROPOUT))))
-        draws = int(np.uint64(mix64(key, _DRAWS)))
-        given = np.ones(len(h)) if weights is None else as_real_array("weights", weights, (1,))
-        shares = given / len(h)
-        loss, saved = self.softmax.forward(h, labels, weights=shares, rng=draws)
+        x = self.check_inputs(x)
+        size = x.shape[0]
+        given = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
+        thin = self._thinned(x, np.uint64(mix64(key, _DROPOUT)))
+        return self._gradients(thin, labels, given / size, int(np.uint64(mix64(key, _DRAWS))))
+
+    def check_inputs(self, x: Any) -> Any:
+        """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
+        return self.embedding.check_inputs(x)
+
+    def _gradients(
+        self, x: Any, labels: Any, weights: FloatArray, draws: int
+    ) -> tuple[float, dict[str, Gradient]]:
+        """Return the weighted sum of the losses of a batch, and its gradients."""
+        h, cache = self.embedding.forward(x)
+        loss, saved = self.softmax.forward(h, labels, weights=weights, rng=draws)
         dh, of_softmax = self.softmax.backward(saved)
         _, of_embedding = self.embedding.backward(cache, dh)
         parts: dict[str, Mapping[str, Gradient]] = {
@@ -244,6 +295,16 @@ class LinearSoftmax:
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that an optimizer has changed."""
         self.softmax.update(getattr(gradients["softmax.class_embeddings"], "ids", None))
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns v of an input."""
+        return len(self.parameters["embedding.weights"])
+
+    @property
+    def num_classes(self) -> int:
+        """Classes n."""
+        return len(self.softmax.parameters["class_embeddings"])
 
     def embed(self, x: Any) -> Rows:
         """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises."""
@@ -282,14 +343,14 @@ class LinearSoftmax:
             If an argument is malformed.
         """
         settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
-        x, k = self.embedding.check_inputs(x), check_k(k, len(rows))
+        x, k = self.check_inputs(x), check_k(k, len(rows))
         if leave_out is not None:
             return self._top_k_without(x, k, leave_out)
         found = [
             top_k_classes(
-                self.embed(x[part]), rows, k, tau=settings.tau, normalize=settings.normalize
+                *self._scored(x[part], rows), k, tau=settings.tau, normalize=settings.normalize
             )
-            for part in chunks(x.shape[0], _ROWS)
+            for part in chunks(x.shape[0], self._rows_at_a_time)
         ]
         ids, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return ids, scores
@@ -322,16 +383,21 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Their scores.
         """
-        rows, x = self.class_vectors(), self.embedding.check_inputs(x)
+        rows, x = self.class_vectors(), self.check_inputs(x)
         wanted = x.shape[0], len(rows)
         absent = None if leave_out is None else as_csr("leave_out", leave_out)
         if absent is not None and absent.shape != wanted:
             raise ValueError(f"`leave_out` must have shape {wanted}, got {absent.shape}.")
-        for part in chunks(x.shape[0], max(1, min(_ROWS, _SCORES // len(rows)))):
-            scores = times_tau(self.embed(x[part]), self.softmax.loss.tau) @ rows.T
+        for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // len(rows)))):
+            h, vectors = self._scored(x[part], rows)
+            scores = times_tau(h, self.softmax.loss.tau) @ vectors.T
             if absent is not None:
                 scores[absent[part].nonzero()] = -np.inf
             yield part, scores
+
+    def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
+        """Return contexts of inputs, and class vectors, whose products are those with `rows`."""
+        return self.embed(x), rows
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""

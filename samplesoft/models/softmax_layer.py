@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_copyable, to_host, twin
 from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
-from samplesoft.losses.base import Batch, Cache, Loss
+from samplesoft.losses.base import Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.losses.targets import Targets
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.draw import Draw, Rows
 from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
 
 
@@ -178,28 +178,8 @@ class SoftmaxLayer:
             If so many draws do not fit.
         """
         batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
-        draw, label_log_count = None, None
-        if isinstance(self.loss, SampledLoss):
-            assert self.sampler is not None
-            targets = batch.targets
-            if self.loss.excludes_label and targets.owners is not None:
-                raise ValueError(
-                    f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
-                    "got a matrix; take scheme='masked'."
-                )
-            self.sampler.refresh(rng)
-            draw = self.sampler.sample(
-                batch.contexts,
-                self.num_sampled,
-                exclude=targets.labels if self.loss.excludes_label else None,
-                shared=self.shared,
-                rng=rng,
-            )
-            if self.loss.needs_label_count:
-                label_log_count = self._label_log_count(batch)
-        result = self.loss.forward_batch(
-            batch, draw, label_log_count=label_log_count, weights=weights
-        )
+        draw, log_count = self._draw(batch.contexts, batch.targets, rng)
+        result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
             self.sampler.observe(batch.targets.labels)
         return result
@@ -311,10 +291,33 @@ class SoftmaxLayer:
     def _rows(self) -> Rows:
         return self.parameters["class_embeddings"]
 
-    def _label_log_count(self, batch: Batch) -> FloatArray:
+    def _draw(
+        self, contexts: Rows, targets: Targets, rng: int | np.random.Generator | None
+    ) -> tuple[Draw | None, FloatArray | None]:
+        """Return draws where the loss needs them, and what it must know of the labels in them."""
+        if not isinstance(self.loss, SampledLoss):
+            return None, None
+        assert self.sampler is not None
+        if self.loss.excludes_label and targets.owners is not None:
+            raise ValueError(
+                f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
+                "got a matrix; take scheme='masked'."
+            )
+        self.sampler.refresh(rng)
+        draw = self.sampler.sample(
+            contexts,
+            self.num_sampled,
+            exclude=targets.labels if self.loss.excludes_label else None,
+            shared=self.shared,
+            rng=rng,
+        )
+        if not self.loss.needs_label_count:
+            return draw, None
+        return draw, self._label_log_count(contexts, targets)
+
+    def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
         """Return the log expected count (P,) of each label in a draw for its example."""
         assert self.sampler is not None
-        contexts, targets = batch.contexts, batch.targets
         if targets.owners is not None and not self.shared:
             return self._label_log_counts_of_rows(contexts, targets)
         ids = targets.labels.reshape((1, -1) if self.shared else (-1, 1))

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._temperature import as_tau
 from samplesoft._validation import as_choice, as_count, as_flag, as_positive
+from samplesoft.losses.base import Loss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
@@ -165,26 +166,11 @@ class SoftmaxSettings:
         >>> layer.num_sampled, layer.loss.scheme
         (100, 'negatives')
         """
-        loss = make_loss(self.loss, reduction=reduction, **self._loss_options())
-        sampler: SamplerProtocol | None = None
+        loss = self.make_loss(reduction)
+        sampler = None
         if self.sampler is not None:
             seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows
-            inputs = SamplerInputs(
-                seen,
-                counts,
-                tau=self.tau,
-                nu=self.nu,
-                num_features=self.num_features,
-                rng=seed,
-            )
-            if callable(self.sampler):
-                sampler = self.sampler(inputs)
-            elif not isinstance(self.sampler, str):
-                sampler = deepcopy(self.sampler)
-            elif self.num_certain:
-                sampler = make_certain_sampler(self.sampler, inputs, self.num_certain)
-            else:
-                sampler = make_sampler(self.sampler, inputs)
+            sampler = self.make_sampler(seen, counts, seed)
         layer = SoftmaxLayer(
             rows,
             loss,
@@ -196,3 +182,26 @@ class SoftmaxSettings:
         if not isinstance(self.sampler, str):
             layer.refresh()  # it may have been made from other vectors
         return layer
+
+    def make_loss(self, reduction: str) -> Loss:
+        """Make the loss, with a `reduction` of the examples."""
+        return make_loss(self.loss, reduction=reduction, **self._loss_options())
+
+    def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> SamplerProtocol:
+        """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
+        inputs = SamplerInputs(
+            seen,
+            counts,
+            tau=self.tau,
+            nu=self.nu,
+            num_features=self.num_features,
+            rng=seed,
+        )
+        if callable(self.sampler):
+            made: SamplerProtocol = self.sampler(inputs)
+            return made
+        if not isinstance(self.sampler, str):
+            return deepcopy(as_sampler("sampler", self.sampler))
+        if self.num_certain:
+            return make_certain_sampler(self.sampler, inputs, self.num_certain)
+        return make_sampler(self.sampler, inputs)

@@ -118,7 +118,7 @@ class _Best:
 
 def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:
     """Begin with singular vectors of the graph, of norm 1, for items that somebody has taken."""
-    directions = item_directions(graph, model.settings.embedding_dim, seed)
+    directions = item_directions(graph, model.class_vectors().shape[1], seed)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
     known = np.flatnonzero(norms > np.finfo(np.float32).tiny)
     start = unit_rows("user_items", directions[known])[0]

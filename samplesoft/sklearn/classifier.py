@@ -25,8 +25,13 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
 
     Parameters
     ----------
-    embedding_dim : int
-        Length d of the embedding of an input and of a class vector.
+    embedding_dim : int or None
+        Length d of the embedding of an input and of a class vector. None for scores ``tau *
+        (x @ W + b)``, a linear model without a bottleneck, for inputs such as tf-idf: a step
+        touches only features that occur in it, and classes that are labels or drawn. It needs
+        v times n numbers, and draws by counts or uniform ones.
+    alpha : float
+        Of an L2 penalty ``alpha / 2 * sum(W**2)``, for an `embedding_dim` of None.
     loss : str
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
         removed, or ``"negative-sampling"``, each with draws that leave out the label; the same
@@ -53,8 +58,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         contexts, such as the default, and losses whose draws may contain the label.
     tau : float, optional
         Inverse temperature of the scores; by default 10 if `normalize`, else 1.
-    normalize : bool
-        Divide embeddings and class vectors by their norms, which some samplers need.
+    normalize : bool, optional
+        Divide embeddings and class vectors by their norms, which some samplers need; by default
+        unless `embedding_dim` is None, for which it must be False.
     nu, num_features : float, int
         Of the sampler; see `samplesoft.samplers.SamplerInputs`.
     update_every : int
@@ -73,8 +79,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Examples in a step.
     optimizer : str
         A key of `samplesoft.models.optimizers.OPTIMIZERS`.
-    learning_rate : float
-        Of the optimizer. The default suits Adagrad; 0.01 is a start for ``"adam"``.
+    learning_rate : float, optional
+        Of the optimizer; by default 0.1, or 1 where `embedding_dim` is None. These suit Adagrad;
+        0.01 is a start for ``"adam"``.
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
     validation_fraction : float
@@ -181,14 +188,15 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
 
     def __init__(
         self,
-        embedding_dim: int = 64,
+        embedding_dim: int | None = 64,
         *,
+        alpha: float = 0.0,
         loss: str = "sampled-masked",
         sampler: Any = "unigram",
         num_sampled: int | str | None = None,
         shared: bool | None = None,
         tau: float | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
         nu: float = 4.0,
         num_features: int = 1024,
         update_every: int = 1,
@@ -198,7 +206,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         max_iter: int = 20,
         batch_size: int = 64,
         optimizer: str = "adagrad",
-        learning_rate: float = 0.1,
+        learning_rate: float | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
@@ -209,6 +217,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         verbose: bool = False,
     ) -> None:
         self.embedding_dim = embedding_dim
+        self.alpha = alpha
         self.loss = loss
         self.sampler = sampler
         self.num_sampled = num_sampled

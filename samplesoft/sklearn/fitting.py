@@ -25,6 +25,7 @@ from samplesoft.sklearn.label_forms import LISTS, SINGLE
 from samplesoft.sklearn.learner import Learner
 from samplesoft.sklearn.parameters import (
     check_parameters,
+    learning_rate,
     model_settings,
     require_same_model,
     wants_pilot,
@@ -39,7 +40,7 @@ class FittingMixin:
 
     class_weight: Any
     early_stopping: bool
-    learning_rate: float
+    learning_rate: float | None
     optimizer: str
     random_state: Any
     validation_fraction: float
@@ -214,7 +215,7 @@ class FittingMixin:
         rows = rows[sample_weight[rows] > 0.0]
         if len(rows):
             weights = example_weights(self.class_weight, self._codec, codes, sample_weight)
-            self._learner.step(X[rows], codes[rows], weights[rows], self.learning_rate)
+            self._learner.step(X[rows], codes[rows], weights[rows], learning_rate(self))
         self.n_iter_ += 1
 
     def _checked_eval_set(self, eval_set: Any, codec: LabelCodec) -> Examples:

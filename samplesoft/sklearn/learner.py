@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._validation import FloatArray, IntArray, in_small_unit
+from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
@@ -100,9 +101,16 @@ class Learner(LinearEpochs):
         return float(np.average(right, weights=in_small_unit(weights)))
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield the softmax of the scores, or of several labels that of each to be among them."""
+        """Yield the softmax of the scores, or of several labels that of each to be among them.
+
+        After a logistic regression of each class, that gives them; one label has their shares.
+        """
         for part, scores in self.scores(X):
             p = scores.astype(np.float64)
+            if isinstance(self.model.softmax.loss, FullLogisticLoss):
+                p = np.exp(-np.logaddexp(0.0, -p))
+                yield part, p if self.codec.multilabel else p / p.sum(axis=1, keepdims=True)
+                continue
             p -= p.max(axis=1, keepdims=True)
             np.exp(p, out=p)
             p /= p.sum(axis=1, keepdims=True)

@@ -23,7 +23,7 @@ def check_parameters(classifier: Any) -> None:
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(classifier, name))
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
-    as_positive("learning_rate", classifier.learning_rate)
+    as_positive("learning_rate", learning_rate(classifier))
     as_nonnegative("tol", classifier.tol)
     if not 0.0 < classifier.validation_fraction < 1.0:
         raise ValueError(
@@ -59,7 +59,7 @@ def model_settings(
     masked = spec.masked if multilabel or asked["shared"] else None
     draws = not is_full(classifier, num_classes)
     return LinearSoftmaxSettings(
-        loss=(masked or asked["loss"]) if draws else "full",
+        loss=(masked or asked["loss"]) if draws or not spec.draws else "full",
         sampler=asked["sampler"] if draws else None,
         num_sampled=asked["num_sampled"] if draws else None,
         shared=asked["shared"] if draws else False,
@@ -69,10 +69,18 @@ def model_settings(
         num_features=classifier.num_features,
         update_every=classifier.update_every,
         embedding_dim=classifier.embedding_dim,
+        alpha=classifier.alpha,
         dropout=classifier.dropout,
         label_reduction=classifier.label_reduction if draws or not spec.draws else "pal-n",
         mask_other_labels=classifier.mask_other_labels,
     )
+
+
+def learning_rate(classifier: Any) -> Any:
+    """Return the size of a step of the optimizer."""
+    if classifier.learning_rate is not None:
+        return classifier.learning_rate
+    return 1.0 if classifier.embedding_dim is None else 0.1
 
 
 def num_draws(classifier: Any) -> Any:

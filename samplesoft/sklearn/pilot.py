@@ -11,7 +11,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.losses.registry import LOSSES
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.parameters import model_settings, num_draws
+from samplesoft.sklearn.parameters import learning_rate, model_settings, num_draws
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
@@ -39,7 +39,7 @@ def auto_choice(
     batches = chain.from_iterable(learner.batches(rows, size) for _ in count())
     with progress_bar(verbose, total=steps, desc="pilot") as bar:
         for batch in islice(batches, steps):
-            learner.step(X[batch], codes[batch], weights[batch], classifier.learning_rate)
+            learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier))
             bar.update()
     some = next(learner.batches(rows, max(size, NUM_EXAMPLES)))
     loss = classifier.loss

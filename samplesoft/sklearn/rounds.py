@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from samplesoft._progress import progress_bar, progress_line
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.sklearn.parameters import learning_rate
 
 
 class Examples(NamedTuple):
@@ -32,12 +33,13 @@ def train_rounds(
     longer rises, and go back to the best parameters.
     """
     learner, verbose = classifier._learner, bool(classifier.verbose)
+    rate = learning_rate(classifier)
     num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1
     classifier.loss_curve_, classifier.validation_scores_ = [], []
     best, best_score, since = None, -np.inf, 0
     with progress_bar(verbose, total=num_rounds, desc="fit") as bar:
         for classifier.n_iter_ in range(1, num_rounds + 1):
-            loss = learner.epoch(*examples, rows, classifier.batch_size, classifier.learning_rate)
+            loss = learner.epoch(*examples, rows, classifier.batch_size, rate)
             classifier.loss_curve_.append(loss)
             shown = {"loss": f"{loss:.4f}"}
             if validation is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_counts, shown
+from samplesoft.models.direct_softmax import make_linear_softmax
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import (
@@ -56,12 +57,12 @@ class TrainedLinearSoftmax:
     @property
     def num_inputs(self) -> int:
         """Columns v of an input."""
-        return len(self.model.parameters["embedding.weights"])
+        return self.model.num_inputs
 
     @property
     def num_classes(self) -> int:
         """Classes n."""
-        return len(self.model.parameters["softmax.class_embeddings"])
+        return self.model.num_classes
 
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
         """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
@@ -84,10 +85,10 @@ def linear_softmax_config(
 
     The checkpoint holds the parameters of the model as its part ``parameters``.
     """
-    settings, parameters = model.settings, model.parameters
+    settings = model.settings
     return {
-        "num_inputs": len(parameters["embedding.weights"]),
-        "num_classes": len(parameters["softmax.class_embeddings"]),
+        "num_inputs": model.num_inputs,
+        "num_classes": model.num_classes,
         "embedding_dim": settings.embedding_dim,
         "tau": settings.tau,
         "normalize": settings.normalize,
@@ -156,7 +157,7 @@ def _rebuilt(
         normalize=about["normalize"],
         embedding_dim=about["embedding_dim"],
     )
-    model = LinearSoftmax(
+    model = make_linear_softmax(
         about["num_inputs"], about["num_classes"], settings, dtype=np.dtype(about["dtype"]), rng=0
     )
     copy_arrays(path, parameters, model.parameters)
@@ -177,11 +178,13 @@ def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:
 
     A model of other sizes, which may be huge, is then not made.
     """
-    dim = about["embedding_dim"]
-    wanted = {
-        "embedding.weights": (about["num_inputs"], dim),
-        "softmax.class_embeddings": (about["num_classes"], dim),
+    dim, inputs, classes = (about[k] for k in ("embedding_dim", "num_inputs", "num_classes"))
+    wanted: dict[str, tuple[int, ...]] = {
+        "embedding.weights": (inputs, dim),
+        "softmax.class_embeddings": (classes, dim),
     }
+    if dim is None:
+        wanted = {"softmax.class_embeddings": (classes * (inputs + 1),)}
     for name, shape in wanted.items():
         if parameters[name].shape != shape:
             raise ValueError(f"{name} of shape {parameters[name].shape} where it says {shape}")

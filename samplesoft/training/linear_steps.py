@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import IntArray
-from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.models.direct_softmax import make_linear_softmax
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.training.task import Gradient, sub_seed
 
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS = range(5)  # streams of the seed
@@ -30,7 +31,7 @@ class LinearSteps:
         dtype: Any = np.float32,
     ) -> None:
         self._seed = seed
-        self.model = LinearSoftmax(
+        self.model = make_linear_softmax(
             num_inputs,
             num_classes,
             settings,

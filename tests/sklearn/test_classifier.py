@@ -49,6 +49,7 @@ EXPECTED = dict.fromkeys(
     [
         SampledSoftmaxClassifier(),
         SampledSoftmaxClassifier(num_sampled=20),
+        SampledSoftmaxClassifier(embedding_dim=None, loss="full-logistic"),
         SampledSoftmaxClassifier(loss="jackknife", shared=False, num_sampled=20),
     ],
     expected_failed_checks=lambda _: EXPECTED,

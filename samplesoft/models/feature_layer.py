@@ -1,0 +1,211 @@
+"""A softmax layer on sparse inputs themselves: class vectors have a number for each feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from samplesoft._validation import FloatArray, IntArray, as_csr, as_real_array
+from samplesoft.losses.base import Cache, Loss
+from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.targets import Targets, check_targets
+from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.samplers.base import Rows
+from samplesoft.samplers.protocol import SamplerProtocol
+
+
+class FeatureLayer(SoftmaxLayer):
+    """Scores ``x . c_j + b_j`` of sparse inputs, and a loss on them with an L2 penalty.
+
+    A step reads and changes numbers of class vectors for features that occur in the batch, of
+    classes that are labels or drawn. The loss sees nothing else: contexts of those features, and
+    vectors of those classes.
+
+    Parameters
+    ----------
+    num_features, num_classes : int
+        Columns v of an input, and classes n.
+    loss : Loss
+        A loss of vectors that are not divided by their norms.
+    sampler : Sampler, optional
+        One that does not look at contexts.
+    num_sampled, shared
+        As for `SoftmaxLayer`.
+    alpha : float
+        The penalty is half of this times the sum of the squares of all numbers but ``b``. A step
+        adds it for the numbers that it changes, more the less often they are: in the mean over the
+        steps, the gradient is that of the whole penalty.
+    dtype : dtype
+        float32 or float64.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        ``"class_embeddings"`` (n, v + 1), zeros at first; the last column holds the b.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or the sampler follows class vectors.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        loss: Loss,
+        sampler: SamplerProtocol | None,
+        num_sampled: int | None,
+        *,
+        shared: bool | None,
+        alpha: float,
+        dtype: Any,
+    ) -> None:
+        rows = np.zeros((num_classes, num_features + 1), dtype)
+        if sampler is not None and sampler.dim is not None:
+            raise ValueError(
+                f"`sampler` must not look at inputs, got a {type(sampler).__name__} for vectors of "
+                f"{sampler.dim} numbers; take one such as 'unigram', or an `embedding_dim`."
+            )
+        super().__init__(rows, loss, sampler, num_sampled, shared=shared)
+        self.alpha = alpha
+        self._steps = np.zeros(1)  # and of how many a class and a feature were part
+        self._of_class, self._of_feature = np.zeros(num_classes), np.zeros(num_features + 1)
+
+    def forward(  # type: ignore[override]
+        self,
+        h: Any,
+        labels: Any,
+        *,
+        weights: ArrayLike | None = None,
+        rng: int | np.random.Generator | None = None,
+    ) -> tuple[Any, FeatureCache]:
+        """Draw negatives where the loss needs them, and compute the loss.
+
+        Parameters
+        ----------
+        h : ndarray or scipy.sparse CSR matrix, shape (B, v)
+            Inputs, of the type of the class vectors.
+        labels, weights, rng
+            As for `SoftmaxLayer.forward`.
+
+        Returns
+        -------
+        value : float or ndarray of float64, shape (B,)
+            The loss in nats, without the penalty.
+        cache : FeatureCache
+            For `backward`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        n = len(self._rows)
+        targets = check_targets(labels, h.shape[0], n, self.loss.label_reduction)
+        contexts, features = with_intercept(h, self._rows.shape[1] - 1)
+        draw, log_count = self._draw(contexts, targets, rng)
+        classes = np.arange(n) if draw is None else np.union1d(draw.ids, targets.labels)
+        if draw is not None:
+            draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
+            labels = _renumbered(labels, targets, classes)
+        rows = self.block(classes, features)
+        batch = self.loss.check_batch(contexts, rows, labels, None)
+        value, cache = self.loss.forward_batch(
+            batch, draw, label_log_count=log_count, weights=weights
+        )
+        if self.sampler is not None:
+            self.sampler.observe(targets.labels)
+        return value, FeatureCache(cache, classes, features, rows)
+
+    def backward(  # type: ignore[override]
+        self, cache: FeatureCache
+    ) -> tuple[None, dict[str, SparseRows]]:
+        """Return None, for inputs are data, and the gradient of the loss and of the penalty.
+
+        That is of numbers of ``class_embeddings.reshape(-1)``.
+        """
+        found = self.loss.backward(cache.of_loss).dW
+        classes, features, gradient = cache.classes[found.ids], cache.features, found.rows
+        if self.alpha:
+            gradient += self._penalty(classes, features) * cache.rows[found.ids]
+        places = np.add.outer(classes * self._rows.shape[1], features)
+        return None, {"class_embeddings": SparseRows(places.reshape(-1), gradient.reshape(-1))}
+
+    def block(self, classes: IntArray, features: IntArray) -> Rows:
+        """Return a copy of the class vectors (k, f) of some classes, at some features."""
+        if len(classes) == len(self._rows):
+            return np.take(self._rows, features, axis=1)
+        return self._rows[classes[:, None], features]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the sampler has learned, and how often numbers have changed."""
+        return {**super().state(), **(self._counters() if self.alpha else {})}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`."""
+        rest, counters = dict(state), self._counters() if self.alpha else {}
+        for name, counter in counters.items():
+            given = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,))
+            if given.shape != counter.shape:
+                raise ValueError(
+                    f"`state` must have {name!r} of shape {counter.shape}, got {given.shape}; it "
+                    "is that of another layer."
+                )
+            counters[name] = given
+        super().load_state(rest)
+        for name, counter in self._counters().items():
+            counter[:] = counters.get(name, counter)
+
+    def _counters(self) -> dict[str, FloatArray]:
+        return {"steps": self._steps, "of_class": self._of_class, "of_feature": self._of_feature}
+
+    def _penalty(self, classes: IntArray, features: IntArray) -> Rows:
+        """Return the factors (k, f) of the numbers in the penalty's gradient, in a step of theirs.
+
+        They are part of it where both their class and their feature are.
+        """
+        self._steps += 1.0
+        seldom = []
+        for counter, ids in ((self._of_class, classes), (self._of_feature, features)):
+            counter[ids] += 1.0
+            seldom.append(self._steps / counter[ids])
+        seldom[1][-1] = 0.0  # the intercept
+        factors: Rows = self.alpha * np.multiply.outer(*seldom)
+        return factors.astype(self._rows.dtype)
+
+
+class FeatureCache(NamedTuple):
+    """What `FeatureLayer.backward` needs."""
+
+    of_loss: Cache
+    classes: IntArray  # (k,)
+    features: IntArray  # (f,)
+    rows: Rows  # (k, f): the class vectors that the loss saw
+
+
+def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
+    """Return contexts (B, f) of the features that occur in inputs (B, v), and those features (f,).
+
+    The last is the intercept's, number v, with ones.
+    """
+    ones = np.ones((x.shape[0], 1), x.dtype)
+    if isinstance(x, np.ndarray):
+        return np.hstack([x, ones]), np.arange(num_features + 1)
+    features, places = np.unique(np.asarray(x.indices), return_inverse=True)
+    some = sparse.csr_array((x.data, places, x.indptr), (x.shape[0], len(features)))
+    return np.hstack([some.toarray(), ones]), np.append(features, num_features).astype(np.int64)
+
+
+def _renumbered(labels: Any, targets: Targets, classes: IntArray) -> Any:
+    """Return labels by their places among `classes` (k,), rising."""
+    if targets.owners is None:
+        return np.searchsorted(classes, targets.labels)
+    matrix = as_csr("labels", labels)
+    places = np.searchsorted(classes, matrix.indices)
+    return sparse.csr_array((matrix.data, places, matrix.indptr), (matrix.shape[0], len(classes)))

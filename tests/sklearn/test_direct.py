@@ -1,0 +1,85 @@
+"""The classifier without a bottleneck: `embedding_dim` of None."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+
+from samplesoft.sklearn import SampledSoftmaxClassifier
+
+
+def words(num=300, width=60, classes=12, seed=0):
+    """Return rows of norm 1 of few features, with one label each and with several."""
+    rng = np.random.default_rng(seed)
+    x = (rng.random((num, width)) < 0.15).astype(float) + 0.01
+    scores = x @ rng.normal(size=(width, classes)) * 2.0 + rng.normal(size=(num, classes))
+    x[x < 0.5] = 0.0
+    x[:, 0] = 1.0
+    x /= np.linalg.norm(x, axis=1)[:, None]
+    many = (scores > np.quantile(scores, 0.8)).astype(int)
+    many[np.arange(num), scores.argmax(axis=1)] = 1
+    return sparse.csr_array(x), scores.argmax(axis=1), many
+
+
+def make(**options):
+    return SampledSoftmaxClassifier(**{"embedding_dim": None, "random_state": 0, **options})
+
+
+def test_one_versus_all_comes_to_scikit_learns():
+    X, _, many = words()
+    alpha = 1e-3
+    peer = OneVsRestClassifier(LogisticRegression(C=1.0 / (alpha * X.shape[0]), max_iter=500))
+    wanted = peer.fit(X, many).decision_function(X)
+    clf = make(loss="full-logistic", alpha=alpha, max_iter=60, batch_size=16).fit(X, many)
+    found = clf.decision_function(X)
+    assert np.corrcoef(wanted.ravel(), found.ravel())[0, 1] > 0.998
+    assert np.abs(found - wanted).mean() < 0.05 * np.abs(wanted).mean()
+    np.testing.assert_allclose(clf.predict_proba(X), expit(found), rtol=1e-5)
+    np.testing.assert_array_equal(clf.predict(X), (found >= 0.0).astype(int))
+
+
+def test_a_penalty_of_another_size_comes_to_something_else():
+    X, _, many = words()
+    peer = OneVsRestClassifier(LogisticRegression(C=1.0 / (1e-3 * X.shape[0]), max_iter=500))
+    wanted = peer.fit(X, many).decision_function(X)
+    clf = make(loss="full-logistic", alpha=3e-3, max_iter=20, batch_size=16).fit(X, many)
+    assert np.abs(clf.decision_function(X) - wanted).mean() > 0.2 * np.abs(wanted).mean()
+
+
+def test_one_label_has_shares_of_one():
+    X, y, _ = words()
+    clf = make(loss="full-logistic", max_iter=5).fit(X, y)
+    odds = expit(clf.decision_function(X))
+    proba = clf.predict_proba(X)
+    np.testing.assert_allclose(proba, odds / odds.sum(axis=1, keepdims=True), rtol=1e-5)
+    assert clf.score(X, y) > 0.6
+
+
+@pytest.mark.parametrize("loss", ["full-logistic", "sampled-masked", "nce"])
+@pytest.mark.parametrize("alpha", [0.0, 1e-4])
+def test_it_goes_on_to_the_same_bits_when_it_is_loaded(loss, alpha, tmp_path):
+    X, y, _ = words()
+    clf = make(loss=loss, alpha=alpha, num_sampled=4, max_iter=2).fit(X, y)
+    clf.save(tmp_path / "model.npz")
+    again = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    np.testing.assert_array_equal(again.predict_topk(X, 3)[1], clf.predict_topk(X, 3)[1])
+    for one in (clf, again):
+        one.partial_fit(X[:50], y[:50])
+    np.testing.assert_array_equal(clf.decision_function(X), again.decision_function(X))
+    assert again.embedding_dim is None and again.alpha == alpha
+
+
+def test_sampled_draws_learn_what_the_full_softmax_does():
+    X, y, _ = words(num=1500)
+    full = make(loss="full", max_iter=10).fit(X, y).score(X, y)
+    few = make(loss="sampled-masked", num_sampled=4, max_iter=10).fit(X, y).score(X, y)
+    assert full > 0.75 and few > full - 0.05
+
+
+def test_dropout_and_early_stopping():
+    X, _, many = words()
+    clf = make(loss="full-logistic", dropout=0.3, early_stopping=True, max_iter=30).fit(X, many)
+    assert len(clf.validation_scores_) == clf.n_iter_ <= 30
+    assert clf.predict_topk(X, 2)[0].shape == (300, 2)
