@@ -27,8 +27,11 @@ class FullLogisticLoss(Loss):
 
     Parameters
     ----------
-    tau, normalize, absolute, reduction, mask_other_labels
-        As for every loss; see `samplesoft.losses.base.Loss`. Labels are never negatives here.
+    label_reduction : {"ova"}
+        One versus all.
+    **options
+        ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
+        Labels are never negatives here, whether masked or not.
 
     Raises
     ------

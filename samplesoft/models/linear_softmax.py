@@ -60,7 +60,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         is not normalised, and takes samplers that do not look at inputs.
     alpha : float
         Of an L2 penalty, for an `embedding_dim` of None: half of it times the sum of the squares of
-        the numbers of class vectors is added to the mean loss.
+        the numbers of class vectors is added to the mean loss. Few examples with several labels
+        want more than the default.
     dropout : float
         Share of the entries of an input that a step of training leaves out.
     label_reduction : {"pal-n", "pal", "ova"}
@@ -84,7 +85,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     loss: str = "sampled-masked"
     normalize: bool = None  # type: ignore[assignment]
     embedding_dim: int | None = 64
-    alpha: float = 0.0
+    alpha: float = 3e-6
     dropout: float = 0.0
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
@@ -99,11 +100,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         as_nonnegative("dropout", self.dropout, below=1.0)
         if direct:
             self._check_direct()
-        elif as_count("embedding_dim", self.embedding_dim) and self.alpha:
-            raise ValueError(
-                f"`alpha` must be 0 with embedding_dim={self.embedding_dim}, got {self.alpha}; it "
-                "is of models with embedding_dim=None."
-            )
+        else:
+            as_count("embedding_dim", self.embedding_dim)
 
     def _check_direct(self) -> None:
         """Raise ValueError unless a model on the inputs themselves can be so."""

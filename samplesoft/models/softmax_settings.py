@@ -102,8 +102,9 @@ class SoftmaxSettings:
             return
         as_count("num_sampled", self.num_sampled, loss.least_draws)
         if not callable(self.sampler):  # else it is known when it is made, in the layer
-            shares = loss.shares and not self._sampler_follows()
-            object.__setattr__(self, "shared", as_shared(self.shared, shares))
+            follows = self._sampler_follows()
+            shared = as_shared(self.shared, loss.shares and not follows)
+            object.__setattr__(self, "shared", shared)
         own = not isinstance(self.sampler, str)
         if own and self.num_certain:
             raise ValueError(

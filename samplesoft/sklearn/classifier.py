@@ -31,7 +31,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         touches only features that occur in it, and classes that are labels or drawn. It needs
         v times n numbers, and draws by counts or uniform ones.
     alpha : float
-        Of an L2 penalty ``alpha / 2 * sum(W**2)``, for an `embedding_dim` of None.
+        Of an L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for an `embedding_dim` of None.
+        The default suits many classes with one label each; see Notes.
     loss : str
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
         removed, or ``"negative-sampling"``, each with draws that leave out the label; the same
@@ -190,7 +191,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         self,
         embedding_dim: int | None = 64,
         *,
-        alpha: float = 0.0,
+        alpha: float = 3e-6,
         loss: str = "sampled-masked",
         sampler: Any = "unigram",
         num_sampled: int | str | None = None,

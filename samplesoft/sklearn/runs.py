@@ -15,8 +15,8 @@ from samplesoft.training.checkpoint import Checkpoint
 
 MODEL = "SampledSoftmaxClassifier"
 _PARAMETERS = (  # of the classifier, which the settings of a run have by the same names
-    *("embedding_dim", "loss", "sampler", "num_sampled", "shared", "tau", "normalize", "nu"),
-    *("num_features", "dropout", "batch_size", "label_reduction", "mask_other_labels"),
+    *("embedding_dim", "alpha", "loss", "sampler", "num_sampled", "shared", "tau", "normalize"),
+    *("nu", "num_features", "dropout", "batch_size", "label_reduction", "mask_other_labels"),
     "update_every",
 )
 _KEPT = ("parameters/", "optimizer/", "state/")

@@ -52,7 +52,7 @@ class RetrievalSettings(LinearSoftmaxSettings):
         Share of the examples that are held out.
     seed : int
         Of all randomness.
-    loss, tau, normalize, sampler, num_sampled, nu, num_features, embedding_dim, dropout
+    loss, tau, normalize, sampler, num_sampled, nu, num_features, embedding_dim, alpha, dropout
         As in `LinearSoftmaxSettings`.
     label_reduction, mask_other_labels
         As in `LinearSoftmaxSettings`, for examples with several labels.

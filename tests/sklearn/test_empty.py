@@ -42,7 +42,7 @@ def test_rows_without_features_are_the_intercept(options, kind):
     x = KINDS[kind](X)
     clf = make(**OPTIONS[options]).fit(x, NAMES[Y])
     u = clf.model_.parameters["embedding.intercept"]
-    unit = clf.normalize
+    unit = clf.model_.settings.normalize
     h = u / np.linalg.norm(u) if unit else u
     scores = clf.model_.settings.tau * clf.model_.class_vectors() @ h
     found = clf.decision_function(KINDS[kind](np.zeros((2, 4))))

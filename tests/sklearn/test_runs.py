@@ -136,10 +136,10 @@ def test_parameters_are_the_settings_of_the_run(name, run):
     path = run(name) / "best.npz"
     config, found = read_checkpoint(path).config, load(path).get_params()
     named = {key: value for key, value in config["task"].items() if key in found}
-    assert len(named) == 14
+    assert len(named) == 15
     drawn = {key: value for key, value in named.items() if value is not None}
     assert {key: found[key] for key in drawn} == drawn
-    assert len(drawn) == (12 if name == "plain" else 14)
+    assert len(drawn) == (13 if name == "plain" else 15)
     wanted = ("adam", 0.01) if name == "adam" else ("adagrad", 0.1)
     assert (found["optimizer"], found["learning_rate"]) == wanted
     assert found["random_state"] == config["task"]["seed"]

@@ -394,7 +394,7 @@ def test_malformed_settings_of_the_toy_task(options, name):
 
 @pytest.mark.parametrize("loss", TOY_LOSSES)
 def test_losses_of_the_toy_task(loss, tmp_path):
-    options = {"loss": loss, "num_sampled": None if loss == "full" else 10}
+    options = {"loss": loss, "num_sampled": 10 if LOSSES[loss].draws else None}
     at = train(ToyTask(ToySettings(**options)), Settings(1, learning_rate=0.001), tmp_path)
     assert at.step == 10
 
