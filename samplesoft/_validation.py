@@ -219,6 +219,14 @@ def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     return number
 
 
+def as_finite(name: str, value: Any) -> float:
+    """Return `value` as a finite float."""
+    number = _as_number(name, value)
+    if not np.isfinite(number):
+        raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
+    return number
+
+
 def _as_number(name: str, value: Any) -> float:
     """Return `value` as a float, infinite where it is beyond the range of float64."""
     numbers = (int, float, np.integer, np.floating)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from samplesoft._validation import FloatArray
-from samplesoft.kernels.losses.logistic_terms import logistic_terms
-from samplesoft.kernels.losses.merged_draws import merge_softplus
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.logistic import LogisticLoss
 from samplesoft.schemes import Scheme, select
 
 
-class NCELoss(SampledLoss):
+class NCELoss(LogisticLoss):
     r"""Logistic regression of the label against the draws, whose scores learn log-probabilities.
 
     With k(j) the expected number of draws of class j, which is m q(j) with replacement, the logit
@@ -23,6 +20,9 @@ class NCELoss(SampledLoss):
     ----------
     scheme : {"candidate", "candidate_masked"}
         Whether a draw of the label counts as a negative, as the theory has it, or is left out.
+    offset : float
+        Added to all scores, which learn log-probabilities: about -4 on average with 50 classes.
+        Dot products of vectors of norm 1 do not reach that; ``-log(n)`` brings them there.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -53,10 +53,3 @@ class NCELoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = select("candidate", "candidate_masked")
-    is_binary = True
-
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        logistic_terms(logits, losses)
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        merge_softplus(logits, merged)

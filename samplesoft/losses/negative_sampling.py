@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from samplesoft._validation import FloatArray
-from samplesoft.kernels.losses.logistic_terms import logistic_terms
-from samplesoft.kernels.losses.merged_draws import merge_softplus
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.logistic import LogisticLoss
 from samplesoft.schemes import Scheme, select
 
 
-class NegativeSamplingLoss(SampledLoss):
+class NegativeSamplingLoss(LogisticLoss):
     r"""Logistic regression of the label against the draws, on scores as they are.
 
     The loss is :math:`\text{softplus}(-o_t) + \sum_i \text{softplus}(o_{s_i})`. Nothing corrects
@@ -23,6 +20,8 @@ class NegativeSamplingLoss(SampledLoss):
     scheme : {"negatives", "masked", "kept"}
         What is done with draws of the label: there are none, as `forward` checks; they are left
         out; or they count as negatives.
+    offset : float
+        Added to all scores; with ``-log(m)`` a score of 0 says that p and q are equal.
     **options
         Those of `samplesoft.losses.base.Loss`.
 
@@ -53,10 +52,3 @@ class NegativeSamplingLoss(SampledLoss):
         name: scheme.without_correction()
         for name, scheme in select("negatives", "masked", "kept").items()
     }
-    is_binary = True
-
-    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        logistic_terms(logits, losses)
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        merge_softplus(logits, merged)

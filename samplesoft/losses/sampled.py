@@ -70,6 +70,7 @@ class SampledLoss(Loss):
 
     schemes: ClassVar[dict[str, Scheme]]
     is_softmax: ClassVar[bool] = False
+    offset = 0.0  # added to all scores
 
     def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -102,7 +103,8 @@ class SampledLoss(Loss):
         found = None
         if targets.owners is not None or self.facts.divides_by_kept:
             found = find_label_draws(scores, targets)
-        own = own.astype(np.float64)
+        own = own.astype(np.float64) + self.offset
+        log_counts = log_counts - self.offset
         if label_count is not None and self.facts.corrects_label:
             own -= label_count
         elif label_count is not None and found is not None:

@@ -81,7 +81,7 @@ class DirectSoftmax(LinearSoftmax):
         self.softmax = FeatureLayer(
             num_inputs,
             num_classes,
-            settings.make_loss("sum"),
+            settings.make_loss(num_classes, num_inputs, "sum"),
             sampler,
             settings.num_sampled,
             shared=settings.shared,

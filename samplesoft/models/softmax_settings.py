@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike
 from samplesoft._temperature import as_tau
 from samplesoft._validation import as_choice, as_count, as_flag, as_positive
 from samplesoft.losses.base import Loss
+from samplesoft.losses.logistic import LogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
@@ -27,7 +29,10 @@ class SoftmaxSettings:
     Parameters
     ----------
     loss : str
-        A key of `samplesoft.losses.LOSSES`.
+        A key of `samplesoft.losses.LOSSES`. ``"nce"`` and ``"negative-sampling"`` get an `offset`
+        with which random vectors start at probabilities that sum to 1: with ``"nce"`` and draws by
+        counts, a part of the Penn Treebank comes to a perplexity of 407 in two epochs, and without
+        one to 4.6 million (``"sampled-masked"``: 359).
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool
@@ -134,6 +139,20 @@ class SoftmaxSettings:
         """Return what the settings say of the loss."""
         return {"tau": self.tau, "normalize": self.normalize}
 
+    def _offset(self, n: int, d: int) -> dict[str, float]:
+        """Return the offset with which what random vectors say of all classes sums to 1.
+
+        Noise-contrastive estimation learns p(j), negative sampling p(j) / (m q(j)); dot products of
+        random unit vectors have a variance of 1/d.
+        """
+        spec = LOSSES[self.loss]
+        if not issubclass(spec.make, LogisticLoss):
+            return {}
+        assert spec.scheme is not None and self.num_sampled is not None and self.tau is not None
+        total = n if spec.scheme.corrects_draws else self.num_sampled
+        spread = min(self.tau, self.tau * self.tau / (2.0 * d)) if self.normalize else 0.0
+        return {"offset": -log(total) - spread}
+
     def make_layer(
         self, rows: Rows, counts: ArrayLike | None, seed: int, *, reduction: str = "mean"
     ) -> SoftmaxLayer:
@@ -167,7 +186,7 @@ class SoftmaxSettings:
         >>> layer.num_sampled, layer.loss.scheme
         (100, 'negatives')
         """
-        loss = self.make_loss(reduction)
+        loss = self.make_loss(*rows.shape, reduction)
         sampler = None
         if self.sampler is not None:
             seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows
@@ -184,9 +203,10 @@ class SoftmaxSettings:
             layer.refresh()  # it may have been made from other vectors
         return layer
 
-    def make_loss(self, reduction: str) -> Loss:
-        """Make the loss, with a `reduction` of the examples."""
-        return make_loss(self.loss, reduction=reduction, **self._loss_options())
+    def make_loss(self, n: int, d: int, reduction: str) -> Loss:
+        """Make the loss of n classes and vectors of d, with a `reduction` of the examples."""
+        options = {**self._loss_options(), **self._offset(n, d)}
+        return make_loss(self.loss, reduction=reduction, **options)
 
     def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> SamplerProtocol:
         """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
