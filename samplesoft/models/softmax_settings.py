@@ -186,7 +186,7 @@ class SoftmaxSettings:
         >>> layer.num_sampled, layer.loss.scheme
         (100, 'negatives')
         """
-        loss = self.make_loss(*rows.shape, reduction)
+        loss = self.make_loss(rows.shape[0], rows.shape[1], reduction)
         sampler = None
         if self.sampler is not None:
             seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows

@@ -58,7 +58,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         little, as in `samplesoft.models.SoftmaxSettings`: with samplers that do not look at
         contexts, such as the default, and losses whose draws may contain the label.
     tau : float, optional
-        Inverse temperature of the scores; by default 10 if `normalize`, else 1.
+        Inverse temperature of the scores in training; by default ``max(10, 1.5 log n)`` if
+        `normalize`, else 1. Scores of vectors of norm 1 lie from -tau to tau, and with more classes
+        must be larger for one of them to be probable.
     normalize : bool, optional
         Divide embeddings and class vectors by their norms, which some samplers need; by default
         unless `embedding_dim` is None, for which it must be False.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._temperature import as_tau, tau_of_classes
 from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
@@ -63,7 +64,7 @@ def model_settings(
         sampler=asked["sampler"] if draws else None,
         num_sampled=asked["num_sampled"] if draws else None,
         shared=asked["shared"] if draws else False,
-        tau=classifier.tau,
+        tau=_tau(classifier, num_classes),
         normalize=classifier.normalize,
         nu=classifier.nu,
         num_features=classifier.num_features,
@@ -96,6 +97,16 @@ def is_full(classifier: Any, num_classes: int) -> bool:
     spec = LOSSES[classifier.loss]
     few = classifier.num_sampled is None and num_classes <= NUM_SAMPLED
     return not spec.draws or num_classes < 2 or (few and spec.bias_scheme is not None)
+
+
+def _tau(classifier: Any, num_classes: int) -> float | None:
+    """Return the inverse temperature, by default of unit vectors one that grows with log n."""
+    unit_vectors = classifier.normalize
+    if unit_vectors is None:
+        unit_vectors = classifier.embedding_dim is not None
+    if classifier.tau is None and unit_vectors:
+        return tau_of_classes(num_classes)
+    return as_tau(classifier.tau, unit_vectors=False)
 
 
 def wants_pilot(classifier: Any, num_classes: int) -> bool:
