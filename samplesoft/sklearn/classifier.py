@@ -37,7 +37,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
         removed, or ``"negative-sampling"``, each with draws that leave out the label; the same
         names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
-        noise-contrastive estimation; or ``"full"``. Where draws cannot leave out the label, as
+        noise-contrastive estimation; or ``"full"``. Negative sampling learns how much more often
+        a class is the label than a draw: with draws by counts it puts rare classes too far up, the
+        more so the more classes. Where draws cannot leave out the label, as
         examples share them or have several labels, a name without ``-masked`` stands for the one
         with it. ``"full"`` has no bias, and takes 3 times as long with 600 classes, 14 times
         with 10,000; see Notes.
@@ -93,6 +95,12 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Stop after so many times over the data without a rise.
     tol : float
         Least rise that counts.
+    calibrate : bool
+        Calibrate `predict_proba` on examples that the model was not trained on: those of
+        ``eval_set``; with `early_stopping` those that it holds out; else a share of
+        `validation_fraction`, at most 1,000, that the first half of the rounds leaves out and the
+        second half learns. Without the first two, only a `fit` from scratch does so. False takes
+        the softmax of the scores as they are, and learns all examples in all rounds; see Notes.
     class_weight : dict, "balanced" or None
         Weights of classes; an example with several labels has the mean of theirs, times its
         `sample_weight` in `fit`.
@@ -127,6 +135,10 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     validation_scores_ : list of float
         Precision at 1 of the examples of ``eval_set``, or of those held out for `early_stopping`,
         each time; empty without both.
+    calibration_ : Calibration
+        The ``temperature`` that `predict_proba` divides scores by, 1 if nothing was calibrated;
+        and, unless the loss is ``"full-logistic"``, ``labels_each``, how many labels it takes an
+        example to have, None if each has one.
     auto_choice_ : dict
         What ``"auto"`` stands for, if anything was: ``loss``, ``sampler``, ``num_sampled``,
         ``shared``, and ``verdict``, the reason in words.
@@ -150,6 +162,30 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     ==============================================  ============  ==============  ==============
 
     More draws are the first thing to spend time on.
+
+    **Probabilities.** What a model has learned it is surer of than of what it has not seen, the
+    more so the more rounds, and with draws its scores are a little off. So `fit` divides them by a
+    temperature, the one of least log loss on examples that are new to the model. Few of them say
+    little, and move the temperature of training only as far as ten examples would hold it back.
+    Halfway is late enough: of Bibtex, lines and identifiers what is best after 10 of 20 rounds is
+    within 5% of what is best after all, and leaving a tenth of the examples out until then costs
+    no accuracy on Bibtex (ten seeds: a precision at 1 of 0.597 with and 0.593 without). With
+    several labels an example,
+    `labels_each` is fitted too, and a label of predicted probability 0.07 occurs 0.075 of the
+    times, where the mean number of labels in its place has it at 0.093. Log loss on held-out
+    examples, mean of three seeds (digits: 24), of Bibtex the sum over its labels; the last column
+    is the least that any temperature gives:
+
+    =============================  ========  ==========================  ========  ======
+    data                           classes   ``tau=10, calibrate=False`` defaults  least
+    =============================  ========  ==========================  ========  ======
+    digits, 20 rounds                    10  0.136                       0.133     0.130
+    Bibtex, 20 rounds                   159  7.531                       7.401     7.395
+    lines of code, 3 rounds             594  3.140                       3.135     3.134
+    identifiers, 2 rounds             9,442  4.711                       4.500     4.493
+    identifiers, 2 rounds            38,205  5.391                       5.016     4.978
+    synthetic texts, 3 rounds        47,446  6.741                       5.407     5.394
+    =============================  ========  ==========================  ========  ======
 
     With ``"auto"`` `fit` trains a pilot, a model that is thrown away, for a tenth of its steps (at
     least 100, at most 1000) with 100 draws by counts. On its vectors `samplesoft.tune` measures
@@ -214,6 +250,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
         tol: float = 1e-4,
+        calibrate: bool = True,
         class_weight: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
@@ -241,6 +278,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
         self.tol = tol
+        self.calibrate = calibrate
         self.class_weight = class_weight
         self.warm_start = warm_start
         self.random_state = random_state

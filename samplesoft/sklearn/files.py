@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from samplesoft._names import part, prefixed
 from samplesoft._random import as_key
-from samplesoft._validation import as_choice, as_count, as_counts, as_flag, shown
+from samplesoft._validation import as_choice, as_count, as_counts, as_flag, as_positive, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.sklearn.label_forms import DENSE, LISTS, SINGLE, SPARSE
 from samplesoft.sklearn.learner import Learner
@@ -67,6 +68,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "feature_names": None if names is None else list(names),
     }
     progress = {name: getattr(learner, name) for name in _PROGRESS}
+    progress["calibrated"] = learner.calibrated
     for name in _FITTED:
         if hasattr(classifier, name):
             progress[name] = getattr(classifier, name)
@@ -132,6 +134,7 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
     learner.leave_out = as_flag("leave_out", model["leave_out"])
     for name in _PROGRESS:
         setattr(learner, name, values[name])
+    learner.calibrated = _calibration(values, learner.calibration)
     classifier._take(learner)
     for name in _FITTED:
         if name in values:
@@ -156,6 +159,23 @@ def _codec(about: dict[str, Any], stored: NDArray[Any], num_classes: int) -> Lab
     if dtype != stored.dtype and not (dtype.hasobject and stored.dtype.kind == "U"):
         raise ValueError(f"classes of {stored.dtype} for {dtype}")
     return LabelCodec(stored.astype(dtype), form, np.dtype(about["labels"]))
+
+
+def _calibration(values: dict[str, Any], plain: Calibration) -> Calibration | None:
+    """Return the calibration of a file, of the form of a plain one; a run has none."""
+    stored = values.get("calibrated")
+    if stored is None:
+        return None
+    temperature, of_labels = stored
+    if isinstance(plain, LogisticCalibration):
+        if as_flag("several_labels", of_labels) != plain.several_labels:
+            raise ValueError("several labels of each example, or one, unlike those of the file")
+        return LogisticCalibration(as_positive("temperature", temperature), of_labels)
+    if plain.labels_each is not None:
+        as_positive("labels_each", of_labels)
+    elif of_labels is not None:
+        raise ValueError(f"{shown(of_labels)} labels of each example, which has one")
+    return SoftmaxCalibration(as_positive("temperature", temperature), of_labels)
 
 
 def _require_progress(values: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ from samplesoft.sklearn.rounds import Examples, train_rounds
 class FittingMixin:
     """`fit` and `partial_fit` of a classifier."""
 
+    calibrate: bool
     class_weight: Any
     early_stopping: bool
     learning_rate: float | None
@@ -69,9 +70,10 @@ class FittingMixin:
             Weights of the losses of examples, times those of `class_weight`. An example counts as
             often as its weight says where classes are counted; one of weight 0 is left out.
         eval_set : tuple of X and y, optional
-            Other inputs and labels, for `validation_scores_` and for `early_stopping`, which then
-            holds out nothing. Labels that are not in `y` count as ones that were not found;
-            examples without a label do not count. In a pipeline, inputs as its last step gets them.
+            Other inputs and labels, for `validation_scores_`, and for `early_stopping` and
+            `calibrate`, which then hold out nothing. Labels that are not in `y` count as ones that
+            were not found; examples without a label do not count. In a pipeline, inputs as its
+            last step gets them.
 
         Returns
         -------
@@ -129,13 +131,15 @@ class FittingMixin:
                 "left out.",
                 stacklevel=3,
             )
-        learner = self._learner
+        learner, apart = self._learner, rows[:0]
         if validation is not None:
             validation = validation._replace(X=learner.prepared(validation.X))
         elif self.early_stopping:
             rows, held_out = learner.split(rows, self.validation_fraction)
             validation = Examples(X, codes, sample_weight).rows(held_out)
-        train_rounds(self, Examples(X, codes, weights), rows, validation)
+        elif self.calibrate and not go_on:
+            rows, apart = learner.split_to_calibrate(rows, self.validation_fraction)
+        train_rounds(self, Examples(X, codes, weights), rows, validation, apart)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one step on a batch.

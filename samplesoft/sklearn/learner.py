@@ -13,10 +13,14 @@ from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
+from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.label_codec import LabelCodec
 from samplesoft.training.linear_epochs import LinearEpochs
 from samplesoft.training.linear_steps import held_out_order
 from samplesoft.training.unit_norm import unit_norm
+
+_CALIBRATED = 1000  # examples at most, and so many of their scores
+_SCORES = 1 << 24
 
 
 class Learner(LinearEpochs):
@@ -29,6 +33,7 @@ class Learner(LinearEpochs):
     """
 
     unit_inputs = leave_out = False
+    calibrated: Calibration | None = None
 
     def __init__(
         self,
@@ -100,22 +105,47 @@ class Learner(LinearEpochs):
         right = codes[np.arange(len(best)), best] if several else best == codes
         return float(np.average(right, weights=in_small_unit(weights)))
 
-    def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield the softmax of the scores, or of several labels that of each to be among them.
+    @property
+    def calibration(self) -> Calibration:
+        """How scores become probabilities."""
+        if self.calibrated is not None:
+            return self.calibrated
+        several = self.codec.multilabel
+        if isinstance(self.model.softmax.loss, FullLogisticLoss):
+            return LogisticCalibration(1.0, several)
+        if not several:
+            return SoftmaxCalibration()
+        labels_each = self.num_labels / self.num_examples if self.num_examples else 1.0
+        return SoftmaxCalibration(1.0, labels_each)
 
-        After a logistic regression of each class, that gives them; one label has their shares.
-        """
-        for part, scores in self.scores(X):
-            p = scores.astype(np.float64)
-            if isinstance(self.model.softmax.loss, FullLogisticLoss):
-                p = np.exp(-np.logaddexp(0.0, -p))
-                yield part, p if self.codec.multilabel else p / p.sum(axis=1, keepdims=True)
-                continue
-            p -= p.max(axis=1, keepdims=True)
-            np.exp(p, out=p)
-            p /= p.sum(axis=1, keepdims=True)
+    def split_to_calibrate(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
+        """Return the rows to train on at first, and a share of them, if few, for `calibrate`."""
+        order = held_out_order(rows, self.seed)
+        held = min(int(share * len(rows)), self._most_calibrated())
+        return np.sort(order[held:]), np.sort(order[:held])
+
+    def calibrate(self, X: Any, codes: Any, weights: FloatArray, rows: IntArray) -> None:
+        """Calibrate probabilities on some of the rows, which the model was not trained on."""
+        some = np.sort(held_out_order(rows, self.seed)[: self._most_calibrated()])
+        if weights[some].any():
+            scores = np.concatenate([scores for _, scores in self.scores(X[some])])
+            labels = codes[some]
             if self.codec.multilabel:
-                labels_each = self.num_labels / self.num_examples if self.num_examples else 1.0
-                with np.errstate(divide="ignore"):
-                    p = -np.expm1(labels_each * np.log1p(-p))
-            yield part, p
+                labels = labels[:, : len(self.codec.classes)]
+            self.calibrated = self.calibration.fitted(scores, labels, weights[some])
+
+    def with_seen_labels(self, codes: Any) -> IntArray:
+        """Return the rows whose labels are classes."""
+        n = len(self.codec.classes)
+        if not self.codec.multilabel:
+            return np.flatnonzero(codes < n)
+        unseen = codes[:, n:].sum(axis=1)
+        return np.flatnonzero(unseen == 0)
+
+    def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield probabilities of all classes, as `calibration` makes them of the scores."""
+        for part, scores in self.scores(X):
+            yield part, self.calibration.probabilities(scores)
+
+    def _most_calibrated(self) -> int:
+        return min(_CALIBRATED, max(1, _SCORES // len(self.codec.classes)))

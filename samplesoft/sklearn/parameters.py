@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._temperature import as_tau, tau_of_classes
-from samplesoft._validation import as_choice, as_count, as_nonnegative, as_positive
+from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import OPTIMIZERS
@@ -30,6 +30,7 @@ def check_parameters(classifier: Any) -> None:
         raise ValueError(
             f"`validation_fraction` must lie between 0 and 1, got {classifier.validation_fraction}."
         )
+    as_flag("calibrate", classifier.calibrate)
     check_class_weight(classifier.class_weight)
     settings = model_settings(classifier, False, NUM_SAMPLED + 1, PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):

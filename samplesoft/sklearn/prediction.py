@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from samplesoft._memory import require_bytes
 from samplesoft._validation import in_small_unit
 from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.sklearn.calibration import Calibration
 from samplesoft.sklearn.example_weights import check_sample_weight
 from samplesoft.sklearn.inputs import checked_inputs
 from samplesoft.sklearn.label_codec import LabelCodec
@@ -26,6 +27,11 @@ class PredictionMixin:
     model_: LinearSoftmax
     _learner: Learner
     _codec: LabelCodec
+
+    @property
+    def calibration_(self) -> Calibration:
+        """How `predict_proba` makes probabilities of scores."""
+        return self._learner.calibration
 
     def predict(self, X: Any) -> Any:
         """Return the most probable label of each input, or all of at least even odds.
@@ -145,9 +151,9 @@ class PredictionMixin:
         Returns
         -------
         ndarray, shape (N, n)
-            The softmax p of the scores. Where examples may have several labels,
-            ``1 - (1 - p)**L``: that of a label to be among L draws, the mean number of labels of
-            an example in training.
+            The softmax p of the scores divided by the temperature of `calibration_`. Where
+            examples may have several labels, ``1 - (1 - p)**L``: that of a label to be among L
+            draws, the ``labels_each`` of `calibration_`.
 
         Raises
         ------

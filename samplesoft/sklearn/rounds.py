@@ -25,12 +25,17 @@ class Examples(NamedTuple):
 
 
 def train_rounds(
-    classifier: Any, examples: Examples, rows: IntArray, validation: Examples | None
+    classifier: Any,
+    examples: Examples,
+    rows: IntArray,
+    validation: Examples | None,
+    apart: IntArray,
 ) -> None:
     """Train on some rows; losses, scores and rounds are attributes of the classifier as they end.
 
     A score is precision at 1 of the examples for validation. With early stopping, stop when it no
-    longer rises, and go back to the best parameters.
+    longer rises, and go back to the best parameters. Rows that are apart calibrate the model
+    halfway, and are learned from then on.
     """
     learner, verbose = classifier._learner, bool(classifier.verbose)
     rate = learning_rate(classifier)
@@ -40,6 +45,10 @@ def train_rounds(
     with progress_bar(verbose, total=num_rounds, desc="fit") as bar:
         for classifier.n_iter_ in range(1, num_rounds + 1):
             loss = learner.epoch(*examples, rows, classifier.batch_size, rate)
+            if len(apart) and classifier.n_iter_ == -(-num_rounds // 2):
+                learner.calibrate(*examples, apart)
+                learner.epoch(*examples, apart, classifier.batch_size, rate)
+                rows = np.sort(np.concatenate((rows, apart)))
             classifier.loss_curve_.append(loss)
             shown = {"loss": f"{loss:.4f}"}
             if validation is not None:
@@ -61,6 +70,8 @@ def train_rounds(
         for name, array in learner.model.parameters.items():
             array[...] = best[name]
         learner.model.softmax.refresh()
+    if validation is not None and classifier.calibrate:
+        learner.calibrate(*validation, learner.with_seen_labels(validation.codes))
 
 
 def _copy(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

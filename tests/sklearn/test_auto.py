@@ -166,7 +166,7 @@ def test_a_real_pilot(capfd, monkeypatch):
         return step(self, *arguments)
 
     monkeypatch.setattr(Learner, "step", counted)
-    clf = auto(max_iter=30, verbose=True).fit(X, Y)
+    clf = auto(max_iter=30, verbose=True, calibrate=False).fit(X, Y)
     assert clf.auto_choice_["verdict"].startswith("Take ")
     err = capfd.readouterr().err
     assert err.startswith("pilot of 100 steps") and f"auto: {clf.auto_choice_['verdict']}" in err

@@ -198,6 +198,7 @@ def test_top_k_agrees_with_all_scores():
     np.testing.assert_array_equal(labels, np.argsort(-scores, axis=1)[:, :3])
     np.testing.assert_allclose(best, -np.sort(-scores, axis=1)[:, :3])
     np.testing.assert_array_equal(labels[:, 0], clf.predict(X))
+    scores /= clf.calibration_.temperature
     p = clf.predict_proba(X)
     np.testing.assert_allclose(p, np.exp(scores) / np.exp(scores).sum(1, keepdims=True))
     with pytest.raises(ValueError, match="`k` must be at most the number of classes 7, got 8"):
@@ -241,7 +242,7 @@ def test_lists_of_one_length_and_sets_of_strings():
 
 def test_probability_of_one_label_among_several():
     X, Y = several()
-    clf = make(max_iter=3).fit(X, Y)
+    clf = make(max_iter=3, calibrate=False).fit(X, Y)
     scores = clf.decision_function(X)
     p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     wanted = 1.0 - (1.0 - p) ** Y.sum(1).mean()
@@ -454,6 +455,9 @@ CRAFTS = {
     ),
     "a seed": lambda c: c.values.update(seed=-1),
     "steps": lambda c: c.values.update(num_steps="1"),
+    "a temperature": lambda c: c.values.update(calibrated=[0.0, None]),
+    "a calibration": lambda c: c.values.update(calibrated=1.5),
+    "several labels of each": lambda c: c.values.update(calibrated=[1.0, 2.0]),
     "losses": lambda c: c.values.update(loss_curve_=["x"]),
     "scores": lambda c: c.values.update(validation_scores_=["x"]),
     "no losses": lambda c: c.values.update(loss_curve_=3),
@@ -640,9 +644,9 @@ def test_tau_grows_with_the_number_of_classes():
 
 def test_warm_start_goes_on():
     X, y = blobs()
-    twice = make(max_iter=2, warm_start=True).fit(X, y).fit(X, y)
-    assert same(twice, make(max_iter=4).fit(X, y))
-    assert not same(twice, make(max_iter=2).fit(X, y))
+    twice = make(max_iter=2, warm_start=True, calibrate=False).fit(X, y).fit(X, y)
+    assert same(twice, make(max_iter=4, calibrate=False).fit(X, y))
+    assert not same(twice, make(max_iter=2, calibrate=False).fit(X, y))
 
 
 @pytest.mark.parametrize(

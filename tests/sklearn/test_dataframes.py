@@ -77,7 +77,7 @@ def test_columns_are_labels(kind, tmp_path):
     y = frame_of(kind, SEVERAL, NAMES.tolist())
     clf = make().fit(X, y, eval_set=(X, y))
     assert clf.classes_.tolist() == NAMES.tolist()
-    plain = make().fit(X, SEVERAL)
+    plain = make().fit(X, SEVERAL, eval_set=(X, SEVERAL))
     assert same(clf, plain)
     assert type(clf.predict(X)) is type(KNeighborsClassifier().fit(X, y).predict(X)) is np.ndarray
     np.testing.assert_array_equal(clf.predict(X), plain.predict(X))

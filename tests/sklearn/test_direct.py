@@ -24,7 +24,8 @@ def words(num=300, width=60, classes=12, seed=0):
 
 
 def make(**options):
-    return SampledSoftmaxClassifier(**{"embedding_dim": None, "random_state": 0, **options})
+    given = {"embedding_dim": None, "random_state": 0, "calibrate": False}
+    return SampledSoftmaxClassifier(**given | options)
 
 
 def test_one_versus_all_comes_to_scikit_learns():
