@@ -41,8 +41,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         a class is the label than a draw: with draws by counts it puts rare classes too far up, the
         more so the more classes. Where draws cannot leave out the label, as
         examples share them or have several labels, a name without ``-masked`` stands for the one
-        with it. ``"full"`` has no bias, and takes 3 times as long with 600 classes, 14 times
-        with 10,000; see Notes.
+        with it. ``"full"`` has no bias, and takes twice as long with 600 classes, 6 times with
+        10,000; see Notes.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
         counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
@@ -146,35 +146,35 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     Notes
     -----
     The defaults are the cheapest of those that come near the full softmax. Code in the installed
-    Python packages, 2 cores, seconds of the processor and accuracy on held-out examples: lines by
-    their module (594 classes, 3 rounds over 162,000), and tokens around an identifier by the
-    identifier (9,442 classes, 2 rounds over 180,000, and 38,205 classes, 2 rounds over 270,000;
-    ``tests/benchmarks/bench_defaults.py``).
+    Python packages, seconds of one core and accuracy on held-out examples: lines by their module
+    (594 classes, 3 rounds over 162,000), and tokens around an identifier by the identifier (9,442
+    classes, 2 rounds over 180,000, and 38,205 classes, 2 rounds over 270,000;
+    ``tests/benchmarks/bench_defaults.py``). One set of draws for a batch, but of clusters one for
+    each example:
 
-    ==============================================  ============  ==============  ==============
-    loss, sampler, draws                            594 classes   9,442 classes   38,205 classes
-    ==============================================  ============  ==============  ==============
-    ``"sampled-masked"``, ``"unigram"``, 100        11 s, 0.386   11 s, 0.308     18 s, 0.273
-    ``"sampled-masked"``, ``"unigram"``, 1000       46 s, 0.385   40 s, 0.316     69 s, 0.290
-    ``"sampled-masked"``, ``"uniform"``, 100        13 s, 0.385   11 s, 0.266     16 s, 0.211
-    ``"sampled-masked"``, ``"clusters"``, 100       36 s, 0.386   75 s, 0.315     168 s, 0.286
-    ``"full"``                                      39 s, 0.388   150 s, 0.318
-    ==============================================  ============  ==============  ==============
+    ==================================================  ============  =============  ==============
+    loss, sampler, draws                                594 classes   9,442 classes  38,205 classes
+    ==================================================  ============  =============  ==============
+    ``"sampled-masked"``, ``"unigram"``, 100            8 s, 0.387    11 s, 0.325    17 s, 0.296
+    ``"sampled-masked"``, ``"unigram"``, 1000           16 s, 0.385   19 s, 0.328    20 s, 0.304
+    ``"sampled-masked"``, ``"uniform"``, 100            8 s, 0.383    9 s, 0.289     15 s, 0.233
+    ``"sampled-masked"``, ``"clusters"``, 100           28 s, 0.386   50 s, 0.330    89 s, 0.307
+    ``"nce"``, ``"unigram"``, 100                       10 s, 0.383   12 s, 0.307    15 s, 0.285
+    ``"negative-sampling-masked"``, ``"unigram"``, 100  10 s, 0.388   10 s, 0.281    14 s, 0.226
+    ``"full"``                                          14 s, 0.386   61 s, 0.327
+    ==================================================  ============  =============  ==============
 
     More draws are the first thing to spend time on.
 
-    **Probabilities.** What a model has learned it is surer of than of what it has not seen, the
-    more so the more rounds, and with draws its scores are a little off. So `fit` divides them by a
-    temperature, the one of least log loss on examples that are new to the model. Few of them say
-    little, and move the temperature of training only as far as ten examples would hold it back.
-    Halfway is late enough: of Bibtex, lines and identifiers what is best after 10 of 20 rounds is
-    within 5% of what is best after all, and leaving a tenth of the examples out until then costs
-    no accuracy on Bibtex (ten seeds: a precision at 1 of 0.597 with and 0.593 without). With
-    several labels an example,
-    `labels_each` is fitted too, and a label of predicted probability 0.07 occurs 0.075 of the
-    times, where the mean number of labels in its place has it at 0.093. Log loss on held-out
-    examples, mean of three seeds (digits: 24), of Bibtex the sum over its labels; the last column
-    is the least that any temperature gives:
+    A model is surer of what it has learned than of what it has not seen. So `fit` looks for the
+    temperature of least log loss on examples that are new to the model; a few of them move it
+    little from that of training. Halfway is late enough: of Bibtex, lines and identifiers what is
+    best after 10 of 20 rounds is within 5% of what is best after all. What calibrates is then
+    learned too, and accuracy stays as it was: the precision at 1 on Bibtex is 0.597 with and 0.593
+    without, in the mean of ten seeds. Where examples have several labels, `labels_each` is fitted
+    too: of labels with a probability of 0.07 on Bibtex a share of 0.075 is right, and with the mean
+    number of labels in its place 0.093. Log loss on held-out examples, mean of three seeds (digits:
+    24), of Bibtex the sum over the labels, and in the last column the least by any calibration:
 
     =============================  ========  ==========================  ========  ======
     data                           classes   ``tau=10, calibrate=False`` defaults  least

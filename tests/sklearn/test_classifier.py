@@ -642,6 +642,24 @@ def test_tau_grows_with_the_number_of_classes():
     assert make(normalize=False).partial_fit(X, y, classes=range(5000)).model_.settings.tau == 1.0
 
 
+def test_noise_contrastive_estimation_keeps_up(monkeypatch):
+    rng = np.random.default_rng(0)
+    words, y = rng.integers(0, 900, (300, 6)), rng.integers(0, 300, 4000)
+    found = np.take_along_axis(words[y], rng.integers(0, 6, (4000, 3)), axis=1)
+    X = sparse.csr_array((np.ones(12_000), (np.repeat(np.arange(4000), 3), found.ravel())))
+
+    def accuracy(loss):
+        clf = make(loss=loss, embedding_dim=32, num_sampled=50, max_iter=4)
+        return clf.fit(X[:3000], y[:3000]).score(X[3000:], y[3000:])
+
+    wanted = accuracy("sampled-masked")
+    assert wanted > 0.8
+    for loss in ("nce", "negative-sampling"):
+        assert accuracy(loss) > wanted - 0.05
+    monkeypatch.setattr("samplesoft.models.SoftmaxSettings._offset", lambda *_: {})
+    assert accuracy("nce") < 0.2
+
+
 def test_warm_start_goes_on():
     X, y = blobs()
     twice = make(max_iter=2, warm_start=True, calibrate=False).fit(X, y).fit(X, y)
