@@ -1,20 +1,113 @@
-"""Progress on stderr: a bar where that is a terminal, else a line for each round."""
+"""Progress on stderr: a bar where that is a terminal, else lines.
+
+Work that takes some seconds gets a line then, and more of them ever more seldom. A thread writes
+them, so that there are some in the middle of a step, while a file is read or a kernel compiled.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from contextlib import suppress
 from typing import Any
 
+_FIRST, _LONGEST = 4.0, 60.0  # seconds to the first line, and at most from one to the next
 
-def progress_bar(wanted: bool, **options: Any) -> Any:
-    """Return a tqdm bar, which disappears when it is closed; `options` are those of ``tqdm``."""
+
+def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
+    """Return a tqdm bar, which disappears when it is closed, or what writes lines in its place.
+
+    `options` are those of ``tqdm``. With `each` there is a line for each update, at once. Both
+    kinds must be closed, as ``with`` does.
+    """
+    if wanted and _has_lines():
+        return _Lines(each, **options)
     from tqdm import tqdm
 
     possible = wanted and sys.stderr is not None  # None if it was closed at the start
-    return tqdm(leave=False, disable=None if possible else True, **options)
+    return tqdm(leave=False, disable=not possible, **options)
+
+
+def progress_phase(wanted: bool, what: str) -> Any:
+    """Show `what` is being done in the body of ``with``, where there is nothing to count."""
+    return progress_bar(wanted, desc=what, bar_format="{desc}...")
 
 
 def progress_line(wanted: bool, line: str) -> None:
     """Write a line to stderr at once, where that is no terminal and so has no bar."""
-    if wanted and sys.stderr is not None and not sys.stderr.isatty():
+    if wanted and _has_lines():
         print(line, file=sys.stderr, flush=True)
+
+
+class Pace:
+    """The time since some work began, and how long the rest takes if it goes on so."""
+
+    def __init__(self, total: int | None = None, done: int = 0) -> None:
+        self._start, self._total, self._before = time.perf_counter(), total, done
+
+    def times(self, done: int) -> str:
+        """Return both in words, when `done` of the total are done."""
+        seconds = time.perf_counter() - self._start
+        if self._total is None or not self._before < done < self._total:
+            return _in_words(seconds)
+        left = seconds * (self._total - done) / (done - self._before)
+        return f"{_in_words(seconds)}, about {_in_words(left)} left"
+
+
+class _Lines:
+    """The part of a tqdm bar that this package uses, as lines."""
+
+    def __init__(
+        self,
+        each: bool,
+        *,
+        desc: str,
+        total: int | None = None,
+        initial: int = 0,
+        unit: str = "",
+        **_: Any,
+    ) -> None:
+        self._each, self._desc, self._unit = each, desc, unit
+        self._done, self._total, self._postfix = initial, total, ""
+        self._pace, self._closed = Pace(total, initial), threading.Event()
+
+    def __enter__(self) -> _Lines:
+        threading.Thread(target=self._write_sometimes, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    def update(self, number: int = 1) -> None:
+        """Count."""
+        self._done += number
+        if self._each:
+            progress_line(True, self._line())
+
+    def set_postfix(self, refresh: bool = True, **figures: Any) -> None:
+        """Show some figures from now on."""
+        self._postfix = ", ".join(f"{name} {value}" for name, value in figures.items())
+
+    def _line(self) -> str:
+        done, of_total = self._done, "" if self._total is None else f" of {self._total:,}"
+        counted = f"{self._unit} {done:,}{of_total}" if self._unit else ""
+        parts = (counted, self._postfix, self._pace.times(done))
+        return f"{self._desc}: {', '.join(filter(None, parts))}"
+
+    def _write_sometimes(self) -> None:
+        pause = _FIRST
+        while not self._closed.wait(pause):
+            with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
+                progress_line(True, self._line())
+            pause = min(2.0 * pause, _LONGEST)
+
+
+def _has_lines() -> bool:
+    return sys.stderr is not None and not sys.stderr.isatty()
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 7200.0 else f"{seconds / 3600.0:.1f} h"

@@ -84,7 +84,7 @@ def check_loss(
     seconds : float
         Time after which no more calls are made, though hypotheses are left that the means allow.
     progress : bool
-        Show on stderr, if that is a terminal, how many calls were made.
+        Show on stderr how many calls were made.
     rng : int, numpy.random.Generator or None
         Seed of the problems, and of the seeds that the loss is given.
 
@@ -159,7 +159,7 @@ def check_loss(
     hypotheses = all_hypotheses(problem, m, observer.batch, observer.with_gradient)
     start = time.perf_counter()
     if observer.is_random:
-        with progress_bar(as_flag("progress", progress), unit=" calls") as bar:
+        with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
             scores = _look(observer, hypotheses, start + limit, bar)
     else:
         observer.more(2)

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samplesoft._progress import progress_bar, progress_line
+from samplesoft._progress import progress_bar, progress_line, progress_phase
 from samplesoft.commands.options import flag, given, say, show_part
 from samplesoft.commands.softmax_options import check_softmax, refuse
 from samplesoft.losses.registry import LOSSES
@@ -32,7 +32,7 @@ def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> 
 
     names = [name for name in NAMES if is_auto(getattr(options, name, None))]
     if not names:
-        return model.make_task(options)
+        return _prepared(model, options)
     if options.resume:
         raise ValueError(
             f"{flag(names[0])} auto is for a new run, and the one in {str(options.out)!r} was not "
@@ -42,7 +42,7 @@ def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> 
     wanted = {name: getattr(options, name) for name in PILOT}
     of_sampler = {n: getattr(options, n) for n in _OF_A_SAMPLER if getattr(options, n) is not None}
     _set(options, PILOT | dict.fromkeys(_OF_A_SAMPLER))
-    task = model.make_task(options)
+    task = _prepared(model, options)
     assert isinstance(task, SoftmaxTask)
     _train(task, settings)
     defaults = type(task.settings)
@@ -64,7 +64,14 @@ def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> 
     line = f"{' and '.join(map(flag, names))} auto: {choice.verdict}"
     say(line)
     show_part(line)
-    return task.with_settings(**chosen)
+    with progress_phase(True, "preparing the run"):
+        return task.with_settings(**chosen)
+
+
+def _prepared(model: Model, options: argparse.Namespace) -> Task:
+    """Make a task of the options as they are, and say so."""
+    with progress_phase(True, f"preparing {options.out}"):
+        return model.make_task(options)
 
 
 def results(options: argparse.Namespace) -> dict[str, Any]:

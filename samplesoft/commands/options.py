@@ -169,9 +169,11 @@ def show_report(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print on stderr what is being done, if that is a terminal."""
+    """Print a remark on stderr, if that is a terminal, above the bars that it has."""
     if _is_terminal(sys.stderr):
-        print(message, file=sys.stderr)
+        from tqdm import tqdm
+
+        tqdm.write(message, file=sys.stderr)
 
 
 def _on_terminal() -> bool:

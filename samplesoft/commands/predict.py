@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
     name = "user" if trained.leave_out else "row"
-    with progress_bar(True, total=inputs.shape[0], unit="inputs", desc="predict") as bar:
+    with progress_bar(True, total=inputs.shape[0], unit="input", desc="predict") as bar:
         for part in chunks(inputs.shape[0], _ROWS):
             ids, scores = trained.top_k(inputs[part], k)
             labels = ids if trained.classes is None else trained.classes[ids]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from samplesoft._progress import progress_phase
 from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.commands.inputs import read_inputs
-from samplesoft.commands.options import say
 from samplesoft.data import (
     Embeddings,
     examples_from_corpus,
@@ -48,6 +48,11 @@ class Source:
 
 def load_source(options: argparse.Namespace) -> Source:
     """Load ``--examples`` examples of the input that the options name, or of Python's library."""
+    with progress_phase(True, "reading the input"):
+        return _loaded(options)
+
+
+def _loaded(options: argparse.Namespace) -> Source:
     if options.logits:
         logits, labels = load_logits(options.logits, options.labels)
         count = options.examples
@@ -55,7 +60,6 @@ def load_source(options: argparse.Namespace) -> Source:
     if options.checkpoint:
         return _from_checkpoint(options)
     if options.embeddings:
-        say(f"Reading {options.embeddings}.")
         title = f"embeddings of {options.embeddings}"
         vectors = load_embeddings(
             options.embeddings, num_examples=options.examples, rng=options.seed
@@ -64,7 +68,6 @@ def load_source(options: argparse.Namespace) -> Source:
         version = ".".join(map(str, sys.version_info[:3]))
         path = None if options.corpus is None else training_text(options.corpus)
         title = f"Python {version}'s library" if path is None else f"text of {path}"
-        say(f"Reading and embedding: {title}.")
         tokens = stdlib_tokens() if path is None else read_tokens(path)
         vectors = examples_from_corpus(tokens, num_examples=options.examples, rng=options.seed)
         title += f" ({len(tokens):,} tokens)"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samplesoft._interrupts import advise
+from samplesoft._progress import Pace, progress_phase
 from samplesoft._tables import Column, markdown_table
 from samplesoft.commands import auto, saved_options, train_items, train_lm, train_toy, train_xc
 from samplesoft.commands.model import Model
@@ -20,7 +21,6 @@ from samplesoft.commands.options import (
     folder_name,
     positive_float,
     positive_int,
-    say,
     seed,
     show_part,
     show_report,
@@ -137,31 +137,36 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     model = MODELS[options.model]
     if options.checkpoint_every is None:
         options.checkpoint_every = model.checkpoint_every
-    say(f"Preparing {options.out}.")
     settings = model.make_settings(options)
     task = auto.make_task(model, options, settings)
     saved_options.save_options(options)
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
+    done = 0
     if options.resume and (out / LOG).exists():
         done = len(_epochs(read_log(out / LOG)))
         line += f", goes on in epoch {done + 1}"
     show_part(line)
+    pace = Pace(settings.epochs, done)
     at = train_locked(
         task,
         settings,
         out,
         resume=options.resume,
-        progress=lambda line: show_part(_one_line(line, model.headline)),
+        progress=lambda line: show_part(
+            f"{_one_line(line, model.headline)}, {pace.times(line['epoch'])}"
+        ),
     )
     records = _epochs(read_log(out / LOG))
     load_parameters(_best(out), task)
+    with progress_phase(True, "evaluating the best epoch"):
+        of_best = model.results(task)
     results = {
         "config": task.config(),
         "epochs": records,
         "best_epoch": at.best_epoch,
         "validation": _of_best_epoch(records, at),
         **auto.results(options),
-        **model.results(task),
+        **of_best,
     }
     show_report(_report(results, at, model.headline))
     if options.json:
@@ -229,8 +234,8 @@ def _columns(headline: str) -> list[Column]:
 
 
 def _one_line(line: dict[str, Any], headline: str) -> str:
-    """Return an epoch's line of the log as it is printed."""
-    epoch, *others = ((title, show(line)) for title, show in _columns(headline))
+    """Return an epoch's line of the log as it is printed, without its speed."""
+    epoch, *others, _ = ((title, show(line)) for title, show in _columns(headline))
     return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in others)}"
 
 

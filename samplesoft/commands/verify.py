@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from samplesoft._progress import progress_phase
 from samplesoft._validation import FloatArray
-from samplesoft.commands.options import say, show_part, show_report
+from samplesoft.commands.options import show_part, show_report
 from samplesoft.commands.outputs import write_outputs
 from samplesoft.commands.source import Source, load_source
 from samplesoft.commands.verify_options import DEFAULT_SAMPLERS, add_options, check_options
@@ -56,12 +57,12 @@ def run(options: argparse.Namespace) -> int:
         logits=source.logits,
         **features,
     )
-    say(f"Computing the proposals over {source.logits.shape[1]:,} classes.")
     left_out: dict[str, str] = {}
     if options.samplers is None:
         left_out = _default_samplers_without_data(inputs, source.unit_vectors)
     names = options.samplers or [name for name in DEFAULT_SAMPLERS if name not in left_out]
-    proposals = _proposals(names, inputs)
+    with progress_phase(True, "proposals"):
+        proposals = _proposals(names, inputs)
     report = verify(
         source.logits,
         source.labels,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._progress import progress_bar, progress_line
+from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._random import as_key
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
@@ -61,7 +61,8 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
         make_optimizer("adagrad", 0.0),
     )
     model, graph = epochs.model, normalized(seen)
-    _begin(model, seen, graph, sub_seed(key, _START))
+    with progress_phase(recommender.verbose, "singular vectors"):
+        _begin(model, seen, graph, sub_seed(key, _START))
     rows = np.flatnonzero(sizes)
     inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
     weight = recommender.propagation
@@ -73,24 +74,24 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
         return held_out.score(users, propagated(model.class_vectors(), users, graph, weight))
 
     best, total = _Best(model.parameters), recommender.max_iter
-    with progress_bar(recommender.verbose, total=total, desc="fit") as bar:
-        for number in range(1, total + 1):
+    with progress_bar(recommender.verbose, each=True, total=total, unit="round", desc="fit") as bar:
+        for _ in range(total):
             loss = epochs.epoch(
                 inputs, seen, weights, rows, recommender.batch_size, recommender.learning_rate
             )
             found.losses.append(loss)
-            line = f"loss {loss:.4f}"
+            figures = {"loss": f"{loss:.4f}"}
             if held_out:
                 best.add(score(_EPOCH_WEIGHT if weight == AUTO else weight))
-                line += f", ndcg_at_20 {best.scores[-1]:.4f}"
+                figures["ndcg_at_20"] = f"{best.scores[-1]:.4f}"
+            bar.set_postfix(refresh=False, **figures)
             bar.update()
-            bar.set_postfix_str(line)
-            progress_line(recommender.verbose, f"round {number} of {total}: {line}")
             if best.since >= recommender.n_iter_no_change:
                 break
     best.restore()
     if weight == AUTO:
-        found.propagation = max(_WEIGHTS, key=score)
+        with progress_phase(recommender.verbose, "weight of the propagation"):
+            found.propagation = max(_WEIGHTS, key=score)
     found.scores, found.class_vectors = best.scores, model.class_vectors()
     return found
 

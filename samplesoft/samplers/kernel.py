@@ -38,7 +38,7 @@ class KernelSampler(Sampler):
         Least mass that the tree gives to a class. By default that of the map, its least kernel of
         two unit vectors, which flattens the small kernels of longer ones; 1e-9 for a function.
     progress : bool
-        Show a progress bar on stderr while building, if that is a terminal.
+        Show progress on stderr while building: a bar if that is a terminal, else lines.
 
     Attributes
     ----------

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
+from samplesoft._progress import progress_phase
 from samplesoft._validation import FloatArray, shown
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn.example_weights import (
@@ -45,6 +46,7 @@ class FittingMixin:
     optimizer: str
     random_state: Any
     validation_fraction: float
+    verbose: bool
     warm_start: bool
 
     classes_: NDArray[Any]
@@ -254,7 +256,9 @@ class FittingMixin:
         """Make a model with random parameters."""
         chosen = getattr(self, "auto_choice_", {})
         settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
-        self._take(Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer))
+        with progress_phase(bool(self.verbose), "making the model"):
+            learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
+        self._take(learner)
 
     def _take(self, learner: Learner) -> None:
         self._learner, self._codec = learner, learner.codec

@@ -37,7 +37,7 @@ def auto_choice(
     steps = pilot_steps(classifier.max_iter * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     batches = chain.from_iterable(learner.batches(rows, size) for _ in count())
-    with progress_bar(verbose, total=steps, desc="pilot") as bar:
+    with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
         for batch in islice(batches, steps):
             learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier))
             bar.update()

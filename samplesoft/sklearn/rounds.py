@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._progress import progress_bar, progress_line
+from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.sklearn.parameters import learning_rate
 
@@ -42,7 +42,7 @@ def train_rounds(
     num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1
     classifier.loss_curve_, classifier.validation_scores_ = [], []
     best, best_score, since = None, -np.inf, 0
-    with progress_bar(verbose, total=num_rounds, desc="fit") as bar:
+    with progress_bar(verbose, each=True, total=num_rounds, unit="round", desc="fit") as bar:
         for classifier.n_iter_ in range(1, num_rounds + 1):
             loss = learner.epoch(*examples, rows, classifier.batch_size, rate)
             if len(apart) and classifier.n_iter_ == -(-num_rounds // 2):
@@ -55,10 +55,8 @@ def train_rounds(
                 score = learner.precision_at_1(*validation)
                 classifier.validation_scores_.append(score)
                 shown["precision_at_1"] = f"{score:.4f}"
+            bar.set_postfix(refresh=False, **shown)
             bar.update()
-            bar.set_postfix(shown)
-            line = ", ".join(f"{name} {value}" for name, value in shown.items())
-            progress_line(verbose, f"round {classifier.n_iter_} of {num_rounds}: {line}")
             if validation is None or not classifier.early_stopping:
                 continue
             since = 0 if score > best_score + classifier.tol else since + 1

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._names import prefixed
-from samplesoft._progress import progress_bar, progress_line
+from samplesoft._progress import progress_bar, progress_phase
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.models.schedules import make_schedule
@@ -32,8 +32,6 @@ from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
 
 CHECKPOINT, BEST, LOG = "checkpoint.npz", "best.npz", "log.jsonl"
-
-_FIRST_LINE = 8.0  # seconds of an epoch, where stderr is no terminal; the next after twice as many
 
 
 class Diverged(FloatingPointError):
@@ -56,10 +54,10 @@ class Run:
     def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
         """Do the rest of an epoch: steps, validation, a line of the log, checkpoints."""
         self.optimizer.learning_rate = self.settings.learning_rate * self.schedule(self.at.epoch)
-        start, next_line = time.perf_counter(), _FIRST_LINE
+        name = f"epoch {self.at.epoch + 1}"
         with progress_bar(
             bool(progress),
-            desc=f"epoch {self.at.epoch + 1}",
+            desc=name,
             initial=self.at.index,
             total=self.task.num_steps,
             unit="step",
@@ -68,14 +66,18 @@ class Run:
                 self.step(index)
                 bar.set_postfix(loss=f"{self.at.mean_loss:.3f}", refresh=False)
                 bar.update()
-                if time.perf_counter() - start > next_line:
-                    progress_line(bool(progress), f"{self.where}: loss {self.at.mean_loss:.4f}")
-                    next_line *= 2.0
                 if self.at.index < self.task.num_steps:
                     if self.at.index % self.settings.log_every == 0:
                         self.write_line({})
                     if self.at.index % (self.settings.checkpoint_every or math.inf) == 0:
                         self.save()
+        with progress_phase(bool(progress), f"{name}, validation"):
+            line = self.end_epoch()
+        if callable(progress):
+            progress(line)
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Validate, write the checkpoints, and return the line of the log."""
         with self.watched():
             figures = self.task.validate()
         for name, value in figures.items():
@@ -83,8 +85,7 @@ class Run:
         line = self.write_line({f"validation_{name}": value for name, value in figures.items()})
         is_best = self.at.end_epoch(figures["loss"])
         self.save(best=is_best)
-        if callable(progress):
-            progress(line)
+        return line
 
     def step(self, index: int) -> None:
         """Do one step."""

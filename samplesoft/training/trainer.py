@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from samplesoft._progress import progress_phase
 from samplesoft.training.checkpoint import (
     copy_arrays,
     part_of,
@@ -47,8 +48,9 @@ def train(
     resume : bool
         Go on from the checkpoint in `folder`, with the settings that it was written with.
     progress : bool or callable
-        Show a progress bar on stderr, if that is a terminal. A callable, such as ``print``, gets
-        the last line of the log of each epoch too, as a dict, once the epoch is in the checkpoint.
+        Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
+        ``print``, gets the last line of the log of each epoch too, as a dict, once the epoch is in
+        the checkpoint.
 
     Returns
     -------
@@ -109,10 +111,11 @@ def train_locked(
     """Do what `train` does, in a folder that the caller has locked and looked into."""
     path = Path(folder, CHECKPOINT)
     run = Run(task, settings, Path(folder))
-    if resume:
-        run.load(path)
-    else:
-        run.save()
+    with progress_phase(bool(progress), "checkpoint"):
+        if resume:
+            run.load(path)
+        else:
+            run.save()
     try:
         run.log = Log(Path(folder, LOG), run.at.step)
         while not run.at.is_over(settings):

@@ -96,7 +96,7 @@ def tune(
         Time of a step that is allowed. If given, the setting with the least error within it is
         taken, and `largest_bias` has no effect.
     progress : bool
-        Show a progress bar on stderr, if that is a terminal.
+        Show progress on stderr: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
         Seed of samplers and draws. Times differ from run to run, and with them the choice may.
 
@@ -160,7 +160,8 @@ def tune(
     left_out = {name: why for name in names if (why := _why_not(SAMPLERS[name], inputs, unit))}
     todo = [name for name in names if name not in left_out]
     total = len(ways) * len(todo) * len(sizes)
-    with progress_bar(as_flag("progress", progress), total=total, desc="tune") as bar:
+    wanted = as_flag("progress", progress)
+    with progress_bar(wanted, total=total, unit="setting", desc="tune") as bar:
         for name in todo:
             sampler = make_sampler(name, inputs)
             for way in ways:

@@ -71,8 +71,8 @@ def verify(
     rng : int or numpy.random.Generator or None
         Seed of the trials.
     progress : bool or callable
-        Show a progress bar on stderr, if that is a terminal. A callable, such as ``print``, gets
-        a line of text too whenever a proposal at one m has been checked.
+        Show progress on stderr: a bar if that is a terminal, else lines. A callable, such as
+        ``print``, gets a line of text too whenever a proposal at one m has been checked.
     settings : mapping, optional
         Shown and saved with the report, for example where the data came from.
 
@@ -131,7 +131,7 @@ def verify(
     tests: list[Scores] = []
     shown = counts[len(counts) // 2]
     total = len(samplers) * len(counts) * len(problem.logits)
-    with progress_bar(bool(progress), total=total, unit="example") as bar:
+    with progress_bar(bool(progress), total=total, unit="example", desc="verify") as bar:
         for i, (name, q) in enumerate(samplers.items()):
             for k, m in enumerate(counts):
                 stream = mix64(key, np.uint64(i * len(counts) + k))

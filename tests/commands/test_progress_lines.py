@@ -14,6 +14,8 @@ from samplesoft.training import read_checkpoint, read_log
 
 pytestmark = pytest.mark.slow
 SAMPLESOFT = [sys.executable, "-m", "samplesoft"]
+TIME = r"[\d.]+ (s|min)"
+SLOW = rf"(.+: (.+, )?{TIME}(, about {TIME} left)?\n)*"  # on stderr, where a part takes seconds
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +36,15 @@ def logits(tmp_path):
 def test_training_prints_each_epoch(tmp_path):
     command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path / "run"), "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    assert re.fullmatch(SLOW, done.stderr)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("- toy in ")
     records = [r for r in read_log(tmp_path / "run" / "log.jsonl") if "validation_loss" in r]
     for epoch, (line, record) in enumerate(zip(lines[1:4], records, strict=True), start=1):
         assert line.startswith(f"- epoch {epoch}: train loss {record['train_loss']:.4f}, ")
         assert f"validation loss {record['validation_loss']:.4f}" in line
+        left = "" if epoch == 3 else rf", about {TIME} left"
+        assert re.search(rf", perplexity [\d.]+, {TIME}{left}$", line)
     assert lines[4] == ""
     assert lines[5].startswith("| epoch |")
 
@@ -99,7 +103,7 @@ def test_reader_that_leaves_ends_neither_the_work_nor_the_lines(which, logits, t
     ) as process:
         assert process.stdout.readline().startswith("- ")
         process.stdout.close()
-        assert process.stderr.read() == ""
+        assert re.fullmatch(SLOW, process.stderr.read())
     assert process.returncode == 0
     assert result.exists()
 

@@ -285,4 +285,7 @@ def test_progress_lines(capsys):
     make(verbose=True, max_iter=2).fit(TAKEN)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert re.fullmatch(r"round 2 of 2: loss -?\d\.\d{4}, ndcg_at_20 \d\.\d{4}", lines[1])
+    times = r"\d+\.\d s"
+    figures = r"loss -?\d\.\d{4}, ndcg_at_20 \d\.\d{4}"
+    assert re.fullmatch(rf"fit: round 1 of 2, {figures}, {times}, about {times} left", lines[0])
+    assert re.fullmatch(rf"fit: round 2 of 2, {figures}, {times}", lines[1])

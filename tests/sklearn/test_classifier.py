@@ -753,7 +753,7 @@ def test_progress_comes_line_by_line_where_stderr_is_no_terminal(capfd):
     X, y = np.eye(4), np.arange(4)
     SampledSoftmaxClassifier(max_iter=3, loss="full", verbose=True, random_state=0).fit(X, y)
     lines = capfd.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"round {k} of 3" for k in (1, 2, 3)]
+    assert [line.split(",")[0] for line in lines] == [f"fit: round {k} of 3" for k in (1, 2, 3)]
     SampledSoftmaxClassifier(max_iter=3, loss="full", random_state=0).fit(X, y)
     assert capfd.readouterr().err == ""
 

@@ -35,7 +35,7 @@ class ClusterSampler(EngineSampler):
         Classes in a leaf, about; at most four times as many. Larger leaves have less bias, and
         cost a draw more.
     progress : bool
-        Show a progress bar on stderr while clustering, if that is a terminal.
+        Show progress on stderr while clustering: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
         Seed of the clustering.
     device : {"cpu", "cuda"}
@@ -163,6 +163,6 @@ class ClusterSampler(EngineSampler):
         Parameters
         ----------
         progress : bool
-            Show a progress bar on stderr, if that is a terminal.
+            Show progress on stderr: a bar if that is a terminal, else lines.
         """
         self._engine.cluster(as_flag("progress", progress))

@@ -125,12 +125,16 @@ class HostTree:
         sizes = np.empty(len(rows), rows.dtype)
         leaf_sums = np.empty((self._shape.num_leaves, self._shape.feature_dim), rows.dtype)
         parts = chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK))
-        for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
-            here = slice(part.start * self._shape.leaf_size, part.stop * self._shape.leaf_size)
-            features = self._features(rows[here])
-            starts = np.arange(0, len(features), self._shape.leaf_size)
-            sum_runs(features, starts, leaf_sums[part])
-            largest_in_rows(features, sizes[here])
+        with progress_bar(
+            progress, total=len(parts), unit="block", desc="building the tree"
+        ) as bar:
+            for part in parts:
+                here = slice(part.start * self._shape.leaf_size, part.stop * self._shape.leaf_size)
+                features = self._features(rows[here])
+                starts = np.arange(0, len(features), self._shape.leaf_size)
+                sum_runs(features, starts, leaf_sums[part])
+                largest_in_rows(features, sizes[here])
+                bar.update()
         return HostTreeSums(leaf_sums), FeatureSizes(rows.dtype, sizes)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:

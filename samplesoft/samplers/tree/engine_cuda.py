@@ -243,12 +243,16 @@ class CudaTree:
         sizes = empty(shape.num_classes, buckets.dtype)
         leaf_sums = empty((shape.num_leaves, shape.feature_dim), buckets.dtype)
         parts = chunks(shape.num_leaves, shape.leaves_at_a_time(_BLOCK))
-        for part in progress_bar(progress, iterable=parts, unit="block", desc="building the tree"):
-            leaves = self._all_leaves[part]
-            count = min(part.stop * size, shape.num_classes) - part.start * size
-            features = self._sum_leaves(buckets, leaves, count, leaf_sums[part])
-            here = sizes[part.start * size : part.start * size + count]
-            launch_warps(largest_in_rows, count, features, here)
+        with progress_bar(
+            progress, total=len(parts), unit="block", desc="building the tree"
+        ) as bar:
+            for part in parts:
+                leaves = self._all_leaves[part]
+                count = min(part.stop * size, shape.num_classes) - part.start * size
+                features = self._sum_leaves(buckets, leaves, count, leaf_sums[part])
+                here = sizes[part.start * size : part.start * size + count]
+                launch_warps(largest_in_rows, count, features, here)
+                bar.update()
         return CudaTreeSums(leaf_sums), FeatureSizes(buckets.dtype, sizes.copy_to_host())
 
     def _sum_leaves(self, buckets: Any, leaves: Any, count: int, sums: Any) -> Any:

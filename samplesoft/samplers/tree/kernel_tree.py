@@ -57,7 +57,7 @@ class KernelTree(EngineSampler):
     floor : float
         Least mass of one class; taken as at least 1e-150 and at most 1e150, as masses are.
     progress : bool
-        Show a progress bar on stderr while building, if that is a terminal.
+        Show progress on stderr while building: a bar if that is a terminal, else lines.
     device : {"cpu", "cuda"}
         Where the tree lies, and what is drawn and computed stays. `transform` takes and gives
         arrays there.
@@ -190,7 +190,7 @@ class KernelTree(EngineSampler):
         Parameters
         ----------
         progress : bool
-            Show a progress bar on stderr, if that is a terminal.
+            Show progress on stderr: a bar if that is a terminal, else lines.
 
         Raises
         ------

@@ -1,0 +1,125 @@
+"""Lines of progress where stderr is no terminal."""
+
+import re
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from samplesoft import _progress
+from samplesoft._progress import Pace, progress_bar, progress_line, progress_phase
+from samplesoft.cli import main
+from samplesoft.commands.train import MODELS
+from samplesoft.training.toy import ToyTask
+
+TIME = r"[\d.]+ s"
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Let the first line come after 20 ms."""
+    monkeypatch.setattr(_progress, "_FIRST", 0.02)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a list with the time that it is."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def lines(capsys):
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_line_comes_while_the_work_stands_still(soon, capsys):
+    with progress_phase(True, "reading"):
+        time.sleep(0.3)
+    found = lines(capsys)
+    assert all(re.fullmatch(rf"reading: {TIME}", line) for line in found)
+    assert 2 <= len(found) <= 4  # after 20, 60, 140 and 300 ms
+    time.sleep(0.1)
+    assert not lines(capsys)
+
+
+def test_quick_work_and_work_that_is_not_to_be_shown_have_no_lines(soon, capsys):
+    with progress_phase(False, "reading"), progress_bar(False, desc="fit", total=1) as bar:
+        bar.update()
+        progress_line(False, "no")
+        time.sleep(0.05)
+    with progress_phase(True, "reading"):
+        pass
+    assert not lines(capsys)
+
+
+def test_pauses_double_up_to_the_longest(monkeypatch):
+    pauses = []
+    bar = progress_bar(True, desc="fit")
+    monkeypatch.setattr(bar, "_closed", bar)
+    bar.wait = lambda pause: pauses.append(pause) or len(pauses) == 7
+    bar._write_sometimes()
+    assert pauses == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_a_line_says_how_far_it_is_and_how_long_it_takes(clock, capsys):
+    with progress_bar(True, each=True, desc="fit", total=2000, initial=500, unit="step") as bar:
+        clock[0] += 10.0
+        bar.set_postfix(loss=0.5)
+        bar.update(500)  # of the 1,500 that were left
+        clock[0] += 190.0
+        bar.update(1000)
+    assert lines(capsys) == [
+        "fit: step 1,000 of 2,000, loss 0.5, 10 s, about 20 s left",
+        "fit: step 2,000 of 2,000, loss 0.5, 3 min",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "0.0 s"), (9.4, "9.4 s"), (9.6, "10 s"), (119.0, "119 s"), (150.0, "2 min")]
+    + [(7100.0, "118 min"), (7200.0, "2.0 h"), (200_000.0, "55.6 h")],
+)
+def test_times_in_words(clock, seconds, words):
+    pace = Pace()
+    clock[0] += seconds
+    assert pace.times(7) == words
+
+
+def test_a_stream_that_is_closed_is_no_error(soon, monkeypatch, tmp_path):
+    with (tmp_path / "file").open("w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress_phase(True, "reading"):
+            stream.close()
+            time.sleep(0.1)  # an error in the thread would be a warning, and so an error here
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress_phase(True, "reading"):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("method", "start"),
+    [
+        ("__init__", "preparing "),
+        ("examples", "checkpoint: "),
+        ("step", "epoch 1: step "),
+        ("validate", "epoch 1, validation: "),
+        ("results", "evaluating the best epoch: "),
+    ],
+)
+def test_each_part_of_training_shows_that_it_is_alive(
+    method, start, soon, monkeypatch, capsys, tmp_path
+):
+    def slow(*args, **options):
+        time.sleep(0.1)
+        return original(*args, **options)
+
+    if method == "results":
+        original = MODELS["toy"].results
+        monkeypatch.setitem(MODELS, "toy", replace(MODELS["toy"], results=slow))
+    else:
+        original = getattr(ToyTask, method)
+        monkeypatch.setattr(ToyTask, method, slow)
+    assert main(["train", "toy", "--out", str(tmp_path), "--epochs", "1"]) == 0
+    assert any(line.startswith(start) for line in lines(capsys))
