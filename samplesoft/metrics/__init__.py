@@ -5,7 +5,8 @@ best classes themselves, and `ranking_scores` precision, recall and nDCG of such
 `propensities` also the precision that counts rare labels for more.
 """
 
-from samplesoft.metrics.evaluation import Evaluation, evaluate, top_k_classes
+from samplesoft.metrics.best_classes import top_k_classes
+from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.metrics.propensities import propensities
 from samplesoft.metrics.ranking import ranking_scores
 

@@ -10,14 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks
-from samplesoft._temperature import as_tau, times_tau
-from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_float_rows
-from samplesoft.kernels.losses.full_softmax import finish, keep_best
-from samplesoft.losses.class_blocks import class_blocks
+from samplesoft._validation import as_array, as_count, as_csr, as_flag, as_float_rows
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.targets import check_targets
-from samplesoft.losses.vectors import check_biases, check_class_embeddings, unit_rows
-from samplesoft.samplers.base import Rows
+from samplesoft.losses.vectors import check_class_embeddings, unit_rows
+from samplesoft.metrics.best_classes import check_k, top_k_classes
 
 
 @dataclass(frozen=True)
@@ -137,78 +134,3 @@ def evaluate(
         {size: count / (size * len(contexts)) for size, count in hits.items()},
         len(contexts),
     )
-
-
-def top_k_classes(
-    h: ArrayLike,
-    class_embeddings: ArrayLike,
-    k: int,
-    *,
-    tau: float | None = None,
-    normalize: bool = False,
-    absolute: bool = False,
-    biases: ArrayLike | None = None,
-) -> tuple[IntArray, Rows]:
-    """Find the classes of the greatest scores.
-
-    Parameters
-    ----------
-    h : array_like, shape (B, d)
-        Context vectors.
-    class_embeddings : array_like, shape (n, d)
-        Class vectors.
-    k : int
-        How many classes, at most n.
-    tau, normalize, absolute
-        As in `samplesoft.losses.base.Loss`.
-    biases : array_like, shape (n,), optional
-        Class biases.
-
-    Returns
-    -------
-    ids : ndarray of int64, shape (B, k)
-        Classes of each example, the best first, and of classes of equal score the first one.
-    scores : ndarray, shape (B, k)
-        Their scores, in the type of the class vectors.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is malformed, or a score among the best is not finite.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> top_k_classes([[1.0, 3.0, 2.0]], np.eye(3), 2)
-    (array([[1, 2]]), array([[3., 2.]]))
-    """
-    rows = check_class_embeddings(class_embeddings)
-    n, d = rows.shape
-    contexts = as_float_rows("h", h, d, rows.dtype)
-    k = check_k(k, n)
-    normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
-    offsets = None if biases is None else check_biases(biases, n, rows.dtype)
-    if normalize:
-        contexts, _ = unit_rows("h", contexts.copy())
-    z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
-    ids = np.full((len(z), k), n)
-    best = np.full((len(z), k), -np.inf, z.dtype)
-    for block in class_blocks(z, rows, offsets, normalize):
-        finish(block.scores, block.offsets, absolute)
-        keep_best(block.scores, block.part.start, best, ids)
-    if not np.isfinite(best).all():
-        row = int(np.argmin(np.isfinite(best).all(axis=1)))
-        raise ValueError(
-            f"the best scores must be finite, got {best[row].max()} for row {row} of `h`; "
-            f"`class_embeddings` must be finite, and scores within the range of {z.dtype}: scale "
-            "vectors down, or use float64."
-        )
-    order = np.lexsort((ids, -best), axis=1)
-    return np.take_along_axis(ids, order, 1), np.take_along_axis(best, order, 1)
-
-
-def check_k(k: Any, n: int) -> int:
-    """Return the number k of best classes, at most n."""
-    if as_count("k", k) > n:
-        raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
-    return int(k)

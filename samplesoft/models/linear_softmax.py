@@ -30,7 +30,7 @@ from samplesoft._validation import (
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.evaluation import check_k, top_k_classes
+from samplesoft.metrics.best_classes import check_k, top_k_classes
 from samplesoft.models.dropout import Dropout
 from samplesoft.models.linear import Linear
 from samplesoft.models.module import as_float_dtype, uniform_weights
@@ -331,38 +331,30 @@ class LinearSoftmax:
         Returns
         -------
         ids : ndarray of int64, shape (B, k)
-            Classes of each input, the best first.
+            Classes of each input, the best first, and of classes of equal score the first one.
         scores : ndarray, shape (B, k)
             Their scores; -inf for classes left out, where fewer than k are left.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is malformed.
+            If an argument is malformed, or a score among the best is not finite.
         """
         settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
         x, k = self.check_inputs(x), check_k(k, len(rows))
-        if leave_out is not None:
-            return self._top_k_without(x, k, leave_out)
+        absent = self._absent(leave_out, x.shape[0])
         found = [
             top_k_classes(
-                *self._scored(x[part], rows), k, tau=settings.tau, normalize=settings.normalize
+                *self._scored(x[part], rows),
+                k,
+                tau=settings.tau,
+                normalize=settings.normalize,
+                leave_out=None if absent is None else absent[part],
             )
             for part in chunks(x.shape[0], self._rows_at_a_time)
         ]
         ids, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return ids, scores
-
-    def _top_k_without(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
-        ids = np.empty((x.shape[0], k), np.int64)
-        best = np.empty((x.shape[0], k), self.dtype)
-        for part, scores in self.scores(x, leave_out=leave_out):
-            found = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
-            values = np.take_along_axis(scores, found, axis=1)
-            order = np.argsort(-values, axis=1, kind="stable")
-            ids[part] = np.take_along_axis(found, order, axis=1)
-            best[part] = np.take_along_axis(values, order, axis=1)
-        return ids, best
 
     def scores(self, x: Any, *, leave_out: Any = None) -> Iterator[tuple[slice, Rows]]:
         """Yield scores (b, n) of all classes, for some inputs at a time.
@@ -382,10 +374,7 @@ class LinearSoftmax:
             Their scores.
         """
         rows, x = self.class_vectors(), self.check_inputs(x)
-        wanted = x.shape[0], len(rows)
-        absent = None if leave_out is None else as_csr("leave_out", leave_out)
-        if absent is not None and absent.shape != wanted:
-            raise ValueError(f"`leave_out` must have shape {wanted}, got {absent.shape}.")
+        absent = self._absent(leave_out, x.shape[0])
         for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // len(rows)))):
             h, vectors = self._scored(x[part], rows)
             scores = times_tau(h, self.softmax.loss.tau) @ vectors.T
@@ -396,6 +385,18 @@ class LinearSoftmax:
     def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
         """Return contexts of inputs, and class vectors, whose products are those with `rows`."""
         return self.embed(x), rows
+
+    def _absent(self, leave_out: Any, batch: int) -> Any:
+        """Return classes that are not wanted as a CSR matrix, or None."""
+        if leave_out is None:
+            return None
+        absent, shape = (
+            as_csr("leave_out", leave_out),
+            (batch, len(self.softmax.parameters["class_embeddings"])),
+        )
+        if absent.shape != shape:
+            raise ValueError(f"`leave_out` must have shape {shape}, got {absent.shape}.")
+        return absent
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""

@@ -8,7 +8,8 @@ import pytest
 from scipy import sparse
 
 from samplesoft.losses import class_blocks
-from samplesoft.metrics.evaluation import Evaluation, evaluate, top_k_classes
+from samplesoft.metrics.best_classes import top_k_classes
+from samplesoft.metrics.evaluation import Evaluation, evaluate
 
 MODELS = [
     {},
@@ -64,16 +65,6 @@ def test_the_default_tau_follows_normalize(normalize, tau):
     np.testing.assert_array_equal(top_k_classes(h, rows, 3, normalize=normalize)[1], scores)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 22, 23])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: ",".join(model))
-def test_best_classes(block_size, model, k):
-    h, rows, _, _ = case()
-    ids, scores = top_k_classes(h, rows, k, **model)
-    o = naive.scores(h, rows, **model)
-    np.testing.assert_array_equal(ids, naive.ranking(o)[:, :k])
-    np.testing.assert_allclose(scores, np.take_along_axis(o, ids, axis=1), rtol=1e-12)
-
-
 @pytest.mark.parametrize("k", [1, 4, 9, 40])
 def test_of_equal_scores_the_first_class_is_best(block_size, k):
     rng = np.random.default_rng(3)
@@ -84,14 +75,6 @@ def test_of_equal_scores_the_first_class_is_best(block_size, k):
     np.testing.assert_array_equal(ids, naive.ranking(h @ rows.T)[:, :k])
     result = evaluate(h, rows, np.arange(6), k=k)
     assert result.top_k[k] == naive.hits(h @ rows.T, np.arange(6), k)[0] / 6
-
-
-def test_many_best_of_many_classes():
-    rng = np.random.default_rng(4)
-    h, rows = rng.standard_normal((3, 2)), rng.standard_normal((30_000, 2))
-    ids, scores = top_k_classes(h, rows, 700)
-    np.testing.assert_array_equal(ids, naive.ranking(h @ rows.T)[:, :700])
-    assert (np.diff(scores) <= 0.0).all()
 
 
 def test_types():

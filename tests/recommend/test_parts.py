@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft.kernels.recommend.best_of_rows import best_of_rows
 from samplesoft.models.linear import Linear
 from samplesoft.recommend.interactions import as_interactions, hide, normalized
 from samplesoft.recommend.lists import best_items
@@ -39,18 +38,6 @@ def test_propagation_adds_the_vectors_of_users():
 def test_weights_of_any_size_make_the_same_graph():
     huge = sparse.csr_array(WEIGHTED * 1e307)
     np.testing.assert_allclose(normalized(huge).toarray(), naive.graph(WEIGHTED), rtol=1e-6)
-
-
-def test_the_best_of_rows_in_order():
-    rng = np.random.default_rng(0)
-    scores = rng.integers(0, 5, size=(20, 9)).astype(np.float32)  # many are equal
-    scores[rng.random(scores.shape) < 0.4] = -np.inf
-    for number in (1, 3, 12):
-        ids, values = np.empty((20, number), np.int64), np.empty((20, number), np.float32)
-        best_of_rows(scores, ids, values)
-        for row, own, found in zip(scores, ids, values, strict=True):
-            wanted = naive.best(row, number, np.flatnonzero(row == -np.inf))
-            assert list(zip(own, found, strict=True)) == wanted
 
 
 def test_lists_leave_out_what_they_are_told():

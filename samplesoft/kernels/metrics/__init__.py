@@ -1,0 +1,1 @@
+"""Measures: the best classes of contexts."""

@@ -1,1 +1,0 @@
-"""Recommendation: the best items of rows of scores."""

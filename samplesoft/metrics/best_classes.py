@@ -1,0 +1,198 @@
+"""The classes of the greatest scores, without a matrix of all scores."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from samplesoft._jit import chunks, num_threads, thread_map
+from samplesoft._temperature import as_tau, times_tau
+from samplesoft._validation import IntArray, as_count, as_csr, as_flag, as_float_rows
+from samplesoft.kernels.metrics.best_classes import LeftOut, Scoring, keep_best
+from samplesoft.losses.vectors import (
+    check_biases,
+    check_class_embeddings,
+    require_finite_rows,
+    unit_rows,
+)
+from samplesoft.samplers.base import Rows
+
+# Products of a tile: OpenBLAS computes so few on the calling thread, and threads of ours share the
+# tiles out, without waiting for each other.
+_TILE = 1 << 18
+_SIDES = 64, 256  # contexts and classes of a tile, at most: vectors and scores stay in the caches
+_CLASSES = 8192  # that a thread takes at a time, with all contexts
+_FEW = 16  # such parts, of which threads take some contexts at a time
+_SOME = 128
+_CONTEXTS = 1024  # contexts at a time, for each of which a thread has its k best
+
+
+def top_k_classes(
+    h: ArrayLike,
+    class_embeddings: ArrayLike,
+    k: int,
+    *,
+    tau: float | None = None,
+    normalize: bool = False,
+    absolute: bool = False,
+    biases: ArrayLike | None = None,
+    leave_out: Any = None,
+) -> tuple[IntArray, Rows]:
+    """Find the classes of the greatest scores.
+
+    Parameters
+    ----------
+    h : array_like, shape (B, d)
+        Context vectors.
+    class_embeddings : array_like, shape (n, d)
+        Class vectors.
+    k : int
+        How many classes, at most n.
+    tau, normalize, absolute
+        As in `samplesoft.losses.base.Loss`.
+    biases : array_like, shape (n,), optional
+        Class biases.
+    leave_out : scipy.sparse matrix, shape (B, n), optional
+        Classes that are not wanted for a context, where it is not 0.
+
+    Returns
+    -------
+    ids : ndarray of int64, shape (B, k)
+        Classes of each example, the best first, and of classes of equal score the first one.
+        Where fewer than k are wanted, the first of those left out come after them.
+    scores : ndarray, shape (B, k)
+        Their scores, in the type of the class vectors; -inf for classes left out.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or a score among the best is not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> top_k_classes([[1.0, 3.0, 2.0]], np.eye(3), 2)
+    (array([[1, 2]]), array([[3., 2.]]))
+    """
+    rows = check_class_embeddings(class_embeddings)
+    n, d = int(rows.shape[0]), rows.shape[1]
+    contexts = as_float_rows("h", h, d, rows.dtype)
+    size = check_k(k, n)
+    normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
+    offsets = None if biases is None else check_biases(biases, n, rows.dtype)
+    without = None if leave_out is None else _checked(leave_out, (len(contexts), n))
+    if normalize:
+        contexts, _ = unit_rows("h", contexts.copy())
+    z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
+    ids, scores = best_classes(
+        z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=without
+    )
+    missing = np.zeros(len(z), np.int64)
+    if without is not None:
+        missing = np.maximum(np.diff(without.indptr) - (n - size), 0)
+        for b in np.flatnonzero(missing):
+            ids[b, size - missing[b] :] = without.indices[without.indptr[b] :][: missing[b]]
+    finite = np.isfinite(scores).sum(axis=1) == size - missing
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise ValueError(
+            f"the best scores must be finite, got {scores[row].max()} for row {row} of `h`; "
+            f"`class_embeddings` must be finite, and scores within the range of {z.dtype}: scale "
+            "vectors down, or use float64."
+        )
+    return ids, scores
+
+
+def best_classes(
+    z: Rows,
+    rows: Rows,
+    k: int,
+    *,
+    normalize: bool = False,
+    absolute: bool = False,
+    offsets: Rows | None = None,
+    leave_out: Any = None,
+    absent: NDArray[np.bool_] | None = None,
+) -> tuple[IntArray, Rows]:
+    """Return the k best classes (B, k) of contexts `z` (B, d), the best first, and their scores.
+
+    Scores are products with class vectors `rows` (n, d), which `normalize` divides by their norms,
+    plus `offsets` (n,), and with `absolute` without their sign. Classes in `leave_out`, a canonical
+    CSR matrix (B, n), are left out, and for all contexts those where `absent` (n,) is true. Where
+    fewer are left, a list ends with ids of -1 and scores of -inf. Of equal scores the first class
+    is better. The result does not depend on the number of threads.
+    """
+    none = np.empty(0, z.dtype) if offsets is None else offsets
+    scoring = Scoring(normalize, none, absolute)
+    nowhere = np.empty(0, np.bool_) if absent is None else absent
+    ids, best = np.empty((len(z), k), np.int64), np.empty((len(z), k), z.dtype)
+    for part in chunks(len(z), _CONTEXTS):
+        some = None if leave_out is None else leave_out[part]
+        ids[part], best[part] = _best(z[part], rows, k, scoring, some, nowhere)
+    return ids, best
+
+
+def check_k(k: Any, n: int) -> int:
+    """Return the number k of best classes, at most n."""
+    if as_count("k", k) > n:
+        raise ValueError(f"`k` must be at most the number of classes {n}, got {k}.")
+    return int(k)
+
+
+def _best(
+    z: Rows, rows: Rows, k: int, scoring: Scoring, leave_out: Any, absent: NDArray[np.bool_]
+) -> tuple[IntArray, Rows]:
+    """Let threads search parts of the classes, and join what they have found."""
+    n, sides = len(rows), _tile(z.shape)
+    starts, unwanted = np.zeros(len(z) + 1, np.int64), np.empty(0, np.int64)
+    if leave_out is not None:
+        starts, unwanted = (x.astype(np.int64) for x in (leave_out.indptr, leave_out.indices))
+    classes = chunks(n, _CLASSES)
+    contexts = chunks(len(z), _SOME if len(classes) < _FEW else len(z))
+    left = iter([(c, b) for c in classes for b in contexts])
+
+    def search(_: int) -> tuple[int, Rows, IntArray]:
+        best, ids = np.full((len(z), k), -np.inf, z.dtype), np.full((len(z), k), n)
+        for c, b in left:  # which threads share: each has its classes in their order
+            own = LeftOut(starts[b.start : b.stop + 1], unwanted, absent)
+            bad = keep_best(z[b], rows, c.start, c.stop, sides, scoring, own, best[b], ids[b])
+            if bad >= 0:
+                return bad, best, ids
+        return n, best, ids
+
+    bad, bests, found = zip(*thread_map(search, range(num_threads())), strict=True)
+    if min(bad) < n:
+        _refuse(rows, min(bad), scoring.normalize)
+    best, ids = np.concatenate(bests, axis=1), np.concatenate(found, axis=1)
+    order = np.lexsort((ids, -best), axis=1)[:, :k]
+    best, ids = np.take_along_axis(best, order, 1), np.take_along_axis(ids, order, 1)
+    ids[ids == n] = -1
+    return ids, best
+
+
+def _tile(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many contexts and how many classes a tile has, for contexts (B, d)."""
+    batch, dim = shape
+    height = max(1, min(batch, _SIDES[0], isqrt(_TILE // dim)))
+    return height, max(1, min(_SIDES[1], _TILE // (height * dim)))
+
+
+def _checked(leave_out: Any, shape: tuple[int, int]) -> Any:
+    """Return the classes to leave out as `best_classes` wants them."""
+    matrix = as_csr("leave_out", leave_out)
+    if matrix.shape != shape:
+        raise ValueError(f"`leave_out` must have shape {shape}, got {matrix.shape}.")
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    return matrix
+
+
+def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:
+    """Raise ValueError for a class vector that cannot be used."""
+    row = rows[class_id : class_id + 1]
+    if normalize:
+        unit_rows("class_embeddings", row.copy(), np.array([class_id]))
+    require_finite_rows(row, class_id)
