@@ -36,12 +36,12 @@ def auto_choice(
     size, verbose = classifier.batch_size, bool(classifier.verbose)
     steps = pilot_steps(classifier.max_iter * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
-    batches = chain.from_iterable(learner.batches(rows, size) for _ in count())
+    batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
     with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
         for batch in islice(batches, steps):
             learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier))
             bar.update()
-    some = next(learner.batches(rows, max(size, NUM_EXAMPLES)))
+    some = learner.next_batches(rows, max(size, NUM_EXAMPLES))[0]
     loss = classifier.loss
     choice = choose(
         learner.tune_inputs(X[some], codes[some]),

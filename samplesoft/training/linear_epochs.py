@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import Optimizer
 from samplesoft.training.linear_steps import LinearSteps
-
-_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
 class LinearEpochs(LinearSteps):
@@ -43,10 +39,8 @@ class LinearEpochs(LinearSteps):
         self.optimizer.learning_rate = learning_rate
         loss, gradients = self.gradients(self.num_steps, x, labels, weights)
         self.optimizer.step(self.model.parameters, gradients)
-        self.model.after_step(gradients)
+        self.after_step(gradients)
         self.num_steps += 1
-        if self.num_steps >= _FIRST_REFRESH and self.num_steps & (self.num_steps - 1) == 0:
-            self.model.softmax.refresh()
         return loss
 
     def epoch(
@@ -60,15 +54,13 @@ class LinearEpochs(LinearSteps):
     ) -> float:
         """Go over some rows once; return the mean loss."""
         total = 0.0
-        for batch in self.batches(rows, batch_size):
+        for batch in self.next_batches(rows, batch_size):
             loss = self.step(x[batch], labels[batch], weights[batch], learning_rate)
             total += loss * len(batch)
         self.model.softmax.refresh()  # classes have moved, and their sampler may be stale
         return total / len(rows)
 
-    def batches(self, rows: IntArray, batch_size: int) -> Iterator[IntArray]:
-        """Yield the rows of each step of the next epoch."""
-        order = self.order(rows, self.num_epochs)
+    def next_batches(self, rows: IntArray, batch_size: int) -> list[IntArray]:
+        """Return the rows of each step of the next epoch, which counts as begun."""
         self.num_epochs += 1
-        for part in chunks(len(order), batch_size):
-            yield order[part]
+        return self.batches(rows, self.num_epochs - 1, batch_size)

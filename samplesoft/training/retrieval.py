@@ -141,7 +141,7 @@ class RetrievalTask(SoftmaxTask):
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size
         self.num_steps = -(-len(self._rows) // settings.batch_size)
-        self._order: tuple[int, IntArray] = -1, self._rows
+        self._batches: tuple[int, list[IntArray]] = -1, []
 
     def config(self) -> dict[str, Any]:
         """Return the settings, the sizes, and a fingerprint of the data."""
@@ -161,16 +161,15 @@ class RetrievalTask(SoftmaxTask):
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch."""
-        if self._order[0] != epoch:
-            self._order = epoch, self._steps.order(self._rows, epoch)
-        size = self.settings.batch_size
-        rows = self._order[1][index * size : (index + 1) * size]
-        step = epoch * self.num_steps + index
+        if self._batches[0] != epoch:
+            batches = self._steps.batches(self._rows, epoch, self.settings.batch_size)
+            self._batches = epoch, batches
+        rows, step = self._batches[1][index], epoch * self.num_steps + index
         return self._steps.gradients(step, self._inputs[rows], self._labels[rows])
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that have changed."""
-        self.model.after_step(gradients)
+        self._steps.after_step(gradients)
 
     def refresh(self) -> None:
         """Make the sampler anew from the class vectors."""

@@ -178,6 +178,22 @@ def test_a_step_is_the_next_one_of_the_run(kind, sampler, optimizer, files, tmp_
     assert same(task.parameters, found) == stateless
 
 
+def test_a_round_is_the_next_epoch_of_the_run(files, tmp_path):
+    """To the last bit: both make the sampler anew after 128 steps, within the second epoch."""
+    X, Y = examples(files, "xc")
+    how = {"sampler": "rff", "num_sampled": 5, "num_features": 16, "embedding_dim": 6}
+    settings = RetrievalSettings(**how, batch_size=4, validation=0.0)
+    rate = {"optimizer": "adagrad", "learning_rate": 0.2}
+    task = RetrievalTask(X, Y, settings)
+    assert 64 < task.num_steps < 128 < 2 * task.num_steps
+    train(task, Settings(epochs=1, **rate), tmp_path)
+    clf = load(tmp_path / "checkpoint.npz").set_params(warm_start=True, max_iter=1)
+    train(task, Settings(epochs=2, **rate), tmp_path, resume=True)
+    labelled = np.flatnonzero(np.diff(Y.indptr))
+    assert same(task.parameters, clf.fit(X[labelled], Y[labelled]).model_.parameters)
+    assert not same(task.parameters, clf.fit(X[labelled], Y[labelled]).model_.parameters)
+
+
 @pytest.mark.parametrize("name", ["xc", "single", "items", "certain", "adam"])
 def test_training_goes_on(name, run, files, tmp_path):
     X, y = examples(files, name)

@@ -15,6 +15,7 @@ from samplesoft.training import (
     RetrievalSettings,
     RetrievalTask,
     Settings,
+    linear_steps,
     read_checkpoint,
     read_linear_softmax,
     read_log,
@@ -229,6 +230,18 @@ def test_rows_of_norm_one_at_the_limits_of_float32():
 def test_data_that_is_refused(x, labels, message):
     with pytest.raises(ValueError, match=message):
         RetrievalTask(sparse.csr_array(x), sparse.csr_array(labels), RetrievalSettings())
+
+
+def test_the_sampler_is_made_anew_whenever_steps_have_doubled(monkeypatch):
+    monkeypatch.setattr(linear_steps, "_FIRST_REFRESH", 4)
+    x = sparse.csr_array(np.eye(6))
+    settings = RetrievalSettings(sampler="unigram", num_sampled=2, batch_size=2, validation=0.0)
+    task, anew = RetrievalTask(x, x, settings), []
+    monkeypatch.setattr(task.model.softmax, "refresh", lambda: anew.append(step + 1))
+    for step in range(40):  # in epochs of 3
+        _, gradients = task.step(*divmod(step, task.num_steps))
+        task.after_step(gradients)
+    assert anew == [4, 8, 16, 32]
 
 
 def test_labels_for_tune_are_one_of_each_example():
