@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from samplesoft._validation import (
@@ -15,18 +16,31 @@ from samplesoft._validation import (
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 
-AUTO = "auto"
+AUTO, BILATERAL = "auto", "bilateral"
 OFFERED = [name for name, spec in LOSSES.items() if spec.several_labels and not spec.absolute]
 
 
-def check_parameters(recommender: Any, num_items: int = 2) -> LinearSoftmaxSettings:
+@dataclass(frozen=True)
+class RecommenderSettings(LinearSoftmaxSettings):
+    """A linear softmax model, with the weight of negatives in the bilateral loss."""
+
+    negative_weight: float = 1.0
+
+    def _loss_options(self) -> dict[str, Any]:
+        own = {"negative_weight": self.negative_weight} if self.loss == BILATERAL else {}
+        return {**super()._loss_options(), **own}
+
+
+def check_parameters(recommender: Any, num_items: int = 2) -> RecommenderSettings:
     """Return the settings of the model, or raise TypeError or ValueError for a parameter.
 
     Nothing is drawn where there is only one item.
     """
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(recommender, name))
-    as_positive("learning_rate", recommender.learning_rate)
+    for name in ("learning_rate", "negative_weight"):
+        as_positive(name, getattr(recommender, name))
+    as_nonnegative("dropout", recommender.dropout, below=1.0)
     for name in ("early_stopping", "verbose"):
         as_flag(name, getattr(recommender, name))
     share = as_nonnegative("validation_fraction", recommender.validation_fraction, below=1.0)
@@ -45,12 +59,12 @@ def check_parameters(recommender: Any, num_items: int = 2) -> LinearSoftmaxSetti
             "on what early stopping holds out; 0.1 is a fair one."
         )
     draws = LOSSES[as_choice("loss", recommender.loss, OFFERED)].draws and num_items > 1
-    return LinearSoftmaxSettings(
+    return RecommenderSettings(
         loss=recommender.loss if draws else "full",
         sampler=recommender.sampler if draws else None,
         num_sampled=recommender.num_sampled if draws else None,
         shared=recommender.shared if draws else False,
         tau=recommender.tau,
         embedding_dim=recommender.embedding_dim,
-        dropout=recommender.dropout,
+        negative_weight=recommender.negative_weight,
     )

@@ -25,8 +25,9 @@ class SampledSoftmaxRecommender:
     """Recommend items by a linear embedding of what a user has taken, under a sampled softmax.
 
     A user is the sum of the vectors of the items that the user has taken, divided by its norm: a
-    new user needs no training. Training predicts each item of a user from the others, on one set
-    of drawn items for a batch; it begins with singular vectors of the interactions. Item vectors
+    new user needs no training. Training begins with singular vectors of the interactions, and
+    predicts the items of a user from a part of them, on one set of drawn items for a batch. The
+    model is an average of the parameters after each round, late ones weighing more. Item vectors
     then get those of their users added, one step over the graph of interactions.
 
     Parameters
@@ -43,10 +44,13 @@ class SampledSoftmaxRecommender:
         Draws m for a batch, or for each user if not `shared`.
     shared : bool, optional
         Draw one set for a batch; by default where the sampler does not look at users.
+    negative_weight : float
+        What the log-sum-exp of the draws weighs in ``"bilateral"``; other losses have none.
     tau : float
         Inverse temperature of the cosines in training.
     dropout : float
-        Share of the items of a user that a step leaves out of the user's vector.
+        Share of the items of a user that a step leaves out of the user's vector. As labels they
+        weigh twice as much as those in it.
     propagation : float or "auto"
         What the vectors of its users weigh in an item's; 0 for none. ``"auto"`` takes the best of
         some for what is held out.
@@ -140,6 +144,7 @@ class SampledSoftmaxRecommender:
         sampler: str = "uniform",
         num_sampled: int = 1000,
         shared: bool | None = None,
+        negative_weight: float = 1.1,
         tau: float = 13.0,
         dropout: float = 0.5,
         propagation: float | str = "auto",
@@ -157,6 +162,7 @@ class SampledSoftmaxRecommender:
         self.sampler = sampler
         self.num_sampled = num_sampled
         self.shared = shared
+        self.negative_weight = negative_weight
         self.tau = tau
         self.dropout = dropout
         self.propagation = propagation

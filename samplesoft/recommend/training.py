@@ -13,18 +13,18 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.models.optimizers import make_optimizer
+from samplesoft.recommend.average import Average, Best
+from samplesoft.recommend.denoising import DenoisingEpochs
 from samplesoft.recommend.held_out import HeldOut
 from samplesoft.recommend.interactions import Matrix, normalized
 from samplesoft.recommend.parameters import AUTO, check_parameters
 from samplesoft.recommend.spectral import item_directions
 from samplesoft.recommend.vectors import propagated, user_vectors
 from samplesoft.samplers.base import Rows
-from samplesoft.training.checkpoint import Arrays
-from samplesoft.training.linear_epochs import LinearEpochs
 from samplesoft.training.task import sub_seed
 from samplesoft.training.unit_norm import unit_norm
 
-_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)  # of the propagation, that "auto" chooses from
+_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of the propagation, to choose from
 _EPOCH_WEIGHT = 0.05  # with which it chooses the epoch
 _SMALL = 0.1  # what is random at the beginning, in relation to what is not
 _TRAINING, _START, _HELD_OUT = range(3)  # streams of the seed
@@ -35,10 +35,10 @@ class Trained:
     """What training has found: how histories are embedded, class vectors, and how it went."""
 
     embedding: Linear
-    class_vectors: Rows
+    scores: list[float]
     propagation: float
     losses: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    class_vectors: Rows = field(init=False)
 
 
 def trained(recommender: Any, user_items: Matrix) -> Trained:
@@ -52,10 +52,9 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
     sizes = np.diff(seen.indptr)
     num_items = seen.shape[1]
     settings.require_room(num_items, num_items, np.dtype(np.float32))
-    epochs = LinearEpochs(
-        num_items,
-        num_items,
+    epochs = DenoisingEpochs(
         settings,
+        recommender.dropout,
         np.bincount(seen.indices, minlength=num_items),
         sub_seed(key, _TRAINING),
         make_optimizer("adagrad", 0.0),
@@ -66,19 +65,21 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
     rows = np.flatnonzero(sizes)
     inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
     weight = recommender.propagation
-    found = Trained(model.embedding, model.class_vectors(), 0.0 if weight == AUTO else weight)
+    average = Average(model.parameters)
+    best, total = Best(average), recommender.max_iter
+    found = Trained(average.embedding, best.scores, 0.0 if weight == AUTO else weight)
 
     def score(weight: float) -> float:
         assert held_out is not None
-        users = user_vectors(model.embedding, seen)
-        return held_out.score(users, propagated(model.class_vectors(), users, graph, weight))
+        users = user_vectors(average.embedding, seen)
+        return held_out.score(users, propagated(average.class_vectors(), users, graph, weight))
 
-    best, total = _Best(model.parameters), recommender.max_iter
     with progress_bar(recommender.verbose, each=True, total=total, unit="round", desc="fit") as bar:
         for _ in range(total):
             loss = epochs.epoch(
                 inputs, seen, weights, rows, recommender.batch_size, recommender.learning_rate
             )
+            average.add(model.parameters)
             found.losses.append(loss)
             figures = {"loss": f"{loss:.4f}"}
             if held_out:
@@ -92,29 +93,8 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
     if weight == AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
             found.propagation = max(_WEIGHTS, key=score)
-    found.scores, found.class_vectors = best.scores, model.class_vectors()
+    found.class_vectors = average.class_vectors()
     return found
-
-
-class _Best:
-    """The parameters of the round with the greatest score, and the rounds since then."""
-
-    def __init__(self, parameters: Arrays) -> None:
-        self.scores: list[float] = []
-        self.since = 0
-        self._parameters, self._kept = parameters, parameters
-
-    def add(self, score: float) -> None:
-        """Keep the parameters as they are now, if the score is the greatest so far."""
-        self.since = 0 if score > max(self.scores, default=-np.inf) else self.since + 1
-        self.scores.append(score)
-        if self.since == 0:
-            self._kept = {name: array.copy() for name, array in self._parameters.items()}
-
-    def restore(self) -> None:
-        """Go back to the best, if there are scores."""
-        for name, array in self._parameters.items():
-            array[...] = self._kept[name]
 
 
 def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:

@@ -6,6 +6,8 @@ import pytest
 from scipy import sparse
 
 from samplesoft.models.linear import Linear
+from samplesoft.recommend.average import Average, Best
+from samplesoft.recommend.denoising import thinned
 from samplesoft.recommend.interactions import as_interactions, hide, normalized
 from samplesoft.recommend.lists import best_items
 from samplesoft.recommend.spectral import item_directions
@@ -79,3 +81,61 @@ def test_what_is_hidden_and_what_is_left(share):
     again = hide(taken, share, 4)[1:]
     assert share == 1.0 or users.tolist() != again[0].tolist()
     assert hidden.toarray().tolist() != again[1].toarray().tolist()
+
+
+def test_histories_lose_items_that_remain_labels():
+    rng = np.random.default_rng(0)
+    taken = sparse.csr_array(rng.integers(0, 4, size=(200, 30)).astype(np.float32))
+    histories = sparse.csr_array(taken * 0.25)
+    x, labels = (found.toarray() for found in thinned(histories, taken, 0.4, 7))
+    left = x > 0.0
+    np.testing.assert_allclose(x, np.where(left, histories.toarray() / 0.6, 0.0), rtol=1e-6)
+    np.testing.assert_array_equal(labels, taken.toarray() * np.where(left, 0.5, 1.0))
+    assert abs(left.sum() / taken.nnz - 0.6) < 4.0 * np.sqrt(0.24 / taken.nnz)
+    other, _ = thinned(histories, taken, 0.4, 8)
+    assert (other.toarray() > 0.0).tolist() != left.tolist()
+    whole, labels = thinned(histories, taken, 0.0, 7)
+    np.testing.assert_array_equal(whole.toarray(), histories.toarray())
+    assert set(labels.data / taken.data) == {0.5}
+
+
+def rounds(number):
+    """Parameters of a model of 5 items after some rounds."""
+    rng = np.random.default_rng(0)
+    shapes = {"embedding.weights": (5, 2), "embedding.intercept": (2,)}
+    shapes["softmax.class_embeddings"] = (5, 2)
+    return [
+        {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(number)
+    ]
+
+
+def test_late_rounds_weigh_more_in_the_average():
+    found = rounds(6)
+    average = Average(found[0])
+    for parameters in found:
+        average.add(parameters)
+    t = np.arange(1.0, 7.0)
+    for weights, same in ((t * (t + 1) * (t + 2), True), (t**0, False)):
+        for name, array in average.parameters.items():
+            wanted = np.average([p[name] for p in found], axis=0, weights=weights)
+            assert np.allclose(array, wanted, rtol=1e-4, atol=1e-6) is same
+    rows = average.parameters["softmax.class_embeddings"].astype(float)
+    np.testing.assert_allclose(average.class_vectors(), naive.unit(rows), rtol=1e-5)
+    of_none = sparse.csr_array((1, 5), dtype=np.float32)
+    intercept = average.parameters["embedding.intercept"]
+    np.testing.assert_array_equal(average.embedding.forward(of_none)[0], [intercept])
+
+
+def test_the_best_average_is_kept():
+    found = rounds(4)
+    average = Average(found[0])
+    best = Best(average)
+    for parameters, score in zip(found, [0.1, 0.4, 0.4, 0.3], strict=True):
+        average.add(parameters)
+        best.add(score)
+        if score == 0.4 and best.since == 0:
+            wanted = average.embedding.parameters["weights"].copy()
+    assert best.since == 2
+    best.restore()
+    np.testing.assert_array_equal(average.embedding.parameters["weights"], wanted)

@@ -10,6 +10,7 @@ from scipy import sparse
 from samplesoft._random import as_key
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.held_out import HeldOut
+from samplesoft.recommend.parameters import check_parameters
 from samplesoft.recommend.training import _HELD_OUT
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from samplesoft.training.task import sub_seed
@@ -131,6 +132,13 @@ def test_what_is_hidden_has_no_part_in_training():
         assert np.array_equal(*weights) is same
 
 
+@pytest.mark.parametrize(("loss", "weight"), [("bilateral", 1.3), ("sampled-masked", None)])
+def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
+    settings = check_parameters(make(loss=loss, negative_weight=1.3))
+    layer = settings.make_layer(np.eye(8, dtype=np.float32), None, 0)
+    assert getattr(layer.loss, "negative_weight", None) == weight
+
+
 def test_early_stopping_keeps_the_best():
     stopped = make(max_iter=40, n_iter_no_change=2, propagation=0.0).fit(TAKEN)
     scores = stopped.validation_scores_
@@ -226,6 +234,7 @@ def test_damaged_files(model, tmp_path):
         ({"loss": "sampled"}, "`loss` must be one of"),
         ({"sampler": "none"}, "`sampler` must be one of"),
         ({"num_sampled": 0}, "`num_sampled` must be at least 1"),
+        ({"negative_weight": 0.0}, "`negative_weight` must be"),
         ({"tau": 0.0}, "`tau`"),
         ({"dropout": 1.0}, "`dropout`"),
         ({"propagation": -0.1}, "`propagation` must be at least 0"),
