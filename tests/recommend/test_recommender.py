@@ -113,6 +113,17 @@ def test_similar_items(model):
     np.testing.assert_array_equal(model.similar_items(3, 6)[0], ids[0])
 
 
+def test_similar_users(model):
+    ids, cosines = model.similar_users([3, 25], N=8)
+    vectors = naive.unit(model.user_factors.astype(float))
+    for user, own, found in zip([3, 25], ids, cosines, strict=True):
+        wanted = np.sort(vectors @ vectors[user])[::-1][:8]
+        assert set(own % 3) == {user % 3}  # the group of a user
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert len(set(model.similar_users(3, 60)[0])) == 60
+    assert model.similar_users(3, 90)[0].tolist()[60:] == [-1] * 30
+
+
 def test_what_is_hidden_has_no_part_in_training():
     """Its weights change no loss and no parameter; those of what is left do."""
     seed = sub_seed(as_key(0), _HELD_OUT)
@@ -272,6 +283,8 @@ def test_interactions_that_are_refused(matrix, message):
 def test_calls_that_are_refused(model):
     with pytest.raises(AttributeError, match="not fitted yet; call fit first"):
         make().recommend(0, TAKEN[[0]])
+    with pytest.raises(AttributeError, match="not fitted yet; call fit first"):
+        make().similar_users(0)
     with pytest.raises(ValueError, match="`user_items` must hold what the users have taken"):
         model.recommend(0)
     with pytest.raises(ValueError, match="a row for each of the 2 users, got 60"):
@@ -284,6 +297,7 @@ def test_calls_that_are_refused(model):
         "items": lambda: model.recommend(0, TAKEN[[0]], items=[30]),
         "filter_items": lambda: model.recommend(0, TAKEN[[0]], filter_items=[-1]),
         "itemid": lambda: model.similar_items(30),
+        "userid": lambda: model.similar_users([60]),
         "recalculate_user": lambda: model.recommend(0, TAKEN[[0]], recalculate_user=1),
     }.items():
         with pytest.raises((TypeError, ValueError), match=f"`{name}`"):
