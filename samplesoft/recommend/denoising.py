@@ -14,7 +14,7 @@ from samplesoft.recommend.interactions import Matrix
 from samplesoft.training.linear_epochs import LinearEpochs
 from samplesoft.training.task import Gradient, sub_seed
 
-_KEPT = 0.5  # what an item that is still in the history weighs as a label; one left out: 1
+_KEPT = 0.3  # what an item that is still in the history weighs as a label; one left out: 1
 _HISTORIES = 100  # stream of the seed, beside those of `LinearSteps`
 
 
@@ -22,7 +22,7 @@ class DenoisingEpochs(LinearEpochs):
     """Epochs in which a user's items are predicted from some of them.
 
     Of the entries of an input, which is a history, a share `dropout` is left out in each step. Its
-    items are labels all the same, and those that are left in are labels of half the weight: that
+    items are labels all the same, and those that are left in are labels of less weight: that
     an item follows from itself is nothing to learn.
 
     References

@@ -43,7 +43,7 @@ class SampledSoftmaxRecommender(Factors):
         Inverse temperature of the cosines in training.
     dropout : float
         Share of the items of a user that a step leaves out of the user's vector. As labels they
-        weigh twice as much as those in it.
+        weigh most.
     propagation : float or "auto"
         What the vectors of its users weigh in an item's; 0 for none. ``"auto"`` takes the best of
         some for what is held out.
@@ -134,7 +134,7 @@ class SampledSoftmaxRecommender(Factors):
         sampler: str = "uniform",
         num_sampled: int = 1000,
         shared: bool | None = None,
-        negative_weight: float = 1.1,
+        negative_weight: float = 1.2,
         tau: float = 13.0,
         dropout: float = 0.5,
         propagation: float | str = "auto",
