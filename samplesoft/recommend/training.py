@@ -13,7 +13,6 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.models.optimizers import make_optimizer
-from samplesoft.recommend.average import Average, Best
 from samplesoft.recommend.denoising import DenoisingEpochs
 from samplesoft.recommend.held_out import HeldOut
 from samplesoft.recommend.interactions import Matrix, normalized
@@ -21,6 +20,8 @@ from samplesoft.recommend.parameters import AUTO, check_parameters
 from samplesoft.recommend.spectral import item_directions
 from samplesoft.recommend.vectors import propagated, user_vectors
 from samplesoft.samplers.base import Rows
+from samplesoft.training.average import Average, Best
+from samplesoft.training.checkpoint import Arrays
 from samplesoft.training.task import sub_seed
 from samplesoft.training.unit_norm import unit_norm
 
@@ -66,13 +67,18 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
     inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
     weight = recommender.propagation
     average = Average(model.parameters)
-    best, total = Best(average), recommender.max_iter
-    found = Trained(average.embedding, best.scores, 0.0 if weight == AUTO else weight)
+    best, total = Best(average.parameters), recommender.max_iter
+    embedding = _embedding(average.parameters)
+    found = Trained(embedding, best.scores, 0.0 if weight == AUTO else weight)
 
     def score(weight: float) -> float:
         assert held_out is not None
-        users = user_vectors(average.embedding, seen)
-        return held_out.score(users, propagated(average.class_vectors(), users, graph, weight))
+        users = user_vectors(embedding, seen)
+        return held_out.score(users, propagated(class_vectors(), users, graph, weight))
+
+    def class_vectors() -> Rows:
+        vectors = average.parameters["softmax.class_embeddings"]
+        return unit_rows("class_embeddings", vectors.copy())[0]
 
     with progress_bar(recommender.verbose, each=True, total=total, unit="round", desc="fit") as bar:
         for _ in range(total):
@@ -93,8 +99,17 @@ def trained(recommender: Any, user_items: Matrix) -> Trained:
     if weight == AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
             found.propagation = max(_WEIGHTS, key=score)
-    found.class_vectors = average.class_vectors()
+    found.class_vectors = class_vectors()
     return found
+
+
+def _embedding(parameters: Arrays) -> Linear:
+    """Return an embedding of histories of these parameters of a model, and share its arrays."""
+    embedding = Linear(*parameters["embedding.weights"].shape)
+    for name, array in embedding.parameters.items():
+        array[...] = parameters[f"embedding.{name}"]
+        parameters[f"embedding.{name}"] = array
+    return embedding
 
 
 def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:

@@ -95,6 +95,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Stop after so many times over the data without a rise.
     tol : float
         Least rise that counts.
+    average : bool, optional
+        Let `fit` average the parameters after each round, late rounds weighing more; by default if
+        `embedding_dim` is None.
     calibrate : bool
         Calibrate `predict_proba` on examples that the model was not trained on: those of
         ``eval_set``; with `early_stopping` those that it holds out; else a share of
@@ -250,6 +253,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
         tol: float = 1e-4,
+        average: bool | None = None,
         calibrate: bool = True,
         class_weight: Any = None,
         warm_start: bool = False,
@@ -278,6 +282,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
         self.tol = tol
+        self.average = average
         self.calibrate = calibrate
         self.class_weight = class_weight
         self.warm_start = warm_start

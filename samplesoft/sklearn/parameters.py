@@ -85,6 +85,13 @@ def learning_rate(classifier: Any) -> Any:
     return 1.0 if classifier.embedding_dim is None else 0.1
 
 
+def is_averaged(classifier: Any) -> bool:
+    """Return whether the parameters of all rounds are averaged."""
+    if classifier.average is not None:
+        return bool(classifier.average)
+    return classifier.embedding_dim is None
+
+
 def num_draws(classifier: Any) -> Any:
     """Return the number of draws, or ``"auto"``."""
     return NUM_SAMPLED if classifier.num_sampled is None else classifier.num_sampled

@@ -6,7 +6,6 @@ import pytest
 from scipy import sparse
 
 from samplesoft.models.linear import Linear
-from samplesoft.recommend.average import Average, Best
 from samplesoft.recommend.denoising import thinned
 from samplesoft.recommend.interactions import as_interactions, hide, normalized
 from samplesoft.recommend.lists import best_items
@@ -97,45 +96,3 @@ def test_histories_lose_items_that_remain_labels():
     whole, labels = thinned(histories, taken, 0.0, 7)
     np.testing.assert_array_equal(whole.toarray(), histories.toarray())
     np.testing.assert_allclose(labels.data, 0.3 * taken.data, rtol=1e-6)
-
-
-def rounds(number):
-    """Parameters of a model of 5 items after some rounds."""
-    rng = np.random.default_rng(0)
-    shapes = {"embedding.weights": (5, 2), "embedding.intercept": (2,)}
-    shapes["softmax.class_embeddings"] = (5, 2)
-    return [
-        {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-        for _ in range(number)
-    ]
-
-
-def test_late_rounds_weigh_more_in_the_average():
-    found = rounds(6)
-    average = Average(found[0])
-    for parameters in found:
-        average.add(parameters)
-    t = np.arange(1.0, 7.0)
-    for weights, same in ((t * (t + 1) * (t + 2), True), (t**0, False)):
-        for name, array in average.parameters.items():
-            wanted = np.average([p[name] for p in found], axis=0, weights=weights)
-            assert np.allclose(array, wanted, rtol=1e-4, atol=1e-6) is same
-    rows = average.parameters["softmax.class_embeddings"].astype(float)
-    np.testing.assert_allclose(average.class_vectors(), naive.unit(rows), rtol=1e-5)
-    of_none = sparse.csr_array((1, 5), dtype=np.float32)
-    intercept = average.parameters["embedding.intercept"]
-    np.testing.assert_array_equal(average.embedding.forward(of_none)[0], [intercept])
-
-
-def test_the_best_average_is_kept():
-    found = rounds(4)
-    average = Average(found[0])
-    best = Best(average)
-    for parameters, score in zip(found, [0.1, 0.4, 0.4, 0.3], strict=True):
-        average.add(parameters)
-        best.add(score)
-        if score == 0.4 and best.since == 0:
-            wanted = average.embedding.parameters["weights"].copy()
-    assert best.since == 2
-    best.restore()
-    np.testing.assert_array_equal(average.embedding.parameters["weights"], wanted)

@@ -1,0 +1,83 @@
+"""Parameters of all rounds in one average, and the best of these averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from samplesoft.training.checkpoint import Arrays
+
+_LATE = 3.0  # the t-th round has a weight about proportional to t to this power
+
+
+class Average:
+    """Averages over rounds of the parameters of a model, late rounds weighing more.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        The averages.
+
+    References
+    ----------
+    O. Shamir and T. Zhang, "Stochastic gradient descent for non-smooth optimization", ICML 2013,
+    section 4: polynomial-decay averaging.
+    """
+
+    def __init__(self, parameters: Arrays) -> None:
+        self.parameters = copied(parameters)
+        self._rounds = 0
+
+    def add(self, parameters: Arrays) -> None:
+        """Let the parameters after another round count."""
+        self._rounds += 1
+        share = (_LATE + 1.0) / (_LATE + self._rounds)
+        for name, array in self.parameters.items():
+            array += array.dtype.type(share) * (parameters[name] - array)
+
+    @contextmanager
+    def in_place_of(self, parameters: Arrays) -> Iterator[None]:
+        """Let the parameters of a model be the averages for a while."""
+        before = copied(parameters)
+        write(self.parameters, parameters)
+        try:
+            yield
+        finally:
+            write(before, parameters)
+
+
+class Best:
+    """The parameters of the round with the greatest score, and the rounds since then."""
+
+    def __init__(self, parameters: Arrays) -> None:
+        self.scores: list[float] = []
+        self.since = 0
+        self._parameters = self._kept = parameters
+
+    def add(self, score: float, tolerance: float = 0.0) -> None:
+        """Keep the parameters as they are now, if the score is the greatest so far.
+
+        A rise by less than the tolerance does not count as one.
+        """
+        greatest = max(self.scores, default=-np.inf)
+        self.since = 0 if score > greatest + tolerance else self.since + 1
+        if score > greatest:
+            self._kept = copied(self._parameters)
+        self.scores.append(score)
+
+    def restore(self) -> None:
+        """Go back to the best, if there are scores."""
+        write(self._kept, self._parameters)
+
+
+def copied(parameters: Arrays) -> Arrays:
+    """Return a copy of each array."""
+    return {name: array.copy() for name, array in parameters.items()}
+
+
+def write(values: Arrays, parameters: Arrays) -> None:
+    """Write values into the arrays of the same names."""
+    for name, array in parameters.items():
+        array[...] = values[name]
