@@ -31,8 +31,8 @@ class DirectSoftmax(LinearSoftmax):
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``softmax.class_embeddings`` (n * (v + 1),): of each class, a number for each feature, and
-        its intercept.
+        ``softmax.weights``: of each feature, a number for each class, and last the intercepts, as
+        in `FeatureLayer.weights`.
     softmax : FeatureLayer
         Loss, sampler and class vectors.
 
@@ -92,8 +92,7 @@ class DirectSoftmax(LinearSoftmax):
         self._name_parameters()
 
     def _name_parameters(self) -> None:
-        rows = self.softmax.parameters["class_embeddings"]
-        self.parameters = {"softmax.class_embeddings": rows.reshape(-1)}
+        self.parameters = {"softmax.weights": self.softmax.weights}
 
     @property
     def num_inputs(self) -> int:
@@ -126,7 +125,7 @@ class DirectSoftmax(LinearSoftmax):
 
     def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
         contexts, features = with_intercept(x, self.num_inputs)
-        return contexts, np.take(rows, features, axis=1)
+        return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
 
 
 def make_linear_softmax(

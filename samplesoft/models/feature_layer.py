@@ -24,7 +24,8 @@ class FeatureLayer(SoftmaxLayer):
 
     A step reads and changes numbers of class vectors for features that occur in the batch, of
     classes that are labels or drawn. The loss sees nothing else: contexts of those features, and
-    vectors of those classes.
+    vectors of those classes. In memory the numbers of a feature lie side by side, so that a step on
+    all classes goes through rows of them.
 
     Parameters
     ----------
@@ -46,7 +47,11 @@ class FeatureLayer(SoftmaxLayer):
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (n, v + 1), zeros at first; the last column holds the b.
+        ``"class_embeddings"`` (n, v + 1), zeros at first; the last column holds the b. It is a view
+        of `weights`.
+    weights : ndarray
+        What an optimizer changes, of shape (v + 1, n), or without a second axis if classes are
+        drawn, for then gradients are of single numbers.
 
     Raises
     ------
@@ -66,16 +71,34 @@ class FeatureLayer(SoftmaxLayer):
         alpha: float,
         dtype: Any,
     ) -> None:
-        rows = np.zeros((num_classes, num_features + 1), dtype)
         if sampler is not None and sampler.dim is not None:
             raise ValueError(
                 f"`sampler` must not look at inputs, got a {type(sampler).__name__} for vectors of "
                 f"{sampler.dim} numbers; take one such as 'unigram', or an `embedding_dim`."
             )
-        super().__init__(rows, loss, sampler, num_sampled, shared=shared)
+        super().__init__(
+            np.zeros((num_classes, 1), dtype), loss, sampler, num_sampled, shared=shared
+        )
+        self._by_feature = np.zeros((num_features + 1, num_classes), dtype)
+        self._name_parameters()
         self.alpha = alpha
         self._steps = np.zeros(1)  # and of how many a class and a feature were part
         self._of_class, self._of_feature = np.zeros(num_classes), np.zeros(num_features + 1)
+
+    def _name_parameters(self) -> None:
+        self.parameters["class_embeddings"] = self._by_feature.T
+        self.weights = self._by_feature if self.sampler is None else self._by_feature.reshape(-1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the numbers once, without views of them."""
+        state = dict(vars(self))
+        del state["weights"]
+        return {**state, "parameters": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the views again."""
+        self.__dict__.update(state)
+        self._name_parameters()
 
     def forward(  # type: ignore[override]
         self,
@@ -114,34 +137,36 @@ class FeatureLayer(SoftmaxLayer):
         if draw is not None:
             draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
             labels = _renumbered(labels, targets, classes)
-        rows = self.block(classes, features)
-        batch = self.loss.check_batch(contexts, rows, labels, None)
+        block = self._block(features, classes)
+        batch = self.loss.check_batch(contexts, np.ascontiguousarray(block.T), labels, None)
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )
         if self.sampler is not None:
             self.sampler.observe(targets.labels)
-        return value, FeatureCache(cache, classes, features, rows)
+        return value, FeatureCache(cache, classes, features, block)
 
     def backward(  # type: ignore[override]
         self, cache: FeatureCache
     ) -> tuple[None, dict[str, SparseRows]]:
         """Return None, for inputs are data, and the gradient of the loss and of the penalty.
 
-        That is of numbers of ``class_embeddings.reshape(-1)``.
+        That is of rows or of numbers of `weights`.
         """
-        found = self.loss.backward(cache.of_loss).dW
-        classes, features, gradient = cache.classes[found.ids], cache.features, found.rows
+        found, features = self.loss.backward(cache.of_loss).dW, cache.features
+        classes, gradient = cache.classes[found.ids], np.ascontiguousarray(found.rows.T)
         if self.alpha:
-            gradient += self._penalty(classes, features) * cache.rows[found.ids]
-        places = np.add.outer(classes * self._rows.shape[1], features)
-        return None, {"class_embeddings": SparseRows(places.reshape(-1), gradient.reshape(-1))}
+            gradient += self._penalty(features, classes) * cache.block[:, found.ids]
+        if self.sampler is None:
+            return None, {"weights": SparseRows(features, gradient)}
+        places = np.add.outer(features * len(self._rows), classes)
+        return None, {"weights": SparseRows(places.reshape(-1), gradient.reshape(-1))}
 
-    def block(self, classes: IntArray, features: IntArray) -> Rows:
-        """Return a copy of the class vectors (k, f) of some classes, at some features."""
+    def _block(self, features: IntArray, classes: IntArray) -> Rows:
+        """Return a copy of the weights (f, k) of some features in some classes."""
         if len(classes) == len(self._rows):
-            return np.take(self._rows, features, axis=1)
-        return self._rows[classes[:, None], features]
+            return np.take(self._by_feature, features, axis=0)
+        return self._by_feature[features[:, None], classes]
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned, and how often numbers have changed."""
@@ -165,19 +190,19 @@ class FeatureLayer(SoftmaxLayer):
     def _counters(self) -> dict[str, FloatArray]:
         return {"steps": self._steps, "of_class": self._of_class, "of_feature": self._of_feature}
 
-    def _penalty(self, classes: IntArray, features: IntArray) -> Rows:
-        """Return the factors (k, f) of the numbers in the penalty's gradient, in a step of theirs.
+    def _penalty(self, features: IntArray, classes: IntArray) -> Rows:
+        """Return the factors (f, k) of the numbers in the penalty's gradient, in a step of theirs.
 
         They are part of it where both their class and their feature are.
         """
         self._steps += 1.0
         seldom = []
-        for counter, ids in ((self._of_class, classes), (self._of_feature, features)):
+        for counter, ids in ((self._of_feature, features), (self._of_class, classes)):
             counter[ids] += 1.0
-            seldom.append(self._steps / counter[ids])
-        seldom[1][-1] = 0.0  # the intercept
-        factors: Rows = self.alpha * np.multiply.outer(*seldom)
-        return factors.astype(self._rows.dtype)
+            seldom.append((self._steps / counter[ids]).astype(self._rows.dtype))
+        seldom[0][-1] = 0.0  # the intercept
+        factors: Rows = np.multiply.outer(self._rows.dtype.type(self.alpha) * seldom[0], seldom[1])
+        return factors
 
 
 class FeatureCache(NamedTuple):
@@ -186,7 +211,7 @@ class FeatureCache(NamedTuple):
     of_loss: Cache
     classes: IntArray  # (k,)
     features: IntArray  # (f,)
-    rows: Rows  # (k, f): the class vectors that the loss saw
+    block: Rows  # (f, k): the weights that the loss saw
 
 
 def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:

@@ -184,7 +184,8 @@ def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:
         "softmax.class_embeddings": (classes, dim),
     }
     if dim is None:
-        wanted = {"softmax.class_embeddings": (classes * (inputs + 1),)}
+        wanted = {"softmax.weights": (inputs + 1, classes)}
+        parameters = {name: array.reshape(-1, classes) for name, array in parameters.items()}
     for name, shape in wanted.items():
         if parameters[name].shape != shape:
             raise ValueError(f"{name} of shape {parameters[name].shape} where it says {shape}")

@@ -24,7 +24,7 @@ def settings(loss="full", **options):
 def model(loss="full", num_classes=6, dtype=np.float64, **options):
     """Return a model with random parameters."""
     made = DirectSoftmax(7, num_classes, settings(loss, **options), dtype=dtype, rng=0)
-    flat = made.parameters["softmax.class_embeddings"]
+    flat = made.parameters["softmax.weights"].reshape(-1)
     flat[:] = np.random.default_rng(5).normal(size=len(flat))
     return made
 
@@ -45,10 +45,11 @@ def several():
     return sparse.csr_array(matrix)
 
 
-def as_dense(gradient, size):
-    out = np.zeros(size)
-    out[gradient.ids] = gradient.rows
-    return out
+def as_dense(gradient, made):
+    """Return a gradient of the class vectors (n, v + 1)."""
+    weights = np.zeros(made.softmax.weights.shape)
+    weights[gradient.ids] = gradient.rows
+    return weights.reshape(made.class_vectors().shape[::-1]).T
 
 
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "sparse"])
@@ -56,16 +57,16 @@ def as_dense(gradient, size):
 def test_gradients_are_derivatives(name, dense):
     made, x, weights = model(name, tau=1.5), inputs(dense), np.array([1.0, 2.0, 0.5, 1.0, 0.0])
     many = [LABELS, several()] if LOSSES[name].several_labels else [LABELS]
-    flat = made.parameters["softmax.class_embeddings"]
+    vectors = made.class_vectors()
     for labels in many:
         _, gradients = made.step(x, labels, weights=weights, rng=3)
-        got = as_dense(gradients["softmax.class_embeddings"], len(flat))
-        for place in range(len(flat)):
-            before, ends = flat[place], []
+        got = as_dense(gradients["softmax.weights"], made)
+        for place in np.ndindex(vectors.shape):
+            before, ends = vectors[place], []
             for sign in (1, -1):
-                flat[place] = before + sign * 1e-6
+                vectors[place] = before + sign * 1e-6
                 ends.append(made.step(x, labels, weights=weights, rng=3)[0])
-            flat[place] = before
+            vectors[place] = before
             assert got[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=2e-8), place
 
 
@@ -85,11 +86,11 @@ def test_a_step_is_that_of_a_layer_of_all_numbers(name, shared):
     value, cache = layer.forward(made.embed(x), LABELS, rng=11)
     wanted = layer.backward(cache)[1]["class_embeddings"]
     found, saved = made.softmax.forward(x, LABELS, rng=11)
-    got = made.softmax.backward(saved)[1]["class_embeddings"]
+    got = made.softmax.backward(saved)[1]["weights"]
     assert found == pytest.approx(value, rel=1e-12)
     every = np.zeros_like(rows)
     every[wanted.ids] = wanted.rows
-    np.testing.assert_allclose(as_dense(got, rows.size), every.reshape(-1), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(as_dense(got, made), every, rtol=1e-10, atol=1e-13)
 
 
 def test_a_step_touches_features_that_occur_and_classes_that_are_drawn():
@@ -121,16 +122,16 @@ def test_scores_and_lists(dense, monkeypatch):
 
 def penalties(made, plain, num_steps=1500):
     """Return the mean over steps of the gradient of the penalty alone, by `made` and by `plain`."""
-    rng, total = np.random.default_rng(2), np.zeros(made.class_vectors().size)
+    rng, total = np.random.default_rng(2), np.zeros(made.class_vectors().shape)
     common = rng.random((1, 7)) * 0.9 + 0.1  # how often each feature occurs
     for step in range(num_steps):
         x = sparse.csr_array((rng.random((2, 7)) < common).astype(float))
         labels = rng.integers(0, 2, 2)
-        with_it = made.step(x, labels, rng=step)[1]["softmax.class_embeddings"]
-        without = plain.step(x, labels, rng=step)[1]["softmax.class_embeddings"]
+        with_it = made.step(x, labels, rng=step)[1]["softmax.weights"]
+        without = plain.step(x, labels, rng=step)[1]["softmax.weights"]
         np.testing.assert_array_equal(with_it.ids, without.ids)
-        total[with_it.ids] += with_it.rows - without.rows
-    return (total / num_steps).reshape(made.class_vectors().shape)
+        total += as_dense(with_it, made) - as_dense(without, made)
+    return total / num_steps
 
 
 def test_the_penalty_has_the_right_mean_though_numbers_are_seldom_touched():
@@ -146,7 +147,7 @@ def test_a_penalty_that_does_not_count_is_wrong(monkeypatch):
     monkeypatch.setattr(
         made.softmax,
         "_penalty",
-        lambda classes, features: np.where(features == 7, 0.0, 0.01),
+        lambda features, classes: np.where(features == 7, 0.0, 0.01)[:, None],
     )
     found, wanted = penalties(made, plain, 500), 0.01 * made.class_vectors()
     assert np.abs(found[:, :-1] / wanted[:, :-1] - 1.0).mean() > 0.25
@@ -156,11 +157,11 @@ def test_the_penalty_of_a_full_loss_on_all_features_is_exact():
     made, plain = (model("full-logistic", alpha=alpha) for alpha in (0.5, 0.0))
     x = np.random.default_rng(0).normal(size=(5, 7))
     for _ in range(3):
-        found = made.step(x, LABELS)[1]["softmax.class_embeddings"].rows
-        found = found - plain.step(x, LABELS)[1]["softmax.class_embeddings"].rows
+        with_it, without = (one.step(x, LABELS)[1]["softmax.weights"] for one in (made, plain))
+        found = as_dense(with_it, made) - as_dense(without, plain)
     wanted = 0.5 * made.class_vectors()
     wanted[:, -1] = 0.0
-    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_state_goes_on_to_the_same_bits():
