@@ -19,6 +19,8 @@ from samplesoft.models.linear_softmax import Gradient, LinearSoftmax, LinearSoft
 from samplesoft.models.module import as_float_dtype
 from samplesoft.samplers.base import Rows
 
+_PENALTY = 0.003  # of all classes together, by default
+
 
 class DirectSoftmax(LinearSoftmax):
     """Class scores ``tau * (x . c_j + b_j)``: `LinearSoftmax` for an `embedding_dim` of None.
@@ -85,7 +87,7 @@ class DirectSoftmax(LinearSoftmax):
             sampler,
             settings.num_sampled,
             shared=settings.shared,
-            alpha=settings.alpha,
+            alpha=_PENALTY / num_classes if settings.alpha is None else settings.alpha,
             dtype=self.dtype,
         )
         self._dropout = Dropout(settings.dropout)

@@ -58,10 +58,10 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         Length d of embedded inputs and of class vectors. None for class vectors on the inputs
         themselves, a linear model without a bottleneck; see `samplesoft.models.DirectSoftmax`. It
         is not normalised, and takes samplers that do not look at inputs.
-    alpha : float
+    alpha : float, optional
         Of an L2 penalty, for an `embedding_dim` of None: half of it times the sum of the squares of
-        the numbers of class vectors is added to the mean loss. Few examples with several labels
-        want more than the default.
+        the numbers of class vectors is added to the mean loss. By default 0.003 divided by the
+        number of classes, for the more of them, the less each has to do with the loss.
     dropout : float
         Share of the entries of an input that a step of training leaves out.
     label_reduction : {"pal-n", "pal", "ova"}
@@ -85,7 +85,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     loss: str = "sampled-masked"
     normalize: bool = None  # type: ignore[assignment]
     embedding_dim: int | None = 64
-    alpha: float = 3e-6
+    alpha: float | None = None
     dropout: float = 0.0
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
@@ -96,7 +96,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
             object.__setattr__(self, "normalize", not direct)
         super().__post_init__()
         make_loss(self.loss, **self._loss_options())  # which checks those of labels
-        as_nonnegative("alpha", self.alpha)
+        if self.alpha is not None:
+            as_nonnegative("alpha", self.alpha)
         as_nonnegative("dropout", self.dropout, below=1.0)
         if direct:
             self._check_direct()

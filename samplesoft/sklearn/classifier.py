@@ -30,9 +30,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         (x @ W + b)``, a linear model without a bottleneck, for inputs such as tf-idf: a step
         touches only features that occur in it, and classes that are labels or drawn. It needs
         v times n numbers, and draws by counts or uniform ones.
-    alpha : float
-        Of an L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for an `embedding_dim` of None.
-        The default suits many classes with one label each; see Notes.
+    alpha : float, optional
+        Of an L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for an `embedding_dim` of None;
+        by default 0.003 divided by the number of classes. It is worth a search; see Notes.
     loss : str
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
         removed, or ``"negative-sampling"``, each with draws that leave out the label; the same
@@ -85,7 +85,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     optimizer : str
         A key of `samplesoft.models.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Of the optimizer; by default 0.1, or 1 where `embedding_dim` is None. These suit Adagrad;
+        Of the optimizer; by default 0.1, or 2 where `embedding_dim` is None. These suit Adagrad;
         0.01 is a start for ``"adam"``.
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
@@ -96,8 +96,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     tol : float
         Least rise that counts.
     average : bool, optional
-        Let `fit` average the parameters after each round, late rounds weighing more; by default if
-        `embedding_dim` is None.
+        Let `fit` average the parameters after each round, late rounds weighing more, which allows
+        for greater steps; by default if `embedding_dim` is None. With an embedding it is worth a
+        try after many rounds.
     calibrate : bool
         Calibrate `predict_proba` on examples that the model was not trained on: those of
         ``eval_set``; with `early_stopping` those that it holds out; else a share of
@@ -232,7 +233,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         self,
         embedding_dim: int | None = 64,
         *,
-        alpha: float = 3e-6,
+        alpha: float | None = None,
         loss: str = "sampled-masked",
         sampler: Any = "unigram",
         num_sampled: int | str | None = None,

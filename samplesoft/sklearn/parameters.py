@@ -82,7 +82,7 @@ def learning_rate(classifier: Any) -> Any:
     """Return the size of a step of the optimizer."""
     if classifier.learning_rate is not None:
         return classifier.learning_rate
-    return 1.0 if classifier.embedding_dim is None else 0.1
+    return 2.0 if classifier.embedding_dim is None else 0.1
 
 
 def is_averaged(classifier: Any) -> bool:
