@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._validation import FloatArray, IntArray, as_csr, as_real_array
+from samplesoft.kernels.models.penalty import add_penalty
 from samplesoft.losses.base import Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.targets import Targets, check_targets
@@ -156,7 +157,9 @@ class FeatureLayer(SoftmaxLayer):
         found, features = self.loss.backward(cache.of_loss).dW, cache.features
         classes, gradient = cache.classes[found.ids], np.ascontiguousarray(found.rows.T)
         if self.alpha:
-            gradient += self._penalty(features, classes) * cache.block[:, found.ids]
+            every = len(found.ids) == len(cache.classes)
+            block = cache.block if every else cache.block[:, found.ids]
+            add_penalty(block, *self._penalty(features, classes), gradient)
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
         places = np.add.outer(features * len(self._rows), classes)
@@ -190,19 +193,19 @@ class FeatureLayer(SoftmaxLayer):
     def _counters(self) -> dict[str, FloatArray]:
         return {"steps": self._steps, "of_class": self._of_class, "of_feature": self._of_feature}
 
-    def _penalty(self, features: IntArray, classes: IntArray) -> Rows:
-        """Return the factors (f, k) of the numbers in the penalty's gradient, in a step of theirs.
+    def _penalty(self, features: IntArray, classes: IntArray) -> tuple[Rows, Rows]:
+        """Return factors (f,) and (k,) whose products are those of the numbers in its gradient.
 
-        They are part of it where both their class and their feature are.
+        A number is part of a step where both its class and its feature are.
         """
         self._steps += 1.0
         seldom = []
         for counter, ids in ((self._of_feature, features), (self._of_class, classes)):
             counter[ids] += 1.0
             seldom.append((self._steps / counter[ids]).astype(self._rows.dtype))
+        seldom[0] *= self.alpha
         seldom[0][-1] = 0.0  # the intercept
-        factors: Rows = np.multiply.outer(self._rows.dtype.type(self.alpha) * seldom[0], seldom[1])
-        return factors
+        return seldom[0], seldom[1]
 
 
 class FeatureCache(NamedTuple):

@@ -37,12 +37,12 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
         removed, or ``"negative-sampling"``, each with draws that leave out the label; the same
         names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
-        noise-contrastive estimation; or ``"full"``. Negative sampling learns how much more often
-        a class is the label than a draw: with draws by counts it puts rare classes too far up, the
-        more so the more classes. Where draws cannot leave out the label, as
-        examples share them or have several labels, a name without ``-masked`` stands for the one
-        with it. ``"full"`` has no bias, and takes twice as long with 600 classes, 6 times with
-        10,000; see Notes.
+        noise-contrastive estimation; ``"full"``; or ``"full-logistic"``, a logistic regression of
+        each class. Negative sampling learns how much more often a class is the label than a draw:
+        with draws by counts it puts rare classes too far up, the more so the more classes. Where
+        draws cannot leave out the label, as examples share them or have several labels, a name
+        without ``-masked`` stands for the one with it. ``"full"`` has no bias, and takes twice as
+        long with 600 classes, 6 times with 10,000; see Notes.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by
         counts, such as the default, go by those of the data that `fit` is given. ``"auto"``
@@ -169,6 +169,26 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     ==================================================  ============  =============  ==============
 
     More draws are the first thing to spend time on.
+
+    Bags of words with some hundred labels are better off without a bottleneck. Tf-idf of Bibtex
+    (159 labels, several each; precision at 1, 3 and 5, mean over fifths of the training data), and
+    of docstrings by their module (893 classes; accuracy), 10 rounds, or 4 where all of the 893 are
+    scored:
+
+    ================================================  =====================  =======
+    model                                             Bibtex                 modules
+    ================================================  =====================  =======
+    vectors of 64                                     0.597 / 0.363 / 0.266  0.753
+    ``embedding_dim=None``                            0.639 / 0.391 / 0.287  0.700
+    ``embedding_dim=None, loss="full"``               0.640 / 0.395 / 0.288
+    ``embedding_dim=None, loss="full-logistic"``      0.628 / 0.388 / 0.287  0.737
+    the last with ``alpha=5e-5``                      0.637 / 0.399 / 0.292
+    ``alpha=4e-5``, `sample_weight` 1 / sqrt(labels)  0.645 / 0.398 / 0.290
+    ================================================  =====================  =======
+
+    ``"full-logistic"`` is a logistic regression of each label, as scikit-learn's one-vs-rest; an
+    example with many labels has more to say in it than in a softmax, unless `sample_weight` takes
+    that back. Choose `alpha` by a grid search. ``figures/linear_models.py`` has peers.
 
     A model is surer of what it has learned than of what it has not seen. So `fit` looks for the
     temperature of least log loss on examples that are new to the model; a few of them move it
