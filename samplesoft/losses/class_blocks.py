@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,9 @@ from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.losses.candidate_scores import label_scores
 from samplesoft.losses.base import Batch
+from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.targets import Targets
-from samplesoft.losses.vectors import require_finite_rows, unit_rows
+from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Rows
 
 _BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
@@ -67,6 +68,33 @@ def class_blocks(
         with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
             scores = np.matmul(rows, z.T, out=buffer[: len(rows)])
         yield Block(part, rows, norms, offsets, scores)
+
+
+def gradients_by_blocks(
+    batch: Batch, normalize: bool, derivatives: Callable[[Block], None], d_labels: FloatArray
+) -> Gradients:
+    """Return gradients from the derivatives of a loss in all scores.
+
+    `derivatives` writes them over the scores of a block, where they are right but for pairs of
+    example and label, whose derivatives are `d_labels` (P,).
+    """
+    z, n = batch.z, len(batch.class_embeddings)
+    labels = LabelPlaces(batch.targets)
+    dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
+    for block in class_blocks(z, batch.class_embeddings, batch.biases, normalize):
+        part, scores = block.part, block.scores
+        derivatives(block)
+        pairs, classes, examples = labels.of(part)
+        scores[classes, examples] = d_labels[pairs]
+        dz += scores.T @ block.rows
+        np.matmul(scores, z, out=dW[part])
+        if batch.biases is not None:
+            np.sum(scores, axis=1, out=db[part])
+        if block.norms is not None:
+            unit_rows_backward(dW[part], block.rows, block.norms)
+    ids = np.arange(n)
+    biases = None if batch.biases is None else SparseRows(ids, db)
+    return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
 
 
 def label_scores_of(batch: Batch, normalize: bool) -> Rows:

@@ -10,10 +10,15 @@ from numpy.typing import ArrayLike
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.losses.full_softmax import add_exponentials, finish, probabilities
 from samplesoft.losses.base import Batch, Loss
-from samplesoft.losses.class_blocks import LabelPlaces, class_blocks, label_scores_of
-from samplesoft.losses.gradients import Gradients, SparseRows
+from samplesoft.losses.class_blocks import (
+    Block,
+    LabelPlaces,
+    class_blocks,
+    gradients_by_blocks,
+    label_scores_of,
+)
+from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.targets import Targets
-from samplesoft.losses.vectors import unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 
 
@@ -114,25 +119,13 @@ class FullSoftmaxLoss(Loss):
         return top, total
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
-        z, targets, n = batch.z, batch.targets, len(batch.class_embeddings)
-        factor = (weights * saved.scale).astype(z.dtype)
-        d_labels = saved.d_labels * targets.rows(weights)
-        labels = LabelPlaces(targets)
-        dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
-        for block in class_blocks(z, batch.class_embeddings, batch.biases, self.normalize):
-            part, scores = block.part, block.scores
-            probabilities(scores, block.offsets, self.absolute, saved.top, factor)
-            pairs, classes, examples = labels.of(part)
-            scores[classes, examples] = d_labels[pairs]
-            dz += scores.T @ block.rows
-            np.matmul(scores, z, out=dW[part])
-            if batch.biases is not None:
-                np.sum(scores, axis=1, out=db[part])
-            if block.norms is not None:
-                unit_rows_backward(dW[part], block.rows, block.norms)
-        ids = np.arange(n)
-        biases = None if batch.biases is None else SparseRows(ids, db)
-        return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
+        factor = (weights * saved.scale).astype(batch.z.dtype)
+
+        def derivatives(block: Block) -> None:
+            probabilities(block.scores, block.offsets, self.absolute, saved.top, factor)
+
+        d_labels = saved.d_labels * batch.targets.rows(weights)
+        return gradients_by_blocks(batch, self.normalize, derivatives, d_labels)
 
 
 class _Saved(NamedTuple):

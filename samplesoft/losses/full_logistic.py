@@ -11,9 +11,14 @@ from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.full_logistic import add_softplus, sigmoids
 from samplesoft.kernels.losses.full_softmax import finish
 from samplesoft.losses.base import Batch, Loss
-from samplesoft.losses.class_blocks import LabelPlaces, class_blocks, label_scores_of
-from samplesoft.losses.gradients import Gradients, SparseRows
-from samplesoft.losses.vectors import unit_rows_backward
+from samplesoft.losses.class_blocks import (
+    Block,
+    LabelPlaces,
+    class_blocks,
+    gradients_by_blocks,
+    label_scores_of,
+)
+from samplesoft.losses.gradients import Gradients
 from samplesoft.samplers.base import Draw
 
 
@@ -92,28 +97,19 @@ class FullLogisticLoss(Loss):
         return total, _Saved(-missed * signs)
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
-        z, targets, n = batch.z, batch.targets, len(batch.class_embeddings)
-        d_labels, labels = saved.d_labels * targets.rows(weights), LabelPlaces(targets)
-        dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
-        for block in class_blocks(z, batch.class_embeddings, batch.biases, self.normalize):
-            part, scores = block.part, block.scores
+        def derivatives(block: Block) -> None:
+            scores = block.scores
             finish(scores, block.offsets, False)
-            signs = np.sign(scores) if self.absolute else None
-            finish(scores, np.empty(0, z.dtype), self.absolute)
+            if not self.absolute:
+                sigmoids(scores, weights)
+                return
+            signs = np.sign(scores)
+            np.abs(scores, out=scores)
             sigmoids(scores, weights)
-            if signs is not None:
-                scores *= signs
-            pairs, classes, examples = labels.of(part)
-            scores[classes, examples] = d_labels[pairs]
-            dz += scores.T @ block.rows
-            np.matmul(scores, z, out=dW[part])
-            if batch.biases is not None:
-                np.sum(scores, axis=1, out=db[part])
-            if block.norms is not None:
-                unit_rows_backward(dW[part], block.rows, block.norms)
-        ids = np.arange(n)
-        biases = None if batch.biases is None else SparseRows(ids, db)
-        return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
+            scores *= signs
+
+        d_labels = saved.d_labels * batch.targets.rows(weights)
+        return gradients_by_blocks(batch, self.normalize, derivatives, d_labels)
 
 
 class _Saved(NamedTuple):
