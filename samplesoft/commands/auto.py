@@ -85,6 +85,11 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
     values = given(options, SoftmaxSettings)
     if options.loss and not LOSSES[options.loss].draws:
         check_softmax(values, SoftmaxSettings())
+    if getattr(options, "no_embedding", None):
+        raise ValueError(
+            f"{flag(names[0])} auto does not go with --no-embedding, which takes draws that do not "
+            "look at inputs; name them, such as --sampler unigram --num-sampled 300."
+        )
     check_auto(options.sampler, options.loss)
     refuse(values, ["num_certain"], f"{flag(names[0])} auto, which measures draws alone")
     if "sampler" in names:

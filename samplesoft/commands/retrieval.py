@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft.commands.model import Model, learning_rate, rates_in_words
 from samplesoft.commands.options import add_sizes, given, positive_float, rate
-from samplesoft.commands.softmax_options import add_softmax, check_softmax
+from samplesoft.commands.softmax_options import add_softmax, check_softmax, refuse
 from samplesoft.losses.base import LABEL_REDUCTIONS
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.optimizers import OPTIMIZERS
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EPOCHS = 20
 RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
+RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
 SEVERAL_LABELS = [name for name, spec in LOSSES.items() if spec.several_labels]
 
 
@@ -43,7 +44,16 @@ def retrieval_model(
         _add_options(parser, defaults, form)
 
     def make(options: argparse.Namespace) -> RetrievalTask:
-        values = check_softmax(given(options, type(defaults)), defaults)
+        values = given(options, type(defaults))
+        if options.no_embedding:
+            refuse(values, ["embedding_dim"], "--no-embedding")
+            values = {"normalize": False, **values}
+            if LOSSES[values.get("loss", defaults.loss)].draws:
+                values = {"sampler": "unigram", **values}
+            values = {**check_softmax(values, defaults), "embedding_dim": None}
+        else:
+            refuse(values, ["alpha"], "an embedding, but is for --no-embedding")
+            values = check_softmax(values, defaults)
         settings = type(defaults)(**{"dropout": defaults.dropout, **values})
         return make_task(_absolute_paths(options), settings)
 
@@ -78,6 +88,19 @@ def _add_options(parser: argparse.ArgumentParser, defaults: RetrievalSettings, f
         ("--batch", "batch_size", "examples in a batch"),
     )
     add_sizes(group, defaults, sizes)
+    group.add_argument(
+        "--no-embedding",
+        action="store_true",
+        default=None,
+        help="class vectors on the inputs themselves, for labels of bags of words; draws are by "
+        "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad",
+    )
+    group.add_argument(
+        "--alpha",
+        type=positive_float,
+        metavar="X",
+        help="L2 penalty with --no-embedding (default 0.003 / number of classes)",
+    )
     group.add_argument(
         "--dropout",
         type=rate,
@@ -128,7 +151,9 @@ def _make_settings(options: argparse.Namespace) -> Settings:
     return Settings(
         epochs=options.epochs or EPOCHS,
         optimizer=optimizer,
-        learning_rate=learning_rate(options, optimizer, RATES),
+        learning_rate=learning_rate(
+            options, optimizer, RATES_OF_INPUTS if options.no_embedding else RATES
+        ),
         clip=options.clip,
         patience=options.patience,
         checkpoint_every=options.checkpoint_every,

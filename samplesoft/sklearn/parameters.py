@@ -39,6 +39,11 @@ def check_parameters(classifier: Any) -> None:
                 "`num_sampled` must not be 'auto' with a sampler of your own, which has no name "
                 "that samplesoft.tune knows; give a number."
             )
+        if classifier.embedding_dim is None:
+            raise ValueError(
+                "`sampler` and `num_sampled` must not be 'auto' with embedding_dim=None, which "
+                "takes draws that do not look at inputs; name them, such as 'unigram' and 300."
+            )
         check_auto(classifier.sampler, classifier.loss)
 
 

@@ -50,6 +50,7 @@ def of_run(path: str | Path, run: Checkpoint) -> Checkpoint:
     num_examples, num_labels = as_count("num_labeled", task["num_labeled"]), int(counts.sum())
     single = num_labels == num_examples and not about["leave_out"]
     parameters = {name: task[name] for name in _PARAMETERS if task[name] is not None}
+    parameters["embedding_dim"] = task["embedding_dim"]  # None is not the default
     parameters["random_state"] = task["seed"]
     parameters |= {name: training[name] for name in ("optimizer", "learning_rate")}
     kept = {name: a for name, a in run.arrays.items() if name.startswith(_KEPT)}

@@ -523,6 +523,20 @@ BAD = {
     "rate": (["train", "toy", "--out", "{t}/a", "--learning-rate", "-1"], "--learning-rate"),
     "json": (["train", "toy", "--out", "{t}/a", "--json", "{t}/b/c.json"], "--json must name"),
     "shared by full": ([*LM, "--loss", "full", "--shared"], "--shared has no effect with"),
+    "penalty of an embedding": (
+        ["train", "xc", "--train", "{t}/x", "--out", "{t}/a", "--alpha", "1"],
+        "--alpha has no effect with an embedding",
+    ),
+    "length of no embedding": (
+        [*("train", "xc", "--train", "{t}/x", "--out", "{t}/a"), "--no-embedding"]
+        + ["--embedding-dim", "3"],
+        "--embedding-dim has no effect with --no-embedding",
+    ),
+    "auto and no embedding": (
+        [*("train", "xc", "--train", "{t}/x", "--out", "{t}/a"), "--no-embedding"]
+        + ["--sampler", "auto"],
+        "--sampler auto does not go with --no-embedding",
+    ),
     "shared and exclusive": (
         [*LM, "--shared"],
         "--shared does not go with --loss sampled, ",
