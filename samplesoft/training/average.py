@@ -53,7 +53,7 @@ class Average:
 
 
 class Best:
-    """The parameters of the round with the greatest score, and the rounds since then."""
+    """The parameters of the last round with the greatest score, and the rounds without a rise."""
 
     def __init__(self, parameters: Arrays) -> None:
         self.scores: list[float] = []
@@ -61,13 +61,14 @@ class Best:
         self._parameters = self._kept = parameters
 
     def add(self, score: float, tolerance: float = 0.0) -> None:
-        """Keep the parameters as they are now, if the score is the greatest so far.
+        """Keep the parameters as they are now, if no score so far is greater.
 
-        A rise by less than the tolerance does not count as one.
+        Of few examples many rounds have the same score, and late ones have learned more. A rise by
+        less than the tolerance does not count as one.
         """
         greatest = max(self.scores, default=-np.inf)
         self.since = 0 if score > greatest + tolerance else self.since + 1
-        if score > greatest:
+        if score >= greatest:
             self._kept = copied(self._parameters)
         self.scores.append(score)
 

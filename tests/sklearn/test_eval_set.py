@@ -68,7 +68,8 @@ def test_early_stopping_is_on_the_eval_set(form, monkeypatch):
     clf = make(**options).fit(X[TRAIN], y[TRAIN], eval_set=(X[OTHER], y[OTHER]))
     scores = clf.validation_scores_
     assert 3 < len(scores) == clf.n_iter_ < 40
-    best = make(max_iter=int(np.argmax(scores)) + 1).fit(X[TRAIN], y[TRAIN])
+    last = int(np.flatnonzero(np.equal(scores, max(scores)))[-1]) + 1
+    best = make(max_iter=last).fit(X[TRAIN], y[TRAIN])
     assert same(clf, best)
     assert not same(clf, make(max_iter=len(scores)).fit(X[TRAIN], y[TRAIN]))
 
