@@ -17,7 +17,11 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 
 AUTO, BILATERAL = "auto", "bilateral"
-OFFERED = [name for name, spec in LOSSES.items() if spec.several_labels and not spec.absolute]
+OFFERED = [
+    name
+    for name, spec in LOSSES.items()
+    if spec.several_labels and not spec.absolute and "label_reduction" not in spec.fixed
+]  # labels have weights, which one versus all does not take
 
 
 @dataclass(frozen=True)
