@@ -42,8 +42,8 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
     return values
 
 
-def as_key(rng: int | np.random.Generator | None) -> np.uint64:
-    """Turn the public `rng` argument into the 64-bit key of a stream.
+def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint64:
+    """Turn the public `rng` argument, or one of another name, into the 64-bit key of a stream.
 
     That is made from a seed, drawn from a generator, or fresh for None.
     """
@@ -51,9 +51,9 @@ def as_key(rng: int | np.random.Generator | None) -> np.uint64:
         return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         if rng is not None and rng < 0:
-            raise ValueError(f"`rng` as a seed must be at least 0, got {rng}.")
+            raise ValueError(f"`{name}` as a seed must be at least 0, got {rng}.")
         return np.uint64(np.random.SeedSequence(rng).generate_state(1, np.uint64)[0])
     raise TypeError(
-        "`rng` must be an int seed, a numpy.random.Generator or None, "
+        f"`{name}` must be an int seed, a numpy.random.Generator or None, "
         f"got {type(rng).__name__}; numpy.random.default_rng(seed) makes a generator."
     )

@@ -78,15 +78,18 @@ def as_float_rows(
     return rows
 
 
-def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> IntArray:
-    """Return class indices as int64: (k,), or (batch, k) where a batch is given."""
+def as_ids(
+    name: str, value: Any, num_classes: int, batch: int | None = None, *, of: str = "classes"
+) -> IntArray:
+    """Return class indices as int64: (k,), or (batch, k) where a batch is given.
+
+    `of` says what they are indices of, if not of classes.
+    """
     array = as_array(name, value)
     if array.size == 0 and array.ndim == 1 and batch is None:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
-        raise TypeError(
-            f"`{name}` must hold integers, got {array.dtype}; classes are counted from 0."
-        )
+        raise TypeError(f"`{name}` must hold integers, got {array.dtype}; {of} are counted from 0.")
     if batch is None and array.ndim != 1:
         raise ValueError(f"`{name}` must have shape (k,), got {array.shape}.")
     if batch is not None:
@@ -98,7 +101,7 @@ def as_ids(name: str, value: Any, num_classes: int, batch: int | None = None) ->
                 f"of each context or {batch} of all; write {name}[:, None] or {name}[None]."
             )
         array = np.broadcast_to(array, (batch, array.shape[-1]))
-    _require_classes(name, array, num_classes)
+    _require_classes(name, array, num_classes, of)
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -152,11 +155,11 @@ def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None =
         )
 
 
-def _require_classes(name: str, array: NDArray[Any], num_classes: int) -> None:
+def _require_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "classes") -> None:
     if array.size and (array.min() < 0 or array.max() >= num_classes):
         bad = array[(array < 0) | (array >= num_classes)].flat[0]
         raise ValueError(
-            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got {bad}."
+            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} {of}, got {bad}."
         )
 
 

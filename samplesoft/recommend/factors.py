@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._validation import as_array, as_count, as_flag, as_ids
+from samplesoft._validation import IntArray, as_array, as_count, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
 from samplesoft.recommend.interactions import as_interactions
@@ -81,7 +81,7 @@ class Factors:
         liked = as_flag("filter_already_liked_items", filter_already_liked_items)
         anew = as_flag("recalculate_user", recalculate_user)
         single = as_array("userids", userids).ndim == 0
-        ids = as_ids("userids", np.atleast_1d(as_array("userids", userids)), np.iinfo(int).max)
+        ids = _user_ids(userids)
         taken = None
         if liked or anew:
             taken = self._histories(user_items, len(ids))
@@ -108,7 +108,7 @@ class Factors:
         itemid : int or array_like of int, shape (B,)
             Items.
         N : int
-            Length of a list, which begins with the item itself.
+            Length of a list, which begins with the item itself, or others of the same vector.
 
         Returns
         -------
@@ -125,7 +125,7 @@ class Factors:
             If an argument is malformed.
         """
         self._require_fitted()
-        return _similar("itemid", itemid, self.item_factors, N)
+        return _similar("itemid", itemid, self.item_factors, N, "items")
 
     def similar_users(self, userid: ArrayLike, N: int = 10) -> Lists:
         """Return the users whose vectors have the greatest cosines with that of a user.
@@ -135,7 +135,7 @@ class Factors:
         userid : int or array_like of int, shape (B,)
             Users, by their rows in `fit`.
         N : int
-            Length of a list, which begins with the user.
+            Length of a list, which begins with the user, or others of the same vector.
 
         Returns
         -------
@@ -152,7 +152,7 @@ class Factors:
             If an argument is malformed.
         """
         self._require_fitted()
-        return _similar("userid", userid, self.user_factors, N)
+        return _similar("userid", userid, self.user_factors, N, "users")
 
     def partial_fit_users(self, userids: ArrayLike, user_items: Any) -> Self:
         """Make the vectors of some users anew, from what they have taken; items stay as they are.
@@ -180,7 +180,7 @@ class Factors:
             If an argument is malformed.
         """
         self._require_fitted()
-        ids = as_ids("userids", np.atleast_1d(as_array("userids", userids)), np.iinfo(int).max)
+        ids = _user_ids(userids)
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`userids` must hold each user once; add the rows of a user up.")
         vectors = user_vectors(self._embedding, self._histories(user_items, len(ids)))
@@ -208,10 +208,18 @@ class Factors:
             raise AttributeError(f"this {type(self).__name__} is not fitted yet; call fit first.")
 
 
-def _similar(name: str, given: ArrayLike, factors: Rows, number: int) -> Lists:
+def _user_ids(userids: ArrayLike) -> IntArray:
+    """Return numbers of users (B,), be they of `fit` or new."""
+    given = np.atleast_1d(as_array("userids", userids))
+    if given.size and given.dtype.kind == "i" and given.min() < 0:
+        raise ValueError(f"`userids` must be at least 0, got {given.min()}.")
+    return as_ids("userids", given, np.iinfo(int).max, of="users")
+
+
+def _similar(name: str, given: ArrayLike, factors: Rows, number: int, of: str) -> Lists:
     """Return the rows of the greatest cosines with some rows (B,) of vectors (n, d)."""
     single = as_array(name, given).ndim == 0
-    ids = as_ids(name, np.atleast_1d(as_array(name, given)), len(factors))
+    ids = as_ids(name, np.atleast_1d(as_array(name, given)), len(factors), of=of)
     vectors = unit_rows("factors", factors.copy())[0]
     found = best_items(vectors[ids], vectors, as_count("N", number))
     return (found[0][0], found[1][0]) if single else found

@@ -37,7 +37,7 @@ def absent_items(
     absent = np.zeros(num_items, bool)
     if items is not None:
         absent[:] = True
-        absent[as_ids("items", items, num_items)] = False
+        absent[as_ids("items", items, num_items, of="items")] = False
     if filter_items is not None:
-        absent[as_ids("filter_items", filter_items, num_items)] = True
+        absent[as_ids("filter_items", filter_items, num_items, of="items")] = True
     return absent

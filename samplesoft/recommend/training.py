@@ -45,7 +45,7 @@ class Trained:
 def trained(recommender: Any, user_items: Matrix) -> Trained:
     """Train a model as the parameters of a recommender say."""
     settings = check_parameters(recommender, user_items.shape[1])
-    key = as_key(recommender.random_state)
+    key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, user_items
     if recommender.early_stopping:
         held_out = HeldOut(user_items, recommender.validation_fraction, sub_seed(key, _HELD_OUT))

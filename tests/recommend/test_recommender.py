@@ -243,6 +243,7 @@ def test_damaged_files(model, tmp_path):
     [
         ({"embedding_dim": 0}, "`embedding_dim` must be at least 1"),
         ({"loss": "sampled"}, "`loss` must be one of"),
+        ({"loss": "full-logistic"}, "`loss` must be one of"),
         ({"sampler": "none"}, "`sampler` must be one of"),
         ({"num_sampled": 0}, "`num_sampled` must be at least 1"),
         ({"negative_weight": 0.0}, "`negative_weight` must be"),
@@ -257,7 +258,8 @@ def test_damaged_files(model, tmp_path):
         ({"batch_size": 2.5}, "`batch_size`"),
         ({"learning_rate": -1}, "`learning_rate`"),
         ({"n_iter_no_change": 0}, "`n_iter_no_change`"),
-        ({"random_state": "a"}, "rng|random_state"),
+        ({"random_state": "a"}, "`random_state` must be an int seed"),
+        ({"random_state": -1}, "`random_state` as a seed must be at least 0"),
     ],
 )
 def test_parameters_that_are_refused(options, message):
@@ -302,6 +304,22 @@ def test_calls_that_are_refused(model):
     }.items():
         with pytest.raises((TypeError, ValueError), match=f"`{name}`"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.recommend(-1, TAKEN[[0]]), "`userids` must be at least 0, got -1"),
+        (lambda model: model.partial_fit_users(-1, TAKEN[[0]]), "`userids` must be at least 0"),
+        (lambda model: model.recommend("a", TAKEN[[0]]), "users are counted from 0"),
+        (lambda model: model.recommend(0, TAKEN[[0]], items=[30]), "0..29 for 30 items, got 30"),
+        (lambda model: model.similar_items(-1), "0..29 for 30 items, got -1"),
+        (lambda model: model.similar_users(60), "0..59 for 60 users, got 60"),
+    ],
+)
+def test_refusals_speak_of_users_and_items(call, message, model):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        call(model)
 
 
 def test_progress_lines(capsys):
