@@ -26,11 +26,13 @@ def check_parameters(classifier: Any) -> None:
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     as_positive("learning_rate", learning_rate(classifier))
     as_nonnegative("tol", classifier.tol)
-    if not 0.0 < classifier.validation_fraction < 1.0:
-        raise ValueError(
-            f"`validation_fraction` must lie between 0 and 1, got {classifier.validation_fraction}."
-        )
-    as_flag("calibrate", classifier.calibrate)
+    share = as_positive("validation_fraction", classifier.validation_fraction)
+    if share >= 1.0:
+        raise ValueError(f"`validation_fraction` must be less than 1, got {share}.")
+    for name in ("calibrate", "early_stopping", "warm_start"):
+        as_flag(name, getattr(classifier, name))
+    if classifier.average is not None:
+        as_flag("average", classifier.average)
     check_class_weight(classifier.class_weight)
     settings = model_settings(classifier, False, NUM_SAMPLED + 1, PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
