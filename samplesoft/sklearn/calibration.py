@@ -11,7 +11,7 @@ from scipy.special import log_expit as log_sigmoid
 from scipy.special import log_softmax, logsumexp, softmax
 
 from samplesoft._jit import chunks
-from samplesoft._validation import FloatArray
+from samplesoft._validation import FloatArray, in_small_unit
 from samplesoft.samplers.base import Rows
 
 _PRIOR = 10.0  # examples' worth of trust in what the model was trained with
@@ -112,7 +112,8 @@ def _least_log_loss(
     weights: FloatArray,
 ) -> list[float]:
     """Return the numbers of a calibration of least log loss, not far from those at the start."""
-    weights = weights * (len(weights) / weights.sum())
+    weights = in_small_unit(weights)
+    weights *= len(weights) / weights.sum()
     parts = chunks(len(scores), max(1, _NUMBERS // scores.shape[1]))
 
     def penalised(logs: FloatArray) -> tuple[float, FloatArray]:

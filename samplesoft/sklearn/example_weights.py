@@ -10,6 +10,8 @@ from scipy import sparse
 from samplesoft._validation import FloatArray, IntArray, as_nonnegative, as_real_array
 from samplesoft.sklearn.label_codec import LabelCodec
 
+_LARGEST = 1e15  # weight of an example
+
 
 def labelled_rows(codes: Any) -> IntArray:
     """Return the rows that have a label, for class numbers (N,) or a CSR matrix (N, n)."""
@@ -60,10 +62,10 @@ def example_weights(
 
     Of several labels it is the mean. `codes` are class numbers (N,) or a CSR matrix (N, n);
     "balanced" divides by how often a class occurs in them. A weight for a label that is no class is
-    an error.
+    an error, and so is one that gradients of float32 would not stand.
     """
     if class_weight is None:
-        return sample_weight
+        return _moderate(sample_weight)
     ids, places = np.unique(_class_numbers(codes), return_inverse=True)
     if isinstance(class_weight, dict):
         strange = [label for label in class_weight if not np.isin(label, codec.classes).any()]
@@ -83,7 +85,16 @@ def example_weights(
     if codec.multilabel:
         matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
         weights = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
-    return weights * sample_weight
+    return _moderate(weights * sample_weight)
+
+
+def _moderate(weights: FloatArray) -> FloatArray:
+    if weights.max() > _LARGEST:
+        raise ValueError(
+            f"`sample_weight` times `class_weight` must be at most {_LARGEST:g}, got "
+            f"{weights.max():g}; divide all by one number."
+        )
+    return weights
 
 
 def _class_numbers(codes: Any) -> IntArray:

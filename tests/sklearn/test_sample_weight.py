@@ -118,3 +118,25 @@ def test_weights_that_are_refused(weights, message):
     with pytest.raises((TypeError, ValueError), match=f"`sample_weight` {message}"):
         clf.fit(X, Y, weights)
     assert not hasattr(clf, "model_")
+
+
+@pytest.mark.parametrize(
+    "options", [{"sample_weight": np.full(120, 1e18)}, {"class_weight": {2: 1e30}}]
+)
+def test_weights_that_are_too_large(options):
+    given = {"sample_weight": options.pop("sample_weight", None)}
+    clf = make(**options)
+    message = r"`sample_weight` times `class_weight` must be at most 1e\+15, got 1e\+\d\d; divide"
+    with pytest.raises(ValueError, match=message):
+        clf.fit(X, Y, **given)
+    with pytest.raises(ValueError, match=message):
+        clf.partial_fit(X, Y, classes=np.arange(6), **given)
+    assert not hasattr(clf, "classes_")
+
+
+@pytest.mark.parametrize("unit", [2.0**-1070, 2.0**40])
+def test_calibration_goes_by_ratios_of_weights(unit):
+    clf = make(calibrate=True, loss="full").fit(X, Y)
+    scores, codes = clf.decision_function(X), Y.copy()
+    wanted = clf.calibration_.fitted(scores, codes, np.ones(120))
+    assert clf.calibration_.fitted(scores, codes, np.full(120, unit)) == wanted
