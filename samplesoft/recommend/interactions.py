@@ -52,6 +52,7 @@ def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray,
 def normalized(user_items: Matrix) -> Matrix:
     """Return the interactions divided by the roots of both degrees, sums of weights, as float32."""
     weights = user_items.data / max(1.0, user_items.data.max(initial=0.0))
+    weights = np.maximum(weights, np.finfo(np.float64).tiny)  # of which a degree is not 0
     owners = np.repeat(np.arange(user_items.shape[0]), np.diff(user_items.indptr))
     of_users = np.bincount(owners, weights, user_items.shape[0])
     of_items = np.bincount(user_items.indices, weights, user_items.shape[1])

@@ -39,6 +39,9 @@ def test_propagation_adds_the_vectors_of_users():
 def test_weights_of_any_size_make_the_same_graph():
     huge = sparse.csr_array(WEIGHTED * 1e307)
     np.testing.assert_allclose(normalized(huge).toarray(), naive.graph(WEIGHTED), rtol=1e-6)
+    apart = np.kron(np.diag([1e-300, 1e300]), np.ones((2, 3)))  # no unit has room for both
+    found = normalized(sparse.csr_array(apart)).toarray()
+    np.testing.assert_allclose(found, np.kron(np.eye(2), np.full((2, 3), 6**-0.5)), rtol=1e-6)
 
 
 def test_lists_leave_out_what_they_are_told():
