@@ -55,34 +55,46 @@ def check_class_weight(class_weight: Any) -> None:
         )
 
 
-def example_weights(
+def class_weights(
     class_weight: Any, codec: LabelCodec, codes: Any, sample_weight: FloatArray
+) -> FloatArray | None:
+    """Return the weights (n + 1,) of classes, 0 for a label that is none; None if all have 1.
+
+    "balanced" divides by how often a class occurs in `codes`, class numbers (N,) or a CSR matrix
+    (N, n). A weight for a label that is no class is an error.
+    """
+    if class_weight is None:
+        return None
+    n = len(codec.classes)
+    of_class = np.zeros(n + 1)
+    if isinstance(class_weight, dict):
+        labels = codec.classes.tolist()
+        strange = class_weight.keys() - set(labels)
+        if strange:
+            raise ValueError(
+                f"`class_weight` must name classes, got {min(strange, key=repr)!r}, which is none "
+                f"of the {n}; mind the type."
+            )
+        of_class[:n] = [class_weight.get(label, 1.0) for label in labels]
+    else:
+        counts = class_counts(codes, n, sample_weight)
+        occurs = np.flatnonzero(counts)  # what a class without examples weighs does not matter
+        of_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
+    return of_class
+
+
+def example_weights(
+    of_class: FloatArray | None, codes: Any, sample_weight: FloatArray
 ) -> FloatArray:
     """Return the weights (N,) of examples, their own times that of the class or classes.
 
-    Of several labels it is the mean. `codes` are class numbers (N,) or a CSR matrix (N, n);
-    "balanced" divides by how often a class occurs in them. A weight for a label that is no class is
-    an error, and so is one that gradients of float32 would not stand.
+    Of several labels it is the mean. `codes` are class numbers (N,) or a CSR matrix. A weight that
+    gradients of float32 would not stand is an error.
     """
-    if class_weight is None:
+    if of_class is None:
         return _moderate(sample_weight)
-    ids, places = np.unique(_class_numbers(codes), return_inverse=True)
-    if isinstance(class_weight, dict):
-        strange = [label for label in class_weight if not np.isin(label, codec.classes).any()]
-        if strange:
-            raise ValueError(
-                f"`class_weight` must name classes, got {strange[0]!r}, which is none of the "
-                f"{len(codec.classes)}; mind the type."
-            )
-        labels = codec.classes[ids].tolist()
-        of_class = np.array([class_weight.get(label, 1.0) for label in labels])
-    else:
-        counts = np.bincount(places, _per_label(codes, sample_weight))
-        occurs = counts > 0.0
-        of_class = np.zeros(len(ids))  # of a class whose examples have weight 0, no matter what
-        of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
-    weights: FloatArray = of_class[places]
-    if codec.multilabel:
+    weights: FloatArray = of_class[_class_numbers(codes)]
+    if not isinstance(codes, np.ndarray):
         matrix = sparse.csr_array((weights, codes.indices, codes.indptr), codes.shape)
         weights = matrix.sum(axis=1) / np.maximum(np.diff(codes.indptr), 1)
     return _moderate(weights * sample_weight)

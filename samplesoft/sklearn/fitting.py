@@ -17,6 +17,7 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn.example_weights import (
     check_sample_weight,
     class_counts,
+    class_weights,
     example_weights,
     labelled_rows,
 )
@@ -108,7 +109,8 @@ class FittingMixin:
         if not len(labelled):
             raise ValueError("`y` must hold a label for at least one example, got none.")
         sample_weight = check_sample_weight(sample_weight, X.shape[0])
-        weights = example_weights(self.class_weight, codec, codes, sample_weight)
+        of_class = class_weights(self.class_weight, codec, codes, sample_weight)
+        weights = example_weights(of_class, codes, sample_weight)
         rows = labelled[sample_weight[labelled] > 0.0]
         if not len(rows):
             raise ValueError(
@@ -141,7 +143,7 @@ class FittingMixin:
             validation = Examples(X, codes, sample_weight).rows(held_out)
         elif self.calibrate and not go_on:
             rows, apart = learner.split_to_calibrate(rows, self.validation_fraction)
-        train_rounds(self, Examples(X, codes, weights), rows, validation, apart)
+        train_rounds(self, Examples(X, codes, weights), rows, validation, apart, of_class)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one step on a batch.
@@ -220,7 +222,8 @@ class FittingMixin:
         rows = labelled_rows(codes)
         rows = rows[sample_weight[rows] > 0.0]
         if len(rows):
-            weights = example_weights(self.class_weight, self._codec, codes, sample_weight)
+            of_class = class_weights(self.class_weight, self._codec, codes, sample_weight)
+            weights = example_weights(of_class, codes, sample_weight)
             self._learner.step(X[rows], codes[rows], weights[rows], learning_rate(self))
         self.n_iter_ += 1
 

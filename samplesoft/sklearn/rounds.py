@@ -9,6 +9,7 @@ import numpy as np
 
 from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.sklearn.example_weights import example_weights
 from samplesoft.sklearn.parameters import is_averaged, learning_rate
 from samplesoft.training.average import Average, Best, write
 from samplesoft.training.checkpoint import Arrays
@@ -32,13 +33,14 @@ def train_rounds(
     rows: IntArray,
     validation: Examples | None,
     apart: IntArray,
+    of_class: FloatArray | None,
 ) -> None:
     """Train on some rows; losses, scores and rounds are attributes of the classifier as they end.
 
     A score is precision at 1 of the examples for validation. With early stopping, stop when it no
     longer rises, and go back to the best parameters. With an average, that is the model, where it
     is scored and in the end. Rows that are apart calibrate the model halfway, and are learned from
-    then on.
+    then on. Weights `of_class` (n + 1,) count in calibration as in training, and not in scores.
     """
     learner, verbose = classifier._learner, bool(classifier.verbose)
     parameters, rate = learner.model.parameters, learning_rate(classifier)
@@ -75,7 +77,9 @@ def train_rounds(
     if average is not None or best.scores:
         learner.model.softmax.refresh()
     if validation is not None and classifier.calibrate:
-        learner.calibrate(*validation, learner.with_seen_labels(validation.codes))
+        X, codes, weights = validation
+        weights = example_weights(of_class, codes, weights)
+        learner.calibrate(X, codes, weights, learner.with_seen_labels(codes))
 
 
 def _averaged(average: Average | None, parameters: Arrays) -> AbstractContextManager[None]:

@@ -293,3 +293,29 @@ def test_an_eval_set_calibrates_and_holds_out_nothing(loss, several, tmp_path):
     again = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
     assert again.calibration_ == clf.calibration_
     np.testing.assert_array_equal(again.predict_proba(X), clf.predict_proba(X))
+
+
+@pytest.mark.parametrize("how", ["early_stopping", "eval_set"])
+@pytest.mark.parametrize("several", [False, True])
+def test_weights_of_classes_count(how, several):
+    """As if each held-out example had the weight of its class itself."""
+    X, y = noisy()
+    train, other = slice(0, 800), slice(800, 1200)
+    Y = np.eye(12, dtype=int)[y] if several else y
+    of_class = dict(enumerate(np.linspace(0.0, 5.0, 12)))
+    clf = make(loss="full", class_weight=of_class, early_stopping=how == "early_stopping")
+    if how == "eval_set":
+        clf.fit(X[train], Y[train], eval_set=(X[other], Y[other]))
+        held_out = np.arange(800, 1200)
+    else:
+        clf.fit(X[train], Y[train])
+        held_out = clf._learner.split(np.arange(800), 0.1)[1]
+    scores = clf.decision_function(X[held_out])
+    codes = sparse.csr_array(Y[held_out]) if several else y[held_out]
+    start = SoftmaxCalibration(1.0, 1.0 if several else None)
+    found, plain = (
+        start.fitted(scores, codes, weights)
+        for weights in (np.array([of_class[k] for k in y[held_out]]), np.ones(len(held_out)))
+    )
+    assert clf.calibration_.temperature == pytest.approx(found.temperature, rel=1e-6)
+    assert abs(clf.calibration_.temperature - plain.temperature) > 1e-3

@@ -1,5 +1,7 @@
 """`sample_weight` of the classifier: as if examples were left out or repeated."""
 
+import time
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -9,6 +11,8 @@ from sklearn import config_context
 from sklearn.model_selection import cross_validate
 
 from samplesoft.sklearn import SampledSoftmaxClassifier
+from samplesoft.sklearn.example_weights import class_weights
+from samplesoft.sklearn.label_codec import infer_codec
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(6), 20)
@@ -140,3 +144,12 @@ def test_calibration_goes_by_ratios_of_weights(unit):
     scores, codes = clf.decision_function(X), Y.copy()
     wanted = clf.calibration_.fitted(scores, codes, np.ones(120))
     assert clf.calibration_.fitted(scores, codes, np.full(120, unit)) == wanted
+
+
+def test_weights_of_many_classes_are_looked_up_once():
+    names = np.array([f"name {k}" for k in range(20_000)])
+    given = {str(name): float(k) for k, name in enumerate(names)}
+    codec, start = infer_codec(names), time.perf_counter()
+    of_class = class_weights(given, codec, codec.encode(names), np.ones(20_000))
+    assert time.perf_counter() - start < 10.0  # minutes, with a search for each
+    assert of_class.tolist() == [given[str(name)] for name in codec.classes] + [0.0]
