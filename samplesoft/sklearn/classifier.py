@@ -112,8 +112,8 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         Go on from the parameters of the last `fit`, which must have had the same classes.
     random_state : int, numpy.random.RandomState or None
         Seed of parameters, order, dropout and draws. The same seed gives the same model at any
-        number of threads, for sparse inputs and sampled losses; products of dense matrices may
-        change in their last bits with the threads of BLAS, unless under
+        number of threads, for sparse inputs, sampled losses and an `embedding_dim`; products of
+        dense matrices may change in their last bits with the threads of BLAS, unless under
         ``with threadpoolctl.threadpool_limits(1, "blas"):``.
     verbose : bool
         Show progress on stderr, the loss and the validation score: a bar if that is a terminal,
