@@ -95,8 +95,16 @@ class Learner(LinearEpochs):
         return self.model.top_k(X, k, leave_out=exclude)
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
-        """Yield scores of all classes, as `LinearSoftmax.scores`."""
-        return self.model.scores(X, leave_out=X if self.leave_out else None)
+        """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is infinite."""
+        for part, scores in self.model.scores(X, leave_out=X if self.leave_out else None):
+            if not scores.max() < np.inf:
+                row = int(np.argmin(scores.max(axis=1) < np.inf))
+                raise ValueError(
+                    f"the scores of row {part.start + row} of `X` must be finite in "
+                    f"{scores.dtype}, got {scores[row].max()}; bring inputs to the scale of those "
+                    "that the model was trained on."
+                )
+            yield part, scores
 
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
         """Return the share of examples, by weights (N,), whose best class is a label."""

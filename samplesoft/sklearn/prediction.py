@@ -130,6 +130,8 @@ class PredictionMixin:
         ------
         MemoryError
             If they would not fit.
+        ValueError
+            If inputs are malformed, or so large that a score is infinite.
         """
         X = self._check_fitted_inputs(X)
         out = self._room(X.shape[0])
@@ -159,6 +161,8 @@ class PredictionMixin:
         ------
         MemoryError
             If they would not fit.
+        ValueError
+            If inputs are malformed, or so large that a score is infinite.
         """
         X = self._check_fitted_inputs(X)
         out = self._room(X.shape[0])

@@ -84,3 +84,16 @@ def test_dropout_and_early_stopping():
     clf = make(loss="full-logistic", dropout=0.3, early_stopping=True, max_iter=30).fit(X, many)
     assert len(clf.validation_scores_) == clf.n_iter_ <= 30
     assert clf.predict_topk(X, 2)[0].shape == (300, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("loss", ["full", "full-logistic"])
+def test_scores_beyond_the_type_are_refused(loss, dtype):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 5)).astype(dtype)
+    clf = make(loss=loss, max_iter=5).fit(X, np.argmax(X[:, :3], axis=1))
+    far = X[:4].copy()
+    far[2] = np.sign(clf.model_.class_vectors()[1, :5]) * (np.finfo(dtype).max / 4)
+    for ask in (clf.predict_proba, clf.decision_function):
+        with np.errstate(all="ignore"), pytest.raises(ValueError, match="scores of row 2 of `X`"):
+            ask(far)
