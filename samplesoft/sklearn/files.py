@@ -68,7 +68,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "feature_names": None if names is None else list(names),
     }
     progress = {name: getattr(learner, name) for name in _PROGRESS}
-    progress["calibrated"] = learner.calibrated
+    progress |= {"calibrated": learner.calibrated, "row_norm": learner.row_norm}
     for name in _FITTED:
         if hasattr(classifier, name):
             progress[name] = getattr(classifier, name)
@@ -135,6 +135,7 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
     for name in _PROGRESS:
         setattr(learner, name, values[name])
     learner.calibrated = _calibration(values, learner.calibration)
+    learner.row_norm = as_positive("row_norm", values.get("row_norm", 1.0))  # a run has none
     classifier._take(learner)
     for name in _FITTED:
         if name in values:

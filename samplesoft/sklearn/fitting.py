@@ -21,7 +21,7 @@ from samplesoft.sklearn.example_weights import (
     example_weights,
     labelled_rows,
 )
-from samplesoft.sklearn.inputs import checked_examples
+from samplesoft.sklearn.inputs import checked_examples, mean_norm
 from samplesoft.sklearn.label_codec import LabelCodec, infer_codec
 from samplesoft.sklearn.label_forms import LISTS, SINGLE
 from samplesoft.sklearn.learner import Learner
@@ -224,7 +224,8 @@ class FittingMixin:
         if len(rows):
             of_class = class_weights(self.class_weight, self._codec, codes, sample_weight)
             weights = example_weights(of_class, codes, sample_weight)
-            self._learner.step(X[rows], codes[rows], weights[rows], learning_rate(self))
+            rate = learning_rate(self, self._learner.row_norm)
+            self._learner.step(X[rows], codes[rows], weights[rows], rate)
         self.n_iter_ += 1
 
     def _checked_eval_set(self, eval_set: Any, codec: LabelCodec) -> Examples:
@@ -261,6 +262,7 @@ class FittingMixin:
         settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
         with progress_phase(bool(self.verbose), "making the model"):
             learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
+        learner.row_norm = mean_norm(X)
         self._take(learner)
 
     def _take(self, learner: Learner) -> None:

@@ -33,3 +33,14 @@ def checked_examples(estimator: Any, X: Any, y: Any, reset: bool) -> Any:
     X = checked_inputs(estimator, X, reset)
     check_consistent_length(X, y)
     return X
+
+
+def mean_norm(X: Any) -> float:
+    """Return the mean norm of the rows of inputs (N, v) that are not zero, 1 if all are."""
+    largest = float(abs(X).max()) if min(X.shape) else 0.0
+    if largest == 0.0:
+        return 1.0
+    scaled = X.astype(np.float64) / largest
+    squares = scaled.multiply(scaled).sum(axis=1) if sparse.issparse(X) else (scaled**2).sum(axis=1)
+    norms = np.sqrt(np.asarray(squares).reshape(-1))
+    return largest * float(norms[norms > 0.0].mean())

@@ -34,6 +34,7 @@ class Learner(LinearEpochs):
 
     unit_inputs = leave_out = False
     calibrated: Calibration | None = None
+    row_norm = 1.0  # of the inputs of the first fit, in the mean
 
     def __init__(
         self,

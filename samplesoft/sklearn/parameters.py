@@ -24,7 +24,7 @@ def check_parameters(classifier: Any) -> None:
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(classifier, name))
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
-    as_positive("learning_rate", learning_rate(classifier))
+    as_positive("learning_rate", learning_rate(classifier, 1.0))
     as_nonnegative("tol", classifier.tol)
     share = as_positive("validation_fraction", classifier.validation_fraction)
     if share >= 1.0:
@@ -85,11 +85,14 @@ def model_settings(
     )
 
 
-def learning_rate(classifier: Any) -> Any:
-    """Return the size of a step of the optimizer."""
+def learning_rate(classifier: Any, row_norm: float) -> Any:
+    """Return the size of a step of the optimizer, for inputs of such a norm in the mean.
+
+    Without an embedding, scores follow the inputs as they are.
+    """
     if classifier.learning_rate is not None:
         return classifier.learning_rate
-    return 2.0 if classifier.embedding_dim is None else 0.1
+    return 2.0 / row_norm if classifier.embedding_dim is None else 0.1
 
 
 def is_averaged(classifier: Any) -> bool:

@@ -39,7 +39,7 @@ def auto_choice(
     batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
     with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
         for batch in islice(batches, steps):
-            learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier))
+            learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier, 1.0))
             bar.update()
     some = learner.next_batches(rows, max(size, NUM_EXAMPLES))[0]
     loss = classifier.loss

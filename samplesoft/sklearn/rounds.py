@@ -43,7 +43,7 @@ def train_rounds(
     then on. Weights `of_class` (n + 1,) count in calibration as in training, and not in scores.
     """
     learner, verbose = classifier._learner, bool(classifier.verbose)
-    parameters, rate = learner.model.parameters, learning_rate(classifier)
+    parameters, rate = learner.model.parameters, learning_rate(classifier, learner.row_norm)
     average = Average(parameters) if is_averaged(classifier) else None
     best = Best(parameters if average is None else average.parameters)
     num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1

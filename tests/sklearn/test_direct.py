@@ -97,3 +97,27 @@ def test_scores_beyond_the_type_are_refused(loss, dtype):
     for ask in (clf.predict_proba, clf.decision_function):
         with np.errstate(all="ignore"), pytest.raises(ValueError, match="scores of row 2 of `X`"):
             ask(far)
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "sparse"])
+def test_steps_follow_the_norm_of_the_rows(dense, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 5)) * (rng.random((90, 5)) < 0.7)
+    X[3] = 0.0
+    norm = np.linalg.norm(np.delete(X, 3, axis=0), axis=1)
+    norm = norm[norm > 0.0].mean()
+    y, X = np.argmax(X, axis=1), X if dense else sparse.csr_array(X)
+    clf, same = make(max_iter=2).fit(X, y), make(max_iter=2, learning_rate=2.0 / norm).fit(X, y)
+    np.testing.assert_allclose(clf.decision_function(X), same.decision_function(X), rtol=1e-9)
+    clf.save(tmp_path / "model.npz")
+    loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
+    for one in (clf, loaded):
+        one.partial_fit(X[:9] * 100.0, y[:9])  # which goes on as it began
+    np.testing.assert_array_equal(clf.decision_function(X), loaded.decision_function(X))
+    same.partial_fit(X[:9] * 100.0, y[:9])
+    np.testing.assert_allclose(clf.decision_function(X), same.decision_function(X), rtol=1e-9)
+    near = make(max_iter=2, alpha=0.0).fit(X, y).decision_function(X)
+    for scale in (1e-4, 1e4):
+        far = make(max_iter=2, alpha=0.0).fit(X * scale, y)
+        np.testing.assert_allclose(far.decision_function(X * scale), near, rtol=0.1, atol=0.1)
+    assert make(max_iter=1).fit(X * 0.0, y).predict(X * 0.0).shape == y.shape
