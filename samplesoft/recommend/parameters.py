@@ -17,6 +17,7 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 
 AUTO, BILATERAL = "auto", "bilateral"
+_FEWEST, _MOST, _SHARE = 1000, 4000, 10  # draws, if the caller gives none: a tenth of the items
 OFFERED = [
     name
     for name, spec in LOSSES.items()
@@ -66,9 +67,13 @@ def check_parameters(recommender: Any, num_items: int = 2) -> RecommenderSetting
     return RecommenderSettings(
         loss=recommender.loss if draws else "full",
         sampler=recommender.sampler if draws else None,
-        num_sampled=recommender.num_sampled if draws else None,
+        num_sampled=_num_sampled(recommender.num_sampled, num_items) if draws else None,
         shared=recommender.shared if draws else False,
         tau=recommender.tau,
         embedding_dim=recommender.embedding_dim,
         negative_weight=recommender.negative_weight,
     )
+
+
+def _num_sampled(given: Any, num_items: int) -> Any:
+    return min(max(num_items // _SHARE, _FEWEST), _MOST) if given is None else given

@@ -150,6 +150,12 @@ def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
     assert getattr(layer.loss, "negative_weight", None) == weight
 
 
+@pytest.mark.parametrize(("items", "draws"), [(30, 1000), (25_000, 2500), (10**6, 4000)])
+def test_more_items_are_given_more_draws(items, draws):
+    assert check_parameters(make(num_sampled=None), items).num_sampled == draws
+    assert check_parameters(make(num_sampled=7), items).num_sampled == 7
+
+
 def test_early_stopping_keeps_the_best():
     stopped = make(max_iter=40, n_iter_no_change=2, propagation=0.0).fit(TAKEN)
     scores = stopped.validation_scores_
@@ -192,8 +198,10 @@ def test_a_round_trip(model, tmp_path):
     )
     new = model.recommend([0], TAKEN[[9]], recalculate_user=True)
     np.testing.assert_array_equal(again.recommend([0], TAKEN[[9]], recalculate_user=True), new)
-    make(random_state=np.random.default_rng(0), max_iter=1).fit(TAKEN).save(path)
-    assert SampledSoftmaxRecommender.load(path).random_state is None
+    other = make(random_state=np.random.default_rng(0), max_iter=1, num_sampled=None)
+    other.fit(TAKEN).save(path)
+    again = SampledSoftmaxRecommender.load(path)
+    assert again.random_state is None and again.num_sampled is None
 
 
 def changed(checkpoint, **changes):
