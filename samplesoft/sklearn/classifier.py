@@ -85,9 +85,9 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     optimizer : str
         A key of `samplesoft.models.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
-        Of the optimizer; by default 0.1, or where `embedding_dim` is None 2 divided by the mean
-        norm of the rows of `X` in the first call. These suit Adagrad; 0.01 is a start for
-        ``"adam"``.
+        Of the optimizer; by default 0.1, or where `embedding_dim` is None 2, divided by the mean
+        norm of the rows of `X` in the first call if that is above 1. These suit Adagrad; 0.01 is a
+        start for ``"adam"``.
     early_stopping : bool
         Hold out examples, stop when precision at 1 on them no longer rises, and keep the best.
     validation_fraction : float

@@ -88,11 +88,11 @@ def model_settings(
 def learning_rate(classifier: Any, row_norm: float) -> Any:
     """Return the size of a step of the optimizer, for inputs of such a norm in the mean.
 
-    Without an embedding, scores follow the inputs as they are.
+    Without an embedding, scores follow the inputs as they are, and intercepts a one.
     """
     if classifier.learning_rate is not None:
         return classifier.learning_rate
-    return 2.0 / row_norm if classifier.embedding_dim is None else 0.1
+    return 2.0 / max(1.0, row_norm) if classifier.embedding_dim is None else 0.1
 
 
 def is_averaged(classifier: Any) -> bool:
