@@ -20,6 +20,7 @@ from samplesoft._temperature import times_tau
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_choice,
     as_count,
     as_csr,
     as_named_arrays,
@@ -27,6 +28,7 @@ from samplesoft._validation import (
     as_real_array,
     require_instance,
 )
+from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
@@ -42,6 +44,11 @@ _SCORES = 1 << 24  # scores at a time, where all classes are scored
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
 
 Gradient = NDArray[Any] | SparseRows
+
+
+def normalizes(embedding_dim: int | None, loss: str) -> bool:
+    """Return whether vectors are divided by their norms by default."""
+    return embedding_dim is not None and LOSSES[loss].make is not FullLogisticLoss
 
 
 @dataclass(frozen=True)
@@ -93,15 +100,21 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     def __post_init__(self) -> None:
         direct = self.embedding_dim is None
         if self.normalize is None:
-            object.__setattr__(self, "normalize", not direct)
+            loss = as_choice("loss", self.loss, LOSSES)
+            object.__setattr__(self, "normalize", normalizes(self.embedding_dim, loss))
+        if direct:
+            self._check_direct()
         super().__post_init__()
+        if self.normalize and LOSSES[self.loss].make is FullLogisticLoss:
+            raise ValueError(
+                f"`normalize` must be False with loss={self.loss!r}, got True: scores of vectors "
+                "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
+            )
         make_loss(self.loss, **self._loss_options())  # which checks those of labels
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
         as_nonnegative("dropout", self.dropout, below=1.0)
-        if direct:
-            self._check_direct()
-        else:
+        if not direct:
             as_count("embedding_dim", self.embedding_dim)
 
     def _check_direct(self) -> None:

@@ -65,7 +65,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         must be larger for one of them to be probable.
     normalize : bool, optional
         Divide embeddings and class vectors by their norms, which some samplers need; by default
-        unless `embedding_dim` is None, for which it must be False.
+        unless `embedding_dim` is None or the loss ``"full-logistic"``, for which it must be False.
     nu, num_features : float, int
         Of the sampler; see `samplesoft.samplers.SamplerInputs`.
     update_every : int
@@ -222,9 +222,10 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
 
     An input without entries, such as a text of unknown words, is embedded as the intercept, and
     gets what is frequent. An example without a label, an empty list or a row of zeros, is left out
-    of training and does not count in ``eval_set``; `score` counts it as right if nothing is
-    predicted. Labels that were not seen in training are an error in `partial_fit`, never right in
-    `score` and ``eval_set``, and ignored in ``exclude``. Missing labels, None or NaN, are an error.
+    of training, even where ``"full-logistic"`` would take it as a negative of each, and does not
+    count in ``eval_set``; `score` counts it as right if nothing is predicted. Labels that were not
+    seen in training are an error in `partial_fit`, never right in `score` and ``eval_set``, and
+    ignored in ``exclude``. Missing labels, None or NaN, are an error.
 
     References
     ----------

@@ -11,7 +11,7 @@ import numpy as np
 from samplesoft._temperature import as_tau, tau_of_classes
 from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
-from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
 from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.sklearn.example_weights import check_class_weight
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
@@ -121,7 +121,7 @@ def _tau(classifier: Any, num_classes: int) -> float | None:
     """Return the inverse temperature, by default of unit vectors one that grows with log n."""
     unit_vectors = classifier.normalize
     if unit_vectors is None:
-        unit_vectors = classifier.embedding_dim is not None
+        unit_vectors = normalizes(classifier.embedding_dim, classifier.loss)
     if classifier.tau is None and unit_vectors:
         return tau_of_classes(num_classes)
     return as_tau(classifier.tau, unit_vectors=False)

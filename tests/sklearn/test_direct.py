@@ -120,3 +120,28 @@ def test_steps_follow_the_norm_of_the_rows(dense, tmp_path):
         far = make(max_iter=2, alpha=0.0).fit(X * scale, y)
         assert far.learning_rate is None and far.score(X * scale, y) > 0.6
     assert make(max_iter=1).fit(X * 0.0, y).predict(X * 0.0).shape == y.shape
+
+
+def test_what_does_not_go_together_is_refused_before_the_work():
+    X, y = np.eye(200), np.arange(200)
+    for options, message in (
+        (
+            {"sampler": "rff"},
+            r"`sampler` must not look at inputs .* got 'rff'; take one of uniform",
+        ),
+        ({"sampler": "auto"}, "`sampler` and `num_sampled` must not be 'auto' with embedding_dim="),
+        ({"normalize": True}, "`normalize` must be False with embedding_dim=None, got True"),
+        (
+            {"loss": "full-logistic", "embedding_dim": 4, "normalize": True},
+            "cannot fall to the -log n",
+        ),
+        ({"alpha": -1.0}, "`alpha` must"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(**options).fit(X, y)
+
+
+def test_one_versus_all_with_an_embedding_does_not_normalise():
+    X, y, _ = words()
+    clf = make(embedding_dim=8, loss="full-logistic").fit(X, y)
+    assert not clf.model_.settings.normalize and clf.model_.settings.tau == 1.0
