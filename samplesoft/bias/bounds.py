@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
+from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
-from samplesoft.bias.negatives import EPS, Negatives, make_negatives
+from samplesoft.bias.jacobian import check_jacobian, times_power, with_room
+from samplesoft.bias.jensen_gap import Gaps, log_part
+from samplesoft.bias.negatives import EPS, make_negatives
 from samplesoft.schemes import Scheme
 
 TINY = float(np.finfo(np.float64).tiny)
+LARGEST = float(np.finfo(np.float64).max)
 WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
 
 
@@ -34,6 +37,9 @@ class FiniteSampleBounds:
 
     def gradient(self, jacobian: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Bound the bias of a gradient, ``sum_i bias_i * d o_i``, by interval arithmetic.
+
+        The bias sums to 0, so a constant may be taken off all d o_i: a mean of them is, wherever
+        that makes the bounds closer.
 
         Parameters
         ----------
@@ -55,16 +61,35 @@ class FiniteSampleBounds:
         --------
         >>> bounds = finite_sample_bounds([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2], num_sampled=10)
         >>> lower, upper = bounds.gradient([[1.0], [0.0], [-1.0]])
-        >>> bool(lower[0] <= 0.0237 <= upper[0])
+        >>> bool(lower[0] <= 0.022125 <= upper[0])
         True
         """
         jac, excess = with_room(check_jacobian(jacobian, self.lower.shape))
-        size = np.abs(jac)
-        middle, radius = 0.5 * (self.lower + self.upper), 0.5 * (self.upper - self.lower)
-        # A sum of n products is off by at most n half-ulps of the sum of their sizes.
-        radius = radius + EPS * (self.lower.shape[-1] + 8) * np.maximum(-self.lower, self.upper)
-        center, reach = contract(middle, jac), contract(radius, size)
-        return times_power(center - reach, excess), times_power(center + reach, excess)
+        lower, upper = np.atleast_2d(self.lower, self.upper)
+        every = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
+        rows = [_project(*row) for row in zip(lower, upper, every, strict=True)]
+        below, above = (np.array(side) for side in zip(*rows, strict=True))
+        shape = self.lower.shape[:-1] + jac.shape[-1:]
+        below, above = (times_power(side.reshape(shape), excess) for side in (below, above))
+        return np.minimum(below, LARGEST), np.maximum(above, -LARGEST)
+
+
+def _project(
+    lower: FloatArray, upper: FloatArray, jacobian: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return bounds (P,) on the gradient's bias of one example."""
+    middle, radius = 0.5 * (lower + upper), 0.5 * (upper - lower)
+    mean = radius @ jacobian / (float(radius.sum()) or 1.0)
+    # A sum of n products is off by at most n half-ulps of the sum of their sizes.
+    units = EPS * (len(lower) + 16) * np.maximum(-lower, upper)
+    rounding = units @ np.abs(jacobian)
+    ends = []
+    for shift in (np.zeros_like(mean), mean):
+        slopes = jacobian - shift
+        center = middle @ slopes
+        reach = radius @ np.abs(slopes) + rounding + float(units.sum()) * np.abs(shift)
+        ends.append((center - reach, center + reach))
+    return np.maximum(ends[0][0], ends[1][0]), np.minimum(ends[0][1], ends[1][1])
 
 
 def finite_sample_bounds(
@@ -81,13 +106,21 @@ def finite_sample_bounds(
     For scheme ``negatives`` they are drawn with replacement from q given "not the label", as in
     [1]_, eq. 5; for ``masked`` from q, and a draw of the label is one of a class with r = 0. Write
     ``a = e^{o_t}``, Z for the partition function, Z_t for the negatives' part of it,
-    ``r_j = e^{o_j} / q_j`` with the conditioned q, V for the variance of r under it, and
-    ``mu_j = a + r_j / m + (m - 1) Z_t / m``. Then ``bias_t`` lies between the two values of
-    ``a V / (m Z^2 (a + r))`` at the largest and the smallest r, and ``bias_j`` between those of
-    ``e^{o_j} ((Z_t - r_j) / (m mu_j Z) + (m - 1) V / (m^2 mu_j^2 s))`` with
-    ``s = a + r_j / m + (m - 1) r / m``. Both follow from
-    ``1/S = 1/mu - (S - mu)/mu^2 + (S - mu)^2/(S mu^2)`` and the range of S. They are cut to
-    ``0 <= bias_t <= 1 - p_t`` and ``-p_j <= bias_j <= 1 - p_j``, which always hold.
+    ``r_j = e^{o_j} / q_j`` with the conditioned q, and S for the sampled sum. Then
+    ``bias_t = a (E[1/S] - 1/Z)`` and ``bias_j = e^{o_j} (E[1/S_j] - 1/Z)``, where one of the draws
+    in S_j is j. The bounds are on ``E[1/S] - 1/E[S]``:
+
+    - below by Gauss's rule of three nodes, from five moments of r;
+    - above by Radau's rule with a node at a threshold, from four, and Chernoff's bound on how
+      likely S is to lie below it;
+    - both by ``Var[S] / (E[S]^2 s)`` with s at the ends of the range of S, where that is closer;
+    - all cut to ``0 <= bias_t <= 1 - p_t`` and ``-p_j <= bias_j <= 1 - p_j``, and to what the
+      others leave, for the biases sum to 0.
+
+    With ``rho = E[r^2] / Z^2``, where Gaussian logits met uniform proposals or proposals near the
+    softmax, they were within 4% of the bias of the label for m = 25 rho and within 1% for 75 rho,
+    and so was the L1 norm of their widths beside that of the bias. Some very large ratios among
+    tens of thousands make that 40% and 20%.
 
     Parameters
     ----------
@@ -112,10 +145,16 @@ def finite_sample_bounds(
 
     Notes
     -----
+    Section 14 of ``samplesoft/bias/README.md`` proves them, and a theorem in closed terms that is
+    weaker: in units where Z is 1, with V the variance of r, ``g = E[(r - Z_t)^3] / V`` and any d
+    between 0 and 1,
+    ``a V / (m + g - V) <= bias_t <= a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``.
+
     The bounds hold in floating point: each is moved outwards by a relative
     ``8 eps (64 + 4 log2(n) + 2 L)`` of the sizes of its terms, L being the largest size of a
-    logarithm that entered (1e-13 to 1e-11 in all), and by the smallest normal number. With a
-    single negative the bias is exactly 0, and so are both bounds.
+    logarithm that entered (1e-13 to 1e-11 in all), and by the smallest normal number; moments and
+    chances carry bounds on their own errors. With a single negative the bias is exactly 0, and so
+    are both bounds.
 
     References
     ----------
@@ -125,10 +164,10 @@ def finite_sample_bounds(
     Examples
     --------
     >>> bounds = finite_sample_bounds([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2], num_sampled=10)
-    >>> bounds.lower.round(4)
-    array([ 0.003 ,  0.0105, -0.0185])
-    >>> bounds.upper.round(4)
-    array([ 0.0063,  0.0136, -0.0163])
+    >>> bounds.lower.round(5)
+    array([ 0.00491,  0.01229, -0.01721])
+    >>> bounds.upper.round(5)
+    array([ 0.00492,  0.0123 , -0.0172 ])
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
     facts = inputs.scheme
@@ -137,14 +176,14 @@ def finite_sample_bounds(
             "`scheme` must be one whose sum is e_t plus a mean over m draws, got "
             f"{facts.name!r}, for which no bounds are known; take samplesoft.exact_bias."
         )
-    masked = not facts.excludes_label
-    rows = [_bounds(make_negatives(*row, masked), inputs.num_sampled) for row in inputs.rows()]
+    rows = [_bounds(make_draw_law(*row, inputs.num_sampled, facts)) for row in inputs.rows()]
     return FiniteSampleBounds(*inputs.columns(rows))
 
 
-def _bounds(negatives: Negatives, m: int) -> tuple[FloatArray, FloatArray]:
+def _bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example."""
-    n = negatives.keep.size
+    n, m = len(law.q), law.num_draws
+    negatives = make_negatives(law.logits, law.label, law.q, not law.scheme.excludes_label)
     if negatives.log_p.size == 1:
         return np.zeros(n), np.zeros(n)
     rounding = negatives.rounding
@@ -153,31 +192,33 @@ def _bounds(negatives: Negatives, m: int) -> tuple[FloatArray, FloatArray]:
     slack = WIDEN * rounding
     log_a, log_zt, log_p = negatives.log_a, negatives.log_zt, negatives.log_p
     log_m = math.log(m)
-    log_rest = math.log(m - 1) - log_m if m > 1 else -math.inf
     log_r = log_zt + negatives.log_ratio
-    r_ends = (float(log_r.max()) + slack, float(log_r.min()) - slack)
-    with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        # An error of `rounding` in every ratio moves the root of the divergence by at most
-        # rounding * sqrt(sum_j qn_j (ratio_j + 1)^2), by the triangle inequality.
-        root = float(np.exp(0.5 * negatives.log_chi2))
-        moved = 2.0 * rounding * math.hypot(root, 2.0)
-        log_v = 2.0 * (log_zt + np.log([max(root - moved, 0.0), root + moved]))
-
+    gaps = Gaps(law, negatives, slack)
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
         log_own = np.logaddexp(log_a, log_r - log_m)  # the label and one draw of class j
-        log_mu = np.logaddexp(log_own, log_zt + log_rest)
+        log_mu = np.logaddexp(log_own, log_zt + log_part(m - 1, m))
         common = log_p + log_zt - log_m - log_mu
         first = -np.sign(negatives.log_ratio) * np.exp(common + negatives.log_deviation)
         size = np.exp(common + np.logaddexp(negatives.log_ratio, 0.0))
+        at_label = gaps.logs(m, np.array([log_a]), np.zeros(1))
+        at_others = gaps.logs(m - 1, log_own, log_mu)
         ends = []
-        for sign, v, r in zip((-1.0, 1.0), log_v, r_ends, strict=True):
+        for sign, label_gap, gap in zip((-1.0, 1.0), at_label, at_others, strict=True):
             widen = 1.0 + sign * slack
-            label_end = np.exp(v - log_m - np.logaddexp(0.0, r - log_a)) * widen + sign * TINY
-            log_s = np.logaddexp(log_own, r + log_rest)
-            second = np.exp(log_p + v + (log_rest - log_m) - 2.0 * log_mu - log_s)
+            label_end = np.exp(log_a + label_gap[0]) * widen + sign * TINY
+            second = np.exp(log_p + gap)
             end = first + sign * (slack * size + TINY) + second * widen
             ends.append(negatives.fill(float(label_end), end))
         floor = negatives.fill(0.0, -np.exp(log_p) * (1.0 + slack) - TINY)
         ceiling = negatives.fill(
             float(np.exp(log_zt)) * (1.0 + slack) + TINY, slack - np.expm1(log_p)
         )
-    return np.maximum(ends[0], floor), np.minimum(ends[1], ceiling)
+    return _sum_to_zero(np.maximum(ends[0], floor), np.minimum(ends[1], ceiling))
+
+
+def _sum_to_zero(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Cut each interval to what the others leave to it, for the biases sum to 0."""
+    rounding = EPS * (len(lower) + 8) * float(np.maximum(-lower, upper).sum())
+    least = upper - float(upper.sum()) - rounding
+    most = lower - float(lower.sum()) + rounding
+    return np.maximum(lower, least), np.minimum(upper, most)

@@ -27,6 +27,7 @@ class Negatives:
     log_a: float  # of the label's probability
     log_zt: float  # of the sum Z_t of the negatives' probabilities
     log_p: FloatArray
+    log_qn: FloatArray
     log_ratio: FloatArray  # log(r_j / Z_t), whose mean ratio under qn is 1
     log_deviation: FloatArray  # log|r_j / Z_t - 1|; its sign is that of `log_ratio`
     log_chi2: float  # of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2, 0 if qn is the softmax
@@ -81,6 +82,7 @@ def make_negatives(
         log_a=-float(np.logaddexp(0.0, -delta)),
         log_zt=log_zt,
         log_p=log_p + log_zt,
+        log_qn=log_qn,
         log_ratio=log_ratio,
         log_deviation=log_deviation,
         log_chi2=log_sum_exp(log_qn + 2.0 * log_deviation),

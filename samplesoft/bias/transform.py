@@ -62,7 +62,13 @@ def make_nodes(
     E(v); `step` is that of the trapezoid rule.
     """
     largest = max(log_largest, float(atoms.rows[0].max()))
-    x, dx = make_grid(largest, log_smallest, step)
+    return evaluate_nodes(classes, atoms, *make_grid(largest, log_smallest, step), sums)
+
+
+def evaluate_nodes(
+    classes: Classes, atoms: Atoms, x: FloatArray, dx: FloatArray, sums: HostSums = HOST
+) -> Nodes:
+    """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     above_least = classes.log_above_least
     found = sums.node_sums(x, atoms.weights, atoms.rows, above_least)
     return _compute_nodes(classes, x, dx, found, above_least)
