@@ -171,16 +171,21 @@ def finite_sample_bounds(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
     facts = inputs.scheme
-    if facts.jackknife or not facts.adds_mean:
-        raise ValueError(
-            "`scheme` must be one whose sum is e_t plus a mean over m draws, got "
-            f"{facts.name!r}, for which no bounds are known; take samplesoft.exact_bias."
-        )
-    rows = [_bounds(make_draw_law(*row, inputs.num_sampled, facts)) for row in inputs.rows()]
+    require_bounds(facts)
+    rows = [example_bounds(make_draw_law(*row, inputs.num_sampled, facts)) for row in inputs.rows()]
     return FiniteSampleBounds(*inputs.columns(rows))
 
 
-def _bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
+def require_bounds(scheme: Scheme) -> None:
+    """Raise ValueError for a scheme without bounds."""
+    if scheme.jackknife or not scheme.adds_mean:
+        raise ValueError(
+            "`scheme` must be one whose sum is e_t plus a mean over m draws, got "
+            f"{scheme.name!r}, for which no bounds are known; take samplesoft.exact_bias."
+        )
+
+
+def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example."""
     n, m = len(law.q), law.num_draws
     negatives = make_negatives(law.logits, law.label, law.q, not law.scheme.excludes_label)

@@ -45,6 +45,9 @@ FUNCTIONS = {
     "finite_sample_bounds": lambda q, h: (
         samplesoft.finite_sample_bounds(H @ W.T, [0, 1, 4], q, 7, h=h).upper
     ),
+    "num_sampled_for": lambda q, h: (
+        samplesoft.num_sampled_for(H @ W.T, [0, 1, 4], q, 0.01, h=h).exact
+    ),
     "theorem1_bounds": lambda q, h: (
         samplesoft.theorem1_bounds(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
     ),

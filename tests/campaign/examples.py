@@ -103,6 +103,9 @@ MADE: dict[str, Call] = {
     ),
     "asymptotic_bias": _call(samplesoft.asymptotic_bias, logits=LOGITS, labels=LABELS, q=Q, h=None),
     "finite_sample_bounds": _call(samplesoft.finite_sample_bounds, **_bias),
+    "num_sampled_for": _call(
+        samplesoft.num_sampled_for, logits=LOGITS, labels=LABELS, q=Q, bias=0.1, h=None
+    ),
     "exact_gradient_moments": _call(
         samplesoft.exact_gradient_moments, **_bias, class_embeddings=W, tau=2.0
     ),
