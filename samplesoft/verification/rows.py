@@ -45,6 +45,8 @@ class VerificationRow:
         Whether all coordinates are within the finite-m bounds.
     finite_outside : int or None
         Number of coordinates that are not.
+    draws_per_moment : float or None
+        m / rho with ``rho = E[r^2] / Z^2``, in the mean: how close the finite-m bounds can be.
     finite_tightness : float or None
         Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
     finite_min_max, finite_max_max : float or None
@@ -77,6 +79,7 @@ class VerificationRow:
     sign_condition: int | None
     finite_hold: bool | None
     finite_outside: int | None
+    draws_per_moment: float | None
     finite_tightness: float | None
     finite_min_max: float | None
     finite_max_max: float | None

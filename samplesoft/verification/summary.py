@@ -64,6 +64,7 @@ def make_row(
         sign_condition=_total(examples, "sign_condition"),
         finite_hold=None if outside is None else outside == 0,
         finite_outside=outside,
+        draws_per_moment=_draws_per_moment(m, cell),
         finite_tightness=width / l1 if width is not None and l1 and resolved else None,
         finite_min_max=_mean(examples, "finite_min_max"),
         finite_max_max=_mean(examples, "finite_max_max"),
@@ -71,6 +72,13 @@ def make_row(
         loss_z=loss.max_abs_z if loss.z.size else None,
         **moments,
     )
+
+
+def _draws_per_moment(m: int, cell: Cell) -> float | None:
+    moments = [float(one.terms.second_moment) for one in cell.theory or ()]
+    if not moments or not 0.0 < min(moments) <= max(moments) < np.inf:
+        return None
+    return float(np.mean([m / moment for moment in moments]))
 
 
 def _summaries(problem: Problem, m: int, wrt: str, cell: Cell) -> list[BlockSummary]:

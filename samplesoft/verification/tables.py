@@ -117,6 +117,7 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
             ("in limit", lambda row: _show(row.outside_printed_limit, ",")),
             ("g >= 0", lambda row: f"{row.sign_condition}/{report.num_examples}"),
             ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
+            ("m/rho", lambda row: _show(row.draws_per_moment, ".3g")),
             ("width/L1", lambda row: _show(row.finite_tightness, ".2f")),
         ]
     if wrt == "logits":
@@ -150,7 +151,8 @@ def legend(report: VerificationReport) -> list[str]:
             f"grows; out of {totals}. g >= 0: examples where the sign condition of the printed UB "
             "holds.",
             "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
-            "over the L1 bias.",
+            "over the L1 bias, most often below 0.05 where m/rho is 25 or more, "
+            "rho = E[r^2]/Z^2 with r = exp(o)/q.",
         ]
     if report.has_bounds and "h" in sizes:
         lines.append(

@@ -217,6 +217,11 @@ def test_moments_and_norms(problem, report):
     assert abs(logits.monte_carlo_l1 - logits.l1_bias) < 5 * logits.monte_carlo_l1_stderr
     assert logits.finite_min_max <= logits.max_bias <= logits.finite_max_max
     assert 0.0 < logits.finite_tightness < 0.5
+    p = exact.probs
+    np.put_along_axis(p, problem["labels"][:, None], 0.0, axis=1)
+    others = q.sum() - q[problem["labels"]]
+    rho = (p**2 / q).sum(axis=1) * others
+    assert row.draws_per_moment == pytest.approx((30 / rho).mean())
 
 
 def test_softmax_has_no_bias(report):
