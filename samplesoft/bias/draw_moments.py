@@ -1,4 +1,4 @@
-"""Central moments of the ratio of one draw and of a mean of draws, with bounds on their errors."""
+"""Moments of the ratio of one draw and of a mean of draws, with bounds on their errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from samplesoft.bias.gauss_rule import JacobiMatrix, jacobi_matrix, sum_of_draws
 from samplesoft.bias.negatives import Negatives
 
 # Beyond these the moments have too few digits, or the bounds of order 2 lose nothing: they remain.
@@ -14,6 +15,9 @@ _LARGEST_UNIT = 1e40
 _LEAST_LOG_MEAN = -90.0
 _LEAST_SECOND = 1e-150
 _FEW_DIGITS = 1e-3
+_SIZE = 6  # nodes of Gauss's rule
+_KNOWN = 1e-9  # relative error of the first coefficients, with which the later ones
+_LATER = 1e-5  # are taken to have this one
 
 
 class Interval(NamedTuple):
@@ -40,19 +44,18 @@ class DrawMoments(NamedTuple):
     root_error: float  # of the root of `fourth`
     fifth_error: float
     rounding: float  # relative, of all that is made of these
+    matrix: JacobiMatrix  # of y, computed without such bounds
 
 
 class SumMoments(NamedTuple):
     """Jacobi coefficients of the law of ``Y = sum of (r - mean) / m`` over M draws.
 
     E[1 / (mu + Y)] begins as the continued fraction
-    ``1 / (mu - b1 / (mu + g1 - b2 / (mu + g2 - ...)))``.
+    ``1 / (mu - b1 / (mu + g1 - b2 / (mu + g2 - ...)))``, b being the norms and g the slopes.
     """
 
-    b1: Interval
-    g1: Interval
-    b2: Interval
-    g2: Interval
+    norms: list[Interval]
+    slopes: list[Interval]
 
 
 def draw_moments(negatives: Negatives) -> DrawMoments | None:
@@ -99,6 +102,7 @@ def draw_moments(negatives: Negatives) -> DrawMoments | None:
         root_error,
         fifth_error,
         16.0 * eta,
+        jacobi_matrix(y, weight, _SIZE, second_error),
     )
 
 
@@ -122,18 +126,43 @@ def sum_moments(one: DrawMoments, draws: int, m: int) -> SumMoments | None:
     ]
     slope_error = one.slope_error + one.rounding * abs(slope)
     # E[Y p2^2] and E[p2^2] of the sum, p2 = Y^2 - g1 Y - b1, over their number of draws
-    top = one.fifth + 4.0 * more * second * one.third + one.fifth_error
-    top += 4.0 * more * second**2 * (slope_error + abs(slope) * 2.0 * wide)
+    top = one.fifth + 4.0 * more * second * one.third
+    top_error = one.fifth_error + 4.0 * more * second**2 * (slope_error + abs(slope) * 2.0 * wide)
     bottom = [
         (end + 2.0 * more * second**2) * factor
         for end, factor in zip(ends, around(1.0, 2.0 * wide), strict=True)
     ]
-    divisor = bottom[0] if top > 0.0 else bottom[1]
-    g2 = unit * top / divisor if divisor > 0.0 else math.inf
-    g2 += one.rounding * abs(g2) if math.isfinite(g2) else 0.0
-    return SumMoments(
-        around(draws * second * unit**2, wide),
-        Interval((slope - slope_error) * unit, (slope + slope_error) * unit),
-        Interval(*b2),
-        Interval(-math.inf, g2),
-    )
+    if not bottom[0] > 0.0:
+        g2 = Interval(-math.inf, math.inf)
+    else:
+        quotients = [
+            (top + sign * top_error) / divisor * unit * (1.0 + push * one.rounding)
+            for sign in (-1.0, 1.0)
+            for divisor in bottom
+            for push in (-1.0, 1.0)
+        ]
+        g2 = Interval(min(quotients), max(quotients))
+    norms = [around(draws * second * unit**2, wide), Interval(*b2)]
+    slopes = [Interval((slope - slope_error) * unit, (slope + slope_error) * unit), g2]
+    return _with_later(SumMoments(norms, slopes), sum_of_draws(one.matrix, draws), unit)
+
+
+def _with_later(first: SumMoments, matrix: JacobiMatrix, unit: float) -> SumMoments:
+    """Add the coefficients of `matrix` after the first two, which must be the same in both."""
+    norms, slopes = matrix.norms[1:] * unit**2, matrix.slopes[1:] * unit
+    if len(norms) < 3 or not matrix.error < 0.01 * _LATER:
+        return first
+    scales = np.sqrt(norms)
+    for k in range(2):
+        for ends, value, size in (
+            (first.norms[k], norms[k], norms[k]),
+            (first.slopes[k], slopes[k], scales[k]),
+        ):
+            if not max(ends.high - value, value - ends.low) <= _KNOWN * size:
+                return first
+    errors = _LATER * norms, _LATER * (np.abs(slopes) + scales)
+    later = [
+        [Interval(float(x - e), float(x + e)) for x, e in zip(values, error, strict=True)][2:]
+        for values, error in zip((norms, slopes), errors, strict=True)
+    ]
+    return SumMoments(first.norms + later[0], first.slopes + later[1])

@@ -1,4 +1,4 @@
-"""How far the mean of 1/S lies above 1 over the mean of S: bounds of orders 2 to 5.
+"""How far the mean of 1/S lies above 1 over the mean of S: bounds of several orders.
 
 ``S = mu + Y``, where Y is the centred sum of r / m over M draws. Section 14 of
 ``samplesoft/bias/README.md`` derives them.
@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from samplesoft._validation import FloatArray
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.draw_moments import SumMoments, draw_moments, sum_moments
 from samplesoft.bias.lower_tail import LowerTail, chernoff, make_transform
@@ -75,9 +75,12 @@ def log_part(draws: int, m: int) -> float:
 def gap_below(law: SumMoments, mu: FloatArray) -> FloatArray:
     """Return a lower bound on ``E[1 / (mu + Y)] - 1 / mu`` for each mu, (k,), eq. (B37).
 
-    Gauss's rule of three nodes, as a continued fraction. It needs no bound on Y.
+    Gauss's rule, as a continued fraction. It needs no bound on Y.
     """
-    delta = law.b1.low / (mu + law.g1.high - law.b2.low / (mu + law.g2.high))
+    rest = mu + law.slopes[-1].high
+    for k in range(len(law.norms) - 1, 0, -1):
+        rest = mu + law.slopes[k - 1].high - law.norms[k].low / rest
+    delta = law.norms[0].low / rest
     gap: FloatArray = delta / (mu * (mu - delta))
     return gap
 
@@ -85,34 +88,67 @@ def gap_below(law: SumMoments, mu: FloatArray) -> FloatArray:
 def gap_above(law: SumMoments, tail: LowerTail, base: float, mu: FloatArray) -> FloatArray:
     """Return an upper bound on ``E[1 / (mu + Y)] - 1 / mu`` for each mu, (k,), infinite for none.
 
-    Radau's rule with a node at a threshold, and what 1/S has above it below that threshold. The
-    threshold is the best for the least mu. `base` is the least that S holds besides the draws.
+    Radau's rule with a node at a threshold, and what 1/S has above it below that threshold. Its
+    order and the threshold are the best for the least mu. `base` is the least that S holds besides
+    the draws.
     """
-    least = np.array([float(mu.min())])
-    tries = [_above(law, tail, k, base, least)[0] for k in range(len(tail.x))]
-    return _above(law, tail, int(np.argmin(tries)), base, mu)
+    least, every = np.array([float(mu.min())]), np.arange(len(tail.x))
+    orders = range(2, len(law.norms) + 1)
+    with np.errstate(all="ignore"):  # a bound that is not finite is none
+        tries = np.array([_above(law, n, tail, every, base, least)[:, 0] for n in orders])
+        order, threshold = np.unravel_index(int(np.argmin(tries)), tries.shape)
+        best = every[threshold : threshold + 1]
+        found: FloatArray = _above(law, orders[order], tail, best, base, mu)[0]
+    return found
 
 
-def _above(law: SumMoments, tail: LowerTail, k: int, base: float, mu: FloatArray) -> FloatArray:
-    """Return the bound with threshold number `k`, eqs. (B39) and (B40)."""
-    d = float(tail.below[k])
-    b1, g1, b2 = law.b1, law.g1, law.b2
-    narrow, wide = (d * d + g * d - b for g, b in ((g1.low, b1.high), (g1.high, b1.low)))
-    if not narrow > 0.0:  # the node would not be the least
-        return np.full_like(mu, np.inf)
-    least, most = d / wide, d / narrow
+def _above(
+    law: SumMoments, order: int, tail: LowerTail, chosen: IntArray, base: float, mu: FloatArray
+) -> FloatArray:
+    """Return the bounds (K, k) of Radau's rules with nodes at K thresholds, (B39) and (B40)."""
+    d = tail.below[chosen][:, None]
+    node = _ratios(law, order, d)
     above = mu - d
-    outer = mu + g1.low - b2.high / (above + b2.high * least)
-    delta = b1.high / outer
-    rest = mu - delta
-    # the square of pi(-t) = t^2 + (g1 + b2 kappa) t - b1 (1 - b2 kappa / d)
-    t, s = tail.below[k + 1 :], base + tail.x[k + 1 :]
-    s = np.where(s > _LEAST, s, 0.0)  # so that the bound is infinite
-    pi = t**2 + (g1.high + b2.high * most) * t - b1.low + b1.high * b2.high * most / d
-    layer = tail.chance[k:-1] - tail.chance[k + 1 :]
-    beyond = float(np.sum((t - d) * pi**2 * layer / s))
-    pi_mu = mu**2 + (g1.low + b2.low * least) * mu - b1.high + b1.low * b2.low * least / d
-    gap = delta / (mu * rest) + beyond / (above * pi_mu**2)
-    sound = (above > 0.0) & (outer > 0.0) & (rest > 0.0) & (pi_mu > 0.0) & np.isfinite(gap)
+    rest = above + law.norms[order - 1].high / node[-1][1]
+    sound = (above > 0.0) & np.all([low > 0.0 for low, _ in node], axis=0)
+    for k in range(order - 1, 0, -1):
+        rest = mu + law.slopes[k - 1].low - law.norms[k].high / rest
+        sound &= rest > 0.0
+    delta = law.norms[0].high / rest
+    s = base + tail.x[1:]
+    layers = (tail.chance[:-1] - tail.chance[1:]) / np.where(s > _LEAST, s, 0.0)
+    t = tail.below[1:]
+    parts = (t - d) * _square(law, order, t, node)[1] * layers
+    beyond = np.where(np.arange(1, len(tail.x)) > chosen[:, None], parts, 0.0).sum(axis=1)
+    square = _square(law, order, mu, node)[0]
+    gap = delta / (mu * (mu - delta)) + beyond[:, None] / (above * square)
+    sound &= (mu > delta) & (square > 0.0) & np.isfinite(gap)
     found: FloatArray = np.where(sound, gap, np.inf)
     return found
+
+
+def _ratios(law: SumMoments, order: int, t: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+    """Return bounds on ``-p_k / p_k-1`` at -t for k = 1 to `order`, p_k orthogonal for Y.
+
+    All are above 0 left of the roots of the last.
+    """
+    low = high = t
+    ratios = [(low, high)]
+    for norm, slope in zip(law.norms[: order - 1], law.slopes, strict=False):
+        low, high = t + slope.low - norm.high / low, t + slope.high - norm.low / high
+        ratios.append((low, high))
+    return ratios
+
+
+def _square(
+    law: SumMoments, order: int, t: FloatArray, node: list[tuple[FloatArray, FloatArray]]
+) -> tuple[FloatArray, FloatArray]:
+    """Return bounds on ``pi_d(-t)^2``, from the ratios at t and at the `node`, eq. (B39)."""
+    ratios = _ratios(law, order, t)
+    least = most = np.ones(1)
+    for norm, (low, high), (first, last) in zip(law.norms, ratios, node, strict=False):
+        least = 1.0 + norm.low * least / (high * last)
+        most = 1.0 + norm.high * most / (low * first)
+    for low, high in ratios:
+        least, most = least * low, most * high
+    return np.where(least > 0.0, least, 0.0) ** 2, most**2
