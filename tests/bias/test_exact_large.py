@@ -11,6 +11,7 @@ import pytest
 from mpmath import mp, mpf
 
 from samplesoft import exact_bias, monte_carlo_bias
+from samplesoft.bias import inclusion
 from samplesoft.kernels.bias import panels
 from samplesoft.schemes import SCHEMES, exact_schemes
 
@@ -112,6 +113,37 @@ def test_compressed_equals_uncompressed(monkeypatch, scheme):
         assert compressed.loss_bias == pytest.approx(plain.loss_bias, rel=1e-9, abs=1e-20)
 
 
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_compressed_inclusion_equals_uncompressed(monkeypatch, spread):
+    logits, q = instance(20_000, spread=spread)
+    p = np.exp(logits - logits.max())
+    rare = 10.0 ** np.random.default_rng(1).uniform(-12.0, 0.0, len(p))
+    for pi in (np.minimum(300.0 * q, 1.0), np.minimum(30.0 * p / p.sum(), 1.0), rare):
+        compressed = exact_bias(logits, 5, pi, 1, scheme="poisson")
+        with monkeypatch.context() as patch:
+            patch.setattr(inclusion, "_LARGEST_DECAY", 1e-300)  # every class by itself
+            plain = exact_bias(logits, 5, pi, 1, scheme="poisson")
+        assert not np.array_equal(compressed.bias, plain.bias)
+        assert relative_error(compressed.bias, plain.bias) < 1e-13
+        assert compressed.loss_bias == pytest.approx(plain.loss_bias, rel=1e-12)
+
+
+def test_a_wider_panel_would_not_do(monkeypatch):
+    logits, q = instance(20_000)
+    pi = np.minimum(300.0 * q, 1.0)
+    good = exact_bias(logits, 5, pi, 1, scheme="poisson").bias
+    monkeypatch.setattr(inclusion, "_PRECISION", 1e-4)  # fewer nodes in l
+    assert relative_error(exact_bias(logits, 5, pi, 1, scheme="poisson").bias, good) > 1e-10
+
+
+def test_equal_classes_do_not_add_up_their_rounding():
+    n = 50_000
+    pi = np.full(n, 300 / n)
+    result = exact_bias(np.zeros(n), 7, pi, 1, scheme="poisson")
+    want = plain_bias(np.zeros(n), 7, pi, 1, "poisson", np.longdouble, 0.2)
+    assert abs(result.bias[7] / want[7] - 1.0) < 3e-13
+
+
 # --- a class split into equal copies ----------------------------------------------------------
 
 
@@ -192,8 +224,6 @@ def test_agrees_with_monte_carlo_on_1000_classes(scheme):
 @pytest.mark.parametrize("scheme", exact_schemes())
 @pytest.mark.parametrize("n", [40, 150_000])
 def test_threads_do_not_change_a_bit(threads, scheme, n):
-    if scheme == "poisson":
-        n = min(n, 9000)
     logits, q = instance(n)
     results = []
     for count in (1, 2, 5):

@@ -154,15 +154,15 @@ def evaluate(
     return total
 
 
-def node_places() -> FloatArray:
-    """Return the Chebyshev nodes (DEGREE,) in (0, 1)."""
-    places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)))
+def node_places(degree: int = DEGREE) -> FloatArray:
+    """Return the Chebyshev nodes (degree,) in (0, 1)."""
+    places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(degree) + 0.5) * (np.pi / degree)))
     return places
 
 
-def to_coefficients() -> FloatArray:
-    """Return the matrix (DEGREE, DEGREE) from values at the nodes to Chebyshev coefficients."""
-    angles = (np.arange(DEGREE) + 0.5) * (np.pi / DEGREE)
-    matrix: FloatArray = np.cos(np.outer(angles, np.arange(DEGREE))) * (2.0 / DEGREE)
+def to_coefficients(degree: int = DEGREE) -> FloatArray:
+    """Return the matrix (degree, degree) from values at the nodes to Chebyshev coefficients."""
+    angles = (np.arange(degree) + 0.5) * (np.pi / degree)
+    matrix: FloatArray = np.cos(np.outer(angles, np.arange(degree))) * (2.0 / degree)
     matrix[:, 0] *= 0.5
     return matrix

@@ -1,96 +1,261 @@
-"""The Laplace sums for classes that are included independently of each other."""
+"""The Laplace sums for classes that are included independently of each other.
+
+The atoms, classes or Chebyshev nodes that stand for many, are sorted by log w. At a node u those
+with u w near 0 are known by their moments, and of those with large u w nothing changes any more:
+only the atoms between are gone through, in blocks that the compiler turns into vector code.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.math.exponential import exp64
+from samplesoft.kernels.math.logarithm import log_from_both
+
+_FLAT = -38.0  # below this log y, exp(-y) is 1 - y to the last bit
+_GONE = 6.7  # above it exp(-y) is 0
+_BLOCK = 512
+_SERIES = 0.5  # up to this y, 1 - exp(-y) is taken from its series
+_CLOSE = 0.1  # and up to this one log f + pi y
 
 
 @njit
-def _log_factor(pi: float, y: float) -> tuple[float, float]:
-    """Return log (1 - pi + pi exp(-y)), the log of f in (B26), and the same plus pi y."""
-    drop = math.expm1(-y)
-    z = pi * drop
-    value = math.log1p(z) if z > -0.5 else math.log((1.0 - pi) + pi * math.exp(-y))
-    if y > 0.1:
-        return value, value + pi * y
-    # log(1 + z) + pi y = [log(1 + z) - z] + pi [exp(-y) - 1 + y], both by their series
-    second, power = 0.0, 1.0
-    for k in range(2, 16):  # (log1p(z) - z) / z**2
-        second += (-power if k % 2 == 0 else power) / k
-        power *= z
-    total, term = 0.0, 0.5 * y * y
-    for k in range(3, 16):  # exp(-y) - 1 + y
-        total += term
-        term *= -y / k
-    return value, z * z * second + pi * total
+def _second_order(y: float) -> float:
+    """Return (exp(-y) - 1 + y) / y**2 for y up to 1/2, by its series."""
+    p = 1.0 / 1307674368000.0
+    p = 1.0 / 87178291200.0 - y * p
+    p = 1.0 / 6227020800.0 - y * p
+    p = 1.0 / 479001600.0 - y * p
+    p = 1.0 / 39916800.0 - y * p
+    p = 1.0 / 3628800.0 - y * p
+    p = 1.0 / 362880.0 - y * p
+    p = 1.0 / 40320.0 - y * p
+    p = 1.0 / 5040.0 - y * p
+    p = 1.0 / 720.0 - y * p
+    p = 1.0 / 120.0 - y * p
+    p = 1.0 / 24.0 - y * p
+    p = 1.0 / 6.0 - y * p
+    return 0.5 - y * p
 
 
 @njit
-def log_products(x: FloatArray, log_w: FloatArray, pi: FloatArray, out: FloatArray) -> None:
-    """Write log prod_k (1 - pi_k + pi_k exp(-u w_k)) and that plus u sum pi w into `out` (K, 2).
+def _write_factors(
+    x: float, log_w: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
+) -> None:
+    """Write y = u w, f of (B26), and z = f - 1 of a block of atoms."""
+    for i in range(len(log_w)):
+        y[i] = exp64(x + log_w[i])
+    for i in range(len(log_w)):
+        e = exp64(-y[i])
+        t = y[i] if y[i] < _SERIES else _SERIES
+        series = _second_order(t) * t * t - t
+        z[i] = pi[i] * (series if y[i] < _SERIES else e - 1.0)
+        f[i] = (1.0 - pi[i]) + pi[i] * e
 
-    `x` (K,) is log u; classes with pi = 0 are passed over.
+
+@njit
+def _add_logs(
+    counts: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
+) -> tuple[float, float]:
+    """Return the sums of log f and of log f + pi y over a block, times `counts`."""
+    for i in range(len(counts)):
+        f[i] = log_from_both(z[i], f[i])
+    for i in range(len(counts)):
+        t = y[i] if y[i] < _CLOSE else _CLOSE
+        q = z[i] / (2.0 + z[i])
+        s = q * q  # log(1 + z) - z is this series in q; |q| is below 1/20 for y up to 1/10
+        p = 1.0 / 15.0
+        p = p * s + 1.0 / 13.0
+        p = p * s + 1.0 / 11.0
+        p = p * s + 1.0 / 9.0
+        p = p * s + 1.0 / 7.0
+        p = p * s + 1.0 / 5.0
+        p = p * s + 1.0 / 3.0
+        close = (2.0 * q * (s * p) - z[i] * q) + pi[i] * (_second_order(t) * t * t)
+        far = f[i] + pi[i] * y[i]
+        z[i] = close if y[i] < _CLOSE else far
+    total = excess = 0.0
+    for i in range(len(counts)):
+        total += counts[i] * f[i]
+        excess += counts[i] * z[i]
+    return total, excess
+
+
+@njit
+def log_products(
+    x: FloatArray, log_w: FloatArray, pi: FloatArray, counts: FloatArray, out: FloatArray
+) -> None:
+    """Write the sum of log f and that plus u sum pi w into `out` (K, 2), at each log u, `x` (K,).
+
+    The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` says how many classes
+    each stands for.
     """
+    size = len(log_w)
+    first, second = np.empty(size + 1), np.empty(size + 1)  # moments of all below, over their last
+    first[0] = second[0] = 0.0
+    for i in range(size):
+        down = math.exp(log_w[i - 1] - log_w[i]) if i > 0 else 0.0
+        own = counts[i] * pi[i]
+        first[i + 1] = first[i] * down + own
+        second[i + 1] = second[i] * down * down + own * (1.0 - pi[i])
+    left, mass = np.empty(size + 1), np.empty(size + 1)  # of all above
+    left[size] = mass[size] = 0.0
+    for i in range(size - 1, -1, -1):
+        left[i] = left[i + 1] + counts[i] * math.log1p(-pi[i])
+        mass[i] = mass[i + 1] + counts[i] * math.exp(log_w[i] + math.log(pi[i]))
+    y, f, z = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     for k in range(len(x)):
-        total = excess = 0.0
-        for j in range(len(pi)):
-            if pi[j] > 0.0:
-                y = math.exp(min(x[k] + log_w[j], LARGEST_EXPONENT))
-                value, above = _log_factor(pi[j], y)
-                total += value
-                excess += above
+        flat = np.searchsorted(log_w, _FLAT - x[k])
+        gone = np.searchsorted(log_w, _GONE - x[k])
+        total = left[gone]
+        excess = left[gone] + math.exp(min(x[k], LARGEST_EXPONENT)) * mass[gone]
+        if flat > 0:
+            last = math.exp(x[k] + log_w[flat - 1])
+            total -= last * first[flat]
+            excess += 0.5 * last * last * second[flat]
+        for start in range(flat, gone, _BLOCK):
+            part = slice(start, min(start + _BLOCK, gone))
+            length = part.stop - part.start
+            room = y[:length], f[:length], z[:length]
+            _write_factors(x[k], log_w[part], pi[part], *room)
+            logs, above = _add_logs(counts[part], pi[part], *room)
+            total += logs
+            excess += above
         out[k, 0] = total
         out[k, 1] = excess
 
 
 @njit
-def class_integrals(
+def _decay_ratio(a: float) -> float:
+    """Return (1 - exp(-a)) / a for a from -1 to 1, by its series."""
+    p = 1.0 / 6402373705728000.0
+    p = 1.0 / 355687428096000.0 - a * p
+    p = 1.0 / 20922789888000.0 - a * p
+    p = 1.0 / 1307674368000.0 - a * p
+    p = 1.0 / 87178291200.0 - a * p
+    p = 1.0 / 6227020800.0 - a * p
+    p = 1.0 / 479001600.0 - a * p
+    p = 1.0 / 39916800.0 - a * p
+    p = 1.0 / 3628800.0 - a * p
+    p = 1.0 / 362880.0 - a * p
+    p = 1.0 / 40320.0 - a * p
+    p = 1.0 / 5040.0 - a * p
+    p = 1.0 / 720.0 - a * p
+    p = 1.0 / 120.0 - a * p
+    p = 1.0 / 24.0 - a * p
+    p = 1.0 / 6.0 - a * p
+    p = 0.5 - a * p
+    return 1.0 - a * p
+
+
+@njit
+def _add_terms(
+    x: float,
+    scale: float,
+    half: float,
+    y_ref: float,
+    log_w: FloatArray,
+    pi: FloatArray,
+    kappa: FloatArray,
+    deviation: FloatArray,
+    room: FloatArray,
+    out: FloatArray,
+) -> None:
+    """Add those of one node to `out` (4, block); `room` (2, block)."""
+    y, e = room[0], room[1]
+    e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
+    for i in range(len(log_w)):
+        y[i] = exp64(x + log_w[i])
+        e[i] = exp64(-y[i])
+    for i in range(len(log_w)):
+        away = y_ref * deviation[i] if abs(deviation[i]) < 1.0 else y[i] - y_ref
+        near = -1.0 if away < -1.0 else away
+        near = 1.0 if near > 1.0 else near
+        close = -e_ref * (y[i] + y_ref) * _decay_ratio(near)
+        far = (e[i] - e_ref) / kappa[i]
+        over_f = y[i] / ((1.0 - pi[i]) + pi[i] * e[i])
+        first = over_f * (close if near == away else far)
+        second = over_f * drop_ref * e[i]
+        out[0, i] += scale * first
+        out[1, i] += scale * second
+        out[2, i] += half * first
+        out[3, i] += half * second
+
+
+@njit
+def atom_integrals(
     x: FloatArray,
     weights: FloatArray,
     log_w: FloatArray,
     pi: FloatArray,
+    kappa: FloatArray,
+    deviation: FloatArray,
     log_w_ref: float,
     pi_ref: float,
-    deviation: FloatArray,
     out: FloatArray,
 ) -> None:
-    """Integrate u e_j (psi_j - psi_ref) over the nodes log u, `x` (K,), for each class, eq. (B27).
+    """Integrate A and B of (B36) over the nodes log u, `x` (K,), at each atom, into `out` (4, A).
 
-    With E = exp(-u w) and f = 1 - pi + pi E, psi = E / f, and psi_j - psi_ref is [(1 - pi_j) (E_j
-    - E_ref) + (pi_ref - pi_j) (E_ref - 1) E_j] / (f_j f_ref). The reference with ``pi_ref = 0`` is
-    the label, whose psi is 1. `deviation` (n,) is w_j / w_ref - 1. `out` (3, n) gets the integral,
-    the same from every second node, and the sum of absolute terms.
+    The last two rows are the same from every second node. The atoms are sorted by `log_w`; `kappa`
+    is (w - W) / (w + W) with W = exp(log_w_ref), and `deviation` w / W - 1, of which only those
+    below 1 in size are used. The label as the reference has ``log_w_ref = -inf``.
     """
-    for j in range(len(pi)):
-        full = half = size = 0.0
-        if 0.0 < pi[j] < 1.0 or (pi[j] == 1.0 and pi_ref > 0.0):
-            for k in range(len(x)):
-                if weights[k] == 0.0:
-                    continue
-                y = math.exp(min(x[k] + log_w[j], LARGEST_EXPONENT))
-                e = math.exp(-y)
-                f = (1.0 - pi[j]) + pi[j] * e
-                if pi_ref == 0.0:
-                    term = (1.0 - pi[j]) * math.expm1(-y) / f
-                else:
-                    y_ref = math.exp(min(x[k] + log_w_ref, LARGEST_EXPONENT))
-                    e_ref = math.exp(-y_ref)
-                    f_ref = (1.0 - pi_ref) + pi_ref * e_ref
-                    if f_ref == 0.0 or f == 0.0:
-                        continue
-                    away = y_ref * deviation[j]
-                    change = e_ref * math.expm1(-away) if abs(away) < 1.0 else e - e_ref
-                    term = (1.0 - pi[j]) * change + (pi_ref - pi[j]) * math.expm1(-y_ref) * e
-                    term /= f * f_ref
-                term *= weights[k] * pi[j] * y
-                full += term
-                size += abs(term)
-                if k % 2 == 0:
-                    half += 2.0 * term
-        out[0, j] = full
-        out[1, j] = half
-        out[2, j] = size
+    num, size = len(x), len(log_w)
+    room = np.empty((2, _BLOCK))
+    scales, y_refs = np.empty(num), np.empty(num)
+    for k in range(num):
+        y_refs[k] = math.exp(min(x[k] + log_w_ref, LARGEST_EXPONENT))
+        scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
+    # what nodes from k on bring where exp(-y) is 0, over y, for both of full and half
+    late = np.zeros((num + 1, 2))
+    for k in range(num - 1, -1, -1):
+        up = math.exp(x[k + 1] - x[k]) if k + 1 < num else 0.0
+        own = scales[k] * math.exp(-y_refs[k])
+        late[k, 0] = late[k + 1, 0] * up + own
+        late[k, 1] = late[k + 1, 1] * up + (2.0 * own if k % 2 == 0 else 0.0)
+    # what earlier nodes brought where y is nearly 0: in y (y + y_ref), in y / kappa, in y
+    early = np.zeros((3, 2))
+    flat = gone = size
+    out[:] = 0.0
+    for k in range(num + 1):
+        at = x[min(k, num - 1)]
+        y_ref = y_refs[min(k, num - 1)]
+        log_y_ref = at + log_w_ref
+        ref_is_flat = log_y_ref < _FLAT
+        # else y is nothing beside 1 - exp(-y_ref) either
+        edge = _FLAT - at + (0.0 if ref_is_flat else min(log_y_ref, 0.0))
+        left_flat = np.searchsorted(log_w[:flat], edge) if k < num else 0
+        for i in range(left_flat, flat):
+            y = math.exp(at + log_w[i])
+            for h in range(2):
+                out[2 * h, i] -= early[0, h] * y * (y + y_ref)
+                if early[1, h] > 0.0:
+                    out[2 * h, i] += early[1, h] * y / kappa[i]
+                out[2 * h + 1, i] += early[2, h] * y
+        flat = left_flat
+        if k == num:
+            break
+        for i in range(max(np.searchsorted(log_w[:gone], _GONE - at), flat), gone):
+            y = math.exp(min(at + log_w[i], LARGEST_EXPONENT))
+            for h in range(2):
+                if late[k, h] > 0.0:
+                    out[2 * h, i] -= late[k, h] * y / (kappa[i] * (1.0 - pi[i]))
+        gone = np.searchsorted(log_w[:gone], _GONE - at)
+        half = 2.0 * scales[k] if k % 2 == 0 else 0.0
+        for start in range(flat, gone if scales[k] > 0.0 else flat, _BLOCK):
+            part = slice(start, min(start + _BLOCK, gone))
+            some = log_w[part], pi[part], kappa[part], deviation[part]
+            length = part.stop - part.start
+            _add_terms(at, scales[k], half, y_ref, *some, room[:, :length], out[:, part])
+        down = math.exp(x[k] - x[k + 1]) if k + 1 < num else 1.0
+        for h in range(2):
+            scale = half if h else scales[k]
+            fall = scale * math.expm1(-y_ref)
+            early[0, h] = (early[0, h] + (scale if ref_is_flat else 0.0)) * down * down
+            early[1, h] = (early[1, h] - (0.0 if ref_is_flat else fall)) * down
+            early[2, h] = (early[2, h] + fall) * down

@@ -20,6 +20,7 @@ _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147180369123816490  # with trailing zeros, so that its multiples are exact
 _LN2_LOW = 1.90821492927058770002e-10
 _LOWEST = -745.0  # where the result is the least number above 0
+_HIGHEST = 709.0
 
 _LOG2_E_32 = np.float32(1.44269504)
 _LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zeros, so that its multiples are exact
@@ -40,29 +41,36 @@ def exp_to(x: Real, size: int) -> None:
 
 
 @njit
+def exp64(x: float) -> float:
+    """Return the exponential of x, cut to the range of float64; never 0."""
+    v = _LOWEST if x < _LOWEST else x
+    v = _HIGHEST if v > _HIGHEST else v
+    k = np.floor(v * _LOG2_E + 0.5)
+    r = (v - k * _LN2_HIGH) - k * _LN2_LOW
+    p = 1.0 / 6227020800.0
+    p = p * r + 1.0 / 479001600.0
+    p = p * r + 1.0 / 39916800.0
+    p = p * r + 1.0 / 3628800.0
+    p = p * r + 1.0 / 362880.0
+    p = p * r + 1.0 / 40320.0
+    p = p * r + 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = 1.0 + (r + r * r * p)
+    half = np.int64(k) >> 1  # two factors, for 2**k alone may underflow
+    first = np.int64((half + 1023) << 52).view(np.float64)
+    second = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
+    return p * first * second  # type: ignore[no-any-return]
+
+
+@njit
 def exp64_to(x: FloatArray, size: int) -> None:
     """Replace numbers of `x`, float64 and at most 0, by their exponentials, which are never 0."""
     for i in range(size):
-        v = max(x[i], _LOWEST)
-        k = np.floor(v * _LOG2_E + 0.5)
-        r = (v - k * _LN2_HIGH) - k * _LN2_LOW
-        p = 1.0 / 6227020800.0
-        p = p * r + 1.0 / 479001600.0
-        p = p * r + 1.0 / 39916800.0
-        p = p * r + 1.0 / 3628800.0
-        p = p * r + 1.0 / 362880.0
-        p = p * r + 1.0 / 40320.0
-        p = p * r + 1.0 / 5040.0
-        p = p * r + 1.0 / 720.0
-        p = p * r + 1.0 / 120.0
-        p = p * r + 1.0 / 24.0
-        p = p * r + 1.0 / 6.0
-        p = p * r + 0.5
-        p = 1.0 + (r + r * r * p)
-        half = np.int64(k) >> 1  # two factors, for 2**k alone may underflow
-        first = np.int64((half + 1023) << 52).view(np.float64)
-        second = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
-        x[i] = p * first * second
+        x[i] = exp64(x[i])
 
 
 @njit
