@@ -13,6 +13,7 @@ from samplesoft.kernels.bias import cells, panels, ratios
 from samplesoft.kernels.bias import poisson as kernels
 from samplesoft.kernels.bias.cells import CellClasses
 
+_LEAST_NODES = 32
 _ATOM_CHUNK = 2048
 _MOMENT_CHUNK = 2048  # equal terms, added one after another, err in one direction
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
@@ -144,7 +145,7 @@ def sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     def work(part: slice) -> None:
         kernels.log_products(x[part], atoms.log_w, atoms.pi, atoms.counts, sums[part])
 
-    thread_each(work, chunks(len(x), -(-len(x) // (4 * num_threads()))))
+    thread_each(work, chunks(len(x), max(_LEAST_NODES, -(-len(x) // (4 * num_threads())))))
     return sums
 
 
@@ -154,16 +155,15 @@ def integrate_flows(
     """Return the flows (n,), their sum, the size of their parts and what half the nodes change."""
     kappa = atoms.contrast
     deviation = np.where(kappa < _SURE, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0)
-    ordered = np.empty((4, len(kappa)))
+    found = np.empty((4, len(kappa)))
 
     def integrate(part: slice) -> None:
         some = atoms.log_w[part], atoms.pi[part], kappa[part], deviation[part]
-        reference = own.log_w_ref, own.pi_ref
-        kernels.atom_integrals(x, weights, *some, *reference, ordered[:, part])
+        integrals = np.empty((4, len(some[0])))
+        kernels.atom_integrals(x, weights, *some, own.log_w_ref, own.pi_ref, integrals)
+        found[:, atoms.order[part]] = integrals
 
     thread_each(integrate, chunks(len(kappa), _ATOM_CHUNK))
-    found = np.empty_like(ordered)
-    found[:, atoms.order] = ordered
     lone = atoms.lone
     flows = np.zeros(len(own.pi))
     scales = np.stack([(1.0 - own.pi[lone]) * own.contrast[lone], own.pi_ref - own.pi[lone]])

@@ -6,10 +6,11 @@ import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.bias import laplace, panels
+from samplesoft.kernels.bias import laplace, laplace_host, panels
 from samplesoft.kernels.bias.panels import PanelClasses
 
-_ATOM_CHUNK = 256
+_ATOM_CHUNK = 1024
+_LEAST_NODES = 32
 CLASS_CHUNK = 1 << 16
 
 
@@ -36,11 +37,13 @@ class HostSums:
     ) -> FloatArray:
         """Return the sums (K, NUM_SUMS) over atoms at each node; see `kernels.bias.laplace`."""
         sums = np.empty((len(x), laplace.NUM_SUMS))
+        order = np.argsort(rows[1], kind="stable")
+        weights, rows = weights.take(order, axis=1), rows.take(order, axis=1)
 
         def work(part: slice) -> None:
-            laplace.node_sums(x[part], weights, rows, reference, sums[part])
+            laplace_host.node_sums(x[part], weights, rows, reference, sums[part])
 
-        thread_each(work, chunks(len(x), -(-len(x) // (4 * num_threads()))))
+        thread_each(work, chunks(len(x), max(_LEAST_NODES, -(-len(x) // (4 * num_threads())))))
         return sums
 
     def atom_integrals(
@@ -53,12 +56,15 @@ class HostSums:
     ) -> FloatArray:
         """Return the integrals (3, A) over nodes at each atom; see `kernels.bias.laplace`."""
         integrals = np.empty((3, rows.shape[1]))
+        order = np.argsort(rows[1], kind="stable")
 
         def work(part: slice) -> None:
-            atoms, out = rows[:, part], integrals[:, part]
-            laplace.atom_integrals(x, coefficients, tilted, atoms, log_reference, out)
+            atoms = rows.take(order[part], axis=1)
+            out = np.empty((3, atoms.shape[1]))
+            laplace_host.atom_integrals(x, coefficients, tilted, atoms, log_reference, out)
+            integrals[:, order[part]] = out
 
-        thread_each(work, chunks(rows.shape[1], _ATOM_CHUNK))
+        thread_each(work, chunks(len(order), _ATOM_CHUNK))
         return integrals
 
     def class_flows(

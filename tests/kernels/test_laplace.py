@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from samplesoft.kernels.bias import laplace
+from samplesoft.kernels.bias import laplace, laplace_host
 
 R0, R, MEAN = 0.04, 1.0, 1.3  # the least ratio, the reference and the mean
 RATIOS = np.array([0.05, 0.4, 0.999, 1.001, 1.2, 1.31, 4.0, 25.0])
@@ -20,12 +20,13 @@ def rows_of(r):
     return np.stack(rows)
 
 
-def test_node_sums_are_their_formulas():
+@pytest.mark.parametrize("kernels", [laplace, laplace_host])
+def test_node_sums_are_their_formulas(kernels):
     atoms = rows_of(RATIOS)
     weights = np.stack([WEIGHTS, WEIGHTS * atoms[2], WEIGHTS * atoms[5] ** 2])
     reference = np.log([R - R0, MEAN - R0])
     got = np.empty((len(NODES), laplace.NUM_SUMS))
-    laplace.node_sums(NODES, weights, atoms, reference, got)
+    kernels.node_sums(NODES, weights, atoms, reference, got)
     with mp.workdps(40):
         for row, x in zip(got, NODES, strict=True):
             v = mp.exp(mpf(x))
@@ -44,7 +45,8 @@ def test_node_sums_are_their_formulas():
 
 
 @pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -2, 3)])
-def test_atom_integrals_are_their_formula(which):
+@pytest.mark.parametrize("kernels", [laplace, laplace_host])
+def test_atom_integrals_are_their_formula(which, kernels):
     """Each derivative of psi - psi_R alone, and all together: (B16) and the lines above it."""
     rng = np.random.default_rng(5)
     coefficients = rng.uniform(0.5, 1.0, (len(NODES), 3)) * which
@@ -54,7 +56,7 @@ def test_atom_integrals_are_their_formula(which):
     lead, variance = v * (R - mean), v**2 * 0.3
     tilted = np.stack([v * (mean - R0), lead, variance, np.abs(lead), variance], axis=1)
     got = np.empty((3, len(RATIOS)))
-    laplace.atom_integrals(NODES, coefficients, tilted, rows_of(RATIOS), np.log(R - R0), got)
+    kernels.atom_integrals(NODES, coefficients, tilted, rows_of(RATIOS), np.log(R - R0), got)
     with mp.workdps(40):
         for (full, half, size), r in zip(got.T, map(mpf, RATIOS), strict=True):
             terms, parts = [], []
@@ -77,3 +79,46 @@ def test_atom_integrals_are_their_formula(which):
             assert abs(mpf(full) - mp.fsum(terms)) <= room
             assert abs(mpf(half) - 2 * mp.fsum(terms[::2])) <= 2 * room
             assert abs(mpf(full)) * (1 - 1e-12) <= mpf(size) <= 20 * mp.fsum(parts)
+
+
+# --- the loops of the processor, which leave out atoms far from where they matter -------------
+
+
+FAR = np.array([-250.0, -90.0, -40.0, -3.0, -0.1, 0.4, 2.0, 60.0, 200.0])  # log r
+FAR_NODES = np.array([-230.0, -130.0, -58.0, -30.0, -1.0, 0.5, 4.0, 6.0, 35.0, 80.0])
+
+
+@pytest.mark.parametrize("log_ref", [-40.0, -0.1, 60.0])
+@pytest.mark.parametrize("log_mean", [-41.0, 0.2, 60.1])
+def test_far_atoms_bring_what_they_bring_one_by_one(log_ref, log_mean):
+    """Against the plain loops, with the least ratio 0 and terms of one sign."""
+    rng = np.random.default_rng(3)
+    q = rng.uniform(0.5, 1.0, len(FAR)) * np.exp(-np.maximum(FAR, 0.0))
+    rows = [FAR, FAR]
+    for centre in (log_ref, log_mean):
+        kappa, total = np.tanh(0.5 * (FAR - centre)), np.logaddexp(FAR, centre)
+        with np.errstate(divide="ignore"):
+            rows += [kappa, total + np.log(np.abs(kappa)), total]
+    atoms = np.stack(rows)
+    weights = np.stack([q, q * atoms[2], q * atoms[5] ** 2])
+    reference = np.array([log_ref, log_mean])
+    given = FAR_NODES, weights, atoms, reference
+    got, want, sizes = np.empty((3, len(FAR_NODES), laplace.NUM_SUMS))
+    laplace_host.node_sums(*given, got)
+    laplace.node_sums(*given, want)
+    laplace.node_sums(FAR_NODES, np.abs(weights), atoms, reference, sizes)
+    # of both signs are the contrasts, the third order, and cubes of y
+    room = np.where(np.isin(np.arange(laplace.NUM_SUMS), [5, 8, 10]), np.inf, np.abs(want))
+    assert (np.abs(got - want) <= 1e-13 * np.minimum(room, np.abs(sizes) + np.abs(want))).all()
+    coefficients = np.zeros((len(FAR_NODES), 6))
+    coefficients[:, 0] = coefficients[:, 3] = np.exp(-np.abs(FAR_NODES))
+    tilted = np.zeros((len(FAR_NODES), 5))
+    for bend in (0.0, 1.0):
+        coefficients[:, [2, 5]] = bend * coefficients[:, [0]]
+        tilted[:, 0] = tilted[:, 1] = tilted[:, 2] = bend
+        tilted[:, 3:] = 1.0
+        given = FAR_NODES, coefficients, tilted, atoms, log_ref
+        got, want = np.empty((2, 3, len(FAR)))
+        laplace_host.atom_integrals(*given, got)
+        laplace.atom_integrals(*given, want)
+        assert (np.abs(got - want) <= 1e-12 * (want[2] if bend else np.abs(want))).all()

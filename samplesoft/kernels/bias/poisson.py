@@ -14,7 +14,11 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math.exponential import exp64
+from samplesoft.kernels.math.exponential import (
+    decay_ratio_series,
+    exp64,
+    second_order_series,
+)
 from samplesoft.kernels.math.logarithm import log_from_both
 
 _FLAT = -38.0  # below this log y, exp(-y) is 1 - y to the last bit
@@ -22,25 +26,6 @@ _GONE = 6.7  # above it exp(-y) is 0
 _BLOCK = 512
 _SERIES = 0.5  # up to this y, 1 - exp(-y) is taken from its series
 _CLOSE = 0.1  # and up to this one log f + pi y
-
-
-@njit
-def _second_order(y: float) -> float:
-    """Return (exp(-y) - 1 + y) / y**2 for y up to 1/2, by its series."""
-    p = 1.0 / 1307674368000.0
-    p = 1.0 / 87178291200.0 - y * p
-    p = 1.0 / 6227020800.0 - y * p
-    p = 1.0 / 479001600.0 - y * p
-    p = 1.0 / 39916800.0 - y * p
-    p = 1.0 / 3628800.0 - y * p
-    p = 1.0 / 362880.0 - y * p
-    p = 1.0 / 40320.0 - y * p
-    p = 1.0 / 5040.0 - y * p
-    p = 1.0 / 720.0 - y * p
-    p = 1.0 / 120.0 - y * p
-    p = 1.0 / 24.0 - y * p
-    p = 1.0 / 6.0 - y * p
-    return 0.5 - y * p
 
 
 @njit
@@ -53,7 +38,7 @@ def _write_factors(
     for i in range(len(log_w)):
         e = exp64(-y[i])
         t = y[i] if y[i] < _SERIES else _SERIES
-        series = _second_order(t) * t * t - t
+        series = second_order_series(t) * t * t - t
         z[i] = pi[i] * (series if y[i] < _SERIES else e - 1.0)
         f[i] = (1.0 - pi[i]) + pi[i] * e
 
@@ -76,7 +61,7 @@ def _add_logs(
         p = p * s + 1.0 / 7.0
         p = p * s + 1.0 / 5.0
         p = p * s + 1.0 / 3.0
-        close = (2.0 * q * (s * p) - z[i] * q) + pi[i] * (_second_order(t) * t * t)
+        close = (2.0 * q * (s * p) - z[i] * q) + pi[i] * (second_order_series(t) * t * t)
         far = f[i] + pi[i] * y[i]
         z[i] = close if y[i] < _CLOSE else far
     total = excess = 0.0
@@ -131,29 +116,6 @@ def log_products(
 
 
 @njit
-def _decay_ratio(a: float) -> float:
-    """Return (1 - exp(-a)) / a for a from -1 to 1, by its series."""
-    p = 1.0 / 6402373705728000.0
-    p = 1.0 / 355687428096000.0 - a * p
-    p = 1.0 / 20922789888000.0 - a * p
-    p = 1.0 / 1307674368000.0 - a * p
-    p = 1.0 / 87178291200.0 - a * p
-    p = 1.0 / 6227020800.0 - a * p
-    p = 1.0 / 479001600.0 - a * p
-    p = 1.0 / 39916800.0 - a * p
-    p = 1.0 / 3628800.0 - a * p
-    p = 1.0 / 362880.0 - a * p
-    p = 1.0 / 40320.0 - a * p
-    p = 1.0 / 5040.0 - a * p
-    p = 1.0 / 720.0 - a * p
-    p = 1.0 / 120.0 - a * p
-    p = 1.0 / 24.0 - a * p
-    p = 1.0 / 6.0 - a * p
-    p = 0.5 - a * p
-    return 1.0 - a * p
-
-
-@njit
 def _add_terms(
     x: float,
     scale: float,
@@ -164,9 +126,12 @@ def _add_terms(
     kappa: FloatArray,
     deviation: FloatArray,
     room: FloatArray,
-    out: FloatArray,
+    full_a: FloatArray,
+    full_b: FloatArray,
+    half_a: FloatArray,
+    half_b: FloatArray,
 ) -> None:
-    """Add those of one node to `out` (4, block); `room` (2, block)."""
+    """Add the terms of one node to the integrals of a block; `room` (2, block)."""
     y, e = room[0], room[1]
     e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
     for i in range(len(log_w)):
@@ -176,15 +141,15 @@ def _add_terms(
         away = y_ref * deviation[i] if abs(deviation[i]) < 1.0 else y[i] - y_ref
         near = -1.0 if away < -1.0 else away
         near = 1.0 if near > 1.0 else near
-        close = -e_ref * (y[i] + y_ref) * _decay_ratio(near)
+        close = -e_ref * (y[i] + y_ref) * decay_ratio_series(near)
         far = (e[i] - e_ref) / kappa[i]
         over_f = y[i] / ((1.0 - pi[i]) + pi[i] * e[i])
         first = over_f * (close if near == away else far)
         second = over_f * drop_ref * e[i]
-        out[0, i] += scale * first
-        out[1, i] += scale * second
-        out[2, i] += half * first
-        out[3, i] += half * second
+        full_a[i] += scale * first
+        full_b[i] += scale * second
+        half_a[i] += half * first
+        half_b[i] += half * second
 
 
 @njit
@@ -250,8 +215,8 @@ def atom_integrals(
         for start in range(flat, gone if scales[k] > 0.0 else flat, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             some = log_w[part], pi[part], kappa[part], deviation[part]
-            length = part.stop - part.start
-            _add_terms(at, scales[k], half, y_ref, *some, room[:, :length], out[:, part])
+            own = out[0][part], out[1][part], out[2][part], out[3][part]
+            _add_terms(at, scales[k], half, y_ref, *some, room, *own)
         down = math.exp(x[k] - x[k + 1]) if k + 1 < num else 1.0
         for h in range(2):
             scale = half if h else scales[k]

@@ -67,6 +67,42 @@ def exp64(x: float) -> float:
 
 
 @njit
+def third_order_series(x: float) -> float:
+    """Return (1 - x + x**2 / 2 - exp(-x)) / x**3, x from -1 to 1, by its series."""
+    p = 1.0 / 51090942171709440000.0
+    p = 1.0 / 2432902008176640000.0 - x * p
+    p = 1.0 / 121645100408832000.0 - x * p
+    p = 1.0 / 6402373705728000.0 - x * p
+    p = 1.0 / 355687428096000.0 - x * p
+    p = 1.0 / 20922789888000.0 - x * p
+    p = 1.0 / 1307674368000.0 - x * p
+    p = 1.0 / 87178291200.0 - x * p
+    p = 1.0 / 6227020800.0 - x * p
+    p = 1.0 / 479001600.0 - x * p
+    p = 1.0 / 39916800.0 - x * p
+    p = 1.0 / 3628800.0 - x * p
+    p = 1.0 / 362880.0 - x * p
+    p = 1.0 / 40320.0 - x * p
+    p = 1.0 / 5040.0 - x * p
+    p = 1.0 / 720.0 - x * p
+    p = 1.0 / 120.0 - x * p
+    p = 1.0 / 24.0 - x * p
+    return 1.0 / 6.0 - x * p
+
+
+@njit
+def second_order_series(x: float) -> float:
+    """Return (exp(-x) - 1 + x) / x**2, x from -1 to 1."""
+    return 0.5 - x * third_order_series(x)
+
+
+@njit
+def decay_ratio_series(x: float) -> float:
+    """Return (1 - exp(-x)) / x, x from -1 to 1."""
+    return 1.0 - x * (0.5 - x * third_order_series(x))
+
+
+@njit
 def exp64_to(x: FloatArray, size: int) -> None:
     """Replace numbers of `x`, float64 and at most 0, by their exponentials, which are never 0."""
     for i in range(size):
