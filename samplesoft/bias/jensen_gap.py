@@ -64,7 +64,8 @@ class Gaps:
         mu, base = np.exp(log_mu), math.exp(float(log_base.min()) - self._slack)
         low = gap_below(law, mu * (1.0 + self._slack))
         high = gap_above(law, tail, base, mu * (1.0 - self._slack))
-        return np.maximum(order2[0], np.log(low)), np.minimum(order2[1], np.log(high))
+        # not a number is no bound
+        return np.fmax(order2[0], np.log(low)), np.fmin(order2[1], np.log(high))
 
 
 def log_part(draws: int, m: int) -> float:
