@@ -75,7 +75,7 @@ def make_included(
 
 
 def make_atoms(own: Included) -> InclusionAtoms:
-    """Compress the classes to the nodes of cells, where that makes fewer of them, eq. (B36)."""
+    """Compress the classes to the nodes of cells, where that makes fewer of them, eq. (B43)."""
     drawn = np.flatnonzero(own.pi)
     largest = _range_of_cells(own.decay[drawn])
     # the poles of 1 / f in l are pi away from the real axis

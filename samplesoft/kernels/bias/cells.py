@@ -66,7 +66,7 @@ def evaluate(
     coarse: FloatArray,
     out: FloatArray,
 ) -> tuple[float, float, float]:
-    """Write the flows pi ((1 - pi) kappa A + (pi_ref - pi) B) into `out` (n,), eq. (B36).
+    """Write the flows pi ((1 - pi) kappa A + (pi_ref - pi) B) into `out` (n,), eq. (B43).
 
     `coefficients` (2, cells, degree in l, DEGREE) are those of A and B, `coarse` (2, cells) what
     half the nodes change in them. Returns the sum of the flows, the size of their parts, and by how

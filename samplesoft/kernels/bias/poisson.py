@@ -164,7 +164,7 @@ def atom_integrals(
     pi_ref: float,
     out: FloatArray,
 ) -> None:
-    """Integrate A and B of (B36) over the nodes log u, `x` (K,), at each atom, into `out` (4, A).
+    """Integrate A and B of (B43) over the nodes log u, `x` (K,), at each atom, into `out` (4, A).
 
     The last two rows are the same from every second node. The atoms are sorted by `log_w`; `kappa`
     is (w - W) / (w + W) with W = exp(log_w_ref), and `deviation` w / W - 1, of which only those
