@@ -14,27 +14,31 @@ from samplesoft.bias.node_weights import NodeWeights
 
 def assemble(
     law: DrawLaw, flows: FloatArray, total: float, weights: NodeWeights
-) -> tuple[FloatArray, float]:
-    """Return the bias (n,) and the loss bias, E[L'] - L.
+) -> tuple[FloatArray, float, float]:
+    """Return the bias (n,), the loss bias E[L'] - L, and the size of what that is made of.
 
     `flows` (n,) holds e_j * integral of E (psi_j - psi_R), eq. (B6), and `total` their sum, with
     the ratios of (B12) that of the classes alone.
     """
     scheme = law.scheme
-    loss = float(weights.loss_terms.sum())
+    loss, loss_size = float(weights.loss_terms.sum()), float(weights.loss_sizes.sum())
     if not scheme.label_in_sum:
-        return flows - law.probs * total, loss  # (B9)
-    if scheme.label_is_a_draw:
-        return _base_is_a_draw(law, flows, total), loss + _log_sum_shift(law)
+        return flows - law.probs * total, loss, loss_size  # (B9)
     label_flow = float(weights.label_terms.sum())
     if scheme.corrects_label:
-        return _corrected_base(law, flows, total, label_flow), loss + _log_sum_shift(law)
+        shift, size = _log_sum_shift(law)
+        if scheme.label_is_a_draw:
+            bias = _base_is_a_draw(law, flows, total)
+        else:
+            bias = _corrected_base(law, flows, total, label_flow)
+        return bias, loss + shift, loss_size + size
     bias = _plain_base(law, flows, total, label_flow)
     if scheme.divides_by_kept:
-        loss += _add_none_kept(law, bias)
-    elif not scheme.jackknife:
+        part, size = _add_none_kept(law, bias)
+        return bias, loss + part, loss_size + size
+    if not scheme.jackknife:
         bias[law.label] = max(bias[law.label], 0.0)  # it is, by Jensen's inequality
-    return bias, loss
+    return bias, loss, loss_size
 
 
 def _plain_base(law: DrawLaw, flows: FloatArray, total: float, label_flow: float) -> FloatArray:
@@ -44,14 +48,20 @@ def _plain_base(law: DrawLaw, flows: FloatArray, total: float, label_flow: float
     return bias
 
 
-def _add_none_kept(law: DrawLaw, bias: FloatArray) -> float:
-    """Add to `bias` the outcome that all draws are of the label; return its part of the loss."""
+def _add_none_kept(law: DrawLaw, bias: FloatArray) -> tuple[float, float]:
+    """Add the outcome that all draws are of the label to `bias`; return its loss, and the size."""
     t = law.label
-    none_kept = law.label_draw**law.num_draws  # then p' = 1 on the label, eq. (B10)
+    with np.errstate(divide="ignore"):
+        if law.label_draw > 0.5:  # whose logarithm has lost its digits near 1
+            log_chance = law.num_draws * float(np.log1p(-law.other_draw))
+        else:
+            log_chance = law.num_draws * float(np.log(law.label_draw))
+    none_kept = float(np.exp(log_chance))  # then p' = 1 on the label, eq. (B10)
     at_label = bias[t] + none_kept * law.other_mass
     bias -= none_kept * law.probs
     bias[t] = at_label
-    return float(none_kept * law.log_probs[t])
+    loss = float(none_kept * law.log_probs[t])
+    return loss, abs(loss) * (1.0 - log_chance) if loss else 0.0
 
 
 def _corrected_base(law: DrawLaw, flows: FloatArray, total: float, surplus: float) -> FloatArray:
@@ -69,11 +79,16 @@ def _base_is_a_draw(law: DrawLaw, flows: FloatArray, total: float) -> FloatArray
     return bias
 
 
-def _log_sum_shift(law: DrawLaw) -> float:
-    """Return log E[S] minus the label's corrected logit, plus its logit: 0 for a plain base."""
-    p_label, expected = law.probs[law.label], law.expected_label_draws
-    if law.scheme.draws_label:
-        return float(np.log(p_label + expected))
-    if law.other_mass < 0.5:
-        return float(np.log1p(law.other_mass * (expected - 1.0)))
-    return float(np.log(p_label + law.other_mass * expected))
+def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
+    """Return log E[S] minus the label's corrected logit, plus its logit, and the size of that.
+
+    It is log (1 + d), d being the expected label draws less the mass of the other classes, or that
+    mass times the expected label draws less 1.
+    """
+    p_label, other, expected = law.probs[law.label], law.other_mass, law.expected_label_draws
+    gain, loss = (expected, other) if law.scheme.draws_label else (other * expected, other)
+    if gain - loss > -0.5:
+        shift = float(np.log1p(gain - loss))
+        return shift, float(abs(shift) + (gain + loss) / (1.0 + gain - loss))
+    shift = float(np.log(p_label + gain))
+    return shift, 1.0 + abs(shift)

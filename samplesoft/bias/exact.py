@@ -36,12 +36,15 @@ class ExactBias:
         E[L'] - L, in nats.
     error : float or ndarray, shape (B,)
         Estimated numerical error of `bias` in the L1 norm: quadrature and rounding.
+    loss_error : float or ndarray, shape (B,)
+        Estimated numerical error of `loss_bias`, in nats.
     """
 
     bias: FloatArray
     probs: FloatArray
     loss_bias: Any
     error: Any
+    loss_error: Any
 
     @property
     def expected_probs(self) -> FloatArray:
@@ -126,7 +129,7 @@ def exact_bias(
     Returns
     -------
     ExactBias
-        The bias, the loss bias, and an estimate of their numerical error.
+        The bias, the loss bias, and estimates of their numerical errors.
 
     Raises
     ------
@@ -201,11 +204,13 @@ def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs, sums:
         return with_replacement_bias(*row, *how)
     joined = join(*row, inputs.certain)
     found = with_replacement_bias(joined.logits, joined.label, joined.q, *how)
+    shift = joined.rounding * float(np.abs(found.bias).sum())
     return Row(
         joined.spread(found.bias),
         joined.spread(found.probs),
         found.loss_bias,
-        found.error + joined.rounding * float(np.abs(found.bias).sum()),
+        found.error + shift,
+        found.loss_error + shift,
     )
 
 

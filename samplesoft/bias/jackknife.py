@@ -9,12 +9,13 @@ import numpy as np
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.node_weights import NodeWeights, jensen_excess, log_first_draw
-from samplesoft.bias.quadrature import halving_change
+from samplesoft.bias.node_weights import NodeWeights, exponent_sizes, jensen_excess, log_first_draw
+from samplesoft.bias.quadrature import ROUNDING, estimate_error, halving_change
 from samplesoft.bias.transform import Nodes
 
 # of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
 _STEP_WIDTH = 0.3
+_OF_CUBES = 8.0  # errors of a cube, each of some units
 
 
 def choose_cuts(law: DrawLaw, nodes: Nodes) -> list[float]:
@@ -56,17 +57,29 @@ def make_jackknife_weights(law: DrawLaw, nodes: Nodes, log_cut: float) -> NodeWe
         below = np.stack([*values, *sizes], axis=1)
         # (B17); slope = s + gap, so that the first two orders in v have dropped out
         tilt = nodes.gap / s
-        curve = nodes.balance / slope + (3.0 + tilt) * tilt * (nodes.gap / slope)
-        loss = -np.expm1(-s) * np.exp(nodes.log_transform_least) * curve / slope
+        gap_part = (3.0 + tilt) * tilt * (nodes.gap / slope)
+        curve = nodes.balance / slope + gap_part
+        scale = -np.expm1(-s) * np.exp(nodes.log_transform_least) / slope
+        # the balance is of third order, with parts of both signs: at least variance**1.5 in all
+        cubes = (nodes.skew_size + nodes.variance_size**1.5) / slope
+        loss_size = _OF_CUBES * cubes + np.abs(curve) + np.abs(gap_part)
+        terms = survive * scale * curve
+        by_parts = terms, np.where(terms == 0.0, 0.0, np.abs(survive * scale) * loss_size)
     below[(step < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
     below[:, 0] += plain * (1.0 - step)
     below[:, 3] += (2.0 * m - 1.0 - m * m * np.expm1(log_theta)) * (1.0 - step)
     coefficients = survive[:, None] * below
     label_terms, label_sizes = _bend_label(coefficients, nodes, v_base)
-    plain_loss = (m - 1) * jensen_excess(law, nodes, m - 1, log_theta)
-    plain_loss -= m * jensen_excess(law, nodes, m, log_theta)
-    loss_terms = min(survive * loss, nodes.dx * plain_loss, key=_doubt)
-    return NodeWeights(coefficients, label_terms, label_sizes, loss_terms)
+    loss_terms, loss_sizes = min(by_parts, _plain_loss(law, nodes, log_theta), key=_doubt)
+    return NodeWeights(coefficients, label_terms, label_sizes, loss_terms, loss_sizes)
+
+
+def _plain_loss(law: DrawLaw, nodes: Nodes, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the loss terms (K,) as the plain difference, and the sizes of its parts."""
+    m = law.num_draws
+    less = nodes.dx * (m - 1) * jensen_excess(law, nodes, m - 1, log_theta)
+    now = nodes.dx * m * jensen_excess(law, nodes, m, log_theta)
+    return less - now, exponent_sizes(np.abs(less) + np.abs(now), m * log_theta)
 
 
 def _bend_label(
@@ -84,13 +97,12 @@ def _bend_label(
         return parts[:, :3].sum(axis=1), parts[:, 3:].sum(axis=1)
 
 
-def _doubt(terms: FloatArray) -> float:
-    """Return the error to expect in the sum of `terms`: of the trapezoid rule and of rounding."""
-    if not np.isfinite(terms).all():
+def _doubt(loss: tuple[FloatArray, FloatArray]) -> float:
+    """Return the error to expect in the sum of loss terms, given with their sizes."""
+    terms, sizes = loss
+    if not (np.isfinite(terms).all() and np.isfinite(sizes).all()):
         return np.inf
-    coarse = halving_change(terms)
-    size = float(np.abs(terms).sum())
-    return 1e-15 * size + coarse * min(coarse / max(abs(float(terms.sum())), 1e-300), 1.0)
+    return estimate_error(halving_change(terms), float(sizes.sum()), 0.0, ROUNDING)
 
 
 def _smooth_step(x: FloatArray, cut: float) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -115,7 +115,7 @@ def _row(
     log_base = float(log_probs[label]) - own_count
     ends = -max(float(log_w.max()), log_base, 0.0) - _LEFT, -min(log_base, 0.0) + _RIGHT
     nodes = np.arange(ends[0], ends[1] + _STEP, _STEP)
-    means, log_sum = np.zeros((2, len(logits))), 0.0  # of all nodes, and of every second one
+    means, log_sums = np.zeros((2, len(logits))), np.zeros(2)  # of all nodes, and every second one
     chunk = max(_TERMS // len(logits), 2) // 2 * 2
     for start in range(0, len(nodes), chunk):
         x = nodes[start : start + chunk]
@@ -129,9 +129,12 @@ def _row(
         terms[:, label] = np.exp(log_all + log_base + x)
         means[0] += _STEP * terms.sum(axis=0)
         means[1] += 2.0 * _STEP * terms[::2].sum(axis=0)
-        log_sum += _STEP * float((np.expm1(-_exp(x)) - np.expm1(log_all)).sum())
+        drops = np.expm1(-_exp(x)) - np.expm1(log_all)
+        log_sums += _STEP * drops.sum(), 2.0 * _STEP * drops[::2].sum()
     coarse = float(np.abs(means[0] - means[1]).sum())
-    return Row(means[0] - probs, probs, log_sum + own_count, coarse**1.5 + _ROUNDING)
+    loss = float(log_sums[0]) + own_count
+    loss_error = abs(float(log_sums[0] - log_sums[1])) ** 1.5 + _ROUNDING * (1.0 + abs(own_count))
+    return Row(means[0] - probs, probs, loss, coarse**1.5 + _ROUNDING, loss_error)
 
 
 def _exp(exponents: FloatArray) -> FloatArray:

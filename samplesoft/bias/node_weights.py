@@ -26,6 +26,7 @@ class NodeWeights:
     label_terms: FloatArray
     label_sizes: FloatArray  # (K,) the sizes of what `label_terms` are made of
     loss_terms: FloatArray  # (K,) of E[log S] - log E[S], eq. (B7)
+    loss_sizes: FloatArray  # (K,) of what they are made of, times 1 + the exponents in them
 
 
 def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
@@ -58,7 +59,15 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
         label_terms = terms * (beyond_one * decay_ref - nodes.above)
     else:
         label_terms = terms * nodes.above
-    return NodeWeights(coefficients, label_terms, np.abs(label_terms), -nodes.dx * excess)
+    loss_terms = -nodes.dx * excess
+    loss_sizes = exponent_sizes(np.abs(loss_terms), law.num_draws * log_theta)
+    return NodeWeights(coefficients, label_terms, np.abs(label_terms), loss_terms, loss_sizes)
+
+
+def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
+    """Return `sizes` (K,) of terms times 1 + the exponents in them, whose rounding they take."""
+    with np.errstate(invalid="ignore"):
+        return np.where(sizes > 0.0, sizes * (1.0 + np.abs(exponents)), 0.0)
 
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:

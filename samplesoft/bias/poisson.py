@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from samplesoft._limits import LARGEST_EXPONENT
@@ -9,13 +11,21 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inclusion import (
     Included,
+    InclusionAtoms,
     integrate_flows,
     make_atoms,
     make_included,
     sum_logs,
 )
-from samplesoft.bias.quadrature import estimate_error, halving_change, make_grid, rounding_unit
-from samplesoft.bias.with_replacement import Row
+from samplesoft.bias.node_weights import exponent_sizes
+from samplesoft.bias.quadrature import (
+    STEP,
+    estimate_error,
+    halving_change,
+    make_grid,
+    rounding_unit,
+)
+from samplesoft.bias.with_replacement import ENOUGH, LEAST_STEP, Row, better_of
 
 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
@@ -32,34 +42,63 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     pi[known] = 0.0
     others = float(probs[~known].sum())
     if others == 0.0:
-        return Row(np.zeros_like(probs), probs, 0.0, 0.0)
+        return Row(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     log_base = _log_sum(log_probs[known])
     classes = make_included(logits, probs, log_probs, pi)
     atoms = make_atoms(classes)
 
+    unit = rounding_unit(classes.log_w[pi > 0.0], log_base)
+    loss_unit = max(unit, rounding_unit(log_probs, 0.0))
+    share = np.exp(log_probs[known] - log_base)
+    best: Row | None = None
+    step = STEP
+    while best is None or step > LEAST_STEP:
+        nodes = _make_nodes(classes, atoms, log_base, step)
+        flows, total, size, coarse = integrate_flows(classes, atoms, nodes.x, nodes.weights)
+        base_flow = float(nodes.base_terms.sum())
+        bias = flows - probs * (total + base_flow)  # (B9)
+        # at the base without its own flow cancelling
+        bias[known] = share * base_flow * others - probs[known] * total
+        coarse += halving_change(nodes.base_terms)
+        size += float(np.abs(nodes.base_terms).sum())
+        norm, loss = float(np.abs(bias).sum()), float(nodes.loss_terms.sum())
+        error = estimate_error(coarse, size, norm, unit)
+        loss_size, change = float(nodes.loss_sizes.sum()), halving_change(nodes.loss_terms)
+        loss_error = estimate_error(change, loss_size, abs(loss), loss_unit)
+        found = Row(bias, probs, loss, error, loss_error)
+        best = found if best is None else better_of(best, found)
+        loss_enough = (ENOUGH + 4.0 * loss_unit) * loss_size
+        if error <= (ENOUGH + 4.0 * unit) * norm and loss_error <= loss_enough:
+            break
+        step *= 0.5
+    return best
+
+
+class _Nodes(NamedTuple):
+    """Nodes log u, and what stands there, all (K,)."""
+
+    x: FloatArray
+    weights: FloatArray  # E, and du / u
+    base_terms: FloatArray  # of the base mass, whose psi is 1, times 1 - psi of the reference
+    loss_terms: FloatArray  # of E[log S]
+    loss_sizes: FloatArray
+
+
+def _make_nodes(classes: Included, atoms: InclusionAtoms, log_base: float, step: float) -> _Nodes:
     # largest rate: of a class that is in, or of the limit exp(-u); least: of the base alone
-    x, step = make_grid(max(float(classes.log_w.max()), 0.0), log_base)
+    x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
     products = sum_logs(atoms, x)
     with np.errstate(over="ignore", under="ignore"):
         u_base = np.exp(np.minimum(x + log_base, LARGEST_EXPONENT))
         log_weights = products[:, 0] - u_base
-        weights = step * np.exp(log_weights)
+        weights = dx * np.exp(log_weights)
         u = np.exp(np.minimum(x, LARGEST_EXPONENT))
         small = products[:, 1] < 1.0
         excess = np.exp(-u) * np.expm1(np.where(small, products[:, 1], 0.0))
-        loss = -float(step @ np.where(small, excess, np.exp(log_weights) - np.exp(-u)))
-        base_terms = weights * u_base * _base_contrast(x, classes)  # psi = 1
-
-    flows, total, size, coarse = integrate_flows(classes, atoms, x, weights)
-    base_flow = float(base_terms.sum())
-    bias = flows - probs * (total + base_flow)  # (B9); at the base without its own flow cancelling
-    share = np.exp(log_probs[known] - log_base)
-    bias[known] = share * base_flow * others - probs[known] * total
-    coarse += halving_change(base_terms)
-    size += float(np.abs(base_terms).sum())
-    norm = float(np.abs(bias).sum())
-    unit = rounding_unit(classes.log_w[pi > 0.0], log_base)
-    return Row(bias, probs, loss, estimate_error(coarse, size, norm, unit))
+        loss = -dx * np.where(small, excess, np.exp(log_weights) - np.exp(-u))
+        loss_sizes = exponent_sizes(np.abs(loss), log_weights)
+        base_terms = weights * u_base * _base_contrast(x, classes)
+    return _Nodes(x, weights, base_terms, loss, loss_sizes)
 
 
 def _log_sum(log_masses: FloatArray) -> float:

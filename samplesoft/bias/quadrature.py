@@ -10,7 +10,7 @@ STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding he
 _LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
 _RIGHT = 60.0  # exp(-60) of the least S is left beyond the last node
 _WIDEST = 1e5
-_ROUNDING = 2e-15
+ROUNDING = 2e-15
 
 
 def make_grid(
@@ -41,7 +41,7 @@ def rounding_unit(log_ratios: FloatArray, log_base: float) -> float:
     """Return the relative error of a term: rounding, and that of ratios known by their logs."""
     base = abs(log_base) if np.isfinite(log_base) else 0.0
     largest = max(float(np.abs(log_ratios).max(initial=0.0)), base)
-    return 2.0 * (_ROUNDING + float(np.finfo(np.float64).eps) * largest)
+    return 2.0 * (ROUNDING + float(np.finfo(np.float64).eps) * largest)
 
 
 def estimate_error(

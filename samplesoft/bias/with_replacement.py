@@ -21,17 +21,21 @@ from samplesoft.bias.transform import Nodes, make_nodes
 from samplesoft.kernels.bias import panels
 from samplesoft.schemes import Scheme
 
-_ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
-_LEAST_STEP = 0.02
+ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
+LEAST_STEP = 0.02
 
 
 class Row(NamedTuple):
-    """Bias (n,), softmax (n,), loss bias, and estimated L1 error of the bias of one example."""
+    """Bias (n,), softmax (n,), loss bias, and estimated errors, of one example.
+
+    They are that of the bias in the L1 norm, and that of the loss bias.
+    """
 
     bias: FloatArray
     probs: FloatArray
     loss_bias: float
     error: float
+    loss_error: float
 
 
 class _Flows(NamedTuple):
@@ -51,32 +55,53 @@ def with_replacement_bias(
     if scheme.divides_by_kept and not law.drawn.any():  # the label alone is left: loss 0
         bias = -law.probs
         bias[label] = law.other_mass
-        return Row(bias, law.probs, float(law.log_probs[label]), 0.0)
+        loss = float(law.log_probs[label])
+        return Row(bias, law.probs, loss, 0.0, rounding_unit(law.log_probs, 0.0) * abs(loss))
     if not scheme.draws_label and law.other_mass == 0.0:
-        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0)
+        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
     classes = make_classes(law)
     atoms = make_atoms(law, classes, sums)
     rates = compute_decay_rates(law, classes)
     best: Row | None = None
     unit = rounding_unit(classes.log_r[law.drawn > 0.0], law.log_base)
+    loss_unit = max(unit, rounding_unit(law.log_probs, 0.0))  # it is a mean over the softmax
     step = STEP if not scheme.jackknife else 0.5 * STEP
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
-        while best is None or step > _LEAST_STEP:
+        while best is None or step > LEAST_STEP:
             nodes = make_nodes(classes, atoms, *rates, step, sums)
             for weights in _node_weights(law, nodes):
                 flows = _class_flows(law, classes, atoms, nodes, weights, sums)
                 if scheme.label_is_a_draw:
                     flows = _with_label_drawn(law, classes, nodes, weights, flows, sums)
-                bias, loss_bias = assemble(law, flows.flows, flows.total, weights)
+                bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
                 error = estimate_error(flows.coarse, flows.size, norm, unit, scheme.jackknife)
-                error = np.inf if np.isnan(error) else error
-                if best is None or not error >= best.error:
-                    best = Row(bias, law.probs, loss_bias, error)
-                if error <= (_ENOUGH + 4.0 * unit) * norm:
+                loss_error, is_enough = _estimate_loss_error(weights, size, loss_unit, scheme)
+                errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
+                found = Row(bias, law.probs, loss_bias, *errors)
+                best = found if best is None else better_of(best, found)
+                if error <= (ENOUGH + 4.0 * unit) * norm and is_enough:
                     return best
             step *= 0.5
     return best
+
+
+def better_of(one: Row, other: Row) -> Row:
+    """Return the bias and the loss bias of the smaller errors."""
+    bias = other if other.error < one.error else one
+    loss = other if other.loss_error < one.loss_error else one
+    return bias._replace(loss_bias=loss.loss_bias, loss_error=loss.loss_error)
+
+
+def _estimate_loss_error(
+    weights: NodeWeights, size: float, unit: float, scheme: Scheme
+) -> tuple[float, bool]:
+    """Return an error of the loss bias, and whether a smaller step would not make it smaller."""
+    terms = weights.loss_terms
+    coarse = halving_change(terms)
+    error = estimate_error(coarse, size, abs(float(terms.sum())), unit)
+    # the jackknife's terms are noisy where they cancel, which no step changes
+    return error, scheme.jackknife or error <= ENOUGH * size + 4.0 * unit * size
 
 
 def _node_weights(law: DrawLaw, nodes: Nodes) -> Iterator[NodeWeights]:

@@ -45,7 +45,9 @@ def assert_exact(logits, label, q, m, scheme, rtol=1e-10, dps=30):
         # m log S_m - (m - 1) log S_(m - 1) takes its rounding m times
         relative = max(1e-8, 2e-16 * m) if scheme in naive.JACKKNIFED else 1e-10
         room = relative * (abs(loss_bias) + norm) + mpf("1e-15")
-        assert abs(loss_bias - mpf(float(result.loss_bias))) <= room
+        loss_error = abs(loss_bias - mpf(float(result.loss_bias)))
+        assert loss_error <= room
+        assert loss_error <= 3 * mpf(float(result.loss_error)) + mpf("1e-290")
 
 
 # (logits, label, q): the same under every scheme

@@ -26,6 +26,7 @@ _GONE = 6.7  # above it exp(-y) is 0
 _BLOCK = 512
 _SERIES = 0.5  # up to this y, 1 - exp(-y) is taken from its series
 _CLOSE = 0.1  # and up to this one log f + pi y
+_LIKELY = 40.0  # up to it the same sum of a class with pi above 1/2 is taken around exp(-y)
 
 
 @njit
@@ -44,6 +45,33 @@ def _write_factors(
 
 
 @njit
+def _log_less_linear(z: float) -> float:
+    """Return log(1 + z) - z for z from -1/10 to 1/10, by a series in q = z / (2 + z)."""
+    q = z / (2.0 + z)
+    s = q * q
+    p = 1.0 / 15.0
+    p = p * s + 1.0 / 13.0
+    p = p * s + 1.0 / 11.0
+    p = p * s + 1.0 / 9.0
+    p = p * s + 1.0 / 7.0
+    p = p * s + 1.0 / 5.0
+    p = p * s + 1.0 / 3.0
+    return 2.0 * q * (s * p) - z * q
+
+
+@njit
+def _excess_of_likely(rest: float, y: float) -> float:
+    """Return log f + pi y of a class with pi = 1 - rest near 1.
+
+    f is exp(-y) times 1 + rest (exp(y) - 1), and what it has beyond exp(-y) is small.
+    """
+    if y < _CLOSE:
+        linear = _log_less_linear(rest * math.expm1(y))
+        return linear + rest * (second_order_series(-y) * y * y)
+    return math.log1p(rest * math.expm1(y)) - rest * y
+
+
+@njit
 def _add_logs(
     counts: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
 ) -> tuple[float, float]:
@@ -52,18 +80,12 @@ def _add_logs(
         f[i] = log_from_both(z[i], f[i])
     for i in range(len(counts)):
         t = y[i] if y[i] < _CLOSE else _CLOSE
-        q = z[i] / (2.0 + z[i])
-        s = q * q  # log(1 + z) - z is this series in q; |q| is below 1/20 for y up to 1/10
-        p = 1.0 / 15.0
-        p = p * s + 1.0 / 13.0
-        p = p * s + 1.0 / 11.0
-        p = p * s + 1.0 / 9.0
-        p = p * s + 1.0 / 7.0
-        p = p * s + 1.0 / 5.0
-        p = p * s + 1.0 / 3.0
-        close = (2.0 * q * (s * p) - z[i] * q) + pi[i] * (second_order_series(t) * t * t)
+        close = _log_less_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
         far = f[i] + pi[i] * y[i]
         z[i] = close if y[i] < _CLOSE else far
+    for i in range(len(counts)):
+        if pi[i] > 0.5 and y[i] < _LIKELY:
+            z[i] = _excess_of_likely(1.0 - pi[i], y[i])
     total = excess = 0.0
     for i in range(len(counts)):
         total += counts[i] * f[i]

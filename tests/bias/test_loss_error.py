@@ -1,0 +1,84 @@
+"""The loss bias and its error estimate against all outcomes, and where digits were lost before."""
+
+from __future__ import annotations
+
+import naive
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+from samplesoft import exact_bias
+from samplesoft.schemes import exact_schemes
+
+
+def true_loss_bias(logits, label, q, m, scheme):
+    """The mean over all outcomes, with digits for any logits that follow."""
+    with mp.workdps(400):
+        _, loss, _ = naive.enumerate_scheme(logits, label, q, m, scheme, dps=400)
+        return loss + mp.log(naive.softmax(logits)[label])
+
+
+def problems(seed, number):
+    """Logits, label, q and m of small problems: mild and wild, far from the softmax and near."""
+    rng = np.random.default_rng(seed)
+    for i in range(number):
+        n, spread = int(rng.integers(3, 5)), rng.choice([0.3, 2.0, 20.0, 300.0])
+        logits = rng.normal(size=n) * spread
+        near = np.exp(logits - logits.max()) * np.exp(1e-6 * rng.normal(size=n)) + 1e-250
+        q = (rng.dirichlet(np.ones(n)), 10.0 ** rng.uniform(-30.0, 0.0, n), near)[i % 3]
+        yield logits, int(rng.integers(n)), q / q.sum(), int(rng.integers(2, 4))
+
+
+@pytest.mark.parametrize("scheme", exact_schemes())
+@pytest.mark.filterwarnings("ignore:the bias of scheme")  # of the bias, not the loss
+def test_the_estimate_bounds_the_error_and_is_small(scheme):
+    for logits, label, q, m in problems(7, 12):
+        result = exact_bias(logits, label, q, m, scheme=scheme)
+        want = true_loss_bias(logits, label, q, m, scheme)
+        error = abs(mpf(float(result.loss_bias)) - want)
+        assert error <= mpf(float(result.loss_error)) + mpf("1e-300")
+        if scheme not in naive.JACKKNIFED:
+            assert error <= 1e-10 * abs(want) + mpf("1e-300")
+
+
+def test_an_estimate_that_is_off_is_seen():
+    logits, label, q, m = next(problems(7, 1))
+    result = exact_bias(logits, label, q, m, scheme="masked")
+    other = exact_bias(logits, label, q, m, scheme="negatives")
+    assert abs(result.loss_bias - other.loss_bias) > 1e6 * (result.loss_error + other.loss_error)
+
+
+@pytest.mark.parametrize("rest", [1e-3, 1e-9, 1e-15])
+def test_classes_close_to_certain_keep_the_digits_of_the_loss(rest):
+    logits, pi = [0.3, -1.0, 2.0, 0.7], [0.5, 1.0 - rest, 1.0 - 3.0 * rest, 1.0 - rest]
+    result = exact_bias(logits, 0, pi, 1, scheme="poisson")
+    want = true_loss_bias(logits, 0, pi, 1, "poisson")
+    assert abs(mpf(result.loss_bias) / want - 1) < 1e-12
+
+
+def test_a_label_that_leads_keeps_the_digits_of_the_loss():
+    logits, q = [40.0, 0.0, 1.0], [0.9 - 1e-12, 0.1, 1e-12]
+    for scheme in ("candidate", "candidate_masked"):
+        result = exact_bias(logits, 0, q, 3, scheme=scheme)
+        want = true_loss_bias(logits, 0, q, 3, scheme)
+        assert abs(mpf(result.loss_bias) / want - 1) < 1e-12
+
+
+def test_draws_that_are_nearly_all_of_the_label():
+    """One negative: then the loss is known by the chance that no draw is kept."""
+    m, rare = 10**9, 1e-9
+    result = exact_bias([0.0, 1.0], 0, [1.0 - rare, rare], m, scheme="reject")
+    with mp.workdps(40):
+        q = [mpf(1.0 - rare), mpf(rare)]
+        none = (q[0] / (q[0] + q[1])) ** m
+        label = 1 / (1 + mp.e)
+        assert abs(mpf(result.bias[0]) / (none * (1 - label)) - 1) < 1e-14
+        assert abs(mpf(result.loss_bias) / (none * mp.log(label)) - 1) < 1e-14
+
+
+def test_a_batch_and_certain_classes_have_it_too():
+    logits = np.random.default_rng(0).normal(size=(3, 6))
+    q = np.full(6, 1 / 6)
+    result = exact_bias(logits, [0, 1, 2], q, 4, certain=[0, 5])
+    assert result.loss_error.shape == (3,)
+    assert (result.loss_error < 1e-12 * np.abs(result.loss_bias)).all()
