@@ -140,8 +140,8 @@ def node_sums(
 ) -> None:
     """Write what `laplace.node_sums` does, for `atoms` (8, A) sorted by r."""
     log_d, kappa, log_sum, zeta, log_sum_mean = atoms[1], atoms[2], atoms[4], atoms[5], atoms[7]
-    by_ref = np.where(kappa == 0.0, 0.0, weights[1] / kappa)
-    by_mean = np.where(zeta == 0.0, 0.0, weights[2] / (zeta * zeta))
+    by_ref = weights[1] / np.where(kappa == 0.0, np.inf, kappa)
+    by_mean = weights[2] / np.where(zeta == 0.0, np.inf, zeta * zeta)
     early, early_by_ref, early_by_mean = _before(weights[0]), _before(by_ref), _before(by_mean)
     first = _below(weights[0], log_d)
     square, cube = _below(weights[0], 2.0 * log_d), _below(weights[0], 3.0 * log_d)
