@@ -8,14 +8,13 @@ import numpy as np
 
 from samplesoft._jit import chunks, num_threads, thread_each, thread_map
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.sums import CLASS_CHUNK
+from samplesoft.bias.sums import CLASS_CHUNK, moment_chunks
 from samplesoft.kernels.bias import cells, panels, ratios
 from samplesoft.kernels.bias import poisson as kernels
 from samplesoft.kernels.bias.cells import CellClasses
 
 _LEAST_NODES = 32
 _ATOM_CHUNK = 2048
-_MOMENT_CHUNK = 2048  # equal terms, added one after another, err in one direction
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
 _LONE = 256  # one class in so many may be by itself to let the others have a smaller range
 _PRECISION = 1e-16
@@ -127,8 +126,8 @@ def _nodes(
         return moments
 
     moments = np.zeros(shape)
-    some_classes = chunks(len(classes.pi) if len(places) else 0, max(_MOMENT_CHUNK, moments.size))
-    for some in thread_map(work, some_classes):
+    num_classes = len(classes.pi) if len(places) else 0
+    for some in thread_map(work, moment_chunks(num_classes, moments.size)):
         moments += some
     # the transpose of interpolation in either direction
     weights = panels.to_coefficients(degree) @ moments @ panels.to_coefficients().T

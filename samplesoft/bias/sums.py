@@ -11,7 +11,16 @@ from samplesoft.kernels.bias.panels import PanelClasses
 
 _ATOM_CHUNK = 1024
 _LEAST_NODES = 32
+_MOMENT_CHUNK = 2048
 CLASS_CHUNK = 1 << 16
+
+
+def moment_chunks(num_classes: int, size: int) -> list[slice]:
+    """Split classes into parts for moments of a `size`, no longer than it costs to add these up.
+
+    Equal terms that are added one after another err in one direction, the further the more.
+    """
+    return chunks(num_classes, max(_MOMENT_CHUNK, size))
 
 
 class HostSums:
@@ -28,7 +37,7 @@ class HostSums:
             return moments
 
         total = np.zeros(shape)
-        for moments in thread_map(work, chunks(len(classes.log_r), CLASS_CHUNK)):
+        for moments in thread_map(work, moment_chunks(len(classes.log_r), total.size)):
             total += moments
         return total
 

@@ -12,7 +12,7 @@ from mpmath import mp, mpf
 
 from samplesoft import exact_bias, monte_carlo_bias
 from samplesoft.bias import inclusion
-from samplesoft.kernels.bias import panels
+from samplesoft.kernels.bias import laplace, laplace_host, panels
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 
@@ -142,6 +142,34 @@ def test_equal_classes_do_not_add_up_their_rounding():
     result = exact_bias(np.zeros(n), 7, pi, 1, scheme="poisson")
     want = plain_bias(np.zeros(n), 7, pi, 1, "poisson", np.longdouble, 0.2)
     assert abs(result.bias[7] / want[7] - 1.0) < 3e-13
+
+
+def test_equal_ratios_do_not_add_up_their_rounding():
+    half = 30_000
+    logits = np.concatenate([[0.0], np.full(half, 0.3), np.full(half, -0.7)])
+    q = np.full(len(logits), 1.0 / len(logits))
+    result = exact_bias(logits, 0, q, 100)
+    few = np.array([0.0, 0.3 + np.log(half), np.log(half) - 0.7])
+    want = exact_bias(few, 0, np.array([1.0, half, half]) / len(logits), 100)  # no panels there
+    assert abs(result.bias[0] / want.bias[0] - 1.0) < 3e-13
+
+
+# --- the sums of the processor beside the plain loops of the device ---------------------------
+
+
+@pytest.mark.parametrize("scheme", ["negatives", "candidate", "reject", "jackknife"])
+@pytest.mark.parametrize("n", [30, 1500])
+def test_far_atoms_left_out_change_nothing(monkeypatch, scheme, n):
+    rng = np.random.default_rng(n)
+    logits = rng.uniform(-700.0, 700.0, n) if n < 100 else rng.uniform(-60.0, 60.0, n)
+    q = 10.0 ** rng.uniform(-300.0 if n < 100 else -25.0, 0.0, n)
+    q /= q.sum()
+    got = exact_bias(logits, 3, q, 100, scheme=scheme)
+    monkeypatch.setattr(laplace_host, "node_sums", laplace.node_sums)
+    monkeypatch.setattr(laplace_host, "atom_integrals", laplace.atom_integrals)
+    want = exact_bias(logits, 3, q, 100, scheme=scheme)
+    assert relative_error(got.bias, want.bias) < 1e-12
+    assert got.loss_bias == pytest.approx(want.loss_bias, rel=1e-11)
 
 
 # --- a class split into equal copies ----------------------------------------------------------
