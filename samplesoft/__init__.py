@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
     from samplesoft.bias.num_sampled import NumSampled as NumSampled
     from samplesoft.bias.num_sampled import num_sampled_for as num_sampled_for
+    from samplesoft.bias.self_normalized import SelfNormalizedTerms as SelfNormalizedTerms
+    from samplesoft.bias.self_normalized import self_normalized_terms as self_normalized_terms
     from samplesoft.bias.theorem1 import Theorem1Bounds as Theorem1Bounds
     from samplesoft.bias.theorem1 import theorem1_bounds as theorem1_bounds
     from samplesoft.bias.theorem2 import Theorem2Ratio as Theorem2Ratio
@@ -75,6 +77,7 @@ _NAMES = {  # by the module that defines them
     "bias.moments": ("GradientMoments", "exact_gradient_moments"),
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
     "bias.num_sampled": ("NumSampled", "num_sampled_for"),
+    "bias.self_normalized": ("SelfNormalizedTerms", "self_normalized_terms"),
     "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),
     "bias.theorem2": ("Theorem2Ratio", "theorem2_ratio"),
     "checking.check": ("check_loss",),

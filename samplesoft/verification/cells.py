@@ -10,6 +10,7 @@ import numpy as np
 from samplesoft._random import mix64
 from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias, exact_bias
+from samplesoft.bias.self_normalized import SelfNormalizedTerms, self_normalized_terms
 from samplesoft.verification.agreement import Comparison, Scores, compare, merge
 from samplesoft.verification.blocks import (
     Coordinates,
@@ -25,11 +26,13 @@ from samplesoft.verification.problem import Problem
 class Cell:
     """One sampler at one m: of each example the bounds, the coordinates, and Monte Carlo.
 
-    `blocks` has the keys ``logits`` and ``h``; `theory` is None for schemes without bounds.
+    `blocks` has the keys ``logits`` and ``h``; `theory` is None for schemes without bounds, and
+    `classical` for those whose sum is not ``e_t`` plus a mean.
     """
 
     exact: ExactBias
     theory: list[Theory] | None
+    classical: SelfNormalizedTerms | None
     blocks: dict[str, list[Coordinates]]
     comparisons: list[Comparison]
 
@@ -49,6 +52,9 @@ def compute_cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: A
     theory: list[Theory] | None = None
     if scheme.has_bounds:
         theory = compute_theory(problem.logits, problem.labels, q, m)
+    classical: SelfNormalizedTerms | None = None
+    if scheme.adds_mean and not scheme.jackknife:
+        classical = self_normalized_terms(problem.logits, problem.labels, q, m, scheme=scheme)
     jacobian = problem.jacobian if "h" in problem.wrt else None
     blocks = {"logits": _block(exact.bias, exact, theory, m, 1.0)}
     if jacobian is not None:
@@ -73,7 +79,7 @@ def compute_cell(problem: Problem, q: FloatArray, m: int, key: np.uint64, bar: A
             )
         )
         bar.update()
-    return Cell(exact, theory, blocks, comparisons)
+    return Cell(exact, theory, classical, blocks, comparisons)
 
 
 def _block(

@@ -51,6 +51,11 @@ class VerificationRow:
         Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
     finite_min_max, finite_max_max : float or None
         Bounds on `max_bias` that follow from the finite-m bounds.
+    leading_ratio, agapiou_ratio : float or None
+        L1 norm of the leading term of the bias, and the bound ``12 rho / m`` on that of the bias,
+        of `self_normalized_terms`, divided by the L1 norm of the bias; for ``logits`` only.
+    effective_sample_size : float or None
+        Its m / rho with ``rho = 1 + Var[r] / Z^2``, in draws; for ``logits`` only.
     loss_bias : float
         Exact E[L'] - L in nats, averaged over the examples.
     loss_z : float or None
@@ -83,6 +88,9 @@ class VerificationRow:
     finite_tightness: float | None
     finite_min_max: float | None
     finite_max_max: float | None
+    leading_ratio: float | None
+    agapiou_ratio: float | None
+    effective_sample_size: float | None
     loss_bias: float
     loss_z: float | None
     squared_bias: float | None = None

@@ -68,6 +68,7 @@ def make_row(
         finite_tightness=width / l1 if width is not None and l1 and resolved else None,
         finite_min_max=_mean(examples, "finite_min_max"),
         finite_max_max=_mean(examples, "finite_max_max"),
+        **_classical(wrt, cell, l1 if resolved else None),
         loss_bias=float(np.mean(cell.exact.loss_bias)),
         loss_z=loss.max_abs_z if loss.z.size else None,
         **moments,
@@ -79,6 +80,18 @@ def _draws_per_moment(m: int, cell: Cell) -> float | None:
     if not moments or not 0.0 < min(moments) <= max(moments) < np.inf:
         return None
     return float(np.mean([m / moment for moment in moments]))
+
+
+def _classical(wrt: str, cell: Cell, l1: float | None) -> dict[str, float | None]:
+    """Return the terms of self-normalised importance sampling, the norms divided by `l1`."""
+    names = ("leading_ratio", "agapiou_ratio", "effective_sample_size")
+    terms = cell.classical
+    if wrt != "logits" or terms is None:
+        return dict.fromkeys(names)
+    norms = np.abs(terms.leading_bias).sum(axis=-1), terms.agapiou_bound
+    ratios = [float(np.mean(norm)) / l1 if l1 else np.inf for norm in norms]
+    values = (*ratios, float(np.mean(terms.effective_sample_size)))
+    return {k: x if np.isfinite(x) else None for k, x in zip(names, values, strict=True)}
 
 
 def _summaries(problem: Problem, m: int, wrt: str, cell: Cell) -> list[BlockSummary]:

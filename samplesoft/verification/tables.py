@@ -121,6 +121,12 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
             ("width/L1", lambda row: _show(row.finite_tightness, ".2f")),
         ]
     if wrt == "logits":
+        if _has_classical(report):
+            columns += [
+                ("leading/L1", lambda row: _show(row.leading_ratio, ".3g")),
+                ("Agapiou/L1", lambda row: _show(row.agapiou_ratio, ".3g")),
+                ("ESS", lambda row: _show(row.effective_sample_size, ".3g")),
+            ]
         columns.append(("loss bias", lambda row: _show(row.loss_bias, ".2e")))
         columns.append(("loss z", lambda row: _show(row.loss_z, ".2f")))
     if wrt == "h" and report.has_bounds:
@@ -158,6 +164,12 @@ def legend(report: VerificationReport) -> list[str]:
         lines.append(
             "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates."
         )
+    if _has_classical(report):
+        lines.append(
+            "Of self-normalised importance sampling, leading/L1: L1 norm of the bias's term of "
+            "order 1/m, Agapiou/L1: the bound 12 (1 + Var[r]/Z^2)/m, over the L1 bias; "
+            "ESS: effective sample size m/(1 + Var[r]/Z^2)."
+        )
     if "logits" in sizes:
         lines.append("loss bias: E[L'] - L in nats.")
     lines.append(
@@ -165,6 +177,10 @@ def legend(report: VerificationReport) -> list[str]:
         f"{report.alpha:g} of one false alarm in all."
     )
     return lines
+
+
+def _has_classical(report: VerificationReport) -> bool:
+    return any(row.effective_sample_size is not None for row in report.rows)
 
 
 def _show(value: float | None, form: str) -> str:

@@ -224,12 +224,33 @@ def test_moments_and_norms(problem, report):
     assert row.draws_per_moment == pytest.approx((30 / rho).mean())
 
 
+@pytest.mark.parametrize("scheme", ["negatives", "masked", "reject"])
+def test_terms_of_self_normalised_importance_sampling(problem, scheme):
+    q = problem["proposals"]["unigram"]
+    few = problem | {"proposals": {"unigram": q}, "num_sampled": 30, "num_trials": 100}
+    logits, h, _ = (report := verify(**few, scheme=scheme)).rows
+    assert h.leading_ratio is h.agapiou_ratio is h.effective_sample_size is None
+    assert ("leading/L1" in report.to_markdown()) == (scheme != "reject")
+    if scheme == "reject":
+        assert logits.leading_ratio is logits.agapiou_ratio is logits.effective_sample_size is None
+        return
+    args = (problem["logits"], problem["labels"], q, 30)
+    terms = samplesoft.self_normalized_terms(*args, scheme=scheme)
+    norm = np.abs(samplesoft.exact_bias(*args, scheme=scheme).bias).sum(axis=1).mean()
+    leading = np.abs(terms.leading_bias).sum(axis=1).mean()
+    assert logits.leading_ratio == pytest.approx(leading / norm)
+    assert logits.agapiou_ratio == pytest.approx(terms.agapiou_bound.mean() / norm)
+    assert logits.effective_sample_size == pytest.approx(terms.effective_sample_size.mean())
+
+
 def test_softmax_has_no_bias(report):
     rows = [row for row in report.rows if row.sampler == "softmax"]
     assert len(rows) >= 3
     for row in rows:
         assert row.l1_bias < 1e-12
         assert row.finite_tightness is None
+        assert row.leading_ratio is None
+        assert row.agapiou_ratio is None
         assert row.outside_printed == 0
 
 
