@@ -69,6 +69,23 @@ def test_bounds_hold_by_enumeration(make, scheme):
     assert above_half > 0  # a bound of half the size would have failed
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bounds_hold_for_many_classes_and_draws(scheme):
+    rng = np.random.default_rng(4)
+    close = 0
+    for _ in range(250):
+        n, m = int(2 + 10 ** rng.uniform(0.0, 2.3)), int(10 ** rng.uniform(0.0, 6.0))
+        logits = rng.standard_t(2.0, n).clip(-300.0, 300.0) * rng.choice([0.3, 1.0, 3.0])
+        q = 10.0 ** (-rng.choice([0.5, 3.0, 10.0, 100.0]) * rng.random(n))
+        label = int(logits.argmax() if rng.random() < 0.3 else rng.integers(n))
+        exact = exact_bias(logits, label, q / q.sum(), m, scheme=scheme)
+        terms = self_normalized_terms(logits, label, q / q.sum(), m, scheme=scheme)
+        norm = np.abs(exact.bias).sum() * (1.0 - 1e-10) - exact.error
+        assert norm <= terms.cauchy_schwarz_bound <= terms.agapiou_bound
+        close += norm > 0.5 * terms.cauchy_schwarz_bound
+    assert close > 25
+
+
 def test_no_constant_below_two_will_do():
     """A class with e near 0 and e * r large comes to 2 (1 - e) rho / m."""
     e, q, m = 1e-3, 1e-9, 10**9
