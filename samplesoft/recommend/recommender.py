@@ -124,10 +124,10 @@ class SampledSoftmaxRecommender(Factors):
     draws 1.1 does there what 1.2 does.
 
     **Others.** Of a few thousand items a ridge regression on items, EASE, is trained in a second
-    and about as good: 0.357 / 0.415 of those words, split in another way, where 40 rounds of 1,000
-    draws of weight 1.2 had 0.345 / 0.402, and of weight 1 0.361 / 0.420. Random walks of three
-    steps, RP3beta, which are not trained at all, come near on the test data of Gowalla:
-    0.186 / 0.155, those rounds of weight 1.2 0.190 / 0.156. See ``figures/recommenders.py``.
+    and about as good: 0.357 / 0.415 of those words, split in another way, where the defaults have
+    0.359 / 0.415. Random walks of three steps, RP3beta, which are not trained at all, come near on
+    the test data of Gowalla: 0.186 / 0.155, the defaults 0.192 / 0.159.
+    See ``figures/recommenders.py``.
 
     References
     ----------
