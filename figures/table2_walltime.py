@@ -41,7 +41,7 @@ from samplesoft.samplers import QuadraticSampler, RFSoftmaxSampler, Sampler, Sof
 
 BATCH, NUM_SAMPLED, DIM, TAU, NU = 10, 10, 64, 11.1, 4.0
 NUM_BATCHES = 32
-LONG_ENOUGH = 0.2  # seconds of calls, so that parts of a large tree come in from memory
+LONG_ENOUGH = 0.07  # seconds for each call that counts, so that parts of a large tree come in
 ROUNDS = 3  # in which the methods take turns, so that all meet the same noise
 FREQUENCIES = (50, 200, 500, 1000)
 PAPER = {  # milliseconds, from the paper's Table 2
@@ -184,15 +184,15 @@ def medians(work: list[Callable[[int], Any]], repeats: int) -> list[float]:
     calls = itertools.count()
     for _ in range(ROUNDS):
         for function, seconds in zip(work, times, strict=True):
-            called(function, calls, 2)
+            called(function, calls, 1)
             seconds += called(function, calls, -(-repeats // ROUNDS))
     return [float(np.median(t)) for t in times]
 
 
 def called(function: Callable[[int], Any], calls: Iterator[int], least: int) -> list[float]:
-    """Return the seconds of calls: at least so many, and for at least `LONG_ENOUGH` in all."""
+    """Return the seconds of calls: at least so many, and as long as `LONG_ENOUGH` for each."""
     seconds: list[float] = []
-    while len(seconds) < least or sum(seconds) < LONG_ENOUGH:
+    while len(seconds) < least or sum(seconds) < least * LONG_ENOUGH:
         k = next(calls)
         start = perf_counter()
         function(k)
