@@ -7,9 +7,9 @@ linear embedding under a softmax layer, vectors of norm 1, Adagrad, m = 100 draw
 the same number of steps for all methods; evaluation always ranks all classes. The paper's methods
 are EXP, UNIFORM, QUADRATIC (here without the absolute softmax), RFF and FULL; ours are CLUSTERS,
 also with 200 draws, RFF with buckets in which the exact softmax draws, and its jackknife. Beside
-them stand scikit-learn's logistic regressions where it is installed, and what has been reported of
-fastText on two cores: its current release does not train reliably, for weights may begin as what
-memory held. Embedding size, tau, dropout and the number of epochs were chosen for FULL on a part
+them stand scikit-learn's logistic regressions where it is installed (``linear_models.py`` and
+``recommenders.py`` have more peers), and what has been reported of fastText on two cores: its
+current release does not train reliably, for weights may begin as what memory held. Embedding size, tau, dropout and the number of epochs were chosen for FULL on a part
 of the training data; no method has been tuned by itself. On Gowalla samplers are told of new class
 vectors every 10 steps. The files are those of the extreme classification repository and of the
 LightGCN repository::
@@ -232,7 +232,7 @@ def draw(rows: list[Row]) -> Figure:
         axes.set_xlim(left=0.0)
         axes.set_ylabel(what.replace("_at_", " at ") + " on the test data")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="lower right" if data == "Bibtex" else "center right")
     return figure
 
 
