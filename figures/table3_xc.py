@@ -9,10 +9,10 @@ are EXP, UNIFORM, QUADRATIC (here without the absolute softmax), RFF and FULL; o
 also with 200 draws, RFF with buckets in which the exact softmax draws, and its jackknife. Beside
 them stand scikit-learn's logistic regressions where it is installed (``linear_models.py`` and
 ``recommenders.py`` have more peers), and what has been reported of fastText on two cores: its
-current release does not train reliably, for weights may begin as what memory held. Embedding size, tau, dropout and the number of epochs were chosen for FULL on a part
-of the training data; no method has been tuned by itself. On Gowalla samplers are told of new class
-vectors every 10 steps. The files are those of the extreme classification repository and of the
-LightGCN repository::
+current release does not train reliably, for weights may begin as what memory held. Embedding size,
+tau, dropout and the number of epochs were chosen for FULL on a part of the training data; no method
+has been tuned by itself. On Gowalla samplers are told of new class vectors every 10 steps. The
+files are those of the extreme classification repository and of the LightGCN repository::
 
     python figures/table3_xc.py --bibtex bibtex --gowalla gowalla --runs runs
 
