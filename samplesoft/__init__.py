@@ -40,8 +40,12 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.self_normalized import self_normalized_terms as self_normalized_terms
     from samplesoft.bias.theorem1 import Theorem1Bounds as Theorem1Bounds
     from samplesoft.bias.theorem1 import theorem1_bounds as theorem1_bounds
+    from samplesoft.bias.theorem1_corrected import Theorem1Corrected as Theorem1Corrected
+    from samplesoft.bias.theorem1_corrected import theorem1_corrected as theorem1_corrected
     from samplesoft.bias.theorem2 import Theorem2Ratio as Theorem2Ratio
     from samplesoft.bias.theorem2 import theorem2_ratio as theorem2_ratio
+    from samplesoft.bias.theorem2_corrected import Theorem2Corrected as Theorem2Corrected
+    from samplesoft.bias.theorem2_corrected import theorem2_corrected as theorem2_corrected
     from samplesoft.checking.check import check_loss as check_loss
     from samplesoft.checking.report import LossReport as LossReport
     from samplesoft.samplers.tree.kernel_tree import KernelTree as KernelTree
@@ -79,7 +83,9 @@ _NAMES = {  # by the module that defines them
     "bias.num_sampled": ("NumSampled", "num_sampled_for"),
     "bias.self_normalized": ("SelfNormalizedTerms", "self_normalized_terms"),
     "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),
+    "bias.theorem1_corrected": ("Theorem1Corrected", "theorem1_corrected"),
     "bias.theorem2": ("Theorem2Ratio", "theorem2_ratio"),
+    "bias.theorem2_corrected": ("Theorem2Corrected", "theorem2_corrected"),
     "checking.check": ("check_loss",),
     "checking.report": ("LossReport",),
     "samplers.tree.kernel_tree": ("KernelTree",),

@@ -245,6 +245,8 @@ def test_a_bound_for_a_jacobian_near_the_largest_number_holds(batch):
     assert np.isfinite(lower).all() and (lower <= exact).all() and (exact <= upper).all()
     printed = samplesoft.theorem1_bounds(logits, labels, q, 1, jacobian)
     assert not np.isnan([printed.lower, printed.upper, printed.g]).any()
+    true = samplesoft.theorem1_corrected(logits, labels, q, 1, jacobian)
+    assert (true.lower <= exact).all() and (exact <= true.upper).all()
 
 
 def test_the_error_of_a_loss_of_huge_logits_is_a_number():

@@ -200,18 +200,28 @@ def theorem1_bounds(
     m = as_count("num_sampled", num_sampled)
     terms = theorem1_terms(logits, labels, q, h=h)
     jac = check_jacobian(jacobian, terms.negative_probs.shape)
-    largest = np.max(np.abs(jac), axis=(-2, -1))
-    if grad_bound is None:
-        bound: Scalar = np.broadcast_to(largest, np.shape(terms.ub1)).copy()[()]
-    else:
-        bound = as_positive("grad_bound", grad_bound)
-        if bound < largest.max():
-            raise ValueError(
-                f"`grad_bound` must be at least the largest |jacobian| entry {largest.max():.6g}, "
-                f"got {bound:.6g}; leave it out to use that entry."
-            )
+    bound = check_grad_bound(grad_bound, jac, np.shape(terms.ub1))
     small, excess = with_room(jac)
     g = times_power(contract(terms.negative_probs, small), excess)
     lower, upper = terms.bounds(g, bound, m)
     sign = np.all(g >= 0.0, axis=-1)
     return Theorem1Bounds(lower, upper, g, bound, bool(sign) if sign.ndim == 0 else sign, terms)
+
+
+def check_grad_bound(
+    grad_bound: float | None, jacobian: FloatArray, shape: tuple[int, ...]
+) -> Scalar:
+    """Return M as a float, or (B,): by default the largest entry of each example's `jacobian`.
+
+    ValueError if `grad_bound` is not positive, or smaller than an entry.
+    """
+    largest = np.max(np.abs(jacobian), axis=(-2, -1))
+    if grad_bound is None:
+        return np.broadcast_to(largest, shape).copy()[()]
+    bound = as_positive("grad_bound", grad_bound)
+    if bound < largest.max():
+        raise ValueError(
+            f"`grad_bound` must be at least the largest |jacobian| entry {largest.max():.6g}, "
+            f"got {bound:.6g}; leave it out to use that entry."
+        )
+    return bound

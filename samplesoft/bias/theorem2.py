@@ -98,9 +98,7 @@ def theorem2_ratio(
     >>> print(f"{result.normalizer:.3f} {result.printed_gamma:.3f} {result.corrected_gamma:.3f}")
     0.073 0.463 0.000
     """
-    cosines = as_real_array("cosine", cosine, (1,))
-    n = cosines.size
-    t = as_labels("labels", labels, n, ()).item()
+    cosines, classes = check_cosine(cosine, labels)
     features = as_real_array("estimates", estimates, (1,))
     tau, nu = as_positive("tau", tau), as_positive("nu", nu)
     if features.shape != cosines.shape:
@@ -108,15 +106,6 @@ def theorem2_ratio(
             f"`estimates` of shape {features.shape} does not match `cosine` of shape "
             f"{cosines.shape}; give one value for each class in both."
         )
-    if n == 1:
-        raise ValueError("`cosine` must cover at least 2 classes, got 1: there is no negative.")
-    largest = float(np.abs(cosines).max())
-    if largest > 1.0 + COSINE_TOLERANCE:
-        raise ValueError(
-            f"`cosine` must lie in [-1, 1], got a size of {largest:.6g}; "
-            "divide h and the class vectors by their norms."
-        )
-    classes = np.delete(np.arange(n, dtype=np.int64), t)
     cosines, features = cosines[classes], features[classes]
     features = features / max(float(np.abs(features).max()), np.finfo(np.float64).tiny)
     constant = float(features.sum())
@@ -147,3 +136,22 @@ def _smallest_gamma(log_x: FloatArray) -> float:
     """Return the least gamma >= 0 with ``1 - 2 gamma <= x <= 1 + 4 gamma`` for all x."""
     excess = np.expm1(log_x)
     return float(max(-excess.min() / 2.0, excess.max() / 4.0, 0.0))
+
+
+def check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]:
+    """Return the cosines (n,) of one example, and which classes are negatives, (n - 1,).
+
+    TypeError or ValueError if an argument is malformed, a cosine exceeds 1, or n is 1.
+    """
+    cosines = as_real_array("cosine", cosine, (1,))
+    n = cosines.size
+    t = as_labels("labels", labels, n, ()).item()
+    if n == 1:
+        raise ValueError("`cosine` must cover at least 2 classes, got 1: there is no negative.")
+    largest = float(np.abs(cosines).max())
+    if largest > 1.0 + COSINE_TOLERANCE:
+        raise ValueError(
+            f"`cosine` must lie in [-1, 1], got a size of {largest:.6g}; "
+            "divide h and the class vectors by their norms."
+        )
+    return cosines, np.delete(np.arange(n, dtype=np.int64), t)

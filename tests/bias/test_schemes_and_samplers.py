@@ -51,6 +51,9 @@ FUNCTIONS = {
     "theorem1_bounds": lambda q, h: (
         samplesoft.theorem1_bounds(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
     ),
+    "theorem1_corrected": lambda q, h: (
+        samplesoft.theorem1_corrected(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
+    ),
 }
 
 

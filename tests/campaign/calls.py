@@ -47,7 +47,9 @@ MAY_BE_INFINITE += (
     "gradient_bias",
     "gradient",
     "theorem1_bounds",
+    "theorem1_corrected",
     "theorem2_ratio",
+    "theorem2_corrected",
     "monte_carlo_bias",
 )
 TAKES_ANYTHING = ("to_host",)

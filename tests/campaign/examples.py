@@ -113,6 +113,16 @@ MADE: dict[str, Call] = {
         samplesoft.monte_carlo_bias, **_bias, num_trials=20, scheme="masked", rng=0
     ),
     "theorem1_bounds": _call(samplesoft.theorem1_bounds, **_bias, jacobian=W, grad_bound=2.0),
+    "theorem1_corrected": _call(samplesoft.theorem1_corrected, **_bias, jacobian=W, grad_bound=2.0),
+    "theorem2_corrected": _call(
+        samplesoft.theorem2_corrected,
+        cosine=(H @ W.T)[0],
+        labels=1,
+        tau=2.0,
+        nu=1.0,
+        num_features=500,
+        gamma=0.2,
+    ),
     "theorem2_ratio": _call(
         samplesoft.theorem2_ratio, cosine=(H @ W.T)[0], labels=1, estimates=Q, tau=2.0, nu=1.0
     ),
