@@ -12,6 +12,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.asymptotic import asymptotic_bias
 from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.theorem1 import Theorem1Terms, theorem1_terms
+from samplesoft.bias.theorem1_corrected import CorrectedTerms, corrected_terms
 
 WRT = ("logits", "h", "class_embeddings")
 # A coordinate counts as outside a printed bound if it is so by more than these fractions of the
@@ -24,6 +25,7 @@ class Theory:
     """Bounds and limit of the bias of one example in P parameters, for scheme ``negatives``."""
 
     terms: Theorem1Terms
+    corrected: CorrectedTerms
     g: FloatArray  # (P,): sum_j p_j d o_j over the negatives
     limit: FloatArray  # of m times the bias
     lower: FloatArray  # bounds on the bias that hold for every m
@@ -32,13 +34,15 @@ class Theory:
 
 def compute_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) -> list[Theory]:
     """Return the bounds and the limit of each example of a batch, with regard to its logits."""
-    terms = theorem1_terms(logits, labels, q)
+    terms, corrected = theorem1_terms(logits, labels, q), corrected_terms(logits, labels, q)
     limit = asymptotic_bias(logits, labels, q)
     finite = finite_sample_bounds(logits, labels, q, m)
     out = []
     for b in range(len(logits)):
         one = Theorem1Terms(*(column[b] for column in terms))
-        out.append(Theory(one, one.negative_probs, limit[b], finite.lower[b], finite.upper[b]))
+        true = CorrectedTerms(*(column[b] for column in corrected))
+        ends = finite.lower[b], finite.upper[b]
+        out.append(Theory(one, true, one.negative_probs, limit[b], *ends))
     return out
 
 
@@ -52,7 +56,9 @@ def transform_theory(examples: list[Theory], jacobian: FloatArray) -> list[Theor
         np.stack([one.limit for one in examples]) @ jacobian,
         *ends.gradient(jacobian),
     )
-    return [Theory(one.terms, *row) for one, *row in zip(examples, *columns, strict=True)]
+    return [
+        Theory(one.terms, one.corrected, *row) for one, *row in zip(examples, *columns, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,21 @@ class Printed:
 
 
 @dataclass(frozen=True)
+class Corrected:
+    """The bounds of the corrected theorem on P coordinates of a gradient."""
+
+    most: float  # the bound on every coordinate
+    outside: NDArray[np.bool_]  # by more than the numerical error: none
+
+
+@dataclass(frozen=True)
 class Coordinates:
     """P coordinates of the gradient of one example; bounds are None for schemes without them."""
 
     bias: FloatArray  # exact
     error: float  # of its computation
     printed: Printed | None
+    corrected: Corrected | None
     lower: FloatArray | None  # bounds that hold for every m
     upper: FloatArray | None
 
@@ -88,7 +103,7 @@ def compare_with_bounds(
     largest derivative of a logit.
     """
     if theory is None:
-        return Coordinates(bias, error * scale, None, None, None)
+        return Coordinates(bias, error * scale, None, None, None, None)
     low, high = theory.terms.bounds(theory.g, scale, m)
     slack = (error + _ABSOLUTE / m) * scale
     printed = Printed(
@@ -98,15 +113,22 @@ def compare_with_bounds(
         _outside(theory.limit / m, low, high, slack),
         bool((theory.g >= 0.0).all()),
     )
-    return Coordinates(bias, slack, printed, theory.lower, theory.upper)
+    true = theory.corrected.bounds(theory.g, scale, m)
+    corrected = Corrected(float(theory.corrected.reaches(scale, m)[0]), _beyond(bias, *true, slack))
+    return Coordinates(bias, slack, printed, corrected, theory.lower, theory.upper)
 
 
 def _outside(
     values: FloatArray, lower: FloatArray, upper: FloatArray, slack: float
 ) -> NDArray[np.bool_]:
-    below = values < lower - _RELATIVE * np.abs(lower) - slack
-    above = values > upper + _RELATIVE * np.abs(upper) + slack
-    either: NDArray[np.bool_] = below | above
+    wider = lower - _RELATIVE * np.abs(lower), upper + _RELATIVE * np.abs(upper)
+    return _beyond(values, *wider, slack)
+
+
+def _beyond(
+    values: FloatArray, lower: FloatArray, upper: FloatArray, slack: float
+) -> NDArray[np.bool_]:
+    either: NDArray[np.bool_] = (values < lower - slack) | (values > upper + slack)
     return either
 
 
@@ -122,6 +144,8 @@ class BlockSummary:
     outside: Any = None  # number of coordinates outside LB and UB
     outside_limit: Any = None
     sign_condition: Any = None
+    corrected_max: Any = None  # the corrected theorem's bound on every coordinate
+    corrected_outside: Any = None  # number of coordinates outside its bounds
     finite_outside: Any = None  # those outside the bounds for every m by more than the error
     finite_width: Any = None  # sum over the coordinates
     finite_min_max: Any = None  # bounds on max_bias
@@ -145,9 +169,10 @@ def summarize(block: Coordinates) -> BlockSummary:
             "outside_limit": int(printed.outside_limit.sum()),
             "sign_condition": printed.sign_condition,
         }
-        outside = (block.bias < block.lower - block.error) | (
-            block.bias > block.upper + block.error
-        )
+        if block.corrected is not None:
+            values["corrected_max"] = block.corrected.most
+            values["corrected_outside"] = int(block.corrected.outside.sum())
+        outside = _beyond(block.bias, block.lower, block.upper, block.error)
         values |= {
             "finite_outside": int(outside.sum()),
             "finite_width": float((block.upper - block.lower).sum()),
@@ -190,6 +215,8 @@ def summarize_class_vectors(
             "outside": _count_outer(block.bias, weights, rise, slopes, limits, slack),
             "outside_limit": _count_outer(theory.limit / m, weights, rise, slopes, limits, slack),
             "sign_condition": bool((slopes >= 0.0).all() or not weights.any()),
+            "corrected_max": float(theory.corrected.reaches(largest, m)[0]),
+            "corrected_outside": _count_products(block.bias, theory.corrected, m, size, slack),
             "finite_outside": one.finite_outside * int(np.count_nonzero(slopes)),
             "finite_width": one.finite_width * total,
             "finite_min_max": one.finite_min_max * largest,
@@ -225,3 +252,18 @@ def _count_outer(
     count += (n - np.searchsorted(under, floor / falling, "right")).sum()
     count += np.searchsorted(over_falling, ceiling / falling, "left").sum()
     return int(count)
+
+
+def _count_products(
+    bias: FloatArray, corrected: CorrectedTerms, m: int, size: FloatArray, slack: float
+) -> int:
+    """Count (i, k) with ``bias_i s_k`` outside the corrected bounds, `size` being the |s_k|.
+
+    Those are on the distance from 0 and from ``rise_i s_k`` and ``-rise_i s_k``.
+    """
+    reaches = corrected.reaches(size.max(), m)
+    with np.errstate(all="ignore"):
+        rise = corrected.variance * corrected.negative_probs / m
+        distances = np.abs([bias, bias - rise, bias + rise])
+        parts = np.sort(np.nanmax(distances / (np.array(reaches)[:, None] + slack), axis=0))
+        return len(bias) * len(size) - int(np.searchsorted(parts, 1.0 / size, "right").sum())

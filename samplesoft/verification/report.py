@@ -70,8 +70,8 @@ class VerificationReport(Report):
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether the finite-m bounds hold everywhere; True for schemes without bounds."""
-        return all(row.finite_hold is not False for row in self.rows)
+        """Whether the finite-m bounds and the corrected theorem hold; True where there are none."""
+        return all(row.finite_hold is not False and not row.corrected_outside for row in self.rows)
 
     @property
     def ok(self) -> bool:

@@ -41,6 +41,10 @@ class VerificationRow:
         Coordinates outside the printed bounds at this m, and in the limit of many draws.
     sign_condition : int or None
         Number of examples with g >= 0 in every coordinate.
+    corrected_max : float or None
+        The bound of the corrected theorem on every coordinate, which knows M but not g.
+    corrected_outside : int or None
+        Number of coordinates outside its bounds, which know g.
     finite_hold : bool or None
         Whether all coordinates are within the finite-m bounds.
     finite_outside : int or None
@@ -82,6 +86,8 @@ class VerificationRow:
     outside_printed: int | None
     outside_printed_limit: int | None
     sign_condition: int | None
+    corrected_max: float | None
+    corrected_outside: int | None
     finite_hold: bool | None
     finite_outside: int | None
     draws_per_moment: float | None

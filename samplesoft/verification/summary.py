@@ -62,6 +62,8 @@ def make_row(
         outside_printed=_total(examples, "outside"),
         outside_printed_limit=_total(examples, "outside_limit"),
         sign_condition=_total(examples, "sign_condition"),
+        corrected_max=_mean(examples, "corrected_max"),
+        corrected_outside=_total(examples, "corrected_outside"),
         finite_hold=None if outside is None else outside == 0,
         finite_outside=outside,
         draws_per_moment=_draws_per_moment(m, cell),

@@ -13,6 +13,7 @@ import pytest
 
 import samplesoft
 from samplesoft._tables import latex_table
+from samplesoft.bias.theorem1_corrected import corrected_terms
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification import agreement, cells, tails
 from samplesoft.verification.blocks import (
@@ -111,6 +112,32 @@ def test_finite_bounds_that_fail_are_reported(problem, monkeypatch):
     assert "VIOLATED" in got.to_markdown()
 
 
+def narrow(terms, factor=0.1):
+    """Return wrong terms of the corrected theorem, from which bounds follow that are too close."""
+    scaled = ("variance_above", "label_part", "root", "max_gap", "spread", "shifted")
+    return terms._replace(**{name: factor * getattr(terms, name) for name in scaled})
+
+
+def test_a_corrected_theorem_that_fails_is_reported(problem, monkeypatch):
+    from samplesoft.verification import blocks
+
+    monkeypatch.setattr(blocks, "corrected_terms", lambda *args: narrow(corrected_terms(*args)))
+    got = verify(**problem)
+    assert not got.bounds_hold
+    assert all(not row.finite_outside for row in got.rows)
+    for wrt in ("logits", "h", "class_embeddings"):
+        assert sum(row.corrected_outside for row in got.rows if row.wrt == wrt) > 0
+    assert " OUT |" in got.to_markdown()
+
+
+def test_the_corrected_theorem_holds_and_is_over_the_bias(report):
+    for row in report.rows:
+        assert row.corrected_outside == 0
+        assert row.corrected_max >= row.max_bias * (1.0 - 1e-12)
+    assert report.bounds_hold
+    assert "corrected/max" in report.to_markdown()
+
+
 def one_row(logits, label, q, m, **options):
     (row,) = verify(logits, label, {"q": q}, m, num_trials=50, rng=0, **options).rows
     return row
@@ -161,8 +188,9 @@ def test_counterexamples_in_h(logits, q, slopes, figures_):
         assert m * block.printed.lower[0] == pytest.approx(-0.0889, abs=5e-5)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.1])
 @pytest.mark.parametrize("m", [1, 3, 50])
-def test_class_vectors_match_the_whole_jacobian(m):
+def test_class_vectors_match_the_whole_jacobian(m, factor):
     rng = np.random.default_rng(m)
     n, d = 12, 4
     logits = 3.0 * rng.standard_normal((1, n))
@@ -176,6 +204,7 @@ def test_class_vectors_match_the_whole_jacobian(m):
     exact = samplesoft.exact_bias(logits, label, q, m)
     error, scale = float(exact.error[0]), float(np.abs(slopes).max())
     theory = compute_theory(logits, label, q, m)
+    theory[0] = replace(theory[0], corrected=narrow(theory[0].corrected, factor))
     block = compare_with_bounds(exact.bias[0], error, theory[0], m, 1.0)
     got = summarize_class_vectors(block, theory[0], m, slopes)
     dense = summarize(
@@ -183,6 +212,7 @@ def test_class_vectors_match_the_whole_jacobian(m):
             exact.bias[0] @ jacobian, error, transform_theory(theory, jacobian)[0], m, scale
         )
     )
+    assert (got.corrected_outside > 0) is (factor < 1.0)
     for name in got.__dataclass_fields__:
         if name == "finite_width":  # contracting with zeros widens by rounding
             assert getattr(got, name) == pytest.approx(getattr(dense, name), rel=1e-9)
