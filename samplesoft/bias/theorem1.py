@@ -147,7 +147,7 @@ def theorem1_bounds(
     The o(1/m) terms of eqs. 10 and 11 are dropped, as they must be to compute anything, so the
     bounds are of leading order. They are reported for comparison and are not guaranteed: the
     bias can lie outside them, also in the limit of many draws, where g has negative coordinates
-    and sometimes where it has none. `finite_sample_bounds` always hold.
+    and sometimes where it has none. `theorem1_corrected` always holds, and `finite_sample_bounds`.
 
     Parameters
     ----------

@@ -57,6 +57,7 @@ def theorem2_ratio(
     constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: with
     ever more features the estimates tend to ``e^{nu h.c_i}`` up to a factor, and so the ratio to
     ``e^{(tau - nu) h.c_i} Z_nu / Z_tau``, which is the printed center only if nu = tau.
+    `theorem2_corrected` says how likely a gamma is before frequencies are drawn.
 
     Parameters
     ----------

@@ -11,6 +11,8 @@ from samplesoft._validation import FloatArray, IntArray, as_count, as_positive
 from samplesoft.bias.negatives import log_sum_exp
 from samplesoft.bias.theorem2 import check_cosine
 
+LARGEST = 1e300
+
 
 @dataclass(frozen=True)
 class Theorem2Corrected:
@@ -111,20 +113,22 @@ def theorem2_corrected(
             "and the ratio has no bound."
         )
     x = np.minimum(cosines[classes], 1.0)
-    kernel = np.exp(nu * (x - 1.0))
     kappa = (1.0 + gamma) / (1.0 - gamma)
-    twice_variance = np.expm1(2.0 * nu * (x - 1.0)) ** 2  # (1 - K^2)^2 of a cosine
-    spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
     with np.errstate(over="ignore", under="ignore"):
+        log_kernel = nu * (x - 1.0)
+        kernel = np.exp(log_kernel)
+        twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
+        spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
         chances = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
-        log_center = (tau - nu) * x + log_sum_exp(nu * x) - log_sum_exp(tau * x)
+        log_center = _log_softmax(tau * x) - _log_softmax(nu * x)
         center = np.exp(log_center)
-        log_z = log_sum_exp(tau * cosines)
-        rest = float(np.exp(log_sum_exp(tau * x) - log_z))  # 1 - p_t
-        probs = np.exp(tau * x - log_z)
+        logits = tau * np.append(x, cosines[labels])
+        log_p = _log_softmax(logits)[:-1]
+        probs, joint = np.exp(log_p), np.exp(log_p + log_center)
+        rest = float(probs.sum())  # 1 - p_t
         # the mean excess of r over Z_t, in units of Z_t: both hold
-        at_once = probs @ np.maximum(kappa * center - 1.0, 0.0)
-        apart = probs @ np.maximum(center - 1.0, 0.0)
+        at_once = np.maximum(kappa * joint - probs, 0.0).sum()
+        apart = np.maximum(joint - probs, 0.0).sum()
         apart += rest * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)
     return Theorem2Corrected(
         classes=classes,
@@ -133,3 +137,8 @@ def theorem2_corrected(
         failure=float(min(chances.sum(), 1.0)),
         bias=2.0 * rest * float(min(at_once, apart)),
     )
+
+
+def _log_softmax(x: FloatArray) -> FloatArray:
+    """Return the log of the softmax of `x`, cut to what can be subtracted."""
+    return np.maximum(x - log_sum_exp(x), -LARGEST)

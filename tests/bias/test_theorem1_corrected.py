@@ -152,6 +152,26 @@ class TestBounds:
         assert failures > 3
 
 
+def test_with_all_derivatives_the_limit_is_off_by_the_rest():
+    """|m bias - limit| <= M R_m, the first step of the proof of (B52); a fifth of R_m fails."""
+    rng, short = np.random.default_rng(7), 0
+    for _ in range(300):
+        n, m = int(rng.integers(3, 30)), int(10 ** rng.uniform(0.0, 5.0))
+        logits, q = 2.0 * rng.normal(size=n), rng.dirichlet(np.full(n, 0.5)) + 1e-6
+        slopes, p = rng.choice([-1.0, 1.0], size=n), np.exp(logits) / np.exp(logits).sum()
+        qn = q[1:] / q[1:].sum()
+        r = p[1:] / qn
+        rho, gap = qn @ r**2, np.ptp(r)
+        variance = qn @ (r - p[1:].sum()) ** 2
+        rest = variance * math.sqrt(3.0 * variance / m + gap**2 / m**2)
+        rest += math.sqrt(rho * variance) * gap / m
+        exact = exact_bias(logits, 0, q / q.sum(), m)
+        off = abs(m * exact.bias @ slopes - asymptotic_bias(logits, 0, q / q.sum()) @ slopes)
+        assert off <= rest * (1.0 + 1e-9) + 1e-12 * m
+        short += off > 0.2 * rest + 1e-9
+    assert short > 5
+
+
 class TestBesideThePrinted:
     @pytest.mark.parametrize("case", [ABOVE_UB, BELOW_LB])
     @pytest.mark.parametrize("m", [10, 1000, 10**7])
