@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from mpmath import mp, mpf
-from naive_losses import ORACLES, derivative, exact, scores
+from naive_losses import CHANCE, ORACLES, block_of, derivative, exact, scores
 
+from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.samplers.base import Draw
@@ -51,7 +52,7 @@ class Case:
             self.h,
             self.class_embeddings,
             self.labels,
-            self.draw,
+            fitted(loss, self.draw, len(self.class_embeddings), self.labels),
             label_log_count=self.label_log_count if needs_count(loss) else None,
             biases=self.biases,
             weights=self.weights,
@@ -61,6 +62,25 @@ class Case:
         return replace(
             self, h=self.h.astype(dtype), class_embeddings=self.class_embeddings.astype(dtype)
         )
+
+
+def fitted(loss, draw, n, labels):
+    """A draw as the loss makes it, for losses that draw in a way of their own.
+
+    `ORACLES` know what is made of how many draws.
+    """
+    if not isinstance(draw, Draw) or draw.log_inclusion is not None:
+        return draw
+    if isinstance(loss, MultilevelLoss):
+        ids, log_q, m = draw.ids, draw.log_q, draw.ids.shape[1]
+        if m % 2:  # of the last level
+            own = loss.excludes_label
+            every = [np.setdiff1d(range(n), [x]) for x in labels] if own else [np.arange(n)]
+            ids, every = ([*x] * (max(len(ids), len(every)) // len(x)) for x in (ids, every))
+            log_q = np.hstack([np.broadcast_to(log_q, (len(ids), m)), 0.0 * np.array(every)])
+            ids = np.hstack([ids, every])
+        return MultilevelDraw(ids, log_q, None, block_of(m), m, CHANCE)
+    return draw
 
 
 def needs_count(loss):

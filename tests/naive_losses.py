@@ -67,6 +67,31 @@ def jackknife(scores, label, ids, counts, own_count):
     return m * whole - mpf(m - 1) / m * mp.fsum(left_out)
 
 
+CHANCE = 0.3  # of the level of the draws below
+
+
+def block_of(m):
+    """Draws of a block where there are m: a quarter, a half, or all before all classes."""
+    return m // 4 if m % 4 == 0 else m // 2 if m % 2 == 0 else m
+
+
+def multilevel(scores, label, ids, counts, own_count):
+    """Go by the definition: losses of parts of the draws, in which those weigh more."""
+
+    def loss(first, last):
+        part = [c * (last - first) / m for c in counts[first:last]]
+        return negatives(scores, label, ids[first:last], part, own_count)
+
+    m, block = len(ids), block_of(len(ids))
+    blocks = [loss(first, first + block) for first in range(0, m, block)]
+    if m % 2:
+        ratio = mp.exp(loss(0, m) - full(scores, label, ids, counts, own_count))
+        more = ratio - 1 - mp.log(ratio)
+    else:
+        more = loss(0, m) - (loss(0, m // 2) + loss(m // 2, m)) / 2
+    return mp.fsum(blocks) / len(blocks) + more / mpf(CHANCE)
+
+
 def _softplus(x):
     return mp.log(1 + mp.exp(x))
 
@@ -105,6 +130,8 @@ ORACLES = {  # of the losses by their names
     "sampled-absolute": negatives,
     "jackknife": jackknife,
     "jackknife-masked": jackknife,
+    "multilevel": multilevel,
+    "multilevel-masked": multilevel,
     "nce": nce,
     "negative-sampling": negative_sampling,
     "negative-sampling-masked": negative_sampling_masked,

@@ -15,6 +15,7 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.sampled import SampledSoftmaxLoss
@@ -37,6 +38,8 @@ LOSSES: dict[str, LossSpec] = {
     "sampled-absolute": _softmax(fixed={"absolute": True}),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
+    "multilevel": LossSpec(MultilevelLoss, masked="multilevel-masked", classifier=True),
+    "multilevel-masked": LossSpec(MultilevelLoss, {"scheme": "masked"}, classifier=True),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
