@@ -92,6 +92,39 @@ def multilevel(scores, label, ids, counts, own_count):
     return mp.fsum(blocks) / len(blocks) + more / mpf(CHANCE)
 
 
+def sets_of(m):
+    """How many sets the m draws of chains make."""
+    return 4 if m % 4 == 0 else 2 if m % 2 == 0 else m
+
+
+def uniforms_of(steps):
+    """What decides on so many steps; the last is always taken."""
+    return np.append(np.random.default_rng(5).uniform(0.5, 1.0, steps)[1:], 0.0)
+
+
+def coupled(scores, label, ids, counts, own_count):
+    """Go by the definition: two chains with the same sets and uniforms, a step apart."""
+    sets, size = sets_of(len(ids)), len(ids) // sets_of(len(ids))
+    if sets < 2:  # it is its own second set
+        return negatives(scores, label, ids, counts, own_count)
+    parts = [slice(k * size, (k + 1) * size) for k in range(sets)]
+    values = [
+        negatives(scores, label, ids[part], [c / sets for c in counts[part]], own_count)
+        for part in parts
+    ]
+    uniforms = [mpf(float(x)) for x in uniforms_of(sets - 1)]
+
+    def move(state, k):
+        return k if uniforms[k - 1] < mp.exp(values[k] - values[state]) else state
+
+    total, k, one, other = values[0], 1, move(0, 1), 1
+    while one != other:
+        total += values[one] - values[other]
+        k += 1
+        one, other = move(one, k), move(other, k)
+    return total
+
+
 def _softplus(x):
     return mp.log(1 + mp.exp(x))
 
@@ -132,6 +165,8 @@ ORACLES = {  # of the losses by their names
     "jackknife-masked": jackknife,
     "multilevel": multilevel,
     "multilevel-masked": multilevel,
+    "coupled": coupled,
+    "coupled-masked": coupled,
     "nce": nce,
     "negative-sampling": negative_sampling,
     "negative-sampling-masked": negative_sampling_masked,

@@ -8,6 +8,7 @@ loss                      what it is
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
 `MultilevelLoss`          the same without any bias, from a random number of draws
+`CoupledLoss`             its gradient without any bias, by two Markov chains until they meet
 `InBatchLoss`             draws are the labels of the other examples, with more or without
 `ImportanceSamplingLoss`  log Z estimated from draws of all classes, not from the label
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
@@ -24,6 +25,8 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.chains import ChainDraw
+from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.gradients import Gradients, SparseRows
@@ -42,6 +45,8 @@ __all__ = [
     "Batch",
     "BilateralSoftmaxLoss",
     "Cache",
+    "ChainDraw",
+    "CoupledLoss",
     "FullLogisticLoss",
     "FullSoftmaxLoss",
     "Gradients",

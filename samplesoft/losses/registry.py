@@ -11,6 +11,7 @@ from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
@@ -40,6 +41,8 @@ LOSSES: dict[str, LossSpec] = {
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
     "multilevel": LossSpec(MultilevelLoss, masked="multilevel-masked", classifier=True),
     "multilevel-masked": LossSpec(MultilevelLoss, {"scheme": "masked"}, classifier=True),
+    "coupled": LossSpec(CoupledLoss, masked="coupled-masked", classifier=True),
+    "coupled-masked": LossSpec(CoupledLoss, {"scheme": "masked"}, classifier=True),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 from loss_cases import (
+    CHAINS,
     HITS,
     NAMES,
     SAMPLED,
@@ -57,7 +58,7 @@ def test_each_loss_by_itself(name):
     with mp.workdps(30):
         wanted = np.array(oracle_losses(name, loss, case), dtype=float) * case.weights
     assert value.dtype == np.float64 and value.shape == (3,)
-    np.testing.assert_allclose(value, wanted, rtol=1e-13)
+    np.testing.assert_allclose(value, wanted, rtol=1e-13, atol=1e-28)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -185,6 +186,8 @@ def test_every_draw_of_the_label_is_left_out(name):
         assert case.forward(loss)[0] == value
     gradients = loss.backward(cache)
     assert set(gradients.dW.ids) == {label, 3, 4}
+    if isinstance(loss, CHAINS):  # which make no use of some draws, and are pushed by others
+        return
     score_gradient = dense(gradients.dW, 5) @ case.h[0] / (case.h[0] @ case.h[0])
     assert score_gradient[label] < 0.0 < min(score_gradient[3], score_gradient[4])
     if loss.facts.label_in_sum and not loss.facts.jackknife:

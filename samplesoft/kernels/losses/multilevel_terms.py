@@ -37,7 +37,7 @@ def multilevel_terms(
         label, loss, own_slope = row[0], 0.0, 0.0
         for b in range(blocks):
             part = drawn[b * block : (b + 1) * block]
-            tops[b] = _weigh(part, label)
+            tops[b] = weigh_block(part, label)
             sums[b] = total(part)
             own, mass = math.exp(label - tops[b]), blocks * sums[b]
             loss += log_ratio(own, mass, tops[b] - label)
@@ -55,7 +55,7 @@ def multilevel_terms(
 
 
 @njit
-def _weigh(part: FloatArray, label: float) -> float:
+def weigh_block(part: FloatArray, label: float) -> float:
     """Turn logits into weights in the unit of the greatest of them and `label`; return that."""
     top = max(label, greatest(part))
     for k in range(len(part)):
@@ -122,7 +122,7 @@ def _difference_from_all(
     times those of ``log S - log Z``.
     """
     top, own, mass = _sum(label, tops, sums)
-    top_z = _weigh(others, label)
+    top_z = weigh_block(others, label)
     own_z, mass_z = math.exp(label - top_z), total(others)
     whole, whole_z = own + mass, own_z + mass_z
     gap = (top - top_z) + (math.log(whole) - math.log(whole_z))
