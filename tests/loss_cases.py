@@ -10,11 +10,13 @@ from naive_losses import (
     block_of,
     derivative,
     exact,
+    rounds_of,
     scores,
     sets_of,
     uniforms_of,
 )
 
+from samplesoft.losses.br_snis import BrSnisLoss
 from samplesoft.losses.chains import ChainDraw
 from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
@@ -24,7 +26,7 @@ from samplesoft.samplers.base import Draw
 
 NAMES = sorted(LOSSES)
 SAMPLED = [name for name in NAMES if LOSSES[name].draws]
-CHAINS = (CoupledLoss,)  # whose steps hang on the scores
+CHAINS = (BrSnisLoss, CoupledLoss)  # whose steps hang on the scores
 HITS = [name for name in SAMPLED if not LOSSES[name].excludes_label]  # take draws of the label
 
 SCORES = np.array([0.3, -1.0, 1.2, 0.0, 2.0])  # of the classes, where nothing else is said
@@ -97,6 +99,9 @@ def fitted(loss, draw, n, labels):
         if ids.shape[1] == 1:  # two sets that are the same
             ids, log_q = (np.hstack([x, x]) for x in (ids, log_q))
         return ChainDraw(ids, log_q, None, uniforms_of(sets_of(ids.shape[1]) - 1)[None])
+    if isinstance(loss, BrSnisLoss):
+        uniforms = uniforms_of(rounds_of(draw.ids.shape[1]))[None]
+        return ChainDraw(draw.ids, draw.log_q, None, uniforms)
     return draw
 
 

@@ -125,6 +125,31 @@ def coupled(scores, label, ids, counts, own_count):
     return total
 
 
+def rounds_of(m, most=2):
+    """How many rounds BR-SNIS makes of m draws, one of which is the first state."""
+    return max(1, min(most, m - 1))
+
+
+def br_snis(scores, label, ids, counts, own_count, most=2, burn_in=1):
+    """Go by the definition: rounds of a state and new candidates, one of which is the next."""
+    m, rounds = len(ids), rounds_of(len(ids), most)
+    uniforms, state, values = uniforms_of(rounds), 0, []
+    for r in range(rounds):
+        new = range(1 + (m - 1) * r // rounds, 1 + (m - 1) * (r + 1) // rounds)
+        seen = [state, *new]
+        given = [ids[i] for i in seen], [counts[i] * len(seen) / m for i in seen]
+        values.append(negatives(scores, label, *given, own_count))
+        drawn = [mp.exp(scores[ids[i]]) * m / counts[i] for i in seen]
+        hits = [ids[i] == label for i in seen]
+        own = mp.exp(scores[label])
+        weights = [own if hit else own + x for hit, x in zip(hits, drawn, strict=True)]
+        target = mpf(float(uniforms[r])) * mp.fsum(weights)
+        below = [mp.fsum(weights[: i + 1]) for i in range(len(seen))]
+        state = next(i for i, x in zip(seen, below, strict=True) if x > target)
+    kept = values[min(burn_in, rounds - 1) :]
+    return mp.fsum(kept) / len(kept)
+
+
 def _softplus(x):
     return mp.log(1 + mp.exp(x))
 
@@ -167,6 +192,8 @@ ORACLES = {  # of the losses by their names
     "multilevel-masked": multilevel,
     "coupled": coupled,
     "coupled-masked": coupled,
+    "br-snis": br_snis,
+    "br-snis-masked": br_snis,
     "nce": nce,
     "negative-sampling": negative_sampling,
     "negative-sampling-masked": negative_sampling_masked,

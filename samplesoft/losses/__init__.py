@@ -9,6 +9,7 @@ loss                      what it is
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
 `MultilevelLoss`          the same without any bias, from a random number of draws
 `CoupledLoss`             its gradient without any bias, by two Markov chains until they meet
+`BrSnisLoss`              a Markov chain through its draws, with less bias where they are many
 `InBatchLoss`             draws are the labels of the other examples, with more or without
 `ImportanceSamplingLoss`  log Z estimated from draws of all classes, not from the label
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
@@ -25,6 +26,7 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 
 from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.br_snis import BrSnisLoss
 from samplesoft.losses.chains import ChainDraw
 from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.full import FullSoftmaxLoss
@@ -44,6 +46,7 @@ __all__ = [
     "LOSSES",
     "Batch",
     "BilateralSoftmaxLoss",
+    "BrSnisLoss",
     "Cache",
     "ChainDraw",
     "CoupledLoss",

@@ -11,6 +11,7 @@ from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.br_snis import BrSnisLoss
 from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
@@ -43,6 +44,8 @@ LOSSES: dict[str, LossSpec] = {
     "multilevel-masked": LossSpec(MultilevelLoss, {"scheme": "masked"}, classifier=True),
     "coupled": LossSpec(CoupledLoss, masked="coupled-masked", classifier=True),
     "coupled-masked": LossSpec(CoupledLoss, {"scheme": "masked"}, classifier=True),
+    "br-snis": LossSpec(BrSnisLoss, masked="br-snis-masked"),
+    "br-snis-masked": LossSpec(BrSnisLoss, {"scheme": "masked"}),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
@@ -61,11 +64,12 @@ def make_loss(name: str, **options: Any) -> Loss:
     Parameters
     ----------
     name : str
-        A key of `LOSSES`. ``"sampled"``, ``"jackknife"`` and ``"negative-sampling"`` take draws
-        that exclude the label; ``"sampled-reject"`` and names that end in ``-masked``
-        leave accidental hits of the label out, and so can share one set of draws among a batch;
-        ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
-        ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
+        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"``, ``"coupled"``,
+        ``"br-snis"`` and ``"negative-sampling"`` take draws that exclude the label;
+        ``"sampled-reject"`` and names that end in ``-masked`` leave accidental hits of the label
+        out, and so can share one set of draws among a batch; ``"sampled-candidate-masked"`` is
+        TensorFlow's ``sampled_softmax_loss`` with ``remove_accidental_hits``,
+        ``"sampled-candidate"`` that without, and CNTK's.
     **options
         Those of `samplesoft.losses.base.Loss`, and ``scheme`` where the loss has several and the
         name says none.
