@@ -105,15 +105,7 @@ def exact_gradient_moments(
             f"{facts.name!r}, which {kind}: its second moments are not computed; take those of "
             "samplesoft.monte_carlo_bias."
         )
-    vectors = as_real_array("class_embeddings", class_embeddings, (2,))
-    if len(vectors) != inputs.logits.shape[1]:
-        raise ValueError(
-            f"`class_embeddings` must have one row for each of the {inputs.logits.shape[1]} "
-            f"classes of `logits`, got shape {vectors.shape}."
-        )
-    scale = as_positive("tau", tau)
-    require_squares(vectors, scale)
-    scale *= scale
+    vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for o, t, p in inputs.rows():
         example, rows_of_c = (o, t, p), vectors
@@ -123,6 +115,19 @@ def exact_gradient_moments(
         squared_bias, mse = _moments(*example, inputs.num_sampled, facts, rows_of_c)
         rows.append((scale * squared_bias, scale * (mse - squared_bias), scale * mse))
     return GradientMoments(*inputs.columns(rows))
+
+
+def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatArray, float]:
+    """Return the vectors of n classes, (n, d), and the square of tau, both checked."""
+    vectors = as_real_array("class_embeddings", class_embeddings, (2,))
+    if len(vectors) != n:
+        raise ValueError(
+            f"`class_embeddings` must have one row for each of the {n} classes of `logits`, got "
+            f"shape {vectors.shape}."
+        )
+    scale = as_positive("tau", tau)
+    require_squares(vectors, scale)
+    return vectors, scale * scale
 
 
 def _moments(
@@ -154,11 +159,23 @@ def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: F
     v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
     where K is the number of draws that S is divided by: m, or for some schemes a random one.
     """
-    x, own = nodes.x, centred[law.label]
-    v_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
+    own = centred[law.label]
+    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     log_first, ratio, none = _count_moments(law, nodes.log_transform - v_base)
     # half of the weight of each node; with it, in the exponents, no factor overflows
-    log_half = 0.5 * log_first
+    change, scatter = numerator_moments(law, classes, nodes, centred, 0.5 * log_first)
+    total = ratio * np.einsum("kd,kd->k", change, change) + scatter
+    return float(nodes.dx @ total) + none * float(own @ own)
+
+
+def numerator_moments(
+    law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, log_half: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return v A (K, d) and v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2), (K,).
+
+    The first is times exp(`log_half`), (K,), the second times its square.
+    """
+    x, own = nodes.x, centred[law.label]
     label_part = np.outer(np.exp(x + law.log_base + log_half), own)
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
@@ -174,9 +191,7 @@ def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: F
         change += vector
         square += scalar
     drawn_part = change - label_part
-    scatter = square - np.einsum("kd,kd->k", drawn_part, drawn_part)
-    total = ratio * np.einsum("kd,kd->k", change, change) + np.maximum(scatter, 0.0)
-    return float(nodes.dx @ total) + none * float(own @ own)
+    return change, np.maximum(square - np.einsum("kd,kd->k", drawn_part, drawn_part), 0.0)
 
 
 def _count_moments(law: DrawLaw, log_theta: FloatArray) -> tuple[FloatArray, FloatArray, float]:
