@@ -16,7 +16,9 @@ from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.certain import join
 from samplesoft.bias.classes import Classes, make_atoms, make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
+from samplesoft.bias.inclusion_moments import inclusion_moments
 from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.jackknife_moments import jackknife_squared_error
 from samplesoft.bias.node_weights import compute_decay_rates, log_kept
 from samplesoft.bias.quadrature import STEP
 from samplesoft.bias.transform import Nodes, make_nodes
@@ -70,7 +72,7 @@ def exact_gradient_moments(
     tau : float
         Inverse temperature.
     scheme : str or samplesoft.schemes.Scheme
-        As for `samplesoft.exact_bias`, for draws with replacement and no jackknife.
+        As for `samplesoft.exact_bias`.
 
     Returns
     -------
@@ -80,12 +82,13 @@ def exact_gradient_moments(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or no moments of the scheme are known.
+        If an argument is malformed, or for the jackknife the ratios ``exp(logits) / q`` of more
+        than 4,096 classes spread over hundreds of powers of e.
 
     References
     ----------
     Rawat et al., "Sampled Softmax with Random Fourier Features", 2019, eq. 8; the second moment
-    follows from 1/S**2 = int u exp(-u S) du.
+    follows from 1/S**2 = int u exp(-u S) du, as section 9 of ``samplesoft/bias/README.md`` shows.
 
     Examples
     --------
@@ -98,13 +101,6 @@ def exact_gradient_moments(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
     facts = inputs.scheme
-    if facts.jackknife or facts.independent:
-        kind = "leaves draws out" if facts.jackknife else "includes classes independently"
-        raise ValueError(
-            "`scheme` must be one that draws with replacement, without the jackknife, got "
-            f"{facts.name!r}, which {kind}: its second moments are not computed; take those of "
-            "samplesoft.monte_carlo_bias."
-        )
     vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for o, t, p in inputs.rows():
@@ -112,7 +108,10 @@ def exact_gradient_moments(
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
             example, rows_of_c = joined[:3], joined.mean_rows(vectors)
-        squared_bias, mse = _moments(*example, inputs.num_sampled, facts, rows_of_c)
+        if facts.independent:
+            squared_bias, mse = inclusion_moments(*example, rows_of_c)
+        else:
+            squared_bias, mse = _moments(*example, inputs.num_sampled, facts, rows_of_c)
         rows.append((scale * squared_bias, scale * (mse - squared_bias), scale * mse))
     return GradientMoments(*inputs.columns(rows))
 
@@ -148,7 +147,10 @@ def _moments(
     atoms = make_atoms(law, classes)
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(classes, atoms, *compute_decay_rates(law, classes), STEP)
-        mse = _mean_squared_error(law, classes, nodes, centred)
+        if scheme.jackknife:
+            mse = jackknife_squared_error(law, classes, atoms, nodes, centred)
+        else:
+            mse = _mean_squared_error(law, classes, nodes, centred)
     return squared_bias, max(mse, squared_bias)
 
 
