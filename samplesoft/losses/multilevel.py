@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from samplesoft._levels import DECAY, last_level
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray
@@ -17,10 +18,6 @@ from samplesoft.losses.sampled import Request, SampledLoss, Seed
 from samplesoft.losses.targets import Targets
 from samplesoft.samplers.draw import Draw
 from samplesoft.schemes import Scheme, select
-
-_DECAY = (
-    2.0**-1.5
-)  # of the chances of levels: between 1/4, for a finite variance, and 1/2, for cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,14 +127,13 @@ class MultilevelLoss(SampledLoss):
     def draw(self, request: Request, rng: Seed) -> Draw:
         """Draw a level, and as many classes as it takes."""
         generator = np.random.default_rng(int(as_key(rng)))
-        m, n, last = request.num_sampled, request.num_classes, 1
-        while m << (last + 1) < n:
-            last += 1
-        level = int(generator.geometric(1.0 - _DECAY)) - 1
+        m, n = request.num_sampled, request.num_classes
+        last = last_level(m, n)
+        level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < last:
-            num, chance = m << (level + 1), (1.0 - _DECAY) * _DECAY**level
+            num, chance = m << (level + 1), (1.0 - DECAY) * DECAY**level
         else:
-            num, chance = m << last, _DECAY**last
+            num, chance = m << last, DECAY**last
         draw = request.sample(num, generator)
         require_replacement(draw, type(self).__name__)
         ids, log_q = draw.ids, draw.log_q
