@@ -101,14 +101,25 @@ def test_the_definition_anywhere(logits):
 
 def test_small_differences_keep_their_digits():
     """Of halves that are nearly alike, and of all classes from draws that are nearly they."""
-    logits = np.array([0.0, 1.0, 2.0, 1.0 + 1e-9, 2.0])
-    plain, found = computed(logits, 1, 4, 0.0), computed(logits, 1, 4, 1.0)
-    with mp.workdps(60):
-        a, *w = (mp.exp(x) for x in exact(logits))
-        u = (w[0] + w[1] - w[2] - w[3]) / (a + mp.fsum(w))
-        wanted = -u / 2 * (w[1] / (a / 2 + w[2] + w[3]))
-    assert found[0] == plain[0]  # u**2 is below rounding
-    assert found[1][4] - plain[1][4] == pytest.approx(float(wanted), rel=1e-6)
+    logits, weight = np.array([0.0, 1.0, 2.0, 1.0 + 1e-5, 2.0]), 1e10
+    for block, num_draws in [(1, 4), (2, 2)]:
+        value, gradient = computed(logits, block, num_draws, weight)
+
+        def difference(part, num_draws=num_draws):
+            a, *w = (mp.exp(x) for x in part)
+            one, two = mp.fsum(w[:2]), mp.fsum(w[2:])
+            if num_draws == 4:
+                u = (one - two) / (a + one + two)
+                return -weight * mp.log(1 - u * u) / 2
+            x = (one - two) / (a + two)
+            return weight * (x - mp.log(1 + x))
+
+        with mp.workdps(60):
+            wanted = difference(exact(logits))
+            (slopes,) = derivative(difference, [exact(logits)])
+        plain, base = computed(logits, block, num_draws, 0.0)
+        assert value - plain == pytest.approx(float(wanted), rel=1e-9)
+        np.testing.assert_allclose(gradient - base, slopes, rtol=1e-9)
 
 
 def test_chances_of_levels_and_cost():

@@ -45,7 +45,7 @@ def coupled_terms(
             if not log_uniform >= values[k] - values[0]:  # so too where a score is not finite
                 apart[p] = 0.0
                 continue
-            if k == 1 or log_uniform < values[k] - values[behind]:
+            if log_uniform < values[k] - values[behind]:  # always at set 1, its start
                 behind = k
             counts[0] += 1.0
             counts[behind] -= 1.0

@@ -127,10 +127,7 @@ def _difference_from_all(
     whole, whole_z = own + mass, own_z + mass_z
     gap = (top - top_z) + (math.log(whole) - math.log(whole_z))
     if abs(gap) < _NEAR:
-        unit = max(top, top_z)
-        x = (mass * math.exp(top - unit) - mass_z * math.exp(top_z - unit)) / (
-            whole_z * math.exp(top_z - unit)
-        )
+        x = (mass * math.exp(top - top_z) - mass_z) / whole_z
         gap = math.log1p(x)
     else:
         x = math.expm1(gap)
