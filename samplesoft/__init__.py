@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
     from samplesoft.bias.monte_carlo import MonteCarloBias as MonteCarloBias
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
+    from samplesoft.bias.multilevel import MultilevelMoments as MultilevelMoments
+    from samplesoft.bias.multilevel import multilevel_moments as multilevel_moments
     from samplesoft.bias.num_sampled import NumSampled as NumSampled
     from samplesoft.bias.num_sampled import num_sampled_for as num_sampled_for
     from samplesoft.bias.self_normalized import SelfNormalizedTerms as SelfNormalizedTerms
@@ -80,6 +82,7 @@ _NAMES = {  # by the module that defines them
     "bias.mixed": ("mixed_bias",),
     "bias.moments": ("GradientMoments", "exact_gradient_moments"),
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
+    "bias.multilevel": ("MultilevelMoments", "multilevel_moments"),
     "bias.num_sampled": ("NumSampled", "num_sampled_for"),
     "bias.self_normalized": ("SelfNormalizedTerms", "self_normalized_terms"),
     "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),

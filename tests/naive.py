@@ -108,6 +108,29 @@ def _outcomes(logits, label, q, m, scheme):
         yield outcome(chance, base, counts, w)
 
 
+def _jackknifed(logits, label, q, m, scheme):
+    """Yield (probability, jackknifed p' (n,)) for every outcome of m draws of `scheme`."""
+    base, probs, w = _spec(logits, label, q, m, scheme)
+
+    def shares(counts):
+        mass = [c * x * m / sum(counts) for c, x in zip(counts, w, strict=True)]
+        mass[label] += base
+        return np.array(mass, dtype=object) / mp.fsum(mass)
+
+    for counts in _counts(m, len(logits)):
+        chance = mpf(factorial(m))
+        for c, x in zip(counts, probs, strict=True):
+            chance *= x**c / factorial(c)
+        if not chance:
+            continue
+        p = m * shares(counts)
+        for k, drawn in enumerate(counts):
+            if drawn:
+                less = [c - (j == k) for j, c in enumerate(counts)]
+                p = p - (m - 1) * shares(less) * mpf(drawn) / m
+        yield chance, p
+
+
 def enumerate_scheme(logits, label, q, m, scheme, dps=50):
     """E[p'] (n,), E[loss] and E[p' p'^T] (n, n) over every outcome, as mpf object arrays."""
     with mp.workdps(dps):
@@ -127,7 +150,12 @@ def enumerate_scheme(logits, label, q, m, scheme, dps=50):
 def gradient_moments(logits, label, q, m, class_embeddings, tau, scheme="negatives"):
     """Squared bias, variance and mean squared error of tau * (sum_i p'_i c_i - c_t)."""
     with mp.workdps(50):
-        expected, _, second = enumerate_scheme(logits, label, q, m, scheme)
+        if scheme in JACKKNIFED:
+            outcomes = list(_jackknifed(logits, label, q, m, JACKKNIFED[scheme]))
+            expected = sum(chance * p for chance, p in outcomes)
+            second = sum(chance * np.outer(p, p) for chance, p in outcomes)
+        else:
+            expected, _, second = enumerate_scheme(logits, label, q, m, scheme)
         c = np.vectorize(mpf, otypes=[object])(np.asarray(class_embeddings, dtype=float))
         b = (expected - np.array(softmax(logits), dtype=object)) @ c
         squared_bias = tau**2 * (b @ b)

@@ -22,6 +22,7 @@ LAYERS = [
         "_interrupts",
         "_jit",
         "_json",
+        "_levels",
         "_limits",
         "_memory",
         "_names",

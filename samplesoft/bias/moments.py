@@ -16,7 +16,9 @@ from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias.certain import join
 from samplesoft.bias.classes import Classes, make_atoms, make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
+from samplesoft.bias.inclusion_moments import inclusion_moments
 from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.jackknife_moments import jackknife_squared_error
 from samplesoft.bias.node_weights import compute_decay_rates, log_kept
 from samplesoft.bias.quadrature import STEP
 from samplesoft.bias.transform import Nodes, make_nodes
@@ -70,7 +72,7 @@ def exact_gradient_moments(
     tau : float
         Inverse temperature.
     scheme : str or samplesoft.schemes.Scheme
-        As for `samplesoft.exact_bias`, for draws with replacement and no jackknife.
+        As for `samplesoft.exact_bias`.
 
     Returns
     -------
@@ -80,12 +82,13 @@ def exact_gradient_moments(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or no moments of the scheme are known.
+        If an argument is malformed, or for the jackknife the ratios ``exp(logits) / q`` of more
+        than 4,096 classes spread over hundreds of powers of e.
 
     References
     ----------
     Rawat et al., "Sampled Softmax with Random Fourier Features", 2019, eq. 8; the second moment
-    follows from 1/S**2 = int u exp(-u S) du.
+    follows from 1/S**2 = int u exp(-u S) du, as section 9 of ``samplesoft/bias/README.md`` shows.
 
     Examples
     --------
@@ -98,31 +101,32 @@ def exact_gradient_moments(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
     facts = inputs.scheme
-    if facts.jackknife or facts.independent:
-        kind = "leaves draws out" if facts.jackknife else "includes classes independently"
-        raise ValueError(
-            "`scheme` must be one that draws with replacement, without the jackknife, got "
-            f"{facts.name!r}, which {kind}: its second moments are not computed; take those of "
-            "samplesoft.monte_carlo_bias."
-        )
-    vectors = as_real_array("class_embeddings", class_embeddings, (2,))
-    if len(vectors) != inputs.logits.shape[1]:
-        raise ValueError(
-            f"`class_embeddings` must have one row for each of the {inputs.logits.shape[1]} "
-            f"classes of `logits`, got shape {vectors.shape}."
-        )
-    scale = as_positive("tau", tau)
-    require_squares(vectors, scale)
-    scale *= scale
+    vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for o, t, p in inputs.rows():
         example, rows_of_c = (o, t, p), vectors
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
             example, rows_of_c = joined[:3], joined.mean_rows(vectors)
-        squared_bias, mse = _moments(*example, inputs.num_sampled, facts, rows_of_c)
+        if facts.independent:
+            squared_bias, mse = inclusion_moments(*example, rows_of_c)
+        else:
+            squared_bias, mse = _moments(*example, inputs.num_sampled, facts, rows_of_c)
         rows.append((scale * squared_bias, scale * (mse - squared_bias), scale * mse))
     return GradientMoments(*inputs.columns(rows))
+
+
+def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatArray, float]:
+    """Return the vectors of n classes, (n, d), and the square of tau, both checked."""
+    vectors = as_real_array("class_embeddings", class_embeddings, (2,))
+    if len(vectors) != n:
+        raise ValueError(
+            f"`class_embeddings` must have one row for each of the {n} classes of `logits`, got "
+            f"shape {vectors.shape}."
+        )
+    scale = as_positive("tau", tau)
+    require_squares(vectors, scale)
+    return vectors, scale * scale
 
 
 def _moments(
@@ -143,7 +147,10 @@ def _moments(
     atoms = make_atoms(law, classes)
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(classes, atoms, *compute_decay_rates(law, classes), STEP)
-        mse = _mean_squared_error(law, classes, nodes, centred)
+        if scheme.jackknife:
+            mse = jackknife_squared_error(law, classes, atoms, nodes, centred)
+        else:
+            mse = _mean_squared_error(law, classes, nodes, centred)
     return squared_bias, max(mse, squared_bias)
 
 
@@ -154,11 +161,23 @@ def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: F
     v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
     where K is the number of draws that S is divided by: m, or for some schemes a random one.
     """
-    x, own = nodes.x, centred[law.label]
-    v_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
+    own = centred[law.label]
+    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     log_first, ratio, none = _count_moments(law, nodes.log_transform - v_base)
     # half of the weight of each node; with it, in the exponents, no factor overflows
-    log_half = 0.5 * log_first
+    change, scatter = numerator_moments(law, classes, nodes, centred, 0.5 * log_first)
+    total = ratio * np.einsum("kd,kd->k", change, change) + scatter
+    return float(nodes.dx @ total) + none * float(own @ own)
+
+
+def numerator_moments(
+    law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, log_half: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return v A (K, d) and v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2), (K,).
+
+    The first is times exp(`log_half`), (K,), the second times its square.
+    """
+    x, own = nodes.x, centred[law.label]
     label_part = np.outer(np.exp(x + law.log_base + log_half), own)
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
@@ -174,9 +193,7 @@ def _mean_squared_error(law: DrawLaw, classes: Classes, nodes: Nodes, centred: F
         change += vector
         square += scalar
     drawn_part = change - label_part
-    scatter = square - np.einsum("kd,kd->k", drawn_part, drawn_part)
-    total = ratio * np.einsum("kd,kd->k", change, change) + np.maximum(scatter, 0.0)
-    return float(nodes.dx @ total) + none * float(own @ own)
+    return change, np.maximum(square - np.einsum("kd,kd->k", drawn_part, drawn_part), 0.0)
 
 
 def _count_moments(law: DrawLaw, log_theta: FloatArray) -> tuple[FloatArray, FloatArray, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
@@ -34,16 +35,12 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
     w = e / q, and a the mass of the label and of other classes with q = 1, eq. (B26).
     """
-    log_probs = log_softmax(logits)
+    log_probs, pi, known = inclusion_law(logits, label, q)
     probs = np.exp(log_probs)
-    pi = np.minimum(q, 1.0)
-    known = pi == 1.0
-    known[label] = True
-    pi[known] = 0.0
     others = float(probs[~known].sum())
     if others == 0.0:
         return Row(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
-    log_base = _log_sum(log_probs[known])
+    log_base = log_sum(log_probs[known])
     classes = make_included(logits, probs, log_probs, pi)
     atoms = make_atoms(classes)
 
@@ -53,7 +50,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     best: Row | None = None
     step = STEP
     while best is None or step > LEAST_STEP:
-        nodes = _make_nodes(classes, atoms, log_base, step)
+        nodes = make_nodes(classes, atoms, log_base, step)
         flows, total, size, coarse = integrate_flows(classes, atoms, nodes.x, nodes.weights)
         base_flow = float(nodes.base_terms.sum())
         bias = flows - probs * (total + base_flow)  # (B9)
@@ -74,7 +71,18 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     return best
 
 
-class _Nodes(NamedTuple):
+def inclusion_law(
+    logits: FloatArray, label: int, q: FloatArray
+) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+    """Return log e, pi, which is 0 for classes that are in for certain, and which these are."""
+    pi = np.minimum(q, 1.0)
+    known = pi == 1.0
+    known[label] = True
+    pi[known] = 0.0
+    return log_softmax(logits), pi, known
+
+
+class InclusionNodes(NamedTuple):
     """Nodes log u, and what stands there, all (K,)."""
 
     x: FloatArray
@@ -84,7 +92,10 @@ class _Nodes(NamedTuple):
     loss_sizes: FloatArray
 
 
-def _make_nodes(classes: Included, atoms: InclusionAtoms, log_base: float, step: float) -> _Nodes:
+def make_nodes(
+    classes: Included, atoms: InclusionAtoms, log_base: float, step: float
+) -> InclusionNodes:
+    """Evaluate the products of f on nodes that cover every scale of u at which they change."""
     # largest rate: of a class that is in, or of the limit exp(-u); least: of the base alone
     x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
     products = sum_logs(atoms, x)
@@ -97,18 +108,19 @@ def _make_nodes(classes: Included, atoms: InclusionAtoms, log_base: float, step:
         excess = np.exp(-u) * np.expm1(np.where(small, products[:, 1], 0.0))
         loss = -dx * np.where(small, excess, np.exp(log_weights) - np.exp(-u))
         loss_sizes = exponent_sizes(np.abs(loss), log_weights)
-        base_terms = weights * u_base * _base_contrast(x, classes)
-    return _Nodes(x, weights, base_terms, loss, loss_sizes)
+        base_terms = weights * u_base * base_contrast(x, classes)
+    return InclusionNodes(x, weights, base_terms, loss, loss_sizes)
 
 
-def _log_sum(log_masses: FloatArray) -> float:
+def log_sum(log_masses: FloatArray) -> float:
+    """Return the log of the sum of masses (k,), that of one mass as it is."""
     if len(log_masses) == 1:
         return float(log_masses[0])
     top = log_masses.max()
     return float(top + np.log(np.exp(log_masses - top).sum()))
 
 
-def _base_contrast(x: FloatArray, classes: Included) -> FloatArray:
+def base_contrast(x: FloatArray, classes: Included) -> FloatArray:
     """Return 1 - psi of the reference at each node (K,)."""
     pi = classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_EXPONENT))

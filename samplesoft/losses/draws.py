@@ -48,6 +48,15 @@ def no_draw(value: Any) -> TypeError:
     )
 
 
+def require_replacement(draw: Draw, loss: str) -> None:
+    """Raise for draws without replacement, which a loss of that name cannot do with."""
+    if draw.log_inclusion is not None:
+        raise ValueError(
+            f"`draw` must be with replacement for {loss}, got probabilities of inclusion in "
+            "distinct classes; use a sampler that may repeat a class."
+        )
+
+
 def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
     """Raise for a draw that is not for `batch` contexts, or one for all."""
     if len(ids) != 2 or ids[1] == 0 or ids[0] not in (1, batch):

@@ -66,21 +66,16 @@ class JackknifeLoss(SampledLoss):
         "masked": SCHEMES["jackknife_masked"],
     }
     is_softmax = True
+    with_replacement = True
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        if isinstance(draw, Draw):
-            if draw.ids.shape[-1] < self.facts.least_draws:
-                raise ValueError(
-                    "`draw` must hold at least 2 draws for the jackknife, which leaves one out, "
-                    f"got {draw.ids.shape[-1]}; raise num_sampled."
-                )
-            if draw.log_inclusion is not None:
-                raise ValueError(
-                    "`draw` must be with replacement for the jackknife, got probabilities of "
-                    "inclusion in distinct classes; use a sampler that may repeat a class."
-                )
+        if isinstance(draw, Draw) and draw.ids.shape[-1] < self.facts.least_draws:
+            raise ValueError(
+                "`draw` must hold at least 2 draws for the jackknife, which leaves one out, "
+                f"got {draw.ids.shape[-1]}; raise num_sampled."
+            )
         return super()._forward(batch, draw, label_log_count)
 
     def _results(self, pairs: Pairs) -> Results:

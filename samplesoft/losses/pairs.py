@@ -19,9 +19,9 @@ from samplesoft.kernels.losses.candidate_logits import correct, share_out_slopes
 from samplesoft.kernels.losses.label_draws import find_labels, leave_out
 from samplesoft.losses.scores import CandidateScores
 from samplesoft.losses.targets import Targets
-from samplesoft.samplers.base import Rows
+from samplesoft.samplers.base import Draw, Rows
 
-Kernel = Callable[[FloatArray, FloatArray], None]
+Kernel = Callable[..., None]
 
 CHUNK_NUMBERS = 1 << 16
 _NO_LABEL = -1
@@ -53,9 +53,9 @@ class Pairs:
     log_counts: FloatArray  # (B, m) or (1, m)
     found: LabelDraws | None  # where examples have several labels
     rules: Rules
-
     owners: IntArray  # (P,): example of each
     shares: FloatArray  # (P,): weight of the loss of each in that of its example
+    draw: Draw  # where the draws come from
 
 
 class Results(NamedTuple):
@@ -76,8 +76,8 @@ def find_label_draws(scores: CandidateScores, targets: Targets) -> LabelDraws:
     return found
 
 
-def each_pair(pairs: Pairs, terms: Kernel) -> Results:
-    """Compute `terms` of a row of all draws for each pair."""
+def each_pair(pairs: Pairs, terms: Kernel, *more: FloatArray) -> Results:
+    """Compute `terms` of a row of all draws for each pair, and of its rows of `more` (P, ...)."""
     targets, drawn, found = pairs.targets, pairs.drawn, pairs.found
     owners, labels, shares = pairs.owners, targets.labels, pairs.shares
     if found is not None or pairs.rules.own:
@@ -91,7 +91,7 @@ def each_pair(pairs: Pairs, terms: Kernel) -> Results:
             sound = correct(*of_part, labels[part], logits, results.hits[part])
             if found is not None:
                 leave_out(logits, part.start, owners[part], found.pairs, *pairs.rules[:2])
-            terms(logits, results.losses[part])
+            terms(logits, results.losses[part], *(rows[part] for rows in more))
             if not sound:
                 finite = np.isfinite(drawn[owners[part]]).all(axis=1)
                 results.losses[part][~(finite & np.isfinite(pairs.own[part]))] = np.nan

@@ -11,10 +11,13 @@ from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.br_snis import BrSnisLoss
+from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.sampled import SampledSoftmaxLoss
@@ -37,6 +40,12 @@ LOSSES: dict[str, LossSpec] = {
     "sampled-absolute": _softmax(fixed={"absolute": True}),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
+    "multilevel": LossSpec(MultilevelLoss, masked="multilevel-masked", classifier=True),
+    "multilevel-masked": LossSpec(MultilevelLoss, {"scheme": "masked"}, classifier=True),
+    "coupled": LossSpec(CoupledLoss, masked="coupled-masked"),
+    "coupled-masked": LossSpec(CoupledLoss, {"scheme": "masked"}),
+    "br-snis": LossSpec(BrSnisLoss, masked="br-snis-masked"),
+    "br-snis-masked": LossSpec(BrSnisLoss, {"scheme": "masked"}),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
@@ -55,11 +64,12 @@ def make_loss(name: str, **options: Any) -> Loss:
     Parameters
     ----------
     name : str
-        A key of `LOSSES`. ``"sampled"``, ``"jackknife"`` and ``"negative-sampling"`` take draws
-        that exclude the label; ``"sampled-reject"`` and names that end in ``-masked``
-        leave accidental hits of the label out, and so can share one set of draws among a batch;
-        ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
-        ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
+        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"``, ``"coupled"``,
+        ``"br-snis"`` and ``"negative-sampling"`` take draws that exclude the label;
+        ``"sampled-reject"`` and names that end in ``-masked`` leave accidental hits of the label
+        out, and so can share one set of draws among a batch; ``"sampled-candidate-masked"`` is
+        TensorFlow's ``sampled_softmax_loss`` with ``remove_accidental_hits``,
+        ``"sampled-candidate"`` that without, and CNTK's.
     **options
         Those of `samplesoft.losses.base.Loss`, and ``scheme`` where the loss has several and the
         name says none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,13 +16,42 @@ from samplesoft.kernels.losses.candidate_logits import gains_of_kept
 from samplesoft.kernels.losses.merged_draws import merge_exponentials
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.draws import check_draw, check_label_count
+from samplesoft.losses.draws import check_draw, check_label_count, require_replacement
 from samplesoft.losses.examples import merged_draws
 from samplesoft.losses.gradients import Gradients
 from samplesoft.losses.pairs import Pairs, Results, Rules, each_pair, find_label_draws
 from samplesoft.losses.scores import CandidateScores, candidate_scores
+from samplesoft.losses.targets import Targets
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
+
+Seed = int | np.random.Generator | None
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a layer asks a loss to draw.
+
+    Parameters
+    ----------
+    targets : Targets
+        Labels of the batch.
+    num_classes : int
+        Number of classes n.
+    num_sampled : int
+        Number of draws m that was asked for.
+    sample : callable
+        ``sample(num, rng)`` returns a `Draw` of so many for the contexts of the batch.
+    batch_of : callable
+        ``batch_of(draw)`` returns the `Batch` on which `draw` can be scored, and the draw with its
+        classes as that batch numbers them.
+    """
+
+    targets: Targets
+    num_classes: int
+    num_sampled: int
+    sample: Callable[[int, Seed], Draw]
+    batch_of: Callable[[Draw], tuple[Batch, Draw | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +67,8 @@ class SampledLoss(Loss):
     """A loss on the label's logit and those of the drawn classes.
 
     A new one implements `_terms`, and names its `schemes`; where it is a softmax, its bias is that
-    of its scheme. With several labels an example, `_terms` is given a row for each of them, with
+    of its scheme, or `why_no_bias` says why not. One that decides on the number of its draws
+    overrides `draw`. With several labels an example, `_terms` is given a row for each of them, with
     all draws, which takes time by the number of labels. A loss for which one logit can stand for
     many draws may implement `_merge` too, and draws then cost what they cost with one label.
 
@@ -55,6 +85,10 @@ class SampledLoss(Loss):
         Those that the loss makes sense with, its default first.
     is_softmax : bool
         Whether the loss of an example is an estimate of that of the full softmax.
+    with_replacement : bool
+        Whether draws must be independent, and so may not be of distinct or of certain classes.
+    why_no_bias : str
+        Why the bias of a softmax is not that of its scheme; empty where it is.
     scheme : str
         How draws are treated.
     facts : Scheme
@@ -70,6 +104,8 @@ class SampledLoss(Loss):
 
     schemes: ClassVar[dict[str, Scheme]]
     is_softmax: ClassVar[bool] = False
+    with_replacement: ClassVar[bool] = False
+    why_no_bias: ClassVar[str] = ""
     offset = 0.0  # added to all scores
 
     def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
@@ -79,18 +115,44 @@ class SampledLoss(Loss):
         self.facts = facts = self.schemes[self.scheme]
         self.excludes_label = facts.excludes_label
         self.needs_label_count = facts.needs_label_count
-        self.bias_scheme = facts.name if self.is_softmax and facts.has_exact_bias else None
+        has_bias = self.is_softmax and facts.has_exact_bias and not self.why_no_bias
+        self.bias_scheme = facts.name if has_bias else None
 
     @classmethod
     def default_scheme(cls) -> str:
         """Return the first of `schemes`."""
         return next(iter(cls.schemes))
 
+    @property
+    def takes_certain(self) -> bool:
+        """Whether classes may be in every draw for certain."""
+        return self.facts.loss_takes_certain and not self.with_replacement
+
+    def draw(self, request: Request, rng: Seed) -> Draw:
+        """Draw what the loss needs; as many as asked for, unless the loss decides on their number.
+
+        Parameters
+        ----------
+        request : Request
+            How many are asked for, and for what batch.
+        rng : int, numpy.random.Generator or None
+            Seed of the draws, and of what else is random.
+
+        Returns
+        -------
+        Draw
+            For `forward`.
+        """
+        return request.sample(request.num_sampled, rng)
+
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, _Saved]:
         targets = batch.targets
         ids, log_counts = check_draw(draw, len(batch.z), len(batch.class_embeddings))
+        assert draw is not None
+        if self.with_replacement:
+            require_replacement(draw, type(self).__name__)
         if not self.facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         label_count = None
@@ -121,7 +183,7 @@ class SampledLoss(Loss):
             rules = Rules(own_draws and others, own_draws and others, once=True)
         shares = np.ones(len(own)) if targets.shares is None else targets.shares
         logits = own, drawn, ids, log_counts
-        results = self._results(Pairs(targets, *logits, found, rules, scores.owners, shares))
+        results = self._results(Pairs(targets, *logits, found, rules, scores.owners, shares, draw))
         if self.excludes_label and results.hits.any():
             raise self.contains_label(targets.labels, int(results.hits.argmax()))
         d_own, d_drawn = results.d_own, results.d_drawn
@@ -140,12 +202,13 @@ class SampledLoss(Loss):
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         return saved.scores.backward(saved.d_own, saved.d_drawn, weights)
 
-    @abstractmethod
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         """Compute losses (P,) of corrected logits (P, 1 + m), and replace these by derivatives.
 
-        The label's logit is in column 0. A logit of -inf is a draw without weight.
+        The label's logit is in column 0. A logit of -inf is a draw without weight. A loss whose
+        terms need more than logits overrides `_results`.
         """
+        raise NotImplementedError
 
     def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
         """Compute logits (B,) that stand for the rows of logits (B, m) of draws in the loss.

@@ -64,6 +64,11 @@ class LossSpec:
         return self.scheme is not None
 
     @property
+    def is_softmax(self) -> bool:
+        """Whether it is on drawn classes, and estimates the full softmax loss."""
+        return issubclass(self.make, SampledLoss) and self.make.is_softmax
+
+    @property
     def excludes_label(self) -> bool:
         """Whether no draw may be the label of its example."""
         return self.scheme is not None and self.scheme.excludes_label
@@ -81,12 +86,12 @@ class LossSpec:
     @property
     def distinct(self) -> bool:
         """Whether draws may be without replacement."""
-        return self.scheme is not None and not self.scheme.jackknife
+        return issubclass(self.make, SampledLoss) and not self.make.with_replacement
 
     @property
     def takes_certain(self) -> bool:
         """Whether classes may be in every draw for certain."""
-        return self.scheme is not None and self.scheme.loss_takes_certain
+        return self.distinct and self.scheme is not None and self.scheme.loss_takes_certain
 
     @property
     def needs_label_count(self) -> bool:
@@ -110,8 +115,10 @@ class LossSpec:
         """Why `bias_scheme` is None, or an empty string."""
         if self.scheme is None:
             return "it sums over all classes, and has no bias"
-        if not getattr(self.make, "is_softmax", False):
+        if not self.is_softmax:
             return "it is no estimate of the full softmax loss"
+        if why := getattr(self.make, "why_no_bias", ""):
+            return str(why)
         if not self.scheme.has_exact_bias:
             return f"no exact bias is known for scheme {self.scheme.name!r}"
         return ""

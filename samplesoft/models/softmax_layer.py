@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isclose
 from typing import Any
 
@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_copyable, to_host, twin
 from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
-from samplesoft.losses.base import Cache, Loss
+from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.sampled import Request, SampledLoss, Seed
 from samplesoft.losses.targets import Targets
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.samplers.draw import Draw, Rows
@@ -40,7 +40,7 @@ class SoftmaxLayer:
         `SamplerProtocol` will do. If the loss normalises, the sampler sees vectors of norm 1, and
         must have been made from such.
     num_sampled : int, optional
-        Number of draws m of an example.
+        Number of draws m of an example, of which losses such as `MultilevelLoss` make more.
     biases : array_like, shape (n,), optional
         Class biases, trained with the vectors; a sampler does not see them.
     shared : bool, optional
@@ -178,7 +178,7 @@ class SoftmaxLayer:
             If so many draws do not fit.
         """
         batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
-        draw, log_count = self._draw(batch.contexts, batch.targets, rng)
+        draw, log_count = self._draw(batch.contexts, batch.targets, lambda draw: (batch, draw), rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
             self.sampler.observe(batch.targets.labels)
@@ -292,25 +292,33 @@ class SoftmaxLayer:
         return self.parameters["class_embeddings"]
 
     def _draw(
-        self, contexts: Rows, targets: Targets, rng: int | np.random.Generator | None
+        self,
+        contexts: Rows,
+        targets: Targets,
+        batch_of: Callable[[Draw], tuple[Batch, Draw | None]],
+        rng: Seed,
     ) -> tuple[Draw | None, FloatArray | None]:
-        """Return draws where the loss needs them, and what it must know of the labels in them."""
+        """Return draws where the loss needs them, and what it must know of the labels in them.
+
+        `batch_of` is that of a `Request`.
+        """
         if not isinstance(self.loss, SampledLoss):
             return None, None
-        assert self.sampler is not None
+        sampler = self.sampler
+        assert sampler is not None
         if self.loss.excludes_label and targets.owners is not None:
             raise ValueError(
                 f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
                 "got a matrix; take scheme='masked'."
             )
-        self.sampler.refresh(rng)
-        draw = self.sampler.sample(
-            contexts,
-            self.num_sampled,
-            exclude=targets.labels if self.loss.excludes_label else None,
-            shared=self.shared,
-            rng=rng,
-        )
+        exclude = targets.labels if self.loss.excludes_label else None
+
+        def sample(num: int, seed: Seed) -> Draw:
+            return sampler.sample(contexts, num, exclude=exclude, shared=self.shared, rng=seed)
+
+        sampler.refresh(rng)
+        n = self._rows.shape[0]
+        draw = self.loss.draw(Request(targets, n, self.num_sampled, sample, batch_of), rng)
         if not self.loss.needs_label_count:
             return draw, None
         return draw, self._label_log_count(contexts, targets)
@@ -373,7 +381,7 @@ class SoftmaxLayer:
                 f"`sampler` must have the tau of the loss, {loss.tau}, got one with {tau}; make "
                 "both with the same tau, or pass allow_other_tau=True."
             )
-        if getattr(self.sampler, "certain", None) is not None and not loss.facts.loss_takes_certain:
+        if getattr(self.sampler, "certain", None) is not None and not loss.takes_certain:
             raise ValueError(
                 f"`sampler` must have no certain classes with scheme={loss.scheme!r} of a "
                 f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "

@@ -114,7 +114,7 @@ def is_full(classifier: Any, num_classes: int) -> bool:
     """
     spec = LOSSES[classifier.loss]
     few = classifier.num_sampled is None and num_classes <= NUM_SAMPLED
-    return not spec.draws or num_classes < 2 or (few and spec.bias_scheme is not None)
+    return not spec.draws or num_classes < 2 or (few and spec.is_softmax)
 
 
 def _tau(classifier: Any, num_classes: int) -> float | None:

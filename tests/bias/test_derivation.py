@@ -8,6 +8,7 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
+from samplesoft.kernels.bias import left_out
 
 HOME = Path(samplesoft.__file__).parent
 README = (HOME / "bias" / "README.md").read_text()
@@ -152,6 +153,40 @@ def test_the_second_moment():
     square = (psi * np.where(OTHERS, E * r, 0.0)) @ (c**2).sum(axis=1) - (drawn**2).sum(axis=1)
     mse = DV @ (M**2 * V[:, 0] * theta**M * ((change**2).sum(axis=1) + square / M))  # (B28)
     assert mse == pytest.approx(exact_gradient_moments(LOGITS, T, Q, M, c).mse, abs=1e-11)
+
+
+def test_the_second_moment_of_independent_inclusion():
+    pi, c = np.where(OTHERS, Q, 0.0), np.array([[1.0, 0.2], [0.1, -1.0], [0.5, 2.0], [-0.3, 0.4]])
+    c = c - E @ c
+    w = ratio(pi)
+    factors = 1 - pi + pi * np.exp(-V * w)
+    density, psi = np.exp(-V[:, 0] * A) * factors.prod(axis=1), np.exp(-V * w) / factors
+    mean = A * c[T] + (psi * np.where(OTHERS, E, 0.0)) @ c
+    own = (np.where(OTHERS, E * w * (1 - pi), 0.0) / factors * psi) @ (c**2).sum(axis=1)
+    mse = DV @ (V[:, 0] * density * ((mean**2).sum(axis=1) + own))  # (B78)
+    found = exact_gradient_moments(LOGITS, T, Q, M, c, scheme="poisson")
+    assert mse == pytest.approx(found.mse, abs=1e-11)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.3, 2.0), (1.1, 1.3), (1e-4, 0.5), (0.7, 90.0)])
+def test_draws_that_are_left_out(first, second):
+    """What (B76) and (B77) put under the integral gives back the functions of U."""
+    v, rest, near, far = V[:, 0], 0.8, V * first, V * second
+    once, twice = left_out.once(far)[:, 0], left_out.twice(far)[:, 0]
+    pair = left_out.pair_sums(
+        np.hstack([near, far]), np.eye(2)[0], np.eye(2)[[1] * len(v)], np.zeros((2, 2)),
+        np.eye(3)[[1] * len(v)],
+    )  # fmt: skip
+    back = lambda kernel: DV @ (np.exp(-v * rest) * v * kernel)  # noqa: E731
+    own, total = rest + second, rest + first + second
+    assert back(once) == pytest.approx(second / (rest * own**2), rel=1e-11)
+    assert back(twice) == pytest.approx((second / (rest * own)) ** 2, rel=1e-11)
+    apart = second / (total**2 * (rest + first))
+    assert back(np.exp(-near[:, 0]) * once) == pytest.approx(apart, rel=1e-11)
+    both = first * second / (total**2 * (rest + first) * own)
+    # l = (0, 1) and q = (1, 0): only pairs of the two, in either order
+    assert back(pair) == pytest.approx(2 * both, rel=1e-11)
+    assert back(pair * np.exp(-1e-6 * v)) != pytest.approx(2 * both, rel=1e-11)
 
 
 def test_what_the_code_cites_is_there():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from samplesoft import (
     asymptotic_bias,
     exact_bias,
-    exact_gradient_moments,
     finite_sample_bounds,
 )
 from samplesoft.schemes import SCHEMES, exact_schemes
@@ -159,7 +158,7 @@ def test_schemes_differ_in_their_limits_and_bounds():
     assert np.any((masked < wrong.lower) | (masked > wrong.upper))
 
 
-def test_schemes_without_a_limit_bounds_or_moments_are_refused():
+def test_schemes_without_a_limit_or_bounds_are_refused():
     given = [0.0, 1.0, 2.0], 0, [0.2, 0.3, 0.5]
     for scheme, why in {
         "jackknife": r"falls like 1/m\*\*2",
@@ -171,9 +170,6 @@ def test_schemes_without_a_limit_bounds_or_moments_are_refused():
     for scheme in ("reject", "jackknife_masked", "importance", "poisson"):
         with pytest.raises(ValueError, match=f"e_t plus a mean.*{scheme}.*no bounds are known"):
             finite_sample_bounds(*given, 5, scheme=scheme)
-    for scheme in ("jackknife", "jackknife_masked", "poisson"):
-        with pytest.raises(ValueError, match=f"`scheme` must be one that draws.*{scheme}"):
-            exact_gradient_moments(*given, 5, np.eye(3), scheme=scheme)
     with pytest.raises(ValueError, match="`q` must leave mass .* the bias is then the same"):
         asymptotic_bias([0.0, 1.0], 0, [1.0, 0.0], scheme="reject")
 

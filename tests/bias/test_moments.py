@@ -5,6 +5,8 @@ from __future__ import annotations
 import naive
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.schemes import SCHEMES, exact_schemes
@@ -14,9 +16,9 @@ Q = np.array([0.1, 0.25, 0.3, 0.35])
 C = np.random.default_rng(0).normal(size=(4, 3))
 
 
-WITH_MOMENTS = [
-    name for name in exact_schemes() if not (SCHEMES[name].jackknife or SCHEMES[name].independent)
-]
+def known(scheme, q):
+    """`q`, and three times as large as probabilities of inclusion."""
+    return np.minimum(3 * q, 1.0) if SCHEMES[scheme].independent else q
 
 
 def assert_equals_enumeration(result, logits, label, q, m, c, tau, scheme="negatives"):
@@ -32,12 +34,15 @@ def test_equals_enumeration(n, m):
     for seed in range(4):
         rng = np.random.default_rng(10 * n + seed)
         logits, q, c = rng.normal(size=n) * 2, rng.dirichlet(np.ones(n)), rng.normal(size=(n, 3))
-        for scheme in WITH_MOMENTS:
-            result = exact_gradient_moments(logits, seed % n, q, m, c, tau=1.7, scheme=scheme)
-            if n == 2 and scheme == "negatives":  # the one negative always comes
+        for scheme in exact_schemes():
+            if m < SCHEMES[scheme].least_draws:
+                continue
+            args = logits, seed % n, known(scheme, q), m, c
+            result = exact_gradient_moments(*args, tau=1.7, scheme=scheme)
+            if n == 2 and scheme in ("negatives", "jackknife"):  # the one negative always comes
                 assert max(result.squared_bias, result.variance, result.mse) < 1e-15
                 continue
-            assert_equals_enumeration(result, logits, seed % n, q, m, c, 1.7, scheme)
+            assert_equals_enumeration(result, *args, 1.7, scheme)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4])
@@ -55,14 +60,106 @@ def test_one_class_with_nearly_all_the_mass(logits):
         assert_equals_enumeration(result, logits, 0, Q, m, C, 2.0)
 
 
-@pytest.mark.parametrize("scheme", WITH_MOMENTS)
+@pytest.mark.parametrize("scheme", exact_schemes())
 @pytest.mark.parametrize("logits", [[0.0, 20.0, 1.0, 2.0], [9.0, -9.0, 0.0, 3.0]])
 def test_far_apart_logits_of_every_scheme(logits, scheme):
-    result = exact_gradient_moments(logits, 0, Q, 3, C, scheme=scheme)
-    assert_equals_enumeration(result, logits, 0, Q, 3, C, 1.0, scheme)
-    wrong = exact_gradient_moments(logits, 0, Q, 4, C, scheme=scheme)
+    q = known(scheme, Q)
+    result = exact_gradient_moments(logits, 0, q, 3, C, scheme=scheme)
+    assert_equals_enumeration(result, logits, 0, q, 3, C, 1.0, scheme)
+    other = 0.9 * q if scheme == "poisson" else q
+    wrong = exact_gradient_moments(logits, 0, other, 4, C, scheme=scheme)
     with pytest.raises(AssertionError):
-        assert_equals_enumeration(wrong, logits, 0, Q, 3, C, 1.0, scheme)
+        assert_equals_enumeration(wrong, logits, 0, q, 3, C, 1.0, scheme)
+
+
+LEFT_OUT = ["jackknife", "jackknife_masked", "poisson"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.01, 1.0, 5.0, 30.0, 300.0, 700.0]),
+    st.sampled_from([1.0, 5.0, 50.0]),
+    st.sampled_from(LEFT_OUT),
+)
+def test_equals_enumeration_anywhere(seed, spread, power, scheme):
+    rng = np.random.default_rng(seed)
+    n, m = rng.integers(2, 5), int(rng.integers(2, 6))
+    logits, q, c = spread * rng.normal(size=n), rng.dirichlet(np.ones(n)), rng.normal(size=(n, 3))
+    q = np.maximum(q**power, 1e-300)
+    args = logits, int(rng.integers(n)), known(scheme, q / q.sum()), m, c
+    result = exact_gradient_moments(*args, scheme=scheme)
+    squared_bias, variance, mse = naive.gradient_moments(*args, 1.0, scheme)
+    assert result.squared_bias == pytest.approx(squared_bias, rel=1e-10, abs=1e-28)
+    assert result.mse == pytest.approx(mse, rel=1e-12, abs=1e-28)
+    # all digits that the variance has beside the squared bias
+    assert result.variance == pytest.approx(variance, abs=1e-12 * mse + 1e-28)
+
+
+@pytest.mark.parametrize("scheme", ["jackknife", "jackknife_masked"])
+def test_jackknife_of_classes_on_panels(scheme):
+    """Each negative is split in 20 that are alike, and they become atoms of panels."""
+    rng = np.random.default_rng(3)
+    n = 300
+    logits, q, c = rng.normal(size=n), rng.dirichlet(np.full(n, 2.0)), rng.normal(size=(n, 3))
+    few = np.append(logits[0], logits[1:] + np.log(20.0))
+    wanted = exact_gradient_moments(few, 0, q, 7, c, scheme=scheme)
+    part = np.append(0, np.repeat(np.arange(1, n), 20))
+    many = np.append(logits[0], np.repeat(logits[1:], 20))
+    parts = np.append(q[0], np.repeat(q[1:] / 20, 20))
+    got = exact_gradient_moments(many, 0, parts, 7, c[part], scheme=scheme)
+    for name in ("squared_bias", "variance", "mse"):
+        assert getattr(got, name) == pytest.approx(getattr(wanted, name), rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme", LEFT_OUT)
+def test_moments_against_draws(scheme):
+    rng = np.random.default_rng(6)
+    n, m, trials = 20, 6, 20_000
+    logits, c = 1.5 * rng.normal(size=n), rng.normal(size=(n, 4))
+    q = rng.dirichlet(np.full(n, 2.0))
+    e = np.exp(logits)
+    if scheme == "poisson":
+        q = np.minimum(4 * q, 1.0)
+        mass = np.where(rng.random((trials, n)) < q, e / q, 0.0)
+        mass[:, 3] = e[3]
+        p = mass / mass.sum(axis=1, keepdims=True)
+    else:
+        drawn = np.where(np.arange(n) == 3, 0.0, q) if scheme == "jackknife" else q
+        counts = rng.multinomial(m, drawn / drawn.sum(), size=trials)
+        w = np.where(np.arange(n) == 3, 0.0, e * drawn.sum() / np.where(drawn > 0.0, drawn, 1.0))
+
+        def shares(counts, draws):
+            mass = counts * w / draws
+            mass[:, 3] += e[3]
+            return mass / mass.sum(axis=1, keepdims=True)
+
+        less = [counts[:, [k]] * shares(counts - np.eye(n)[k], m - 1) for k in range(n)]
+        p = m * shares(counts, m) - (m - 1) * sum(less) / m
+    squares = ((p @ c - (e / e.sum()) @ c) ** 2).sum(axis=1)
+    right, wrong = (
+        exact_gradient_moments(logits, 3, known_q, m, c, scheme=scheme).mse
+        for known_q in (q, q[::-1])
+    )
+    standard_error = squares.std() / np.sqrt(trials)
+    assert abs(squares.mean() - right) < 4 * standard_error < abs(squares.mean() - wrong)
+
+
+def test_pairs_of_too_many_atoms_are_refused():
+    n = 5000
+    logits = np.linspace(0.0, 200.0, n)
+    with pytest.raises(ValueError, match="few panels.*4,096 classes.*got 4,999.*monte_carlo_bias"):
+        exact_gradient_moments(logits, 0, np.full(n, 1 / n), 5, np.eye(n, 2), scheme="jackknife")
+
+
+def test_the_jackknife_ends_where_its_draws_do():
+    """Where draws abound all of its variance is that of the plain gradient."""
+    for m in (10**6, 10**9):
+        plain, left = (
+            exact_gradient_moments(LOGITS, 0, Q, m, C, scheme=scheme)
+            for scheme in ("negatives", "jackknife")
+        )
+        assert left.variance == pytest.approx(plain.variance, rel=20 / m)
 
 
 def test_a_label_with_all_the_mass_may_not_be_drawn():

@@ -211,7 +211,7 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="at least 2 draws for the jackknife.*got 1"):
         JackknifeLoss().forward(h, rows, labels, sampler.sample(h, 1, exclude=labels, rng=0))
     distinct = UniformSampler(5, replace=False).sample(h, 3, exclude=labels, rng=0)
-    with pytest.raises(ValueError, match="`draw` must be with replacement for the jackknife"):
+    with pytest.raises(ValueError, match="`draw` must be with replacement for JackknifeLoss"):
         JackknifeLoss().forward(h, rows, labels, distinct)
     for scheme in ("reject", "candidate", "candidate_masked", "importance"):
         with pytest.raises(ValueError, match="`scheme` must be one of negatives, masked; got"):

@@ -5,12 +5,14 @@ import copy
 import numpy as np
 import pytest
 from loss_cases import (
+    CHAINS,
     HITS,
     NAMES,
     SAMPLED,
     Case,
     check_value_and_gradients,
     dense,
+    fitted,
     make_case,
     needs_count,
     oracle_losses,
@@ -56,7 +58,7 @@ def test_each_loss_by_itself(name):
     with mp.workdps(30):
         wanted = np.array(oracle_losses(name, loss, case), dtype=float) * case.weights
     assert value.dtype == np.float64 and value.shape == (3,)
-    np.testing.assert_allclose(value, wanted, rtol=1e-13)
+    np.testing.assert_allclose(value, wanted, rtol=1e-13, atol=1e-28)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -184,6 +186,8 @@ def test_every_draw_of_the_label_is_left_out(name):
         assert case.forward(loss)[0] == value
     gradients = loss.backward(cache)
     assert set(gradients.dW.ids) == {label, 3, 4}
+    if isinstance(loss, CHAINS):  # which make no use of some draws, and are pushed by others
+        return
     score_gradient = dense(gradients.dW, 5) @ case.h[0] / (case.h[0] @ case.h[0])
     assert score_gradient[label] < 0.0 < min(score_gradient[3], score_gradient[4])
     if loss.facts.label_in_sum and not loss.facts.jackknife:
@@ -282,7 +286,7 @@ def test_several_labels_are_the_weighted_mean_of_one(name, shared):
         case.h,
         case.class_embeddings,
         matrix,
-        case.draw,
+        fitted(loss, case.draw, 9, case.labels),
         label_log_count=pairs.label_log_count if needs_count(loss) else None,
         biases=case.biases,
         weights=case.weights,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from loss_cases import NAMES, SAMPLED, make_case, needs_count
+from loss_cases import NAMES, SAMPLED, fitted, make_case, needs_count
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss
@@ -20,7 +20,7 @@ def forward(loss, case, **changes):
         "h": case.h,
         "class_embeddings": case.class_embeddings,
         "labels": case.labels,
-        "draw": case.draw,
+        "draw": fitted(loss, case.draw, len(case.class_embeddings), case.labels),
         "label_log_count": case.label_log_count if needs_count(loss) else None,
     } | changes
     return loss.forward(**arguments)

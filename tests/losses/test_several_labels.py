@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from loss_cases import NAMES, SAMPLED, dense, needs_count
+from loss_cases import NAMES, SAMPLED, dense, fitted, needs_count
 from mpmath import mp, mpf
 from naive_losses import ORACLES, derivative, exact, scores
 from scipy import sparse
@@ -45,6 +45,7 @@ class Several:
         own, draw = None, None
         if isinstance(loss, SampledLoss):
             draw = Draw(self.ids, np.log(np.take_along_axis(self.q, self.ids, axis=1)))
+            draw = fitted(loss, draw, len(self.rows), None)
         if needs_count(loss):
             examples, labels = np.nonzero(self.labels)
             q = np.broadcast_to(self.q, self.labels.shape)

@@ -4,6 +4,9 @@
 - `candidate_logits`: scores corrected for how the classes were drawn.
 - `logit_rows`: the weights of a row of logits.
 - `softmax_terms`, `logistic_terms`, `jackknife_terms`: a loss and its derivatives from logits.
+- `multilevel_terms`: the multilevel estimate, from blocks, halves and all of the draws.
+- `coupled_terms`: two Markov chains on sets of draws.
+- `br_snis_terms`: a Markov chain through the draws.
 - `label_draws`: with several labels an example, which draws are among them.
 - `merged_draws`: what the pairs of an example share of its draws, computed once.
 - `jackknife_examples`: the jackknife of all pairs of an example from moments of its draws.
