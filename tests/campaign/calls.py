@@ -39,6 +39,7 @@ MAY_BE_INFINITE = (
     "log_expected_count",
     "kernel",
     "variance",
+    "covariance",
     "evaluate",
 )
 MAY_BE_INFINITE += (

@@ -307,7 +307,12 @@ SAMPLER = {
     "inclusion_probs": {"num_sampled": 3, "exclude": LABELS},
     "class_embeddings": {"ids": LABELS},
 }
-MAP = {"transform": {"X": H}, "kernel": {"X": H, "Y": W}, "variance": {"X": H, "Y": W}}
+MAP = {
+    "transform": {"X": H},
+    "kernel": {"X": H, "Y": W},
+    "variance": {"X": H, "Y": W},
+    "covariance": {"x": H[0], "Y": W},
+}
 LOSS = {"forward": {"h": H, "class_embeddings": W, "labels": LABELS, "biases": BIASES}}
 LOSS["forward"] |= {"draw": None, "weights": np.ones(2), "label_log_count": np.full(2, -1.0)}
 STEP = {
