@@ -38,6 +38,14 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.multilevel import multilevel_moments as multilevel_moments
     from samplesoft.bias.num_sampled import NumSampled as NumSampled
     from samplesoft.bias.num_sampled import num_sampled_for as num_sampled_for
+    from samplesoft.bias.positive_features import PositiveFeaturesBias as PositiveFeaturesBias
+    from samplesoft.bias.positive_features import positive_features_bias as positive_features_bias
+    from samplesoft.bias.random_q import RandomQBias as RandomQBias
+    from samplesoft.bias.random_q import random_q_bias as random_q_bias
+    from samplesoft.bias.random_q_bound import RandomQBound as RandomQBound
+    from samplesoft.bias.random_q_bound import random_q_bound as random_q_bound
+    from samplesoft.bias.sampled_q import SampledQBias as SampledQBias
+    from samplesoft.bias.sampled_q import sampled_q_bias as sampled_q_bias
     from samplesoft.bias.self_normalized import SelfNormalizedTerms as SelfNormalizedTerms
     from samplesoft.bias.self_normalized import self_normalized_terms as self_normalized_terms
     from samplesoft.bias.theorem1 import Theorem1Bounds as Theorem1Bounds
@@ -84,6 +92,10 @@ _NAMES = {  # by the module that defines them
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
     "bias.multilevel": ("MultilevelMoments", "multilevel_moments"),
     "bias.num_sampled": ("NumSampled", "num_sampled_for"),
+    "bias.positive_features": ("PositiveFeaturesBias", "positive_features_bias"),
+    "bias.random_q": ("RandomQBias", "random_q_bias"),
+    "bias.random_q_bound": ("RandomQBound", "random_q_bound"),
+    "bias.sampled_q": ("SampledQBias", "sampled_q_bias"),
     "bias.self_normalized": ("SelfNormalizedTerms", "self_normalized_terms"),
     "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),
     "bias.theorem1_corrected": ("Theorem1Corrected", "theorem1_corrected"),

@@ -115,6 +115,28 @@ def positive_variance(x, y, tau, num):
     return (second - first**2) / num
 
 
+def covariance(name, x, y, other, sharpness, num):
+    """Covariance of the estimates k(x, y) and k(x, other), by quadrature over two Gaussians.
+
+    A feature sees of w only two inner products, which are Gaussian in the plane of two vectors.
+    """
+    x, y, other = (np.sqrt(sharpness) * np.asarray(v) for v in (x, y, other))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(90)
+    weights = np.outer(weights, weights) / (2.0 * np.pi)
+
+    def terms(v, w, feature):
+        plane = np.linalg.qr(np.stack([v, w], axis=1))[0]
+        angles = [plane.T @ u for u in (v, w)]
+        return [feature(a[0] * nodes[:, None] + a[1] * nodes) for a in angles]
+
+    if name == "rff":
+        one, two = terms(x - y, x - other, np.cos)
+    else:
+        one, two = terms(x + y, x + other, np.exp)
+        one, two = (t * np.exp(-(x @ x + v @ v) / 2) for t, v in ((one, y), (two, other)))
+    return float((weights * one * two).sum() - (weights * one).sum() * (weights * two).sum()) / num
+
+
 class Oracle(NamedTuple):
     """The kernel k(x, y, sharpness) of a map, and a sharpness at which estimates vary little."""
 

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from samplesoft._device.select import twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink, squared_norms
+from samplesoft.feature_maps.base import (
+    ROW,
+    FeatureMap,
+    inner_products,
+    over_rows,
+    shrink,
+    squared_norms,
+)
 from samplesoft.feature_maps.frequencies import (
     DRAWS,
     orthogonal_moment,
@@ -120,6 +127,17 @@ class RandomFourierFeatures(FeatureMap):
             together = orthogonal_moment(self.dim, -exponent) - np.exp(-2.0 * exponent)
             variance += orthogonal_pairs(self.dim, num) / num**2 * together
         return np.maximum(variance, 0.0)
+
+    def _covariance(self, x: FloatArray, Y: FloatArray) -> FloatArray | None:
+        if self.frequencies != "iid":
+            return None
+        # k(x, y) k(x, y') (cosh(s) - 1) / D with s = nu (x - y) . (x - y'), without overflow
+        apart = self.nu**0.5 * (x - Y)
+        dots = np.abs(inner_products(apart, apart))
+        half = 0.5 * np.diag(dots)
+        out: FloatArray = np.exp(np.minimum(dots - half[:, None] - half, 0.0))
+        out *= np.expm1(-dots) ** 2 / (2 * self.num_features)
+        return out
 
     def _exponent(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         from scipy.spatial.distance import cdist  # here, to keep the import fast

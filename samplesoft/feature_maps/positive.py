@@ -125,6 +125,17 @@ class PositiveRandomFeatures(FeatureMap):
             variance += orthogonal_pairs(self.dim, num) / num**2 * together * square
         return np.maximum(variance, 0.0)
 
+    def _covariance(self, x: FloatArray, Y: FloatArray) -> FloatArray | None:
+        if self.frequencies != "iid":
+            return None
+        # k(x, y) k(x, y') (exp(s) - 1) / D with s = tau (x + y) . (x + y'), without inf - inf
+        both = x + Y
+        s = self.tau * inner_products(both, both)
+        dots = self.tau * inner_products(Y, x)
+        exponent = dots + dots.T + np.maximum(s, 0.0)
+        out: FloatArray = np.exp(exponent) * -np.expm1(-np.abs(s)) / self.num_features
+        return np.copysign(out, s)
+
 
 class HostPositive:
     """Writes positive features on the processor."""

@@ -39,6 +39,7 @@ MAY_BE_INFINITE = (
     "log_expected_count",
     "kernel",
     "variance",
+    "covariance",
     "evaluate",
 )
 MAY_BE_INFINITE += (
@@ -146,7 +147,10 @@ def work(pipe: Connection, seed: int, first: int) -> None:
 
 def _feasible(name: str, key: str, value: Any) -> Any:
     """Return a value that is not an honest request for years of work."""
-    repeats = key in ("max_iter", "num_trials") or name in ("monte_carlo_bias", "verify")
+    repeats = key in ("max_iter", "num_trials", "num_draws") or name in (
+        "monte_carlo_bias",
+        "verify",
+    )
     if repeats and isinstance(value, int) and 300 < value <= 10**15:
         return 300
     return value

@@ -29,7 +29,8 @@ PACKAGES += ("sklearn",)
 
 NOT_CALLED = {
     "holds what a function has computed": (
-        "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias Theorem1Bounds Theorem2Ratio "
+        "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias PositiveFeaturesBias "
+        "RandomQBias RandomQBound SampledQBias Theorem1Bounds Theorem2Ratio "
         "Theorem1Corrected Theorem2Corrected "
         "VerificationReport VerificationRow Batch Cache Gradients SparseRows Evaluation Draw "
         "ChainDraw MultilevelDraw "
@@ -108,6 +109,43 @@ MADE: dict[str, Call] = {
     "finite_sample_bounds": _call(samplesoft.finite_sample_bounds, **_bias),
     "num_sampled_for": _call(
         samplesoft.num_sampled_for, logits=LOGITS, labels=LABELS, q=Q, bias=0.1, h=None
+    ),
+    "random_q_bias": _call(
+        samplesoft.random_q_bias,
+        logits=LOGITS[0],
+        labels=1,
+        kernel=Q,
+        covariance=0.01 * np.eye(N),
+        num_sampled=3,
+    ),
+    "random_q_bound": _call(
+        samplesoft.random_q_bound,
+        logits=LOGITS[0],
+        labels=1,
+        kernel=Q,
+        variance=1e-6 * np.array(Q),
+        num_sampled=3,
+        largest_term=1e-4,
+        floor=0.0,
+    ),
+    "positive_features_bias": _call(
+        samplesoft.positive_features_bias,
+        logits=LOGITS[0],
+        labels=1,
+        h=H[0],
+        class_embeddings=W,
+        num_sampled=3,
+        tau=1.0,
+        num_features=5,
+    ),
+    "sampled_q_bias": _call(
+        samplesoft.sampled_q_bias,
+        logits=LOGITS,
+        labels=LABELS,
+        draw_q=lambda rng: Q,
+        num_sampled=4,
+        num_draws=2,
+        rng=0,
     ),
     "exact_gradient_moments": _call(
         samplesoft.exact_gradient_moments, **_bias, class_embeddings=W, tau=2.0
@@ -323,7 +361,12 @@ SAMPLER = {
     "inclusion_probs": {"num_sampled": 3, "exclude": LABELS},
     "class_embeddings": {"ids": LABELS},
 }
-MAP = {"transform": {"X": H}, "kernel": {"X": H, "Y": W}, "variance": {"X": H, "Y": W}}
+MAP = {
+    "transform": {"X": H},
+    "kernel": {"X": H, "Y": W},
+    "variance": {"X": H, "Y": W},
+    "covariance": {"x": H[0], "Y": W},
+}
 LOSS = {"forward": {"h": H, "class_embeddings": W, "labels": LABELS, "biases": BIASES}}
 LOSS["forward"] |= {"draw": None, "weights": np.ones(2), "label_log_count": np.full(2, -1.0)}
 STEP = {

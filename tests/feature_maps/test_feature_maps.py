@@ -210,6 +210,52 @@ def test_variance_of_the_positive_map_ends_in_infinity_without_nan():
         assert not np.isnan(phi.variance(x, -x)).any()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_diagonal_of_the_covariance_is_the_variance(name):
+    phi, (X, Y) = make(name, 7), pairs()
+    for x in X:
+        covariance = phi.covariance(x, Y)
+        if name in ("rff", "positive", "quadratic"):
+            expected = phi.variance(x, Y)[0]
+            np.testing.assert_allclose(np.diag(covariance), expected, rtol=1e-10, atol=1e-16)
+            np.testing.assert_array_equal(covariance, covariance.T)
+        else:
+            assert covariance is None
+
+
+@pytest.mark.parametrize("name", ["rff", "positive"])
+@pytest.mark.parametrize("factor", [0.3, 1.0, 2.0])
+def test_covariance_against_quadrature(name, factor):
+    phi, (X, Y) = make(name, 7, factor), pairs()
+    sharpness = factor * ORACLES[name].sharpness
+    for x in X:
+        wanted = [[naive_maps.covariance(name, x, y, z, sharpness, 7) for z in Y] for y in Y]
+        np.testing.assert_allclose(phi.covariance(x, Y), wanted, rtol=1e-9, atol=1e-13)
+
+
+def test_the_covariance_of_cosines_has_two_terms():
+    """Cosines have the mean of cos(a - b) and of cos(a + b); phases at random have the first."""
+    X, Y = pairs()
+    values = {factor: make("rff", 7, factor).covariance(X[0], Y) for factor in (0.1, 1.0)}
+    for factor, covariance in values.items():
+        phi = make("rff", 7, factor)
+        kernel = phi.kernel(X[0], Y)[0]
+        first_alone = (0.5 * phi.kernel(Y, Y) - np.outer(kernel, kernel)) / 7
+        far = np.abs(covariance - first_alone).max()
+        assert far > 0.03 if factor == 0.1 else far < 3e-4  # the second falls off with distance
+
+
+def test_covariance_beyond_the_range_is_infinite_or_zero():
+    x = unit_rows(3, DIM, 0)
+    with np.errstate(all="raise", under="ignore"):
+        far = RandomFourierFeatures(DIM, 10, 1e6, rng=0).covariance(x[0], x)
+    np.testing.assert_array_equal(far[0], 0.0)
+    assert far[1, 1] == pytest.approx(0.05)
+    large = PositiveRandomFeatures(DIM, 10, 1e5, rng=0).covariance(x[0], x)
+    assert large[0, 0] == np.inf
+    assert not np.isnan(large).any()
+
+
 # the frequencies and the compiled loops ------------------------------------------------------
 
 

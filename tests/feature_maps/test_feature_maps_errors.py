@@ -44,9 +44,13 @@ def test_transform_refuses(name, X, error, words):
 @pytest.mark.parametrize("name", NAMES)
 def test_kernel_and_variance_name_the_second_argument(name):
     phi = make_feature_map(name, 4, 8, rng=0)
-    for call in (phi.kernel, phi.variance):
+    for call in (phi.kernel, phi.variance, phi.covariance):
         with pytest.raises(ValueError, match=r"`Y` must have 4 columns"):
             call(np.zeros((1, 4)), np.zeros((1, 3)))
+    with pytest.raises(ValueError, match=r"`x` must have 4 columns"):
+        phi.covariance(np.zeros(3), np.zeros((1, 4)))
+    with pytest.raises(ValueError, match=r"`x` must be one vector of length 4, got 2 rows"):
+        phi.covariance(np.zeros((2, 4)), np.zeros((1, 4)))
 
 
 @pytest.mark.parametrize("map_class", CLASSES)
