@@ -10,9 +10,11 @@ import math
 
 import numpy as np
 
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.draw_moments import SumMoments, draw_moments, sum_moments
+from samplesoft.bias.exponential_gap import exponential_gap
 from samplesoft.bias.lower_tail import LowerTail, chernoff, make_transform
 from samplesoft.bias.negatives import Negatives
 
@@ -40,8 +42,7 @@ class Gaps:
         self._log_ends = float(log_r.max()) + slack, float(log_r.min()) - slack
         known = negatives.rounding < _DIGITS and law.other_mass > 0.0
         self._moments = draw_moments(negatives) if known else None
-        if self._moments is not None:
-            self._transform = make_transform(law, negatives.rounding)
+        self._transform = make_transform(law, negatives.rounding) if known else None
 
     def logs(
         self, draws: int, log_base: FloatArray, log_mu: FloatArray
@@ -55,17 +56,24 @@ class Gaps:
             - np.logaddexp(log_base, r + log_part(draws, self._m))
             for v, r in zip(self._log_variance, self._log_ends, strict=True)
         ]  # fmt: skip
-        law = None
-        if self._moments is not None and draws > 0:
-            law = sum_moments(self._moments, draws, self._m)
-        if law is None:
-            return order2[0], order2[1]
-        tail = chernoff(self._transform, draws, self._m, self._log_ends[1])
-        mu, base = np.exp(log_mu), math.exp(float(log_base.min()) - self._slack)
-        low = gap_below(law, mu * (1.0 + self._slack))
-        high = gap_above(law, tail, base, mu * (1.0 - self._slack))
-        # not a number is no bound
-        return np.fmax(order2[0], np.log(low)), np.fmin(order2[1], np.log(high))
+        low, high = order2
+        if self._transform is None or draws == 0:
+            return low, high
+        base = np.exp(log_base)
+        least = float(base.min()) * (1.0 - self._slack)
+        moments = self._moments
+        law = None if moments is None else sum_moments(moments, draws, self._m)
+        if law is not None:
+            tail = chernoff(self._transform, draws, self._m, self._log_ends[1])
+            mu = np.exp(log_mu)
+            # not a number is no bound
+            low = np.fmax(low, np.log(gap_below(law, mu * (1.0 + self._slack))))
+            high = np.fmin(high, np.log(gap_above(law, tail, least, mu * (1.0 - self._slack))))
+        variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
+        every = least + math.exp(self._log_ends[1]) * draws / self._m
+        sums = exponential_gap(self._transform, draws, self._m, variance, every, self._slack)
+        below, above = sums.bounds(base)
+        return np.fmax(low, np.log(below)), np.fmin(high, np.log(above))
 
 
 def log_part(draws: int, m: int) -> float:

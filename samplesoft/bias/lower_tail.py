@@ -14,7 +14,8 @@ from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.transform import evaluate_nodes
 
 _STEP = 0.2  # of log v; the best v lies within half a step of a node
-_LEFT, _RIGHT = -2.0, 24.0  # of log (m v mean) and of log (v mean)
+_LEFT, _RIGHT = -14.0, 24.0  # of log (m v mean) and of log (v mean)
+_GONE = 745.0
 _ROUNDING = 1e-12  # of the transform; panels hold each exp(-v r) to some 2e-15 of 1
 _LOST = 1e8  # nodes where that leaves few digits of the transform are not used
 # thresholds as parts of the mean; the end of the range comes last
@@ -34,23 +35,42 @@ class Transform(NamedTuple):
 
     v: FloatArray
     excess: FloatArray  # not less than it is
+    low: FloatArray  # not more
+    log_low: FloatArray  # bounds on ``log E[exp(-v r)]``
+    log_high: FloatArray
     mean: float
     rounding: float  # relative, of the mean
+    step: float  # of log v
 
 
 def make_transform(law: DrawLaw, rounding: float) -> Transform:
     """Compute the transform of one draw where Chernoff's bound may need it."""
     log_mean = math.log(law.mean)
-    x = np.arange(_LEFT - math.log(law.num_draws), _RIGHT, _STEP) - log_mean
     with np.errstate(all="ignore"):
         classes = make_classes(law)
+        # until the least sum has decayed
+        slowest = math.log(law.num_draws) + float(np.logaddexp(law.log_base, classes.log_least))
+        last = max(_RIGHT - log_mean, math.log(_GONE) - slowest)
+        last = min(last, LARGEST_EXPONENT - math.log(law.num_draws))
+        x = np.arange(_LEFT - math.log(law.num_draws) - log_mean, last, _STEP)
         nodes = evaluate_nodes(classes, make_atoms(law, classes), x, np.zeros_like(x))
-        lost = np.exp(-nodes.log_transform)
+        lost = np.exp(-nodes.log_transform_least)
     good = np.isfinite(nodes.excess) & (lost < _LOST)
     v, excess = nodes.v[good], nodes.excess[good]
     relative = 4.0 * rounding + _ROUNDING
-    excess += relative * (excess + 2.0 * v * law.mean + lost[good] - 1.0)
-    return Transform(v, excess, law.mean, relative)
+    moved = v * law.mean
+    error = relative * (excess + 2.0 * moved + lost[good] - 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = np.expm1(excess)  # of second order in v, and so is its error
+        root = np.sqrt(2.0 * p * np.exp(moved))
+        near = _ROUNDING * p + 2.0 * rounding * ((2.0 + moved) * p + 2.0 * moved * root)
+    error = np.fmin(error, near)
+    low = np.maximum(excess - error, 0.0)
+    # an error in all ratios moves the log by v times the tilted mean, which is less than its size
+    log = nodes.log_transform[good]
+    off = 2.0 * rounding * np.abs(log) + _ROUNDING * lost[good]
+    ends = log - off, np.minimum(log + off, 0.0)
+    return Transform(v, excess + error, low, *ends, law.mean, relative, _STEP)
 
 
 def chernoff(transform: Transform, draws: int, m: int, log_least: float) -> LowerTail:
