@@ -43,8 +43,8 @@ class Transform(NamedTuple):
     step: float  # of log v
 
 
-def make_transform(law: DrawLaw, rounding: float) -> Transform:
-    """Compute the transform of one draw where Chernoff's bound may need it."""
+def make_transform(law: DrawLaw, rounding: float) -> Transform | None:
+    """Compute the transform of one draw where a bound may need it, None if it has no digits."""
     log_mean = math.log(law.mean)
     with np.errstate(all="ignore"):
         classes = make_classes(law)
@@ -56,6 +56,8 @@ def make_transform(law: DrawLaw, rounding: float) -> Transform:
         nodes = evaluate_nodes(classes, make_atoms(law, classes), x, np.zeros_like(x))
         lost = np.exp(-nodes.log_transform_least)
     good = np.isfinite(nodes.excess) & (lost < _LOST)
+    if not good.any():
+        return None
     v, excess = nodes.v[good], nodes.excess[good]
     relative = 4.0 * rounding + _ROUNDING
     moved = v * law.mean
