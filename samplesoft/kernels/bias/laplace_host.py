@@ -128,7 +128,8 @@ def _contrasts(decay_ref: float, kappa: FloatArray, room: FloatArray) -> None:
 def _centred(weights: FloatArray, zeta: FloatArray, room: FloatArray) -> None:
     """Write the terms of the sums around the mean of a block into the last five rows of `room`.
 
-    The last has v (r + mean) before. They are made of one series, (y**2 / 2 - exp(-y) + 1 - y) / y**3, where y is small.
+    The last has v (r + mean) before. They are made of one series, (y**2 / 2 - exp(-y) + 1 - y) /
+    y**3, where y is small.
     """
     p, h, t, y2, y3 = room[6], room[7], room[8], room[9], room[10]
     for i in range(len(weights)):
