@@ -112,10 +112,7 @@ def finite_sample_bounds(
 
     - the trapezoid rule for ``1/S = int exp(-u S) du``, whose error is proved to be less than 1e-16
       of it for every law of S, with the Laplace transform of r;
-    - below by Gauss's rule of up to six nodes, from moments of r;
-    - above by Radau's rule with a node at a threshold, and Chernoff's bound on how likely S is to
-      lie below it;
-    - both by ``Var[S] / (E[S]^2 s)`` with s at the ends of the range of S, where that is closer;
+    - ``Var[S] / (E[S]^2 s)`` with s at the ends of the range of S, where that is closer;
     - all cut to ``0 <= bias_t <= 1 - p_t`` and ``-p_j <= bias_j <= 1 - p_j``, and to what the
       others leave, for the biases sum to 0.
 
@@ -153,9 +150,9 @@ def finite_sample_bounds(
 
     The bounds hold in floating point: each is moved outwards by a relative
     ``8 eps (64 + 4 log2(n) + 2 L)`` of the sizes of its terms, L being the largest size of a
-    logarithm that entered (1e-13 to 1e-11 in all), and by the smallest normal number; moments and
-    chances carry bounds on their own errors. With a single negative the bias is exactly 0, and so
-    are both bounds.
+    logarithm that entered (1e-13 to 1e-11 in all), and by the smallest normal number; the sum of
+    exponentials carries bounds on its own errors. With a single negative the bias is exactly 0, and
+    so are both bounds.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """How far the mean of 1/S lies above 1 over the mean of S, from a sum of exponentials.
 
 ``1/s`` is an integral of ``exp(-u s)``, and the trapezoid rule on log u gives the gap up to a
-factor near 1 that is known, whatever the law of S; see the end of section 14 of
+factor near 1 that is known, whatever the law of S; see section 14 of
 ``samplesoft/bias/README.md``.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_each
 from samplesoft._validation import FloatArray
-from samplesoft.bias.lower_tail import Transform
+from samplesoft.bias.draw_transform import Transform
 from samplesoft.kernels.bias.exponential_sums import exponential_sums
 
 _CHUNK = 1 << 14
@@ -64,7 +64,7 @@ def exponential_gap(
         product = [
             np.exp(draws * excess - decay + sign * 2.0 * rounding * decay)
             * -np.expm1(-draws * excess)
-            for sign, excess in ((-1.0, transform.low), (1.0, transform.excess))
+            for sign, excess in ((-1.0, transform.excess_low), (1.0, transform.excess_high))
         ]
         less = np.exp(draws * transform.log_low) - np.exp(-(1.0 - 2.0 * rounding) * decay)
         most = np.exp(draws * transform.log_high)

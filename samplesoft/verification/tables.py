@@ -157,8 +157,7 @@ def legend(report: VerificationReport) -> list[str]:
             f"grows; out of {totals}. g >= 0: examples where the sign condition of the printed UB "
             "holds.",
             "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
-            "over the L1 bias, most often below 0.01 where m/rho is 25 or more, "
-            "rho = E[r^2]/Z^2 with r = exp(o)/q.",
+            "over the L1 bias, most often below 1e-6. rho = E[r^2]/Z^2 with r = exp(o)/q.",
         ]
     if report.has_bounds and "h" in sizes:
         lines.append(

@@ -1,5 +1,7 @@
 """The sum of exponentials that bounds E[1/S]: its error, what it leaves out, how close it is."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -101,7 +103,7 @@ def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
             kept = kept[:90]
         arrays = {
             name: getattr(transform, name)[kept]
-            for name in ("v", "excess", "low", "log_low", "log_high")
+            for name in ("v", "excess_low", "excess_high", "log_low", "log_high")
         }
         step = transform.step * (7 if part == "slack" else 1)
         found = whole(transform._replace(**arrays, step=step), *args)
@@ -122,3 +124,45 @@ def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
             out = int((bias > bounds.upper + 1e-12).sum() + (bias < bounds.lower - 1e-12).sum())
             inside, outside = (inside, outside + out) if wrong else (inside + out, outside)
     assert inside == 0 < outside
+
+
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+def test_laws_of_few_points(scheme):
+    one_large = np.zeros(2000)
+    one_large[5] = np.log(2000.0) / 2.0
+    skewed = np.array([8.2e-2, 4.6e-1, 1.1e-6, 4.6e-1])
+    for logits, label, q in (
+        (one_large, 0, np.full(2000, 1 / 2000)),
+        (np.array([0.0, 0.0, -4.5, 5.0]), 3, skewed / skewed.sum()),
+    ):
+        for m in (2, 5, 47, 1000):
+            exact = exact_bias(logits, label, q, m, scheme=scheme)
+            bounds = finite_sample_bounds(logits, label, q, m, scheme=scheme)
+            assert (bounds.lower <= exact.bias + exact.error).all()
+            assert (exact.bias - exact.error <= bounds.upper).all()
+
+
+def instance(seed, n, spread):
+    """Return (logits, q, a, r, qn) of an example whose label is class 0, in units where Z is 1."""
+    rng = np.random.default_rng(seed)
+    logits, q = spread * rng.normal(size=n), rng.dirichlet(np.ones(n)) * 0.9 + 0.1 / n
+    p = np.exp(logits) / np.exp(logits).sum()
+    qn = q[1:] / q[1:].sum()
+    return logits, q, p[0], p[1:] / qn, qn
+
+
+def test_the_theorem_in_closed_terms():
+    """Eq. (B41), and a twin without the chance, which fails."""
+    failures = 0
+    for seed in range(60):
+        logits, q, a, r, qn = instance(seed, n=5, spread=3.0)
+        y = r - qn @ r
+        v, rho = qn @ y**2, qn @ r**2
+        slope = qn @ y**3 / v
+        for m, d in itertools.product((1, 5, 40), (0.2, 0.5, 0.9)):
+            b = exact_bias(logits, 0, q, m).bias[0]
+            first = a * v / ((1.0 - d) * (m + v / d))
+            assert a * v / (m + slope - v) <= b * (1.0 + 1e-10)
+            assert b <= first + np.exp(-m * d**2 / (2.0 * rho)) + 1e-12
+            failures += b > first
+    assert failures > 10
