@@ -118,7 +118,7 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
             ("g >= 0", lambda row: f"{row.sign_condition}/{report.num_examples}"),
             ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
             ("m/rho", lambda row: _show(row.draws_per_moment, ".3g")),
-            ("width/L1", lambda row: _show(row.finite_tightness, ".2f")),
+            ("width/L1", lambda row: _show(row.finite_tightness, ".1e")),
         ]
     if wrt == "logits":
         if _has_classical(report):
