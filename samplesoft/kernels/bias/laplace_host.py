@@ -76,20 +76,22 @@ def _edges(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int
 
 
 @njit
-def _plain(x: FloatArray, logs: FloatArray) -> FloatArray:
-    """Return exp(logs), or nothing where their products with v = exp(x) may leave float64."""
-    largest = abs(x[0]) + abs(x[-1])
+def _plain(logs: FloatArray) -> tuple[FloatArray, float]:
+    """Return exp(logs) and the largest size of a log, which says where v times them is finite."""
+    reach = 0.0
     for value in logs:
-        if value > -np.inf and largest + abs(value) > _LEAST:
-            return np.empty(0)
-    return np.exp(logs)
+        if value > -np.inf:
+            reach = max(reach, abs(value))
+    return np.exp(np.minimum(logs, LARGEST_EXPONENT)), reach
 
 
 @njit
-def _times(x: float, logs: FloatArray, plain: FloatArray, part: slice, out: FloatArray) -> None:
-    """Write v exp(logs) of a block into `out`, from `_plain` where there is such."""
-    if len(plain) > 0:
-        v, own = math.exp(x), plain[part]
+def _times(
+    x: float, logs: FloatArray, plain: tuple[FloatArray, float], part: slice, out: FloatArray
+) -> None:
+    """Write v exp(logs) of a block into `out`, as products where none can leave float64."""
+    if abs(x) + plain[1] < _LEAST:
+        v, own = math.exp(x), plain[0][part]
         for i in range(len(own)):
             out[i] = v * own[i]
     else:
@@ -172,8 +174,7 @@ def node_sums(
     late, late_by_ref, late_by_mean = _after(weights[0]), _after(by_ref), _after(by_mean)
     late_mean = _after(by_mean * np.exp(atoms[6] - max(reference[1], -1e300)))
     room = np.empty((11, _BLOCK))
-    plain_d, plain_sum = _plain(x, log_d), _plain(x, log_sum)
-    plain_sum_mean = _plain(x, log_sum_mean)
+    plain_d, plain_sum, plain_sum_mean = _plain(log_d), _plain(log_sum), _plain(log_sum_mean)
     out[:] = 0.0
     for k in range(len(x)):
         at = x[k]
@@ -312,7 +313,7 @@ def atom_integrals(
             late[k, h] = (late[k + 1, h] * up if late[k + 1, h] != 0.0 else 0.0) + far[2, k, h]
     early = np.zeros((2, 3))
     room = np.empty((3, _BLOCK))
-    plain_d, plain_sum, plain_r = _plain(x, log_d), _plain(x, log_sum), _plain(x, log_r)
+    plain_d, plain_sum, plain_r = _plain(log_d), _plain(log_sum), _plain(log_r)
     reference = np.array([log_reference])
     flat = gone = len(log_r)
     out[:] = 0.0
