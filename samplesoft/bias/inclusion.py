@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samplesoft._jit import chunks, num_threads, thread_each, thread_map
+from samplesoft._jit import chunks, thread_each, thread_map
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.sums import CLASS_CHUNK, moment_chunks
+from samplesoft.bias.sums import CLASS_CHUNK, moment_chunks, node_chunks
 from samplesoft.kernels.bias import cells, panels, ratios
 from samplesoft.kernels.bias import poisson as kernels
 from samplesoft.kernels.bias.cells import CellClasses
 
-_LEAST_NODES = 32
 _ATOM_CHUNK = 2048
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
 _LONE = 256  # one class in so many may be by itself to let the others have a smaller range
@@ -144,7 +143,7 @@ def sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     def work(part: slice) -> None:
         kernels.log_products(x[part], atoms.log_w, atoms.pi, atoms.counts, sums[part])
 
-    thread_each(work, chunks(len(x), max(_LEAST_NODES, -(-len(x) // (4 * num_threads())))))
+    thread_each(work, node_chunks(len(x)))
     return sums
 
 

@@ -64,7 +64,7 @@ def exact_gradient_moments(
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c.
     labels, q, h, certain
-        As for `samplesoft.exact_bias`.
+        As for `samplesoft.exact_bias`, the jackknife of first order.
     num_sampled : int
         Number m of draws, at least 1.
     class_embeddings : array_like, shape (n, d)
@@ -72,7 +72,7 @@ def exact_gradient_moments(
     tau : float
         Inverse temperature.
     scheme : str or samplesoft.schemes.Scheme
-        As for `samplesoft.exact_bias`.
+        As for `samplesoft.exact_bias`, the jackknife of first order.
 
     Returns
     -------
@@ -101,6 +101,12 @@ def exact_gradient_moments(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
     facts = inputs.scheme
+    if facts.jackknife > 1:
+        raise ValueError(
+            "`scheme` must be one that leaves out at most one draw at a time, got "
+            f"{facts.name!r}: its second moments are not computed; take those of "
+            "samplesoft.monte_carlo_bias."
+        )
     vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for o, t, p in inputs.rows():

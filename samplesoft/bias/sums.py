@@ -23,6 +23,13 @@ def moment_chunks(num_classes: int, size: int) -> list[slice]:
     return chunks(num_classes, max(_MOMENT_CHUNK, size))
 
 
+def node_chunks(num_nodes: int) -> list[slice]:
+    """Split nodes into parts for the threads; what is known of all atoms is made for each part."""
+    threads = num_threads()
+    parts = 4 * threads if threads > 1 else 1
+    return chunks(num_nodes, max(_LEAST_NODES, -(-num_nodes // parts)))
+
+
 class HostSums:
     """Sums on all threads."""
 
@@ -52,7 +59,7 @@ class HostSums:
         def work(part: slice) -> None:
             laplace_host.node_sums(x[part], weights, rows, reference, sums[part])
 
-        thread_each(work, chunks(len(x), max(_LEAST_NODES, -(-len(x) // (4 * num_threads())))))
+        thread_each(work, node_chunks(len(x)))
         return sums
 
     def atom_integrals(

@@ -50,7 +50,7 @@ class VerificationRow:
     finite_outside : int or None
         Number of coordinates that are not.
     draws_per_moment : float or None
-        m / rho with ``rho = E[r^2] / Z^2``, in the mean: how close the finite-m bounds can be.
+        m / rho with ``rho = E[r^2] / Z^2``, in the mean: a large bias needs a small one.
     finite_tightness : float or None
         Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
     finite_min_max, finite_max_max : float or None

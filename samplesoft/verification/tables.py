@@ -119,7 +119,7 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
             ("corrected/max", _corrected),
             ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
             ("m/rho", lambda row: _show(row.draws_per_moment, ".3g")),
-            ("width/L1", lambda row: _show(row.finite_tightness, ".2f")),
+            ("width/L1", lambda row: _show(row.finite_tightness, ".1e")),
         ]
     if wrt == "logits":
         if _has_classical(report):
@@ -159,8 +159,7 @@ def legend(report: VerificationReport) -> list[str]:
             "holds. corrected/max: the bound of the corrected Theorem 1, which holds for every m, "
             "over the max bias.",
             "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
-            "over the L1 bias, most often below 0.01 where m/rho is 25 or more, "
-            "rho = E[r^2]/Z^2 with r = exp(o)/q.",
+            "over the L1 bias, most often below 1e-6. rho = E[r^2]/Z^2 with r = exp(o)/q.",
         ]
     if report.has_bounds and "h" in sizes:
         lines.append(

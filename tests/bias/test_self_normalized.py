@@ -3,6 +3,8 @@
 import extremes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from samplesoft import asymptotic_bias, exact_bias, self_normalized_terms
@@ -84,6 +86,53 @@ def test_bounds_hold_for_many_classes_and_draws(scheme):
         assert norm <= terms.cauchy_schwarz_bound <= terms.agapiou_bound
         close += norm > 0.5 * terms.cauchy_schwarz_bound
     assert close > 25
+
+
+@st.composite
+def problems(draw):
+    """Draw (logits, label, q, m), from ordinary ones to q down to 1e-250."""
+    n = draw(st.integers(2, 7))
+    spread, smallest = draw(st.sampled_from([(2.0, -2.0), (8.0, -12.0), (300.0, -250.0)]))
+    logits = draw(st.lists(st.floats(-spread, spread), min_size=n, max_size=n))
+    powers = np.array(draw(st.lists(st.floats(smallest, 0.0), min_size=n, max_size=n)))
+    powers[draw(st.integers(0, n - 1))] = 0.0
+    q = 10.0**powers
+    m = draw(st.sampled_from([1, 2, 5, 30, 1000, 10**6, 10**9]))
+    return np.array(logits), draw(st.integers(0, n - 1)), q / q.sum(), m
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.sampled_from(SCHEMES))
+def test_two_rho_over_m_bounds_the_bias_anywhere(problem, scheme):
+    logits, label, q, m = problem
+    exact = exact_bias(logits, label, q, m, scheme=scheme)
+    terms = self_normalized_terms(logits, label, q, m, scheme=scheme)
+    norm = np.abs(exact.bias).sum() * (1.0 - 1e-10) - exact.error
+    assert norm <= terms.cauchy_schwarz_bound <= terms.agapiou_bound
+    with mp.workdps(700):  # 2 rho / m with the lesser rho, E[r^2] / Z^2, of one draw
+        e, drawn = ([mp.exp(mpf(float(o))) for o in logits], [mpf(float(x)) for x in q])
+        if scheme == "negatives":
+            drawn[label] = mpf(0)
+        others = [j for j in range(len(q)) if j != label]
+        rho = mp.fsum(drawn) * mp.fsum(e[j] ** 2 / drawn[j] for j in others) / mp.fsum(e) ** 2
+        bound = mpf(float(terms.cauchy_schwarz_bound))
+        assert bound <= 2 * rho / m * (1 + mpf(10) ** -9) or bound == mp.inf
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.floats(-50.0, 50.0), st.randoms(use_true_random=False))
+def test_terms_know_neither_a_common_shift_nor_the_order(problem, shift, random):
+    logits, label, q, m = problem
+    order = random.sample(range(len(q)), len(q))
+    one, other = (
+        self_normalized_terms(logits, label, q, m),
+        self_normalized_terms(logits[order] + shift, order.index(label), q[order], m),
+    )
+    size = float(np.abs(one.leading_bias).sum())
+    room = 1e-9 * size + 1e-12 * one.agapiou_bound  # where it is the rounding of nothing
+    assert np.abs(one.leading_bias[order] - other.leading_bias).sum() <= room
+    for name in ("agapiou_bound", "effective_sample_size"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9, abs=1e-300)
 
 
 def test_no_constant_below_two_will_do():

@@ -76,24 +76,48 @@ def _edges(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int
 
 
 @njit
-def _decays(x: float, log_d: FloatArray, room: FloatArray) -> None:
-    """Write d = v (r - r0) and exp(-d) of a block into the first two rows of `room`."""
+def _plain(logs: FloatArray) -> tuple[FloatArray, float]:
+    """Return exp(logs) and the largest size of a log, which says where v times them is finite."""
+    reach = 0.0
+    for value in logs:
+        if value > -np.inf:
+            reach = max(reach, abs(value))
+    return np.exp(np.minimum(logs, LARGEST_EXPONENT)), reach
+
+
+@njit
+def _times(
+    x: float, logs: FloatArray, plain: tuple[FloatArray, float], part: slice, out: FloatArray
+) -> None:
+    """Write v exp(logs) of a block into `out`, as products where none can leave float64."""
+    if abs(x) + plain[1] < _LEAST:
+        v, own = math.exp(x), plain[0][part]
+        for i in range(len(own)):
+            out[i] = v * own[i]
+    else:
+        those = logs[part]
+        for i in range(len(those)):
+            out[i] = exp64(x + those[i])
+
+
+@njit
+def _decays(room: FloatArray, size: int) -> None:
+    """Write exp(-d) of a block, whose d = v (r - r0) are the first row of `room`, as the second."""
     d, decay = room[0], room[1]
-    for i in range(len(log_d)):
-        d[i] = exp64(x + log_d[i])
-    for i in range(len(log_d)):
+    for i in range(size):
         e = exp64(-d[i] if d[i] < _LEAST else -_LEAST)
         decay[i] = e if d[i] < _LEAST else 0.0
 
 
 @njit
-def _contrasts(
-    x: float, decay_ref: float, kappa: FloatArray, log_sum: FloatArray, room: FloatArray
-) -> None:
-    """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa of a block, eq. (B19), as the third."""
+def _contrasts(decay_ref: float, kappa: FloatArray, room: FloatArray) -> None:
+    """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa of a block, eq. (B19), as the third.
+
+    It replaces v (r + R).
+    """
     decay, out = room[1], room[2]
     for i in range(len(kappa)):
-        total = exp64(x + log_sum[i])
+        total = out[i]
         away = kappa[i] * total  # v (r - R)
         near = -1.0 if away < -1.0 else away
         near = 1.0 if near > 1.0 else near
@@ -103,16 +127,15 @@ def _contrasts(
 
 
 @njit
-def _centred(
-    x: float, weights: FloatArray, zeta: FloatArray, log_sum: FloatArray, room: FloatArray
-) -> None:
+def _centred(weights: FloatArray, zeta: FloatArray, room: FloatArray) -> None:
     """Write the terms of the sums around the mean of a block into the last five rows of `room`.
 
-    They are made of one series, (y**2 / 2 - exp(-y) + 1 - y) / y**3, where y is small.
+    The last has v (r + mean) before. They are made of one series, (y**2 / 2 - exp(-y) + 1 - y) /
+    y**3, where y is small.
     """
     p, h, t, y2, y3 = room[6], room[7], room[8], room[9], room[10]
     for i in range(len(weights)):
-        total = exp64(x + log_sum[i])
+        total = y3[i]
         y = zeta[i] * total
         y3[i] = y
         p[i] = weights[i] * total * total  # q y**2, with no difference in it
@@ -151,6 +174,7 @@ def node_sums(
     late, late_by_ref, late_by_mean = _after(weights[0]), _after(by_ref), _after(by_mean)
     late_mean = _after(by_mean * np.exp(atoms[6] - max(reference[1], -1e300)))
     room = np.empty((11, _BLOCK))
+    plain_d, plain_sum, plain_sum_mean = _plain(log_d), _plain(log_sum), _plain(log_sum_mean)
     out[:] = 0.0
     for k in range(len(x)):
         at = x[k]
@@ -196,11 +220,14 @@ def node_sums(
                 s[8] -= 2.0 * late_by_mean[gone]
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
-            _decays(at, log_d[part], room)
-            _contrasts(at, decay_ref, kappa[part], log_sum[part], room)
+            _times(at, log_d, plain_d, part, room[0])
+            _times(at, log_sum, plain_sum, part, room[2])
+            _decays(room, part.stop - start)
+            _contrasts(decay_ref, kappa[part], room)
             _add_decays(weights[0][part], weights[1][part], room, s)
             if is_centred:
-                _centred(at, weights[2][part], zeta[part], log_sum_mean[part], room)
+                _times(at, log_sum_mean, plain_sum_mean, part, room[10])
+                _centred(weights[2][part], zeta[part], room)
                 for i in range(6, 11):
                     s[i] += _total(room[i][: part.stop - start])
 
@@ -286,6 +313,7 @@ def atom_integrals(
             late[k, h] = (late[k + 1, h] * up if late[k + 1, h] != 0.0 else 0.0) + far[2, k, h]
     early = np.zeros((2, 3))
     room = np.empty((3, _BLOCK))
+    plain_d, plain_sum, plain_r = _plain(log_d), _plain(log_sum), _plain(log_r)
     reference = np.array([log_reference])
     flat = gone = len(log_r)
     out[:] = 0.0
@@ -316,10 +344,13 @@ def atom_integrals(
             for first in range(flat, gone, _BLOCK):
                 part = slice(first, min(first + _BLOCK, gone))
                 own = out[0][part], out[1][part], out[2][part]
-                _decays(at, log_d[part], room)
+                _times(at, log_d, plain_d, part, room[0])
+                _decays(room, part.stop - first)
                 if c[1] == 0.0 and c[2] == 0.0:
-                    _contrasts(at, decay_ref, kappa[part], log_sum[part], room)
-                    _add_plain(at, c[0], half, log_r[part], room, *own)
+                    _times(at, log_sum, plain_sum, part, room[2])
+                    _contrasts(decay_ref, kappa[part], room)
+                    _times(at, log_r, plain_r, part, room[1])
+                    _add_plain(c[0], half, room, *own)
                 else:
                     rows = log_r[part], kappa[part], log_sum[part]
                     _add_bent(at, c, tilted[k], half, *rows, decay_ref, room, *own)
@@ -331,19 +362,17 @@ def atom_integrals(
 
 @njit
 def _add_plain(
-    at: float,
     c: float,
     half: float,
-    log_r: FloatArray,
     room: FloatArray,
     full_out: FloatArray,
     half_out: FloatArray,
     size_out: FloatArray,
 ) -> None:
-    """Add the terms of one node to a block, where `room` has the contrasts."""
-    contrast = room[2]
-    for i in range(len(log_r)):
-        term = c * contrast[i] * exp64(at + log_r[i])
+    """Add the terms of one node to a block, where `room` has the contrasts after v r."""
+    rate, contrast = room[1], room[2]
+    for i in range(len(full_out)):
+        term = c * contrast[i] * rate[i]
         full_out[i] += term
         half_out[i] += half * term
         size_out[i] += abs(term)

@@ -13,6 +13,8 @@ from samplesoft.kernels.bias.laplace import _decay_ratio, tangent
 _SERIES = 1.0  # up to here the divided difference is summed as a series of positive terms
 _TERMS = 20
 _GONE = 745.0
+_FLAT = 1e-17  # below it k is its first order in x to the last bit
+_FAR = 1e20  # above it k is nothing beside terms with one draw left out, times x too
 
 
 @njit
@@ -63,17 +65,33 @@ def pair_sums(
         f0, f1, f2 = factors[k, 0], factors[k, 1], factors[k, 2]
         if f0 == 0.0 and f1 == 0.0 and f2 == 0.0:
             continue
-        for i in range(count):
+        stop = count
+        while stop > 0 and x[k, stop - 1] > _FAR:
+            stop -= 1
+        for i in range(stop):
             decay[i] = math.exp(-x[k, i])
             first[i] = _decay_ratio(x[k, i])
             second[i] = tangent(x[k, i])
-        total = 0.0
-        for i in range(count):
+        total = flat_q = flat_l = 0.0
+        flat = 0
+        while flat < stop and x[k, flat] < _FLAT:
+            flat_q += x[k, flat] * q[flat]
+            flat_l += x[k, flat] * linear[k, flat]
+            flat += 1
+        total += (f0 * flat_q + 2.0 * f1 * flat_l) * flat_q / 6.0
+        for j in range(flat, stop if flat > 0 else 0):
+            b = x[k, j]
+            first_order = second[j] - 0.5 * decay[j]
+            if b < _SERIES:
+                first_order = b * decay[j] * _series(0.0, b)
+            part = f0 * flat_q * q[j] + f1 * (flat_l * q[j] + flat_q * linear[k, j])
+            total += 2.0 * first_order * part
+        for i in range(flat, stop):
             a = x[k, i]
             if a > _GONE:
                 break
             own, a_q, a_l = 0.0, f0 * q[i] + f1 * linear[k, i], f1 * q[i]
-            for j in range(i, count):
+            for j in range(i, stop):
                 b = x[k, j]
                 if b < _SERIES:
                     value = a * b * decay[i] * decay[j] * _series(a, b)

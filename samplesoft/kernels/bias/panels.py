@@ -15,8 +15,8 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
-DEGREE = 14  # polynomials, and nodes, of a panel: up to power 13
-WIDTH = 0.5  # of a panel in log r: with this degree its error is below 1e-14
+DEGREE = 16  # polynomials, and nodes, of a panel: up to power 15
+WIDTH = 0.75  # of a panel in log r: with this degree its error is below 1e-14
 
 
 class PanelClasses(NamedTuple):
