@@ -132,6 +132,14 @@ def test_the_jackknife_by_parts():
     np.testing.assert_allclose(plain(flow, label_flow), exact.bias, atol=1e-9)
     assert loss == pytest.approx(exact.loss_bias, abs=1e-6)
 
+    def bend(s):
+        return np.exp(-(M - 1) * s) * (-M * np.expm1(-s) - 1)
+
+    for terms in (bend(s) - bend(v), (-bend(s) * gap / s)[v > 1e-7]):  # (B70)
+        assert 0.01 * np.sum(terms) == pytest.approx(exact.loss_bias, abs=1e-6)
+    far = v**2 * variance - vs + vs**3 / s**2  # (B71)
+    np.testing.assert_allclose(far[known], (curve * vs)[known], atol=1e-9)
+
 
 def test_independent_inclusion():
     pi = np.where(OTHERS, Q, 0.0)
