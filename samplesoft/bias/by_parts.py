@@ -69,16 +69,19 @@ def make_kernel(law: DrawLaw, s: FloatArray) -> Kernel:
 
 
 def choose_cuts(law: DrawLaw, nodes: Nodes) -> list[float]:
-    """Return places log v for a cut: where m draws have decayed or s stalls, nowhere, everywhere.
+    """Return places log v for a cut, those first that most often suffice.
 
-    At the first, exp(-m s) m**(order + 1) is about exp(-10): the plain difference is harmless
-    beyond it. The second is a step before v ds/dv has fallen to half of s.
+    They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).
+    A stall is a step before v ds/dv has fallen to half of s. With the decay, exp(-m s) m**(order +
+    1) is about exp(-10): the plain difference is harmless beyond it.
     """
     m, order = law.num_draws, law.scheme.jackknife
     s = negative_log_theta(law, nodes)
     decayed = float(np.interp((10.0 + (order + 1) * np.log(m)) / m, s, nodes.x))
     stalled = nodes.x[-nodes.gap > 0.5 * s][:1] - _STEP_END * _STEP_WIDTH
-    return [decayed, *map(float, stalled), np.inf, -np.inf]
+    if not len(stalled):
+        return [np.inf, decayed, -np.inf]
+    return [float(stalled[0]), -np.inf, decayed, np.inf]
 
 
 def smooth_step(x: FloatArray, cut: float) -> Step:

@@ -23,7 +23,7 @@ from samplesoft.bias.quadrature import ROUNDING, estimate_error, halving_change
 from samplesoft.bias.transform import Nodes
 
 _OF_CUBES = 8.0  # errors of a cube, each of some units
-_SURE = 1e-12  # relative error at which no other cut is tried
+_SURE = 1e-11  # relative error at which no other cut is tried
 
 
 class LossTerms(NamedTuple):
@@ -135,11 +135,11 @@ def _weigh_by_parts(
     curve, size = np.where(far_size < size, far, curve), np.minimum(far_size, size)
     weight = nodes.dx * kernel.decay
     terms = LossTerms(
-        -weight * kernel.values[0] * curve / slope / slope,
-        exponent_sizes(weight * kernel.sizes[0] * size / slope / slope, law.num_draws * s),
+        -weight * (kernel.values[0] / slope) * (curve / slope),
+        exponent_sizes(weight * (kernel.sizes[0] / slope) * (size / slope), law.num_draws * s),
         True,
     )
-    return terms, weight * kernel.values[0] * tilt / slope
+    return terms, weight * (kernel.values[0] / slope) * tilt
 
 
 def _mixed_size(rounded: FloatArray, moved: FloatArray, unit: float) -> FloatArray:
