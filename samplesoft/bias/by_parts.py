@@ -49,7 +49,7 @@ def negative_log_theta(law: DrawLaw, nodes: Nodes) -> FloatArray:
 def kernel_polynomials(law: DrawLaw) -> tuple[FloatArray, ...]:
     """Return the coefficients of g, g' and g'' in powers of 1 - exp(-s)."""
     m, order = law.num_draws, law.scheme.jackknife
-    found = [np.array([0.0, -1.0])]
+    found = [np.array([0.0, -1.0, 0.5 * m][: order + 1])]
     for _ in range(2):
         powers = np.arange(len(found[-1]))
         up = np.append(powers[1:] * found[-1][1:], 0.0)  # d(1 - exp(-s))/ds = 1 - (1 - exp(-s))

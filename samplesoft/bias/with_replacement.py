@@ -77,7 +77,8 @@ def with_replacement_bias(
                     flows = _with_label_drawn(law, classes, nodes, weights, flows, sums)
                 bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
-                error = estimate_error(flows.coarse, flows.size, norm, unit, scheme.jackknife)
+                narrow = scheme.jackknife > 0
+                error = estimate_error(flows.coarse, flows.size, norm, unit, narrow)
                 loss_error, is_enough = _estimate_loss_error(weights, size, loss_unit, scheme)
                 errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
                 found = Row(bias, law.probs, loss_bias, *errors)

@@ -7,6 +7,7 @@ loss                      what it is
 `FullLogisticLoss`        a logistic regression of each class, for several labels
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
+`SecondJackknifeLoss`     a bias of order 1/m**3, for O(m**2) and more variance yet
 `InBatchLoss`             draws are the labels of the other examples, with more or without
 `ImportanceSamplingLoss`  log Z estimated from draws of all classes, not from the label
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
@@ -29,6 +30,7 @@ from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.jackknife2 import SecondJackknifeLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.registry import LOSSES, make_loss
@@ -52,6 +54,7 @@ __all__ = [
     "NegativeSamplingLoss",
     "SampledLoss",
     "SampledSoftmaxLoss",
+    "SecondJackknifeLoss",
     "SparseRows",
     "make_loss",
 ]

@@ -71,10 +71,11 @@ class JackknifeLoss(SampledLoss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         if isinstance(draw, Draw):
-            if draw.ids.shape[-1] < self.facts.least_draws:
+            least = self.facts.least_draws
+            if draw.ids.shape[-1] < least:
                 raise ValueError(
-                    "`draw` must hold at least 2 draws for the jackknife, which leaves one out, "
-                    f"got {draw.ids.shape[-1]}; raise num_sampled."
+                    f"`draw` must hold at least {least} draws for the jackknife, which leaves out "
+                    f"{self.facts.jackknife}, got {draw.ids.shape[-1]}; raise num_sampled."
                 )
             if draw.log_inclusion is not None:
                 raise ValueError(

@@ -15,6 +15,7 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.jackknife2 import SecondJackknifeLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
 from samplesoft.losses.sampled import SampledSoftmaxLoss
@@ -37,6 +38,8 @@ LOSSES: dict[str, LossSpec] = {
     "sampled-absolute": _softmax(fixed={"absolute": True}),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
+    "jackknife2": LossSpec(SecondJackknifeLoss, masked="jackknife2-masked"),
+    "jackknife2-masked": LossSpec(SecondJackknifeLoss, {"scheme": "masked"}),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
@@ -55,11 +58,12 @@ def make_loss(name: str, **options: Any) -> Loss:
     Parameters
     ----------
     name : str
-        A key of `LOSSES`. ``"sampled"``, ``"jackknife"`` and ``"negative-sampling"`` take draws
-        that exclude the label; ``"sampled-reject"`` and names that end in ``-masked``
-        leave accidental hits of the label out, and so can share one set of draws among a batch;
-        ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
-        ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
+        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"jackknife2"`` and
+        ``"negative-sampling"`` take draws that exclude the label; ``"sampled-reject"`` and names
+        that end in ``-masked`` leave accidental hits of the label out, and so can share one set of
+        draws among a batch; ``"sampled-candidate-masked"`` is TensorFlow's
+        ``sampled_softmax_loss`` with ``remove_accidental_hits``, ``"sampled-candidate"`` that
+        without, and CNTK's.
     **options
         Those of `samplesoft.losses.base.Loss`, and ``scheme`` where the loss has several and the
         name says none.
