@@ -64,6 +64,15 @@ def test_a_label_that_leads_keeps_the_digits_of_the_loss():
         assert abs(mpf(result.loss_bias) / want - 1) < 1e-12
 
 
+def test_draws_of_a_masked_label_leave_the_loss_its_digits():
+    """A rest of 1e-5 of two parts that are near 1, for the label's corrected mass is small."""
+    logits, q, m = [12.0, 0.0], [1.0 - 1e-13, 1e-13], 150
+    result = exact_bias(logits, 0, q, m, scheme="candidate_masked")
+    want = true_loss_bias(logits, 0, q, m, "candidate_masked")
+    assert abs(mpf(result.loss_bias) / want - 1) < 1e-14
+    assert abs(mpf(result.loss_bias) - want) < result.loss_error < 1e-13 * abs(want)
+
+
 def test_draws_that_are_nearly_all_of_the_label():
     """One negative: then the loss is known by the chance that no draw is kept."""
     m, rare = 10**9, 1e-9
