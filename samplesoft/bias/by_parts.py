@@ -20,13 +20,14 @@ _STEP_END = 6.5  # widths beyond the cut, where the step has fallen to 4e-20, an
 
 
 class Kernel(NamedTuple):
-    """A kernel g and its derivatives in s = -log theta, over exp(-(m - order) s), all (K,).
+    """A kernel g and its derivatives in s, over exp(-(m - order) s), all (K,).
 
     For m draws the bias is the integral of m exp(-m s) H(s), and the loss bias that of exp(-m s)
     K(s). The jackknife takes g'' and -g' in place of these exponentials, eqs. (B13) and (B70). All
     are polynomials in 1 - exp(-s); sizes are those of their terms without signs.
     """
 
+    s: FloatArray  # -log theta at the nodes
     decay: FloatArray  # exp(-(m - order) s)
     values: tuple[FloatArray, ...]  # of g, g', g''
     sizes: tuple[FloatArray, ...]
@@ -58,17 +59,18 @@ def kernel_polynomials(law: DrawLaw) -> tuple[FloatArray, ...]:
 
 
 def make_kernel(law: DrawLaw, s: FloatArray) -> Kernel:
-    """Return the kernel of the scheme's jackknife at the nodes s (K,)."""
+    """Return the kernel of the scheme's jackknife at numbers s (K,)."""
     x = -np.expm1(-s)
     terms = kernel_polynomials(law)
     return Kernel(
+        s,
         np.exp(-(law.num_draws - law.scheme.jackknife) * s),
         tuple(np.asarray(polyval(x, c)) for c in terms),
         tuple(np.asarray(polyval(x, np.abs(c))) for c in terms),
     )
 
 
-def choose_cuts(law: DrawLaw, nodes: Nodes) -> list[float]:
+def choose_cuts(law: DrawLaw, nodes: Nodes, s: FloatArray) -> list[float]:
     """Return places log v for a cut, those first that most often suffice.
 
     They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).
@@ -76,7 +78,6 @@ def choose_cuts(law: DrawLaw, nodes: Nodes) -> list[float]:
     1) is about exp(-10): the plain difference is harmless beyond it.
     """
     m, order = law.num_draws, law.scheme.jackknife
-    s = negative_log_theta(law, nodes)
     decayed = float(np.interp((10.0 + (order + 1) * np.log(m)) / m, s, nodes.x))
     stalled = nodes.x[-nodes.gap > 0.5 * s][:1] - _STEP_END * _STEP_WIDTH
     if not len(stalled):

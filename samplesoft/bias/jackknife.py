@@ -6,7 +6,7 @@ import numpy as np
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.by_parts import make_kernel, negative_log_theta, smooth_step
+from samplesoft.bias.by_parts import Kernel, smooth_step
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.jackknife_loss import LossTerms
 from samplesoft.bias.node_weights import NodeWeights, log_first_draw
@@ -14,7 +14,7 @@ from samplesoft.bias.transform import Nodes
 
 
 def make_jackknife_weights(
-    law: DrawLaw, nodes: Nodes, log_cut: float, loss: LossTerms
+    law: DrawLaw, nodes: Nodes, kernel: Kernel, log_cut: float, loss: LossTerms
 ) -> NodeWeights:
     """Weigh the nodes by parts below v = exp(log_cut), and as the plain difference above.
 
@@ -22,8 +22,7 @@ def make_jackknife_weights(
     integrations by parts turn the kernel of the combination, g'', into g of H'', eq. (B14). H may
     rise steeply once s stops growing with v, so H is split by a smooth step.
     """
-    s = negative_log_theta(law, nodes)
-    kernel = make_kernel(law, s)
+    s = kernel.s
     # the kernel's exponential has one draw more than what the psi of a class leaves
     spare = law.num_draws - law.scheme.jackknife - 1
     survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - spare * s)

@@ -14,7 +14,6 @@ from samplesoft.bias.by_parts import (
     choose_cuts,
     kernel_polynomials,
     make_kernel,
-    negative_log_theta,
     smooth_step,
 )
 from samplesoft.bias.draw_law import DrawLaw
@@ -37,33 +36,30 @@ class LossTerms(NamedTuple):
     narrow: bool
 
 
-def make_loss_terms(law: DrawLaw, nodes: Nodes, unit: float) -> LossTerms:
+def make_loss_terms(law: DrawLaw, nodes: Nodes, kernel: Kernel, unit: float) -> LossTerms:
     """Weigh the nodes by parts, or plainly, or by parts up to a cut: as loses the fewest digits.
 
     `unit` is the relative error of a term that is proportional to a ratio.
     """
-    s = negative_log_theta(law, nodes)
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         best, least = None, np.inf
-        for found in _candidates(law, nodes, s, make_kernel(law, s), unit):
+        for found in _candidates(law, nodes, kernel, unit):
             doubt = _doubt(found, unit)
             if best is None or doubt < least:
                 best, least = found, doubt
-            if doubt <= _SURE * abs(float(found.terms.sum())):
+            if doubt <= _SURE * abs(float(found.terms.sum())) < np.inf:
                 break
     assert best is not None
     return best
 
 
-def _candidates(
-    law: DrawLaw, nodes: Nodes, s: FloatArray, kernel: Kernel, unit: float
-) -> Iterator[LossTerms]:
+def _candidates(law: DrawLaw, nodes: Nodes, kernel: Kernel, unit: float) -> Iterator[LossTerms]:
     """Yield terms of the same sum, those first that most often suffice."""
-    below, edge = _weigh_by_parts(law, nodes, s, kernel)
+    below, edge = _weigh_by_parts(law, nodes, kernel)
     yield below
-    yield _weigh_frullani(law, nodes, s, kernel, unit)
-    above = _weigh_plainly(law, nodes, s, kernel, unit)
-    for cut in choose_cuts(law, nodes):
+    yield _weigh_frullani(law, nodes, kernel, unit)
+    above = _weigh_plainly(law, nodes, kernel, unit)
+    for cut in choose_cuts(law, nodes, kernel.s):
         step = smooth_step(nodes.x, cut)
         rest = 1.0 - step.value
         terms = _masked(step.value, below.terms) + _masked(rest, above.terms)
@@ -73,10 +69,9 @@ def _candidates(
         yield LossTerms(terms, sizes, True)
 
 
-def _weigh_frullani(
-    law: DrawLaw, nodes: Nodes, s: FloatArray, kernel: Kernel, unit: float
-) -> LossTerms:
+def _weigh_frullani(law: DrawLaw, nodes: Nodes, kernel: Kernel, unit: float) -> LossTerms:
     """Return the terms of g'(s) - g'(v), the difference of (B7) for the jackknife."""
+    s = kernel.s
     less, limit = law.num_draws - law.scheme.jackknife, make_kernel(law, nodes.v)
     # s = v - excess; where they are close the difference is taken in each factor of g'
     close = less * nodes.excess < 1.0
@@ -99,14 +94,13 @@ def _weigh_frullani(
     return LossTerms(nodes.dx * terms, nodes.dx * np.where(close, near_size, far_size), False)
 
 
-def _weigh_plainly(
-    law: DrawLaw, nodes: Nodes, s: FloatArray, kernel: Kernel, unit: float
-) -> LossTerms:
+def _weigh_plainly(law: DrawLaw, nodes: Nodes, kernel: Kernel, unit: float) -> LossTerms:
     """Return the terms of the integral of -g' K, as K ds = (gap / s) dv / v.
 
     Ratios are known by their logarithms. Where s stalls nothing depends on these, and gap / s is -1
     to the last bit: such terms have rounding errors alone.
     """
+    s = kernel.s
     tilt = nodes.gap / s
     slope = s + nodes.gap
     weight = nodes.dx * kernel.decay
@@ -117,11 +111,10 @@ def _weigh_plainly(
     return LossTerms(terms, _mixed_size(rounded, weight * moved, unit), True)
 
 
-def _weigh_by_parts(
-    law: DrawLaw, nodes: Nodes, s: FloatArray, kernel: Kernel
-) -> tuple[LossTerms, FloatArray]:
+def _weigh_by_parts(law: DrawLaw, nodes: Nodes, kernel: Kernel) -> tuple[LossTerms, FloatArray]:
     """Return the terms of the integral of g K', eq. (B70), and v g K beside a step's derivative."""
     slope = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT)) + nodes.mean  # v ds/dv
+    s = kernel.s
     tilt = nodes.gap / s
     # slope = s + gap, so that the first two orders in v have dropped out of `curve`
     gap_part = (3.0 + tilt) * tilt * nodes.gap

@@ -11,7 +11,7 @@ import numpy as np
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.assemble import assemble
-from samplesoft.bias.by_parts import choose_cuts
+from samplesoft.bias.by_parts import choose_cuts, make_kernel, negative_log_theta
 from samplesoft.bias.classes import Atoms, Classes, make_atoms, make_classes, make_panel_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.jackknife import make_jackknife_weights
@@ -114,9 +114,10 @@ def _node_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeWeigh
     if not law.scheme.jackknife:
         yield make_node_weights(law, nodes)
         return
-    loss = make_loss_terms(law, nodes, unit)
-    for cut in choose_cuts(law, nodes):
-        yield make_jackknife_weights(law, nodes, cut, loss)
+    kernel = make_kernel(law, negative_log_theta(law, nodes))
+    loss = make_loss_terms(law, nodes, kernel, unit)
+    for cut in choose_cuts(law, nodes, kernel.s):
+        yield make_jackknife_weights(law, nodes, kernel, cut, loss)
 
 
 def _class_flows(

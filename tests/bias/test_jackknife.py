@@ -77,6 +77,18 @@ def test_estimates_bound_the_errors(name):
             assert result.loss_error <= 1e-10 * abs(loss) + mpf("1e-290")
 
 
+@pytest.mark.filterwarnings("ignore:the bias of scheme")
+def test_terms_that_overflow_are_not_taken():
+    logits, q = np.array([-172.0, 740.0, -397.0, -383.0, 323.0]), np.full(5, 1e-100)
+    q[1] = 1.0
+    result = exact_bias(logits, 0, q, 3, scheme="jackknife")
+    _, loss, _ = naive.enumerate_scheme(logits, 0, q, 3, "jackknife", dps=1200)
+    with mp.workdps(1200):
+        loss += mp.log(naive.softmax(logits)[0])
+    assert 0.0 < result.loss_error < 1e-10 * abs(loss)
+    assert abs(mpf(float(result.loss_bias)) - loss) < result.loss_error
+
+
 def test_an_error_beyond_the_estimate_is_seen():
     """WRONG: the first order for the second."""
     logits, label, q, m = [0.3, 1.0, -0.5], 0, [0.2, 0.5, 0.3], 30

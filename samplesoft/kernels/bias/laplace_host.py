@@ -342,7 +342,7 @@ def atom_integrals(
         for h in range(3):
             late[k, h] = (late[k + 1, h] * up if late[k + 1, h] != 0.0 else 0.0) + far[0, k, h]
     early, powers = np.zeros((_ORDERS, 3)), np.empty(_ORDERS)
-    room = np.empty((4, _BLOCK))
+    room = np.empty((3, _BLOCK))
     reference = np.array([log_reference])
     flat = gone = len(log_r)
     out[:] = 0.0
@@ -400,12 +400,20 @@ def _add_plain(
     size_out: FloatArray,
 ) -> None:
     """Add the terms of one node to a block, where `room` has the contrasts."""
-    contrast = room[2]
+    term = room[2]
+    for i in range(len(log_r)):  # one loop over all arrays would not be turned into vector code
+        term[i] *= c * exp64(at + log_r[i])
+    _add(term, 1.0, full_out)
+    if half != 0.0:
+        _add(term, half, half_out)
     for i in range(len(log_r)):
-        term = c * contrast[i] * exp64(at + log_r[i])
-        full_out[i] += term
-        half_out[i] += half * term
-        size_out[i] += abs(term)
+        size_out[i] += abs(term[i])
+
+
+@njit
+def _add(terms: FloatArray, scale: float, out: FloatArray) -> None:
+    for i in range(len(out)):
+        out[i] += scale * terms[i]
 
 
 @njit
@@ -431,8 +439,9 @@ def _add_bent(
     square_size = abs(lead) * lead_size + variance_size
     ref = decay_ref * (c0 - c1 * lead + c2 * square)
     ref_size = decay_ref * (s0 + s1 * lead_size + s2 * square_size)
-    d, decay, term, size = room[0], room[1], room[2], room[3]
+    size, term = room[0], room[1]  # d and exp(-d) up to now; as few arrays as vector code can have
     for i in range(len(log_r)):
+        d, decay = size[i], term[i]
         total = exp64(at + log_sum[i])
         away = kappa[i] * total
         near = -1.0 if away < -1.0 else away
@@ -443,15 +452,18 @@ def _add_bent(
         value += c2 * (square * ratio - (2.0 * lead + near) * e)
         value_size = s0 * ratio + s1 * (lead_size * ratio + e)
         value_size += s2 * (square_size * ratio + (2.0 * lead_size + abs(near)) * e)
-        ahead, ahead_size = d[i] - mean, d[i] + mean
-        far = decay[i] * (c0 - c1 * ahead + c2 * (ahead * ahead - variance)) - ref
+        ahead, ahead_size = d - mean, d + mean
+        far = decay * (c0 - c1 * ahead + c2 * (ahead * ahead - variance)) - ref
         far_size = s0 + s1 * ahead_size + s2 * (abs(ahead) * ahead_size + variance_size)
-        far_size = decay[i] * far_size + ref_size
+        far_size = decay * far_size + ref_size
         scale = decay_ref * total
         term[i] = -scale * value if near == away else far / kappa[i]
         size[i] = scale * value_size if near == away else far_size / abs(kappa[i])
     for i in range(len(log_r)):
         rate = exp64(at + log_r[i])
-        full_out[i] += term[i] * rate
-        half_out[i] += half * term[i] * rate
-        size_out[i] += size[i] * rate
+        term[i] *= rate
+        size[i] *= rate
+    _add(term, 1.0, full_out)
+    if half != 0.0:
+        _add(term, half, half_out)
+    _add(size, 1.0, size_out)
