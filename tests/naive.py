@@ -19,8 +19,22 @@ SCHEMES = (
     "poisson",
     "jackknife",
     "jackknife_masked",
+    "jackknife2",
+    "jackknife2_masked",
 )
-JACKKNIFED = {"jackknife": "negatives", "jackknife_masked": "masked"}
+JACKKNIFED = {
+    "jackknife": "negatives",
+    "jackknife_masked": "masked",
+    "jackknife2": "negatives",
+    "jackknife2_masked": "masked",
+}
+
+
+def combination(m, scheme):
+    """(number of draws, weight) of each mean in a jackknife; the weights add up to 1."""
+    if "2" in scheme:
+        return [(m, mpf(m) ** 2 / 2), (m - 1, -(mpf(m - 1) ** 2)), (m - 2, mpf(m - 2) ** 2 / 2)]
+    return [(m, m), (m - 1, 1 - m)]
 
 
 def softmax(logits):
@@ -135,9 +149,11 @@ def enumerate_scheme(logits, label, q, m, scheme, dps=50):
     """E[p'] (n,), E[loss] and E[p' p'^T] (n, n) over every outcome, as mpf object arrays."""
     with mp.workdps(dps):
         if scheme in JACKKNIFED:
-            now = enumerate_scheme(logits, label, q, m, JACKKNIFED[scheme], dps)
-            less = enumerate_scheme(logits, label, q, m - 1, JACKKNIFED[scheme], dps)
-            return m * now[0] - (m - 1) * less[0], m * now[1] - (m - 1) * less[1], None
+            expected = loss = mpf(0)
+            for draws, weight in combination(m, scheme):
+                part = enumerate_scheme(logits, label, q, draws, JACKKNIFED[scheme], dps)
+                expected, loss = expected + weight * part[0], loss + weight * part[1]
+            return expected, loss, None
         first, loss, second = mpf(0), mpf(0), mpf(0)
         for chance, p, loss_here in _outcomes(logits, label, q, m, scheme):
             p = np.array(p, dtype=object)
@@ -319,11 +335,13 @@ def laplace_mpmath(logits, label, q, m, scheme, dps=50):
     if scheme in JACKKNIFED:
         digits = dps + 10
         while True:  # until what the two have in common leaves `dps` digits of the difference
-            now = laplace_mpmath(logits, label, q, m, JACKKNIFED[scheme], digits)
-            less = laplace_mpmath(logits, label, q, m - 1, JACKKNIFED[scheme], digits)
+            parts = [
+                (weight, laplace_mpmath(logits, label, q, draws, JACKKNIFED[scheme], digits))
+                for draws, weight in combination(m, scheme)
+            ]
             with mp.workdps(4 * dps + 1500):
-                out = tuple(m * x - (m - 1) * y for x, y in zip(now, less, strict=True))
-                plain, norm = m * sum(abs(now[1])), sum(abs(out[1]))
+                out = tuple(sum(weight * part[i] for weight, part in parts) for i in range(3))
+                plain, norm = parts[0][0] * sum(abs(parts[0][1][1])), sum(abs(out[1]))
                 if norm >= mpf(10) ** (dps - digits) * plain or digits > 80:
                     return out
             digits *= 2

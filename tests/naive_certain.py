@@ -4,18 +4,18 @@ from itertools import product
 
 import numpy as np
 from mpmath import mp, mpf
-from naive import JACKKNIFED, softmax
+from naive import JACKKNIFED, combination, softmax
 
 
 def enumerate_certain(logits, label, q, m, scheme, certain):
     """E[p'] (n,), E[loss] - full loss and E[p' p'^T] (n, n), as mpf; n**m outcomes."""
     if scheme in JACKKNIFED:
-        now, less = (
-            enumerate_certain(logits, label, q, draws, JACKKNIFED[scheme], certain)
-            for draws in (m, m - 1)
-        )
         with mp.workdps(40):
-            return m * now[0] - (m - 1) * less[0], m * now[1] - (m - 1) * less[1], None
+            parts = [
+                (weight, enumerate_certain(logits, label, q, draws, JACKKNIFED[scheme], certain))
+                for draws, weight in combination(m, scheme)
+            ]
+            return *(sum(weight * part[i] for weight, part in parts) for i in range(2)), None
     with mp.workdps(40):
         e, n = softmax(logits), len(logits)
         sure = {label, *certain}

@@ -15,6 +15,7 @@ Q = np.array([0.1, 0.2, 0.3, 0.4])
 @pytest.mark.parametrize("m", [2, 3])
 @pytest.mark.parametrize("scheme", naive.SCHEMES)
 def test_enumeration_and_integral_agree(scheme, m):
+    m += "2" in scheme  # the second order leaves out two
     expected, loss, second = naive.enumerate_scheme(LOGITS, 2, Q, m, scheme)
     integral, bias, loss_bias = naive.laplace_mpmath(LOGITS, 2, Q, m, scheme, dps=30)
     with mp.workdps(50):
@@ -130,7 +131,7 @@ def test_integral_at_extreme_logits_and_proposals(scheme, spread, least):
         assert sum(abs(bias - exact)) < 1e-13 * sum(abs(exact))
 
 
-@pytest.mark.parametrize("scheme", naive.SCHEMES)
+@pytest.mark.parametrize("scheme", [name for name in naive.SCHEMES if "2" not in name])
 def test_frozen_digits_are_computed_anew(scheme):
     """One record of each scheme, for time; `python tests/frozen.py` computes them all."""
     entries = [e for e in frozen.records().values() if e["scheme"] == scheme and e["m"] == 2]

@@ -21,17 +21,15 @@ def assemble(
     the ratios of (B12) that of the classes alone.
     """
     scheme = law.scheme
-    loss, loss_size = float(weights.loss_terms.sum()), float(weights.loss_sizes.sum())
+    loss = float(weights.loss_terms.sum()) + weights.loss_rest
+    loss_size = float(weights.loss_sizes.sum()) + weights.loss_rest_size
     if not scheme.label_in_sum:
         return flows - law.probs * total, loss, loss_size  # (B9)
     label_flow = float(weights.label_terms.sum())
     if scheme.corrects_label:
-        shift, size = _log_sum_shift(law)
         if scheme.label_is_a_draw:
-            bias = _base_is_a_draw(law, flows, total)
-        else:
-            bias = _corrected_base(law, flows, total, label_flow)
-        return bias, loss + shift, loss_size + size
+            return _base_is_a_draw(law, flows, total), loss, loss_size
+        return _corrected_base(law, flows, total, label_flow), loss, loss_size
     bias = _plain_base(law, flows, total, label_flow)
     if scheme.divides_by_kept:
         part, size = _add_none_kept(law, bias)
@@ -77,18 +75,3 @@ def _base_is_a_draw(law: DrawLaw, flows: FloatArray, total: float) -> FloatArray
     bias[law.label] = 0.0
     bias[law.label] = -bias.sum()
     return bias
-
-
-def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
-    """Return log E[S] minus the label's corrected logit, plus its logit, and the size of that.
-
-    It is log (1 + d), d being the expected label draws less the mass of the other classes, or that
-    mass times the expected label draws less 1.
-    """
-    p_label, other, expected = law.probs[law.label], law.other_mass, law.expected_label_draws
-    gain, loss = (expected, other) if law.scheme.draws_label else (other * expected, other)
-    if gain - loss > -0.5:
-        shift = float(np.log1p(gain - loss))
-        return shift, float(abs(shift) + (gain + loss) / (1.0 + gain - loss))
-    shift = float(np.log(p_label + gain))
-    return shift, 1.0 + abs(shift)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,16 @@ class NodeWeights:
     label_sizes: FloatArray  # (K,) the sizes of what `label_terms` are made of
     loss_terms: FloatArray  # (K,) of E[log S] - log E[S], eq. (B7)
     loss_sizes: FloatArray  # (K,) of what they are made of, times 1 + the exponents in them
+    loss_narrow: bool = False  # whether `loss_terms` are analytic in a narrow strip only
+    loss_rest: float = 0.0  # what the loss bias has beside the integral
+    loss_rest_size: float = 0.0
 
 
 def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
     """Return the logs of the typical and of the least rate at which E(v) decays."""
     # a factor psi may take one draw away; of the draws that are kept, one may be left
-    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
+    fewer = max(law.scheme.jackknife, 1)
+    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - fewer, 1)
     base = -np.inf if law.scheme.label_is_a_draw else law.log_base
     typical = np.log(law.num_draws) + np.log(law.expected_sum)
     return float(typical), float(np.log(least_count) + np.logaddexp(base, classes.log_least))
@@ -61,7 +65,40 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
         label_terms = terms * nodes.above
     loss_terms = -nodes.dx * excess
     loss_sizes = exponent_sizes(np.abs(loss_terms), law.num_draws * log_theta)
-    return NodeWeights(coefficients, label_terms, np.abs(label_terms), loss_terms, loss_sizes)
+    found = NodeWeights(coefficients, label_terms, np.abs(label_terms), loss_terms, loss_sizes)
+    return _with_corrected_loss(law, nodes, v_base, found) if scheme.corrects_label else found
+
+
+def _with_corrected_loss(
+    law: DrawLaw, nodes: Nodes, v_base: FloatArray, weights: NodeWeights
+) -> NodeWeights:
+    """Return the same with what the loss bias has beside (B7), or with (B74) if that is smaller."""
+    shift, shift_size = _log_sum_shift(law)
+    found = replace(weights, loss_rest=shift, loss_rest_size=shift_size)
+    if law.scheme.label_is_a_draw:  # the nodes end before exp(-m v B) has decayed
+        return found
+    m, of_label = law.num_draws, float(law.log_probs[law.label])
+    terms = -nodes.dx * np.exp(-m * v_base) * np.expm1(m * nodes.log_transform)
+    sizes = exponent_sizes(terms, m * v_base)
+    if sizes.sum() - of_label > found.loss_sizes.sum() + shift_size:
+        return found
+    found = replace(weights, loss_terms=terms, loss_sizes=sizes)
+    return replace(found, loss_rest=of_label, loss_rest_size=-of_label)
+
+
+def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
+    """Return log E[S] minus the label's corrected logit, plus its logit, and the size of that.
+
+    It is log (1 + d), d being the expected label draws less the mass of the other classes, or that
+    mass times the expected label draws less 1.
+    """
+    p_label, other, expected = law.probs[law.label], law.other_mass, law.expected_label_draws
+    gain, loss = (expected, other) if law.scheme.draws_label else (other * expected, other)
+    if gain - loss > -0.5:
+        shift = float(np.log1p(gain - loss))
+        return shift, float(abs(shift) + (gain + loss) / (1.0 + gain - loss))
+    shift = float(np.log(p_label + gain))
+    return shift, 1.0 + abs(shift)
 
 
 def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:

@@ -11,9 +11,11 @@ import numpy as np
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.assemble import assemble
+from samplesoft.bias.by_parts import choose_cuts, make_kernel, negative_log_theta
 from samplesoft.bias.classes import Atoms, Classes, make_atoms, make_classes, make_panel_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
-from samplesoft.bias.jackknife import choose_cuts, make_jackknife_weights
+from samplesoft.bias.jackknife import make_jackknife_weights
+from samplesoft.bias.jackknife_loss import make_loss_terms
 from samplesoft.bias.node_weights import NodeWeights, compute_decay_rates, make_node_weights
 from samplesoft.bias.quadrature import STEP, estimate_error, halving_change, rounding_unit
 from samplesoft.bias.sums import HOST, HostSums
@@ -69,13 +71,14 @@ def with_replacement_bias(
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         while best is None or step > LEAST_STEP:
             nodes = make_nodes(classes, atoms, *rates, step, sums)
-            for weights in _node_weights(law, nodes):
+            for weights in _node_weights(law, nodes, loss_unit):
                 flows = _class_flows(law, classes, atoms, nodes, weights, sums)
                 if scheme.label_is_a_draw:
                     flows = _with_label_drawn(law, classes, nodes, weights, flows, sums)
                 bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
-                error = estimate_error(flows.coarse, flows.size, norm, unit, scheme.jackknife)
+                narrow = scheme.jackknife > 0
+                error = estimate_error(flows.coarse, flows.size, norm, unit, narrow)
                 loss_error, is_enough = _estimate_loss_error(weights, size, loss_unit, scheme)
                 errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
                 found = Row(bias, law.probs, loss_bias, *errors)
@@ -99,18 +102,22 @@ def _estimate_loss_error(
     """Return an error of the loss bias, and whether a smaller step would not make it smaller."""
     terms = weights.loss_terms
     coarse = halving_change(terms)
-    error = estimate_error(coarse, size, abs(float(terms.sum())), unit)
-    # the jackknife's terms are noisy where they cancel, which no step changes
-    return error, scheme.jackknife or error <= ENOUGH * size + 4.0 * unit * size
+    norm = abs(float(terms.sum()))
+    error = estimate_error(coarse, size, norm, unit, weights.loss_narrow)
+    # the jackknife's terms cancel, and their size says little
+    enough = ENOUGH * (norm if scheme.jackknife else size)
+    return error, error <= enough + 4.0 * unit * size
 
 
-def _node_weights(law: DrawLaw, nodes: Nodes) -> Iterator[NodeWeights]:
+def _node_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeWeights]:
     """Yield the node weights to try, those first that most often suffice."""
     if not law.scheme.jackknife:
         yield make_node_weights(law, nodes)
         return
-    for cut in choose_cuts(law, nodes):
-        yield make_jackknife_weights(law, nodes, cut)
+    kernel = make_kernel(law, negative_log_theta(law, nodes))
+    loss = make_loss_terms(law, nodes, kernel, unit)
+    for cut in choose_cuts(law, nodes, kernel.s):
+        yield make_jackknife_weights(law, nodes, kernel, cut, loss)
 
 
 def _class_flows(

@@ -73,8 +73,9 @@ class JackknifeLoss(SampledLoss):
     ) -> tuple[FloatArray, Any]:
         if isinstance(draw, Draw) and draw.ids.shape[-1] < self.facts.least_draws:
             raise ValueError(
-                "`draw` must hold at least 2 draws for the jackknife, which leaves one out, "
-                f"got {draw.ids.shape[-1]}; raise num_sampled."
+                f"`draw` must hold at least {self.facts.least_draws} draws for the jackknife, "
+                f"which leaves out {self.facts.jackknife}, got {draw.ids.shape[-1]}; raise "
+                "num_sampled."
             )
         return super()._forward(batch, draw, label_log_count)
 

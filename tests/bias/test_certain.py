@@ -23,6 +23,7 @@ HEADS = {"label in": [2, 0], "label in the tail": [1, 4], "one class": [3]}
 def test_schemes_that_take_certain_classes():
     assert certain_schemes() == (
         *("negatives", "masked", "reject", "jackknife", "jackknife_masked"),
+        *("jackknife2", "jackknife2_masked"),
     )
     assert not SCHEMES["kept"].takes_certain
 
@@ -31,13 +32,14 @@ def test_schemes_that_take_certain_classes():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("scheme", certain_schemes())
 def test_equals_enumeration(scheme, head, m):
+    m = max(m, SCHEMES[scheme].least_draws)
     exact = exact_bias(LOGITS, 2, Q, m, scheme=scheme, certain=HEADS[head])
     bias, loss_bias = certain_bias(LOGITS, 2, Q, m, scheme, HEADS[head])
     np.testing.assert_allclose(exact.bias, bias, rtol=1e-10, atol=1e-13)
     assert exact.loss_bias == pytest.approx(loss_bias, rel=1e-10)
     assert abs(exact.bias - bias).sum() <= exact.error + 1e-16
     other = certain_bias(LOGITS, 2, Q, m, scheme, [])[0]
-    assert abs(exact.bias - other).max() > 1e-3  # and not that without a head
+    assert abs(exact.bias - other).max() > 1e-4  # and not that without a head
 
 
 @pytest.mark.parametrize("label", [2, 3])
@@ -61,8 +63,9 @@ def test_a_tail_that_never_draws_the_head(scheme, label):
 def test_equals_enumeration_anywhere(logits, weights, label, certain, scheme):
     q = np.array(weights[: len(logits)])
     q /= q.sum()
-    exact = exact_bias(logits, label, q, 2, scheme=scheme, certain=list(certain))
-    bias, loss_bias = certain_bias(logits, label, q, 2, scheme, certain)
+    m = max(2, SCHEMES[scheme].least_draws)
+    exact = exact_bias(logits, label, q, m, scheme=scheme, certain=list(certain))
+    bias, loss_bias = certain_bias(logits, label, q, m, scheme, certain)
     assert abs(exact.bias - bias).sum() <= 1e-10 * abs(bias).sum() + 1e-14
     assert exact.loss_bias == pytest.approx(loss_bias, rel=1e-9, abs=1e-14)
 
@@ -89,7 +92,8 @@ def test_simulation_agrees(scheme, head):
     assert abs((got.bias - exact.bias) / got.stderr).max() < 4.5
     assert abs(got.loss_bias - exact.loss_bias) < 4.5 * got.loss_stderr
     plain = exact_bias(LOGITS, 2, Q, 4, scheme=scheme)
-    assert abs((got.bias - plain.bias) / got.stderr).max() > 4.5  # it could have failed
+    if SCHEMES[scheme].jackknife < 2:  # which has next to no bias with or without a head
+        assert abs((got.bias - plain.bias) / got.stderr).max() > 4.5  # it could have failed
 
 
 @pytest.mark.parametrize("label", [0, 3])

@@ -104,7 +104,17 @@ def test_a_base_mass_that_is_a_draw():
     agree(bias, "candidate")
 
 
-def test_the_jackknife_by_parts():
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_jackknife_by_parts(order):
+    def kernel(s):  # (B14) and (B72)
+        x = -np.expm1(-s)
+        return -np.exp(-(M - order) * s) * x * (1 - (order - 1) * M * x / 2)
+
+    def kernel_slope(s):  # its derivative, (B70)
+        x = -np.expm1(-s)
+        rest = (M * x - 1, (2 * M - 1) * x - 1 - (M * x) ** 2 / 2)[order - 1]
+        return np.exp(-(M - order) * s) * rest
+
     v, r = V[:, 0], ratio(QN)
     t = transform(QN, r)
     psi, s = np.exp(-V * r) / t[:, None], v * A - np.log(t)
@@ -112,7 +122,7 @@ def test_the_jackknife_by_parts():
     away = r - mean[:, None]
     variance, third = (psi * QN * away**2).sum(axis=1), (psi * QN * away**3).sum(axis=1)
     slope = A + mean  # ds/dv
-    weight = -DV * np.exp(-(M - 1) * s) * -np.expm1(-s)  # (B14)
+    weight = DV * kernel(s)
     parts = 1 / slope**2, 3 * variance / slope**3, 3 * variance**2 / slope**4 - third / slope**3
 
     def integral(d, d1, d2):  # (B15)
@@ -128,10 +138,17 @@ def test_the_jackknife_by_parts():
     balance = 2 * gap + v**2 * variance
     curve = balance / vs + (3 + gap / s) * gap / s * gap / vs  # (B17)
     known = v > 1e-3  # (gap and balance cancel below, where this adds 1e-12)
-    loss = 0.01 * np.sum((np.exp(-(M - 1) * s) * -np.expm1(-s) / vs * curve)[known])
-    exact = exact_bias(LOGITS, T, Q, M, scheme="jackknife")
+    loss = -0.01 * np.sum((kernel(s) / vs * curve)[known])
+    exact = exact_bias(LOGITS, T, Q, M, scheme=("jackknife", "jackknife2")[order - 1])
     np.testing.assert_allclose(plain(flow, label_flow), exact.bias, atol=1e-9)
     assert loss == pytest.approx(exact.loss_bias, abs=1e-6)
+    for terms in (
+        kernel_slope(s) - kernel_slope(v),
+        (-kernel_slope(s) * gap / s)[v > 1e-7],
+    ):  # (B70)
+        assert 0.01 * np.sum(terms) == pytest.approx(exact.loss_bias, abs=1e-6)
+    far = v**2 * variance - vs + vs**3 / s**2  # (B71)
+    np.testing.assert_allclose(far[known], (curve * vs)[known], atol=1e-9)
 
 
 def test_independent_inclusion():

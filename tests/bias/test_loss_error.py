@@ -5,10 +5,10 @@ from __future__ import annotations
 import naive
 import numpy as np
 import pytest
+from extremes import TEN_DIGITS
 from mpmath import mp, mpf
 
 from samplesoft import exact_bias
-from samplesoft.schemes import exact_schemes
 
 
 def true_loss_bias(logits, label, q, m, scheme):
@@ -29,7 +29,7 @@ def problems(seed, number):
         yield logits, int(rng.integers(n)), q / q.sum(), int(rng.integers(2, 4))
 
 
-@pytest.mark.parametrize("scheme", exact_schemes())
+@pytest.mark.parametrize("scheme", TEN_DIGITS)
 @pytest.mark.filterwarnings("ignore:the bias of scheme")  # of the bias, not the loss
 def test_the_estimate_bounds_the_error_and_is_small(scheme):
     for logits, label, q, m in problems(7, 12):
@@ -62,6 +62,15 @@ def test_a_label_that_leads_keeps_the_digits_of_the_loss():
         result = exact_bias(logits, 0, q, 3, scheme=scheme)
         want = true_loss_bias(logits, 0, q, 3, scheme)
         assert abs(mpf(result.loss_bias) / want - 1) < 1e-12
+
+
+def test_draws_of_a_masked_label_leave_the_loss_its_digits():
+    """A rest of 1e-5 of two parts that are near 1, for the label's corrected mass is small."""
+    logits, q, m = [12.0, 0.0], [1.0 - 1e-13, 1e-13], 150
+    result = exact_bias(logits, 0, q, m, scheme="candidate_masked")
+    want = true_loss_bias(logits, 0, q, m, "candidate_masked")
+    assert abs(mpf(result.loss_bias) / want - 1) < 1e-14
+    assert abs(mpf(result.loss_bias) - want) < result.loss_error < 1e-13 * abs(want)
 
 
 def test_draws_that_are_nearly_all_of_the_label():

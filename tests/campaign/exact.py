@@ -13,7 +13,7 @@ import numpy as np
 from mpmath import mpf
 
 from samplesoft import exact_bias
-from samplesoft.schemes import exact_schemes
+from samplesoft.schemes import SCHEMES, exact_schemes
 
 FIELDS = (
     "problems",
@@ -42,7 +42,7 @@ def run(seconds: float, seed: int) -> Iterator[dict[str, object]]:
             break
         logits, label, q, m = KINDS[kind](generators[kind])
         for scheme in exact_schemes():
-            draws = max(m, 2) if scheme in naive.JACKKNIFED else m
+            draws = max(m, SCHEMES[scheme].least_draws)
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 result = exact_bias(logits, label, q, draws, scheme=scheme)

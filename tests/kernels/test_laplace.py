@@ -114,7 +114,7 @@ def test_far_atoms_bring_what_they_bring_one_by_one(log_ref, log_mean):
     coefficients[:, 0] = coefficients[:, 3] = np.exp(-np.abs(FAR_NODES))
     tilted = np.zeros((len(FAR_NODES), 5))
     for bend in (0.0, 1.0):
-        coefficients[:, [2, 5]] = bend * coefficients[:, [0]]
+        coefficients[:, [1, 2, 4, 5]] = bend * coefficients[:, [0]]
         tilted[:, 0] = tilted[:, 1] = tilted[:, 2] = bend
         tilted[:, 3:] = 1.0
         given = FAR_NODES, coefficients, tilted, atoms, log_ref

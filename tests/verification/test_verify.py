@@ -58,9 +58,11 @@ def report(problem):
     return verify(**problem)
 
 
+@pytest.mark.filterwarnings("ignore:the bias of scheme='jackknife2'")  # of 1e-48
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_every_scheme_agrees(problem, scheme):
-    got = verify(**problem, scheme=scheme)
+    draws = max(2, SCHEMES[scheme].least_draws), 30
+    got = verify(**problem | {"num_sampled": draws}, scheme=scheme)
     assert got.agrees
     assert got.ok
     assert len(got.rows) == 3 * 2 * 3
