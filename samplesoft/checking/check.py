@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -121,6 +122,9 @@ def check_loss(
     Mixed negatives, the labels of the batch and `num_sampled` draws beside, are known with draws by
     the same proposal as the labels', uniform and log-uniform ones; for their bias see
     `samplesoft.mixed_bias`.
+
+    Random losses whose means are those of the full softmax, and of no scheme above, are
+    ``unbiased``, such as `samplesoft.losses.MultilevelLoss`.
 
     Independent inclusion (``poisson``) is taken to have the chances ``1 - (1 - q)^m``.
 
@@ -242,6 +246,8 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             if not any(s.allowed for s in scores):
                 scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
             if not any(s.allowed for s in scores):
+                scores.append(score(replace(_full(hypotheses), scheme="unbiased"), observed))
+            if not any(s.allowed for s in scores):
                 others = chain(of_other_proposals(observer, observed), fitted(observer, observed))
                 scores += [score(*one) for one in others]
             if over or sum(s.allowed for s in scores) <= 1:
@@ -254,7 +260,7 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    full = next(one for one in hypotheses if one.scheme == "full" and one.fault is None)
+    full = _full(hypotheses)
     scores = _same_for_all_seeds(observer, hypotheses, observer.with_gradient)
     if any(s.allowed for s in scores):
         return scores
@@ -271,6 +277,11 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score
         f"softmax, got the same losses for every seed, {means.round(4).tolist()}, where the full "
         f"softmax has {full.means[: len(means)].round(4).tolist()}; make draws from `seed`."
     )
+
+
+def _full(hypotheses: list[Hypothesis]) -> Hypothesis:
+    """Return the full softmax as it should be."""
+    return next(one for one in hypotheses if one.scheme == "full" and one.fault is None)
 
 
 def _same_for_all_seeds(

@@ -70,6 +70,9 @@ METHODS |= {
     for name in ("negatives", "masked", "candidate", "candidate_masked")
 }
 METHODS |= {
+    "unbiased": Method(
+        "unbiased", None, "the full softmax loss without bias, from random draws", closed=False
+    ),
     "in_batch": Method(
         "in_batch", None, f"{_SOFTMAX}, m the other labels of a batch", closed=False
     ),

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from samplesoft._levels import DECAY, last_level
-from samplesoft._memory import require_room
+from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.losses.multilevel_terms import multilevel_terms
@@ -73,6 +73,8 @@ class MultilevelLoss(SampledLoss):
     ------
     TypeError, ValueError
         If an argument is malformed; in `forward` if the draw is not from `draw`.
+    MemoryError
+        In a layer, if all classes of a batch do not fit.
 
     Notes
     -----
@@ -84,13 +86,15 @@ class MultilevelLoss(SampledLoss):
     .. math:: L - L_M + \Big(\frac SZ - 1\Big), \qquad S = Z e^{L_M - L}
 
     with L the loss of the full softmax; the last term has the mean 0, and takes off what S varies
-    in the first order. So no batch needs more than 2 n numbers an example, and a proposal
-    must be able to draw every class.
+    in the first order. So no batch needs more than 2 n numbers an example, though it
+    needs as many now and then, and a proposal must be able to draw every class.
 
     **Variance.** A difference is of the order of the bias, V / M for a variance V of the weights,
     and so is its deviation; the terms of the variance fall as :math:`4^{-k} / p_k`, by a factor of
-    0.71 a level. That all examples share the level costs little, for
-    the means of the differences are as small.
+    0.71 a level. They add about :math:`V^2 / m^2` to that of the loss: little where m is well above
+    V, and much where it is not. With as many draws in the mean, sampled softmax varies 0.58 times
+    as much, or less. That all examples share a level costs next to nothing, for the
+    means of the differences are as small. Section 17 of ``samplesoft/bias/README.md`` has figures.
 
     References
     ----------
@@ -134,8 +138,7 @@ class MultilevelLoss(SampledLoss):
         require_replacement(draw, type(self).__name__)
         ids, log_q = draw.ids, draw.log_q
         if level >= last:
-            labels = request.targets if self.excludes_label else None
-            ids, log_q = _with_all(ids, log_q, n, labels)
+            ids, log_q = _with_all(ids, log_q, n, request.targets, self.excludes_label)
         return MultilevelDraw(ids, log_q, None, m, num, chance)
 
     def _results(self, pairs: Pairs) -> Results:
@@ -145,14 +148,16 @@ class MultilevelLoss(SampledLoss):
                 f"`draw` must be a MultilevelDraw, got {type(draw).__name__}; take it from "
                 f"{type(self).__name__}.draw, or let a SoftmaxLayer draw."
             )
-        block, num, weight = draw.num_sampled, draw.num_draws, 1.0 / draw.chance
-        blocks, others = num // block, draw.ids.shape[1] - num
-        if blocks * block != num or others < 0 or (others == 0 and blocks % 2):
+        block, num, chance = draw.num_sampled, draw.num_draws, draw.chance
+        others = draw.ids.shape[1] - num
+        sound = 1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < chance <= 1.0
+        if not sound or (others == 0 and num // block % 2):
             raise ValueError(
                 "`draw` must hold two halves of blocks of num_sampled draws, or num_draws of them "
-                f"before all classes, got num_sampled={block}, num_draws={num} and ids of shape "
-                f"{draw.ids.shape}; take it from {type(self).__name__}.draw."
+                f"before all classes, got num_sampled={block}, num_draws={num}, chance={chance} "
+                f"and ids of shape {draw.ids.shape}; take it from {type(self).__name__}.draw."
             )
+        weight = 1.0 / chance
 
         def terms(logits: FloatArray, losses: FloatArray) -> None:
             multilevel_terms(logits, losses, block, num, weight)
@@ -161,13 +166,17 @@ class MultilevelLoss(SampledLoss):
 
 
 def _with_all(
-    ids: IntArray, log_q: FloatArray, n: int, excluded: Targets | None
+    ids: IntArray, log_q: FloatArray, n: int, targets: Targets, without_labels: bool
 ) -> tuple[IntArray, FloatArray]:
-    """Return draws with all n classes after them, but for the labels if they are `excluded`."""
-    size = len(ids)
-    require_room("num_sampled", ids.shape[1], 16.0 * size * n)
+    """Return draws with all n classes after them, but for the label of each example if asked to."""
+    size, batch = len(ids), len(targets.firsts())
+    require_bytes(
+        f"all {n} classes of a batch of {batch}, which the last level of a multilevel loss takes,",
+        (16.0 * size + 8.0 * batch) * (n + ids.shape[1]),
+        "take smaller batches, or scheme='masked' with draws that the batch shares",
+    )
     every = np.arange(n)
-    if excluded is not None:
-        every = every[:-1] + (every[:-1] >= excluded.labels[:, None])
+    if without_labels:
+        every = every[:-1] + (every[:-1] >= targets.labels[:, None])
     every = np.broadcast_to(every, (size, every.shape[-1]))
     return np.hstack([ids, every]), np.hstack([log_q, np.zeros(every.shape)])

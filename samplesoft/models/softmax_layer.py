@@ -40,7 +40,7 @@ class SoftmaxLayer:
         `SamplerProtocol` will do. If the loss normalises, the sampler sees vectors of norm 1, and
         must have been made from such.
     num_sampled : int, optional
-        Number of draws m of an example.
+        Number of draws m of an example, of which losses such as `MultilevelLoss` make more.
     biases : array_like, shape (n,), optional
         Class biases, trained with the vectors; a sampler does not see them.
     shared : bool, optional

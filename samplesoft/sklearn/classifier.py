@@ -35,7 +35,7 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         by default 0.003 divided by the number of classes. It is worth a search; see Notes.
     loss : str
         ``"sampled"`` for sampled softmax, ``"jackknife"`` for the same with its bias of order 1/m
-        removed, ``"multilevel"`` and ``"coupled"`` for gradients without any bias from more draws,
+        removed, ``"multilevel"`` for no bias at all, from 4.4 m draws in the mean,
         or ``"negative-sampling"``, each with draws that leave out the label; the same
         names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
         noise-contrastive estimation; ``"full"``; or ``"full-logistic"``, a logistic regression of

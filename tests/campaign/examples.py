@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 import samplesoft
 from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
 from samplesoft.data.corpus import Corpus
+from samplesoft.losses.sampled import Request
 from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -30,6 +31,7 @@ NOT_CALLED = {
     "holds what a function has computed": (
         "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias Theorem1Bounds Theorem2Ratio "
         "VerificationReport VerificationRow Batch Cache Gradients SparseRows Evaluation Draw "
+        "ChainDraw MultilevelDraw "
         "SparseExamples Vocabulary Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
     ),
     "a line of a registry, written by developers": "FeatureMapSpec LossSpec SamplerSpec",
@@ -154,6 +156,9 @@ MADE: dict[str, Call] = {
     "FullSoftmaxLoss": _call(losses.FullSoftmaxLoss, **_loss),
     "SampledSoftmaxLoss": _call(losses.SampledSoftmaxLoss, **_loss, scheme="negatives"),
     "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
+    "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
+    "CoupledLoss": _call(losses.CoupledLoss, **_loss, scheme="masked"),
+    "BrSnisLoss": _call(losses.BrSnisLoss, **_loss, scheme="masked", rounds=2, burn_in=1),
     "ImportanceSamplingLoss": _call(losses.ImportanceSamplingLoss, **_loss),
     "NCELoss": _call(losses.NCELoss, **_loss, scheme="candidate"),
     "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
@@ -393,12 +398,21 @@ def methods_of(thing: Any) -> dict[str, dict[str, Any]]:
     if "load_state" in methods and hasattr(thing, "state") and "steps" not in thing.state():
         methods["load_state"]["state"] = thing.state()
     if isinstance(thing, losses.SampledLoss):
-        exclude = LABELS if thing.excludes_label else None
-        draw = samplers.UniformSampler(N).sample(H, 3, exclude=exclude, rng=0)
-        methods["forward"] |= {"draw": draw}
+        methods["forward"] |= {"draw": _draw(thing)}
         if not thing.needs_label_count:
             methods["forward"]["label_log_count"] = None
     return methods
+
+
+def _draw(loss: losses.SampledLoss) -> samplers.Draw:
+    """Return three draws, or as many as the loss makes of them."""
+    exclude, sampler = LABELS if loss.excludes_label else None, samplers.UniformSampler(N)
+    batch = loss.check_batch(H, W, LABELS, None)
+
+    def sample(num: int, rng: Any) -> samplers.Draw:
+        return sampler.sample(H, num, exclude=exclude, rng=rng)
+
+    return loss.draw(Request(batch.targets, N, 3, sample, lambda draw: (batch, draw)), 0)
 
 
 def missing() -> set[str]:

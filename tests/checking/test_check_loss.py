@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from samplesoft.checking.moments import moments, squares
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import make_recipe
 from samplesoft.losses import InBatchLoss, make_loss
+from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
 
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
@@ -200,6 +202,24 @@ def test_losses_of_the_library_are_named(name):
     right = {scheme for scheme, fault in report.consistent if fault is None}
     assert {OWN[name]} <= right <= {OWN[name], "reject"}, report
     assert report.fault is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [1.0, 1.5])
+def test_a_loss_without_bias_is_named(weight):
+    """WRONG is one whose differences weigh more than they should."""
+    sampler, loss = LogUniformSampler(8), make_loss("multilevel", reduction="none")
+    draw = loss.draw
+    loss.draw = lambda *given: replace(d := draw(*given), chance=d.chance / weight)
+
+    def black_box(class_embeddings, h, labels, num_sampled, seed):
+        layer = SoftmaxLayer(class_embeddings, loss, sampler, num_sampled)
+        value, cache = layer.forward(h, labels, rng=seed)
+        return value, layer.backward(cache)[0]
+
+    report = check_loss(black_box, sampler, 2, rng=3, seconds=60.0)
+    assert report.scheme == ("unbiased" if weight == 1.0 else None), report
+    assert weight > 1.0 or report.loss_bias == report.gradient_bias == 0.0
 
 
 @pytest.mark.slow

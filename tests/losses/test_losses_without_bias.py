@@ -21,7 +21,7 @@ LABELS = RNG.integers(N, size=BATCH)
 SAMPLER = WeightedSampler(RNG.dirichlet(np.ones(N)) + 0.02)
 
 
-def p_value(loss, shared, trials=700):
+def p_value(loss, shared, trials=500):
     """That of the full gradient in h, and for multilevel losses of the value, by trials."""
     layer, full = SoftmaxLayer(ROWS, loss, SAMPLER, M, shared=shared), FullSoftmaxLoss()
     value, cache = full.forward(H, ROWS, LABELS)

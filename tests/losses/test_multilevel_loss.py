@@ -146,7 +146,13 @@ def test_what_it_refuses():
         Targets(labels), 5, 2, lambda num, rng: sampler.sample(h, num, exclude=labels), None
     )
     draw = loss.draw(request, 0)
-    for wrong in ({"num_draws": 3}, {"num_sampled": 3}, {"num_draws": 64}):
+    for wrong in (
+        {"num_draws": 3},
+        {"num_sampled": 3},
+        {"num_draws": 64},
+        {"num_sampled": 0},
+        {"chance": 0.0},
+    ):
         with pytest.raises(ValueError, match="`draw` must hold two halves of blocks"):
             loss.forward(h, rows, labels, replace(draw, **wrong))
     distinct = SoftmaxLayer(rows, loss, UniformSampler(5, replace=False), 2)
