@@ -60,8 +60,9 @@ def _scatter(law: DrawLaw, centred: FloatArray) -> float:
     """Return the variance of r c for one draw."""
     drawn = law.drawn > 0.0
     q, own = law.drawn[drawn], law.probs[law.label] * centred[law.label]
-    rows = (law.probs[drawn] / q)[:, None] * centred[drawn] + own  # less the mean, which is -own
-    return float(q @ np.einsum("jd,jd->j", rows, rows)) + law.weightless * float(own @ own)
+    root = np.sqrt(q)[:, None]  # under the square, for r**2 may overflow where q r**2 does not
+    rows = law.probs[drawn, None] / root * centred[drawn] + root * own  # the mean is -own
+    return float((rows**2).sum()) + law.weightless * float(own @ own)
 
 
 @dataclass(frozen=True)

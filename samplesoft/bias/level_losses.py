@@ -106,6 +106,7 @@ def _make_covariances(law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes
     )
     rise = square(both.excess) - nodes.excess[:, None] - nodes.excess
     drawn = law.drawn > 0.0
-    ratio = law.probs[drawn] / law.drawn[drawn]
-    variance = float(law.drawn[drawn] @ (ratio - law.mean) ** 2) + law.weightless * law.mean**2
+    root = np.sqrt(law.drawn[drawn])  # under the square: r**2 may overflow where q r**2 does not
+    spread = law.probs[drawn] / root - root * law.mean
+    variance = float(spread @ spread) + law.weightless * law.mean**2
     return _Covariances(law, nodes, log_theta, square(log_theta_both), rise, variance)

@@ -305,6 +305,12 @@ def test_logits_far_apart(spread):
         assert found.loss_variance > 0.0 or (np.isnan(found.loss_variance) and spread > 30.0)
 
 
+def test_ratios_whose_squares_overflow():
+    found = multilevel_moments(np.zeros(3), 0, [0.5, 0.5 - 1e-200, 1e-200], 3, np.eye(3))
+    assert 1e190 < found.variance < 1e210
+    assert np.isnan(found.loss_variance)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
