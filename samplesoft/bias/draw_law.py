@@ -35,6 +35,11 @@ class DrawLaw:
         return float(np.exp(self.log_base)) + self.mean
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the sum S, of a scheme that adds a mean, is the same in every outcome."""
+        return self.other_mass == 0.0 or np.count_nonzero(self.drawn) + (self.weightless > 0.0) == 1
+
+    @property
     def expected_label_draws(self) -> float:
         """Mean number of draws of the label."""
         return self.num_draws * self.label_draw

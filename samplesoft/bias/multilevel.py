@@ -1,45 +1,41 @@
-"""Exact variance of the multilevel gradient in h, which has no bias, and the cost of its draws."""
+"""Exact variance of the multilevel loss and of its gradient, which have no bias, and their cost."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._levels import DECAY, last_level
-from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray
+from samplesoft._levels import last_level
 from samplesoft.bias.bounds import require_bounds
-from samplesoft.bias.classes import make_atoms, make_classes
-from samplesoft.bias.draw_law import DrawLaw, make_draw_law
+from samplesoft.bias.draw_law import make_draw_law
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.moments import check_vectors, numerator_moments
-from samplesoft.bias.nested import NestedGrid, make_nested_grid
-from samplesoft.bias.node_weights import compute_decay_rates
-from samplesoft.bias.transform import evaluate_nodes
+from samplesoft.bias.level_gradients import gradient_levels
+from samplesoft.bias.level_losses import loss_levels
+from samplesoft.bias.levels import expected_draws
+from samplesoft.bias.moments import check_vectors
 from samplesoft.schemes import Scheme
-
-_LEFT = math.log(1e-9)  # x times the largest rate at the first node
-_RIGHT = 60.0  # exp(-60) is left beyond the last
 
 
 @dataclass(frozen=True)
 class MultilevelMoments:
-    """The gradient in h of the multilevel loss: its expectation is that of the full softmax.
+    """The multilevel loss and its gradient in h, whose means are those of the full softmax.
 
     Attributes
     ----------
     variance : float or ndarray, shape (B,)
         ``E|gradient - full gradient|**2``, in the units of the squared gradient in h.
+    loss_variance : float or ndarray, shape (B,)
+        ``E(loss - full loss)**2``, in nats squared; nan where sums may differ by a factor of more
+        than about exp(150).
     num_draws : float
         Expected number of classes that are looked at for an example, its label aside: draws, and on
         the last level all others.
     """
 
     variance: Any
+    loss_variance: Any
     num_draws: float
 
 
@@ -54,7 +50,7 @@ def multilevel_moments(
     scheme: str | Scheme = "negatives",
     h: ArrayLike | None = None,
 ) -> MultilevelMoments:
-    """Compute the exact variance of the gradient of a `MultilevelLoss` in h, and its cost.
+    """Compute the exact variance of a `MultilevelLoss` and of its gradient in h, and their cost.
 
     The loss, in `samplesoft.losses.multilevel`, takes a random number of draws, at least two
     blocks of m = `num_sampled`, and has no bias whatever q is.
@@ -77,7 +73,7 @@ def multilevel_moments(
     Returns
     -------
     MultilevelMoments
-        Variance, a float or (B,), and the expected number of draws.
+        Both variances, each a float or (B,), and the expected number of draws.
 
     Raises
     ------
@@ -115,145 +111,8 @@ def multilevel_moments(
     rows = []
     for row in inputs.rows():
         law = make_draw_law(*row, m, inputs.scheme)
-        rows.append((scale * level_moments(law, vectors, last).variance(),))
+        variance = scale * gradient_levels(law, vectors, last).variance()
+        rows.append((variance, loss_levels(law, last).variance()))
     others = n - inputs.scheme.excludes_label
-    (variance,) = inputs.columns(rows)
-    return MultilevelMoments(variance, expected_draws(m, last, others))
-
-
-def expected_draws(m: int, last: int, others: int, decay: float = DECAY) -> float:
-    """Return how many classes are looked at in the mean, if the last level adds `others`."""
-    chances, blocks = _chances(last, decay), _blocks(last)
-    return float(m * (chances @ blocks) + chances[-1] * others)
-
-
-def _chances(last: int, decay: float) -> FloatArray:
-    """Return the probabilities of the levels up to the last one, which has all that is left."""
-    chances: FloatArray = decay ** np.arange(last + 1.0)
-    chances[:-1] *= 1.0 - decay
-    return chances
-
-
-def _blocks(last: int) -> FloatArray:
-    """Return how many blocks of draws each level has: the last as many as that before it."""
-    blocks: FloatArray = 2.0 ** np.minimum(np.arange(1.0, last + 2.0), last)
-    return blocks
-
-
-class LevelMoments(NamedTuple):
-    """What the variance is made of, for tau = 1, in the levels up to the last one."""
-
-    squares: FloatArray  # (L,) E|D_k|**2 of the differences D_k
-    covariances: FloatArray  # (L,) of a block's gradient with D_k
-    block_variance: float
-    block_squared_bias: float
-
-    def variance(self, decay: float = DECAY) -> float:
-        """Return the variance for levels whose chances fall by a factor of `decay`, eq. (B66)."""
-        last = len(self.squares) - 1
-        chances = _chances(last, decay)
-        means = float(chances @ (1.0 / _blocks(last))) * self.block_variance
-        changes = float((self.squares / chances).sum()) + 2.0 * float(self.covariances.sum())
-        return max(means - self.block_squared_bias + changes, 0.0)
-
-
-def level_moments(law: DrawLaw, vectors: FloatArray, last: int) -> LevelMoments:
-    """Return the moments for class vectors (n, d), blocks of ``law.num_draws`` and a last level."""
-    num_outcomes = np.count_nonzero(law.drawn) + (law.weightless > 0.0)
-    if law.other_mass == 0.0 or num_outcomes == 1:  # S is the same in every outcome
-        return LevelMoments(np.zeros(last + 1), np.zeros(last + 1), 0.0, 0.0)
-    # around the heaviest class first: c - mean keeps its digits where one class has all the mass
-    centred = vectors - vectors[np.argmax(law.probs)]
-    centred -= law.probs @ centred
-    with np.errstate(under="ignore", over="ignore"):
-        return _climb(law, centred, _make_expectations(law, centred, last), last)
-
-
-def _climb(law: DrawLaw, centred: FloatArray, of: _Expectations, last: int) -> LevelMoments:
-    """Go through the levels, each from the moments of half as many draws."""
-    m = float(law.num_draws)
-    block = of.mean(m)
-    below, size_below = block, of.product(m, m)
-    block_variance = covariance = size_below - float(block @ block)
-    with_numerator = of.with_numerator(m)
-    squares, covariances = [], []
-    for count in m * 2.0 ** np.arange(1, last + 1):
-        mean, size = of.mean(count), of.product(count, count)
-        halves = 0.5 * (size_below + float(below @ below))
-        squares.append(size + halves - 2.0 * of.product(0.5 * count, count))
-        with_block = of.product(m, count) - float(block @ mean)
-        covariances.append(with_block - 0.5 * covariance)
-        below, size_below, covariance = mean, size, with_block
-    # the last difference is the numerator less the gradient, eq. (B67)
-    count = m * 2.0**last
-    squares.append(_scatter(law, centred) / count + size_below - 2.0 * of.with_numerator(count))
-    covariances.append(with_numerator * m / count - covariance)
-    squared_bias = float(block @ block)
-    every = np.maximum(squares, 0.0), np.array(covariances)
-    return LevelMoments(*every, block_variance, squared_bias)
-
-
-def _scatter(law: DrawLaw, centred: FloatArray) -> float:
-    """Return the variance of r c for one draw."""
-    drawn = law.drawn > 0.0
-    q, own = law.drawn[drawn], law.probs[law.label] * centred[law.label]
-    rows = (law.probs[drawn] / q)[:, None] * centred[drawn] + own  # less the mean, which is -own
-    return float(q @ np.einsum("jd,jd->j", rows, rows)) + law.weightless * float(own @ own)
-
-
-@dataclass(frozen=True)
-class _Expectations:
-    """Means and products of F = sum_j p'_j c_j, for vectors c of mean 0 under the softmax."""
-
-    grid: NestedGrid
-    log_theta: FloatArray  # (K,)
-    change: FloatArray  # (K, d) x A, times theta**half
-    square: FloatArray  # (K,) of it
-    scatter: FloatArray  # (K,) x**2 times what a draw adds with itself, times theta**(2 half)
-    half: float
-
-    def mean(self, count: float) -> FloatArray:
-        """Return E[F] of `count` draws, (d,)."""
-        found: FloatArray = count * (self._weigh(count - self.half) @ self.change)
-        return found
-
-    def product(self, fewer: float, count: float) -> float:
-        """Return E[F . F'] of `count` draws and of `fewer` of them, eq. (B65)."""
-        rest = count - fewer
-        own = fewer * (fewer * self.square + self.scatter)
-        if rest == 0.0:
-            return float(self._weigh(fewer - 2.0 * self.half) @ own)
-        before = self.grid.mean_before(np.exp(self.log_theta * rest))
-        decay = np.exp(self.log_theta * (rest - self.half))
-        others = self.grid.primitive(decay[:, None] * self.change)
-        both = np.einsum("kd,kd->k", self.change, others)
-        return float(
-            self._weigh(fewer - 2.0 * self.half) @ (own * before)
-            + fewer * rest * (self._weigh(fewer - self.half) @ both)
-        )
-
-    def with_numerator(self, count: float) -> float:
-        """Return E[F . G] of `count` draws, G = S F."""
-        total = count * self.square + self.scatter
-        return float((self._weigh(count - 2.0 * self.half) * self.grid.over_x) @ total)
-
-    def _weigh(self, power: float) -> FloatArray:
-        found: FloatArray = self.grid.dx * np.exp(self.log_theta * power)
-        return found
-
-
-def _make_expectations(law: DrawLaw, centred: FloatArray, last: int) -> _Expectations:
-    """Evaluate the integrands at nodes that do for all levels."""
-    classes = make_classes(law)
-    atoms = make_atoms(law, classes)
-    most = math.log(law.num_draws) + last * math.log(2.0)
-    largest = max(most, float(atoms.rows[0].max()))
-    slowest = compute_decay_rates(law, classes)[1]
-    grid = make_nested_grid(_LEFT - largest, math.log(_RIGHT) - slowest)
-    nodes = evaluate_nodes(classes, atoms, grid.x, grid.dx)
-    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    log_theta = nodes.log_transform - v_base
-    half = 0.5 * law.num_draws  # with half of its least weight no factor overflows
-    change, scatter = numerator_moments(law, classes, nodes, centred, half * log_theta)
-    square = np.einsum("kd,kd->k", change, change)
-    return _Expectations(grid, log_theta, change, square, scatter, half)
+    variance, loss_variance = inputs.columns(rows)
+    return MultilevelMoments(variance, loss_variance, expected_draws(m, last, others))

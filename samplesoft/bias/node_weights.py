@@ -142,7 +142,7 @@ def log_kept(law: DrawLaw, log_theta: FloatArray) -> FloatArray:
         return np.where(log_theta < -0.5, far, np.log1p(law.other_draw * np.expm1(log_theta)))
 
 
-def jensen_excess(law: DrawLaw, nodes: Nodes, m: int, log_theta: FloatArray) -> FloatArray:
+def jensen_excess(law: DrawLaw, nodes: Nodes, m: float, log_theta: FloatArray) -> FloatArray:
     """Return theta**m - exp(-m v E[S]), at least 0 by Jensen's inequality."""
     limit = -m * nodes.v * law.expected_sum
     return _difference_of_exp(m * log_theta, limit, m * nodes.excess, m * nodes.excess < 1.0)

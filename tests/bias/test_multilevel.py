@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from samplesoft import exact_gradient_moments, multilevel_moments
 from samplesoft._levels import DECAY, last_level
 from samplesoft.bias.draw_law import make_draw_law
-from samplesoft.bias.multilevel import expected_draws, level_moments
+from samplesoft.bias.level_gradients import gradient_levels
+from samplesoft.bias.level_losses import loss_levels
+from samplesoft.bias.levels import expected_draws
 from samplesoft.bias.nested import make_nested_grid
 from samplesoft.losses import MultilevelLoss
 from samplesoft.models import SoftmaxLayer
@@ -59,7 +61,7 @@ def blocks_mean(logits, label, probs, c, ids, m):
 
 def levels_of(logits, label, q, m, c, scheme="negatives", last=1):
     law = make_draw_law(np.asarray(logits), label, np.asarray(q), m, SCHEMES[scheme])
-    return level_moments(law, c, last)
+    return gradient_levels(law, c, last)
 
 
 def every_draw(probs, num):
@@ -91,6 +93,46 @@ def test_equals_enumeration(label, m, last, scheme):
     assert found.variance() == pytest.approx(second, rel=1e-11)
     assert found.variance() != pytest.approx(unweighted, rel=1e-4)
     assert found.variance(0.4) != pytest.approx(second, rel=1e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+@pytest.mark.parametrize(("m", "last"), [(1, 1), (1, 3), (2, 2), (3, 1)])
+@pytest.mark.parametrize("label", [0, 2])
+def test_the_loss_equals_enumeration(label, m, last, scheme):
+    probs = draw_probs(label, Q, scheme)
+    law = make_draw_law(LOGITS, label, Q, m, SCHEMES[scheme])
+    found = loss_levels(law, last)
+
+    def log_sum(ids):
+        return np.log(sums_of(LOGITS, label, probs, C, ids)[0][..., 0])
+
+    first, second = 0.0, 0.0
+    for level in range(last + 1):
+        ids, outcome = every_draw(probs, m << min(level + 1, last))
+        chance = (1 - DECAY) * DECAY**level
+        change = log_sum(ids) - 0.5 * sum(map(log_sum, np.split(ids, 2, axis=1)))
+        if level == last:
+            chance = DECAY**last
+            change = np.exp(log_sum(ids)) - 1.0 - log_sum(ids)
+        block = log_sum(ids.reshape(len(ids), -1, m)).mean(axis=1)
+        both = outcome @ (change * block) - (outcome @ change) * (outcome @ block)
+        assert found.squares[level] == pytest.approx(outcome @ change**2, rel=1e-8)
+        assert found.covariances[level] == pytest.approx(both, rel=1e-10)
+        first += chance * (outcome @ (block + change / chance))
+        second += chance * (outcome @ (block + change / chance) ** 2)
+    assert first == pytest.approx(0.0, abs=1e-13)
+    assert found.variance() == pytest.approx(second, rel=1e-10)
+    assert found.variance(0.4) != pytest.approx(second, rel=1e-5)
+
+
+def test_differences_of_the_loss_fall_to_their_limit():
+    """3/4 V**2 / M**2; for one block its variance is V / m."""
+    r = np.exp(LOGITS[1:]) / np.exp(LOGITS).sum() / np.array([0.4, 0.6])
+    v = np.array([0.4, 0.6]) @ (r - np.array([0.4, 0.6]) @ r) ** 2
+    found = loss_levels(make_draw_law(LOGITS, 0, Q, 1, SCHEMES["negatives"]), 12)
+    assert found.squares[-2] * 4.0**12 == pytest.approx(0.75 * v**2, rel=2e-3)
+    many = loss_levels(make_draw_law(LOGITS, 0, Q, 10**6, SCHEMES["negatives"]), 2)
+    assert many.block_variance == pytest.approx(v / 1e6, rel=1e-5)
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
@@ -250,6 +292,7 @@ def test_a_batch_is_its_examples():
     for i, label in enumerate((0, 2, 1)):
         one = multilevel_moments(logits[i], label, Q, 5, C, tau=2.0)
         assert (batch.variance[i], batch.num_draws) == (one.variance, one.num_draws)
+        assert batch.loss_variance[i] == one.loss_variance > 0.0
 
 
 @pytest.mark.parametrize("spread", [30.0, 300.0, 700.0])
@@ -259,6 +302,13 @@ def test_logits_far_apart(spread):
         logits, q = rng.uniform(-spread, spread, 8), rng.dirichlet(np.ones(8))
         found = multilevel_moments(logits, 3, q, 2, np.eye(8), tau=0.5, scheme=scheme)
         assert 0.0 < found.variance < np.inf
+        assert found.loss_variance > 0.0 or (np.isnan(found.loss_variance) and spread > 30.0)
+
+
+def test_ratios_whose_squares_overflow():
+    found = multilevel_moments(np.zeros(3), 0, [0.5, 0.5 - 1e-200, 1e-200], 3, np.eye(3))
+    assert 1e190 < found.variance < 1e210
+    assert np.isnan(found.loss_variance)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""Whether a gradient without bias trains better: class vectors of next words, loss by loss.
+
+Writes ``unbiased_training.csv`` and ``unbiased_training.png`` beside this script. Contexts of a
+text are kept and class vectors are trained from 0 by stochastic gradient descent: with the full
+softmax a convex problem. All losses take the same number of draws for an example in the mean; each
+has the best of some learning rates. What counts is the full softmax loss on the contexts. The
+committed files come from the source of the Python standard library, a quarter of an hour on one
+core::
+
+    python figures/unbiased_training.py
+
+References
+----------
+J. H. Blanchet and P. W. Glynn, "Unbiased Monte Carlo for optimization and functions of
+expectations via multi-level randomization", Winter Simulation Conference 2015.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from tables import write_csv
+from tqdm import tqdm
+from unbiased import STYLES, multilevel_size
+
+from samplesoft._files import replaced
+from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
+from samplesoft.losses import make_loss
+from samplesoft.models import SoftmaxLayer
+from samplesoft.samplers import Sampler, UniformSampler, UnigramSampler
+
+LOSSES = ("sampled", "br-snis", "jackknife", "multilevel")
+FIELDS = (
+    "proposal",
+    "loss",
+    "budget",  # draws for an example, in the mean; empty for the full softmax
+    "num_sampled",
+    "learning_rate",  # the best of those tried
+    "full_loss",  # mean over the contexts after the last step, nats; best over the rates
+)
+DECAY = 500  # steps after which the learning rate is 1 / sqrt(2) of the first
+
+
+def main() -> None:
+    """Read the command line, train, write both files."""
+    args = parse_arguments()
+    tokens = stdlib_tokens() if args.corpus is None else read_tokens(args.corpus)
+    data = examples_from_corpus(
+        tokens,
+        vocabulary_size=args.vocabulary_size,
+        dim=args.dim,
+        num_examples=args.num_examples,
+        rng=args.seed,
+    )
+    n = len(data.class_embeddings)
+    proposals: dict[str, Sampler] = {
+        "uniform": UniformSampler(n),
+        "unigram": UnigramSampler(data.counts),
+    }
+    points: list[tuple[str, str, int | None]] = [("", "full", None)]
+    points += [(p, loss, b) for p in proposals for b in args.budgets for loss in LOSSES]
+    rows = []
+    for proposal, loss, budget in tqdm(points, unit="point"):
+        m = budget
+        if loss == "multilevel" and budget is not None:
+            m = multilevel_size(budget, n)
+        losses = [train(data, loss, proposals.get(proposal), m, rate, args) for rate in args.rates]
+        best = int(np.argmin(losses))
+        named = {"proposal": proposal, "loss": loss, "budget": budget, "num_sampled": m}
+        rows.append(named | {"learning_rate": args.rates[best], "full_loss": losses[best]})
+    folder: Path = args.output
+    folder.mkdir(parents=True, exist_ok=True)
+    description = describe(n, args)
+    write_csv(folder / "unbiased_training.csv", rows, FIELDS, description)
+    with replaced(folder / "unbiased_training.png") as path:
+        draw(rows, description).savefig(path, metadata={"Software": None})
+    print(f"wrote {folder / 'unbiased_training.csv'} and {folder / 'unbiased_training.png'}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the settings."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--corpus", type=Path, help="plain text, also .gz, .xz or .bz2")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder")
+    parser.add_argument("--vocabulary-size", type=int, default=2000)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--tau", type=float, default=11.1, help="inverse temperature")
+    parser.add_argument("--num-examples", type=int, default=20_000, help="contexts")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[20, 80, 320])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
+    parser.add_argument("--num-steps", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def train(
+    data: Embeddings,
+    loss: str,
+    sampler: Sampler | None,
+    num_sampled: int | None,
+    rate: float,
+    args: argparse.Namespace,
+) -> float:
+    """Return the full softmax loss after all steps, infinite where training fails."""
+    start = np.zeros(data.class_embeddings.shape)
+    layer = SoftmaxLayer(start, make_loss(loss, tau=args.tau), sampler, num_sampled, shared=False)
+    vectors = layer.parameters["class_embeddings"]
+    rng = np.random.default_rng(args.seed)
+    for step in range(args.num_steps):
+        some = rng.integers(0, len(data.h), args.batch_size)
+        cache = layer.forward(data.h[some], data.labels[some], rng=rng)[1]
+        ids, rows = layer.backward(cache)[1]["class_embeddings"]
+        vectors[ids] -= rate / np.sqrt(1.0 + step / DECAY) * rows
+    found = float(layer.evaluate(data.h, data.labels).loss)
+    return found if np.isfinite(found) else np.inf
+
+
+def describe(n: int, args: argparse.Namespace) -> str:
+    """Return the settings in one line."""
+    source = "Python's standard library" if args.corpus is None else args.corpus.name
+    rates = ", ".join(f"{rate:g}" for rate in args.rates)
+    return (
+        f"{source}: {args.num_examples} contexts, n = {n}, d = {args.dim} (PPMI and SVD), "
+        f"tau = {args.tau:g}; {args.num_steps} steps of {args.batch_size} examples from vectors of "
+        f"0, the best of the learning rates {rates}, which fall as 1 / sqrt(1 + step / {DECAY}); "
+        f"seed {args.seed}."
+    )
+
+
+def draw(rows: list[dict[str, Any]], description: str) -> Figure:
+    """Draw the loss that is reached against the draws."""
+    proposals = list(dict.fromkeys(row["proposal"] for row in rows if row["proposal"]))
+    full = next(row["full_loss"] for row in rows if row["loss"] == "full")
+    figure = Figure(figsize=(4.8 * len(proposals), 4.6), dpi=100)
+    panels = figure.subplots(1, len(proposals), squeeze=False)[0]
+    for axes, proposal in zip(panels, proposals, strict=True):
+        for loss in LOSSES:
+            label, colour, marker = STYLES[loss]
+            own = [row for row in rows if (row["proposal"], row["loss"]) == (proposal, loss)]
+            x, y = ([row[name] for row in own] for name in ("budget", "full_loss"))
+            axes.semilogx(x, y, color=colour, marker=marker, markersize=6, label=label)
+        axes.axhline(full, color="0.4", linestyle=":", label="full softmax")
+        axes.set(title=f"proposal: {proposal}", xlabel="draws for an example, in the mean")
+        ticks = sorted({row["budget"] for row in rows if row["budget"]})
+        axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        axes.minorticks_off()
+        axes.grid(True, color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("full softmax loss on the contexts (nats)")
+    panels[-1].legend(frameon=False, fontsize=9)
+    figure.text(
+        0.01, 0.01, textwrap.fill(description, 60 * len(proposals)), fontsize=8, color="0.3"
+    )
+    figure.tight_layout(rect=(0.0, 0.1, 1.0, 1.0))
+    return figure
+
+
+if __name__ == "__main__":
+    main()

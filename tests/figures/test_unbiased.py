@@ -1,0 +1,91 @@
+"""The figure of losses without bias: a small run of its script, and what is committed of it."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FIGURES = Path(__file__).parents[2] / "figures"
+COLUMNS = [
+    "proposal",
+    "loss",
+    "budget",
+    "num_sampled",
+    "num_draws",
+    "h_squared_bias",
+    "h_squared_bias_stderr",
+    "h_variance",
+    "h_variance_stderr",
+]
+LOSSES = {"sampled", "jackknife", "br-snis", "multilevel", "coupled"}
+
+
+def check(folder):
+    lines = (folder / "unbiased.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ") and "tau = " in lines[0]
+    table = list(csv.DictReader(lines[1:]))
+    assert list(table[0]) == COLUMNS
+    found = {}
+    for row in table:
+        key = row["proposal"], row["loss"], int(row["budget"])
+        found[key] = {name: float(row[name]) for name in COLUMNS[3:]}
+    assert len(found) == len(table)
+    for key, row in found.items():
+        assert row["h_variance"] > 0.0
+        exact = key[1] in {"sampled", "jackknife", "multilevel"}
+        assert (row["h_variance_stderr"] == 0.0) == exact
+        assert (row["h_squared_bias_stderr"] == 0.0) == exact
+        if key[1] == "multilevel":
+            assert row["h_squared_bias"] == 0.0
+        elif key[1] == "coupled":  # simulated
+            assert abs(row["h_squared_bias"]) < 5.0 * row["h_squared_bias_stderr"]
+        assert row["num_draws"] == pytest.approx(key[2], rel=0.5 if key[1] == "coupled" else 0.1)
+    assert {key[1] for key in found} == LOSSES
+    assert {key[0] for key in found} == {"uniform", "unigram", "clusters"}
+    png = folder / "unbiased.png"
+    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert png.stat().st_size < 300_000
+    return found
+
+
+def test_committed_unbiased():
+    """What the README says of it."""
+    found = check(FIGURES)
+    budgets = sorted({key[2] for key in found})
+    for proposal in ("uniform", "unigram", "clusters"):
+        for budget in budgets:
+            plain, fold, levels = (
+                found[proposal, loss, budget] for loss in ("sampled", "jackknife", "multilevel")
+            )
+            assert levels["h_variance"] > 1.4 * plain["h_variance"]
+            assert fold["h_squared_bias"] < plain["h_squared_bias"]
+    ahead, ratio = {}, {}
+    for proposal in ("uniform", "unigram", "clusters"):
+        plain, fold, levels = (
+            found[proposal, loss, 128] for loss in ("sampled", "jackknife", "multilevel")
+        )
+        ratio[proposal] = levels["h_variance"] / plain["h_variance"]
+        extra = levels["h_variance"] - fold["h_variance"]
+        ahead[proposal] = extra / fold["h_squared_bias"]
+    assert ratio == pytest.approx({"clusters": 1.7, "unigram": 96, "uniform": 2000}, rel=0.03)
+    assert ahead == pytest.approx({"clusters": 3.3e9, "unigram": 200, "uniform": 510}, rel=0.03)
+
+
+@pytest.mark.slow
+def test_unbiased_runs(tmp_path):
+    ids = np.minimum(np.random.default_rng(0).geometric(0.1, size=3000), 40)
+    corpus = tmp_path / "corpus.txt"
+    lines = [" ".join(f"w{i}" for i in row) for row in ids.reshape(-1, 10)]
+    corpus.write_text("\n".join(lines), encoding="utf-8")
+    output = tmp_path / "out"
+    command = [sys.executable, str(FIGURES / "unbiased.py"), "--corpus", str(corpus)]
+    command += ["--output", str(output), "--vocabulary-size", "30", "--dim", "8", "--tau", "3"]
+    command += ["--num-examples", "1", "--budgets", "32", "--num-trials", "300"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in output.iterdir()) == ["unbiased.csv", "unbiased.png"]
+    check(output)
+    assert str(tmp_path) not in (output / "unbiased.csv").read_text(encoding="utf-8")
