@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 
 import pytest
@@ -26,6 +27,12 @@ def pytest_configure(config):
     elif given:
         start = int(given)
     numba.set_num_threads(min(max(start, 1), MOST_THREADS))
+
+
+def pytest_collection_finish():
+    """Let the garbage collector leave ten thousand tests alone, and come less often."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def stay_on_one_core(worker):
