@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ THREADS_PER_BLOCK = 4  # where each thread works alone
 
 BlockManager: Any = kernel.BlockManager
 BlockThread: Any = kernel.BlockThread
+Dim3: Any = kernelapi.Dim3
 FakeCUDAShared: Any = kernelapi.FakeCUDAShared
 
 
@@ -32,51 +34,85 @@ def _closed() -> threading.Lock:
 
 
 class _Turns:
-    """Which thread of a block runs next: `threads` are in their order before the first barrier."""
+    """Which thread of a block runs next; `places` are those of threads that have not begun."""
 
-    def __init__(self, threads: list[_Thread]) -> None:
-        self._to_run = threads[::-1]  # taken from the end
-        self._at_barrier: list[_Thread] = []
+    def __init__(self, work: Callable[[], None], manager: Any, block: tuple[int, ...]) -> None:
+        self.work, self.manager, self.block = work, manager, block
+        places = list(np.ndindex(*manager._block_dim))
+        self.places = places if sum(block) % 2 else places[::-1]  # taken from the end
+        self._to_run: list[_Thread] = []
+        self.at_barrier: list[_Thread] = []
+        self.failed: _Thread | None = None
         self.over = _closed()
 
     def wait(self, thread: _Thread) -> None:
         """Let the others run up to their next barrier or end, then return."""
-        self._at_barrier.append(thread)
+        self.at_barrier.append(thread)
         self.go_on()
         thread.turn.acquire()
 
     def go_on(self) -> None:
         """Let the next thread run: when all have come to the barrier, the last to come first."""
+        if self.places:
+            thread = _IDLE.pop() if _IDLE else _Thread()
+            thread.turns = self
+            thread.turn.release()
+            return
         if not self._to_run:
-            self._to_run, self._at_barrier = self._at_barrier, []
+            self._to_run, self.at_barrier = self.at_barrier, []
         if self._to_run:
             self._to_run.pop().turn.release()
         else:
             self.over.release()
 
+    def waiting(self) -> list[_Thread]:
+        """Return the threads that have begun and not ended."""
+        return [*self._to_run, *self.at_barrier]
+
 
 class _Thread(BlockThread):  # type: ignore[misc]
-    """A thread of a block that runs only when it is its turn."""
+    """Plays one thread of a block after another, and runs only when it is its turn.
+
+    Numba starts a thread for each, which takes longer than most of them run.
+    """
 
     turns: _Turns
+    exception: Any
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self) -> None:
+        threading.Thread.__init__(self, daemon=True)
         self.turn = _closed()
+        self.start()
 
     def run(self) -> None:
+        """Play what has not begun; what has waited at a barrier ends when nothing is left to."""
+        while True:
+            self.turn.acquire()
+            turns = self.turns
+            while turns.places:
+                self._play(turns, turns.places.pop())
+                if self.exception:
+                    break
+            _IDLE.append(self)
+            if self.exception and not self.abort:
+                turns.failed = self
+                turns.over.release()
+            elif not self.abort:
+                turns.go_on()
+
+    def _play(self, turns: _Turns, place: tuple[int, ...]) -> None:
         """Run the kernel, where numbers overflow without a warning, as in compiled code."""
-        self.turn.acquire()
-        if self.abort:
-            return
+        self._manager, self.debug = turns.manager, turns.manager._debug
+        self.blockIdx, self.threadIdx = Dim3(*turns.block), Dim3(*place)
+        self.thread_id = int(np.ravel_multi_index(place[::-1], turns.manager._block_dim[::-1]))
+        self.exception, self.abort, self.exchanges = None, False, 0
         try:
             with np.errstate(all="ignore"):
-                super().run()
-        finally:
-            if self.exception and not self.abort:
-                self.turns.over.release()
-            elif not self.abort:
-                self.turns.go_on()
+                turns.work()
+        except Exception as error:
+            where = f"tid={list(place)} ctaid={list(turns.block)}"
+            told = type(error)(f"{where}: {error}" if str(error) else where)
+            self.exception = told, error.__traceback__
 
     def syncthreads(self) -> None:
         """Wait for the other threads of the block."""
@@ -86,26 +122,23 @@ class _Thread(BlockThread):  # type: ignore[misc]
             raise RuntimeError("abort flag set on syncthreads clear")
 
 
+_IDLE: list[_Thread] = []  # that wait for a block
+
+
 def run_block(manager: Any, block: tuple[int, ...], *arguments: Any) -> None:
     """Run the threads of a block in turns; raise the first exception that one of them raises."""
 
     def work() -> None:
         manager._f(*arguments)
 
-    places = list(np.ndindex(*manager._block_dim))
-    threads = [_Thread(work, manager, block, place, manager._debug) for place in places]
-    turns = _Turns(threads if sum(block) % 2 == 0 else threads[::-1])
-    for thread in threads:
-        thread.turns = turns
-        thread.start()
+    turns = _Turns(work, manager, block)
     turns.go_on()
     turns.over.acquire()
-    failed = next((thread for thread in threads if thread.exception), None)
-    if failed:
-        for thread in threads:  # those that still wait end at their barrier
+    if turns.failed:
+        error, traceback = turns.failed.exception
+        for thread in turns.waiting():  # they end at their barrier
             thread.abort = True
             thread.turn.release()
-        error, traceback = failed.exception
         raise error.with_traceback(traceback)
 
 
@@ -149,7 +182,7 @@ def _exchange(value: Any) -> list[Any]:
     """
     thread: Any = threading.current_thread()
     boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
-    thread.exchanges = getattr(thread, "exchanges", 0) + 1
+    thread.exchanges = getattr(thread, "exchanges", 0) + 1  # Numba's own have none at first
     board, own = boards[thread.exchanges % 2], thread.threadIdx.x
     board[own] = value
     thread.syncthreads()

@@ -46,6 +46,7 @@ def njit_sum(function: Function) -> Function:
 
 def _compile(function: Function, fastmath: bool | set[str]) -> Function:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
     compiled: Any
     try:
         compiled = numba.njit(cache=True, **options)(function)

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 
 import pytest
@@ -21,9 +22,24 @@ def pytest_configure(config):
     start = numba.config.NUMBA_DEFAULT_NUM_THREADS
     if hasattr(config, "workerinput"):  # processes of pytest-xdist share the cores
         start //= config.workerinput["workercount"]
+        if numba.config.ENABLE_CUDASIM:
+            stay_on_one_core(int(config.workerinput["workerid"][2:]))
     elif given:
         start = int(given)
     numba.set_num_threads(min(max(start, 1), MOST_THREADS))
+
+
+def pytest_collection_finish():
+    """Let the garbage collector leave ten thousand tests alone, and come less often."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+def stay_on_one_core(worker):
+    """Keep the simulator's threads, of which one runs at a time, where they hand over quickly."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[worker % len(cores)]})
 
 
 @pytest.fixture

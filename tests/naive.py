@@ -157,8 +157,8 @@ def enumerate_scheme(logits, label, q, m, scheme, dps=50):
         first, loss, second = mpf(0), mpf(0), mpf(0)
         for chance, p, loss_here in _outcomes(logits, label, q, m, scheme):
             p = np.array(p, dtype=object)
-            first = first + chance * p
-            second = second + chance * np.outer(p, p)
+            first = first + p * chance  # mpf * array makes an error message of the array first
+            second = second + np.outer(p, p) * chance
             loss += chance * loss_here
         return first, loss, second
 

@@ -38,7 +38,7 @@ def enumerate_certain(logits, label, q, m, scheme, certain):
                 mass[j] += e[j] / count
             total = mp.fsum(mass)
             p = np.array([x / total for x in mass], dtype=object)
-            first, second = first + chance * p, second + chance * np.outer(p, p)
+            first, second = first + p * chance, second + np.outer(p, p) * chance
             loss += chance * mp.log(total)
         return first, loss, second
 

@@ -16,6 +16,8 @@ from samplesoft.checking.spread import Spread, spread
 
 _MOST_CLASSES_TWICE = 64  # for which all first draws are gone through
 _SAME = 1e-9  # relative distance of means that no experiment can tell apart
+_MOST_KEPT = 8  # problems whose hypotheses are kept, for the next loss
+_KEPT: dict[tuple[object, ...], list[Hypothesis]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,22 @@ def means_of(recipe: Recipe, problem: Problem, with_gradient: bool) -> FloatArra
 
 
 def all_hypotheses(problem: Problem, m: int, batch: int, with_gradient: bool) -> list[Hypothesis]:
-    """Return all hypotheses with different means, those without a mistake first."""
+    """Return all hypotheses with different means, those without a mistake first.
+
+    They take most of a second, so those of the last problems are kept.
+    """
+    arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q
+    key = (*(array.tobytes() for array in arrays), problem.tau, m, batch, with_gradient)
+    found = _KEPT.get(key)
+    if found is None:
+        found = _compute_all(problem, m, batch, with_gradient)
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[key] = found
+    return found
+
+
+def _compute_all(problem: Problem, m: int, batch: int, with_gradient: bool) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     methods = [method for method in METHODS.values() if method.closed]
     right = [(method, None, RIGHT) for method in methods]

@@ -11,11 +11,10 @@ from checking.twins import log_uniform, make
 
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
-from samplesoft.checking import check
+from samplesoft.checking import check, hypotheses
 from samplesoft.checking.distinct import distinct_hypotheses
 from samplesoft.checking.expectation import expectation
 from samplesoft.checking.faults import FAULTS, RIGHT
-from samplesoft.checking.hypotheses import all_hypotheses
 from samplesoft.checking.methods import METHODS
 from samplesoft.checking.moments import moments, squares
 from samplesoft.checking.problem import make_problem
@@ -43,24 +42,17 @@ CASES = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept_hypotheses():
-    """Compute the hypotheses of a problem once for all tests."""
+def kept_simulations():
+    """Simulate draws without replacement once for all tests."""
     kept = {}
 
-    def of(problem, m, batch, with_gradient):
-        key = problem.logits.tobytes(), problem.q.tobytes(), m, batch, with_gradient
-        if key not in kept:
-            kept[key] = all_hypotheses(problem, m, batch, with_gradient)
-        return kept[key]
-
     def simulated(observer):
-        key = "distinct", observer.problem.q.tobytes(), observer.num_sampled, observer.with_gradient
+        key = observer.problem.q.tobytes(), observer.num_sampled, observer.with_gradient
         if key not in kept:
             kept[key] = distinct_hypotheses(observer)
         return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "all_hypotheses", of)
         patch.setattr(check, "distinct_hypotheses", simulated)
         yield
 
@@ -560,6 +552,8 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     """Of one call in a hundred comes most of a mean, which few calls do not show."""
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
+    monkeypatch.setattr(hypotheses, "FAULTS", {})  # which take their time, and call nothing wrong
+    monkeypatch.setattr(hypotheses, "_KEPT", {})
     for seed in range(5):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, seconds=0.4)
         assert (scheme, None) in report.consistent, report

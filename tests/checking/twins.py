@@ -27,42 +27,41 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
         if fault == "m_off_by_one" and variant >= 2:
             draws += [1, -1][variant - 2]
         one_set = rng.choice(len(q), draws, p=q)
-        losses, slopes = np.empty(size, dtype), np.zeros(scores.shape, dtype)
-        for t in np.unique(labels):
-            rows = np.flatnonzero(labels == t)
-            o, beside = scores[rows], labels[(rows + [1, -1][variant % 2]) % size]
-            ids, law, expected = drawn(scheme, q, t, len(rows), draws, num_sampled, rng)
-            if shared:
-                ids = np.tile(one_set, (len(rows), 1))
-            expected = miscounted(fault, variant, scheme, expected, law, q, num_sampled)
-            corrections = miscorrected(fault, variant, scheme, expected, law, num_sampled)
-            own = o[:, t]
-            if scheme in LABEL_CORRECTED and fault != "label_uncorrected":
-                own = own - corrections[:, t] * (2.0 if fault == "label_corrected_twice" else 1.0)
-            x = np.take_along_axis(o - corrections, np.maximum(ids, 0), axis=1)
-            x = np.where(ids < 0, -np.inf, x)
-            hits = ids == (beside[:, None] if fault == "hits_of_other_rows" else t)
-            if fault == "one_hit_left_out":
-                first = np.cumsum(hits, axis=1) == 1
-                x = np.where(hits & first, -np.inf, x)
-            elif fault == "finite_mask":
-                x = np.where(hits, x - 2.0 if variant == 0 else -3.0, x)
-            elif scheme not in HITS_KEPT and fault != "hits_kept":
-                x = np.where(hits, -np.inf, x)
-            if fault == "counted_twice":
-                ids, x = np.hstack([ids, ids[:, :1]]), np.hstack([x, x[:, :1]])
-            losses[rows], d_own, d_x = terms(scheme, own, x)
-            if fault == "finite_mask" and variant == 1:  # a constant has no derivative
-                d_x = np.where(hits, 0.0, d_x)
-            if fault in ("label_smoothing", "smoothed_hits"):
-                masked = hits & (scheme not in HITS_KEPT)
-                shown = np.where(masked, -1e4, x)
-                every = x.shape[1] + 1
-                losses[rows] += SMOOTHING * (own - (own + shown.sum(axis=1)) / every)
-                d_own = d_own + SMOOTHING - SMOOTHING / every
-                d_x = d_x - np.where(masked & (variant == 0), 0.0, SMOOTHING / every)
-            slopes[rows, t] += d_own
-            np.add.at(slopes, (rows[:, None], np.maximum(ids, 0)), d_x)
+        slopes, rows = np.zeros(scores.shape, dtype), np.arange(size)
+        ids, law, expected = drawn(scheme, q, labels, draws, num_sampled, rng)
+        if shared:
+            ids = np.tile(one_set, (size, 1))
+        expected = miscounted(fault, variant, scheme, expected, law, q, num_sampled)
+        corrections = miscorrected(fault, variant, scheme, expected, law, num_sampled)
+        own = scores[rows, labels]
+        if scheme in LABEL_CORRECTED and fault != "label_uncorrected":
+            twice = 2.0 if fault == "label_corrected_twice" else 1.0
+            own = own - corrections[rows, labels] * twice
+        x = (scores - corrections)[rows[:, None], np.maximum(ids, 0)]
+        x = np.where(ids < 0, -np.inf, x)
+        of_rows = labels[(rows + [1, -1][variant % 2]) % size]
+        hits = ids == (of_rows if fault == "hits_of_other_rows" else labels)[:, None]
+        if fault == "one_hit_left_out":
+            first = np.cumsum(hits, axis=1) == 1
+            x = np.where(hits & first, -np.inf, x)
+        elif fault == "finite_mask":
+            x = np.where(hits, x - 2.0 if variant == 0 else -3.0, x)
+        elif scheme not in HITS_KEPT and fault != "hits_kept":
+            x = np.where(hits, -np.inf, x)
+        if fault == "counted_twice":
+            ids, x = np.hstack([ids, ids[:, :1]]), np.hstack([x, x[:, :1]])
+        losses, d_own, d_x = terms(scheme, own, x)
+        if fault == "finite_mask" and variant == 1:  # a constant has no derivative
+            d_x = np.where(hits, 0.0, d_x)
+        if fault in ("label_smoothing", "smoothed_hits"):
+            masked = hits & (scheme not in HITS_KEPT)
+            shown = np.where(masked, -1e4, x)
+            every = x.shape[1] + 1
+            losses = losses + SMOOTHING * (own - (own + shown.sum(axis=1)) / every)
+            d_own = d_own + SMOOTHING - SMOOTHING / every
+            d_x = d_x - np.where(masked & (variant == 0), 0.0, SMOOTHING / every)
+        slopes[rows, labels] += d_own
+        np.add.at(slopes, (rows[:, None], np.maximum(ids, 0)), d_x)
         dh = slopes @ class_embeddings
         if fault == "divided_by_batch":
             losses = losses / size if variant > 0 else losses
@@ -72,24 +71,27 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
     return loss
 
 
-def drawn(scheme, q, t, rows, draws, m, rng):
-    """Return draws (rows, k) for label t, -1 for none; their law, and expected counts of each."""
-    law = q.copy()
+def drawn(scheme, q, labels, draws, m, rng):
+    """Return draws (B, k), -1 for none; their law (B, n), and expected counts of all classes."""
+    rows, law = np.arange(len(labels)), np.tile(q, (len(labels), 1))
     if scheme in LABEL_EXCLUDED or scheme in ("reject", "poisson"):
-        law[t] = 0.0
-        law /= law.sum()
+        law[rows, labels] = 0.0
+        law /= law.sum(axis=1, keepdims=True)
     if scheme == "poisson":
         chances = -np.expm1(m * np.log1p(-q))
-        ids = np.where(rng.random((rows, len(q))) < chances, np.arange(len(q)), -1)
-        return np.where(ids == t, -1, ids), law, np.tile(chances, (rows, 1))
-    ids = rng.choice(len(q), (rows, draws), p=q if scheme == "reject" else law)
+        ids = np.where(rng.random(law.shape) < chances, np.arange(len(q)), -1)
+        return np.where(ids == labels[:, None], -1, ids), law, np.tile(chances, (len(rows), 1))
+    ends = np.cumsum(q if scheme == "reject" else law, axis=-1)[..., :-1]
+    ends = np.broadcast_to(ends, (len(rows), len(q) - 1))
+    ids = (rng.random((len(rows), draws, 1)) >= ends[:, None, :]).sum(axis=2)
     if scheme == "reject":
-        return ids, law, (ids != t).sum(axis=1, keepdims=True) * np.where(law > 0.0, law, 1.0)
-    return ids, law, np.tile(m * law, (rows, 1))
+        kept = (ids != labels[:, None]).sum(axis=1, keepdims=True)
+        return ids, law, kept * np.where(law > 0.0, law, 1.0)
+    return ids, law, m * law
 
 
 def miscounted(fault, variant, scheme, expected, law, q, m):
-    """Return expected counts (rows, n) that are those of a mistake."""
+    """Return expected counts (B, n) that are those of a mistake."""
     if fault == "q_not_conditioned":
         return np.tile(m * q, (len(expected), 1))
     if fault == "q_shifted":
@@ -102,7 +104,7 @@ def miscounted(fault, variant, scheme, expected, law, q, m):
 
 
 def miscorrected(fault, variant, scheme, expected, law, m):
-    """Return what is taken off the logits (rows, n)."""
+    """Return what is taken off the logits (B, n)."""
     number, positive = 1.0 if scheme == "poisson" else m, np.where(law > 0.0, law, 1.0)
     with np.errstate(divide="ignore"):
         logs = np.log(expected)
@@ -115,9 +117,9 @@ def miscorrected(fault, variant, scheme, expected, law, m):
         if fault == "uncorrected" or scheme.startswith("negative_sampling"):
             return np.zeros_like(expected)
         if fault == "log_m_left_out":
-            return np.log(np.tile(law, (len(expected), 1)))
+            return np.log(law)
         if fault == "logarithm_missed" and scheme == "reject":
-            return np.tile(law, (len(expected), 1))
+            return law
         if fault == "logarithm_missed":
             return [expected, expected / number][variant]
         if fault == "other_logarithm" and scheme == "reject":
@@ -128,7 +130,7 @@ def miscorrected(fault, variant, scheme, expected, law, m):
 
 
 def terms(scheme, own, x):
-    """Return losses (rows,) of labels' logits and those (rows, k) of draws, and derivatives."""
+    """Return losses (B,) of labels' logits and those (B, k) of draws, and derivatives."""
     with np.errstate(over="ignore", divide="ignore"):
         if scheme in LOGISTIC:
             values = np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)

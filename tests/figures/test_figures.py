@@ -1,12 +1,11 @@
 """The scripts in figures/ run in a small setting; the committed files have what they promise."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 COLUMNS = [
@@ -66,11 +65,9 @@ def test_bias_vs_m_runs(tmp_path):
     lines = [" ".join(f"w{i}" for i in row) for row in ids.reshape(-1, 10)]
     corpus.write_text("\n".join(lines), encoding="utf-8")
     output = tmp_path / "out"
-    command = [sys.executable, str(FIGURES / "bias_vs_m.py"), "--corpus", str(corpus)]
-    command += ["--output", str(output), "--vocabulary-size", "30", "--dim", "8"]
-    command += ["--num-examples", "3", "--max-num-sampled", "100", "--num-features", "16"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    options = ["--corpus", corpus, "--output", output, "--vocabulary-size", 30, "--dim", 8]
+    options += ["--num-examples", 3, "--max-num-sampled", 100, "--num-features", 16]
+    run_script(FIGURES / "bias_vs_m.py", *options)
     assert sorted(path.name for path in output.iterdir()) == ["bias_vs_m.csv", "bias_vs_m.png"]
     table = check(output)
     assert {int(row["num_sampled"]) for row in table} == {1, 3, 10, 30, 100}

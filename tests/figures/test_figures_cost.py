@@ -1,12 +1,11 @@
 """The figure of bias against cost: a small run of its script, and what is committed of it."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 COLUMNS = [
@@ -83,12 +82,9 @@ def test_bias_vs_cost_runs(tmp_path):
     lines = [" ".join(f"w{i}" for i in row) for row in ids.reshape(-1, 10)]
     corpus.write_text("\n".join(lines), encoding="utf-8")
     output = tmp_path / "out"
-    command = [sys.executable, str(FIGURES / "bias_vs_cost.py"), "--corpus", str(corpus)]
-    command += ["--output", str(output), "--vocabulary-size", "30", "--dim", "8"]
-    command += ["--num-examples", "3", "--num-sampled", "5", "--num-features", "16"]
-    command += ["--num-repeats", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    options = ["--corpus", corpus, "--output", output, "--vocabulary-size", 30, "--dim", 8]
+    options += ["--num-examples", 3, "--num-sampled", 5, "--num-features", 16, "--num-repeats", 1]
+    run_script(FIGURES / "bias_vs_cost.py", *options)
     assert sorted(path.name for path in output.iterdir()) == [
         "bias_vs_cost.csv",
         "bias_vs_cost.png",

@@ -3,11 +3,10 @@
 import csv
 import itertools
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 NAMES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -26,9 +25,7 @@ def check_png(path):
 
 
 def run(script, output, *options):
-    command = [sys.executable, str(FIGURES / f"{script}.py"), "--output", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script(FIGURES / f"{script}.py", "--output", output, *options)
     assert {path.name for path in output.iterdir()} == {f"{script}.csv", f"{script}.png"}
     assert str(output) not in (output / f"{script}.csv").read_text(encoding="utf-8")
 

@@ -2,12 +2,11 @@
 
 import csv
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 OURS = ["samplesoft, one-vs-all", "samplesoft, softmax of vectors of 64"]
@@ -19,17 +18,8 @@ def table(path):
 
 
 def run(folder, methods, *options):
-    done = subprocess.run(
-        [
-            *(sys.executable, FIGURES / "linear_models.py", "--bibtex", folder),
-            *("--output", folder, "--seeds", "2", "--methods", ";".join(methods), *options),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    given = "--bibtex", folder, "--output", folder, "--seeds", 2, "--methods", ";".join(methods)
+    return run_script(FIGURES / "linear_models.py", *given, *options)
 
 
 @pytest.mark.slow

@@ -1,29 +1,17 @@
 """The scripts of the Penn Treebank figures run on a small text, and share their runs."""
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
-ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "NUMBA")}
 
 
 def run(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, FIGURES / script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, **ONE_THREAD},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_script(FIGURES / script, *arguments)
 
 
 def table(path):

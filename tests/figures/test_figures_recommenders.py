@@ -2,12 +2,11 @@
 
 import csv
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -18,17 +17,8 @@ def table(path):
 
 
 def run(folder, methods, *options):
-    done = subprocess.run(
-        [
-            *(sys.executable, FIGURES / "recommenders.py", "--output", folder, "--seeds", "1"),
-            *("--methods", ";".join(methods), *options),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    given = "--output", folder, "--seeds", 1, "--methods", ";".join(methods)
+    return run_script(FIGURES / "recommenders.py", *given, *options)
 
 
 @pytest.mark.slow

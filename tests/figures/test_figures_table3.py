@@ -1,12 +1,11 @@
 """figures/table3_xc.py runs on small files and goes on where it was; its files are whole."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -17,18 +16,9 @@ def table(path):
 
 
 def run(folder, output, *options):
-    done = subprocess.run(
-        [
-            *(sys.executable, FIGURES / "table3_xc.py", "--bibtex", folder, "--gowalla", folder),
-            *("--runs", folder / "runs", "--output", output, "--gowalla-epochs", "1"),
-            *("--bibtex-epochs", "2", "--no-peers", *options),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    given = ["--bibtex", folder, "--gowalla", folder, "--runs", folder / "runs", "--output", output]
+    given += ["--gowalla-epochs", 1, "--bibtex-epochs", 2, "--no-peers"]
+    return run_script(FIGURES / "table3_xc.py", *given, *options)
 
 
 @pytest.mark.slow

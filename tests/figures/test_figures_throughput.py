@@ -1,11 +1,10 @@
 """The figure of the time of a step: a small run of its script, and what is committed of it."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -18,10 +17,8 @@ def read_rows(path):
 
 @pytest.mark.slow
 def test_the_script_writes_a_row_for_each_method_and_batch(tmp_path):
-    script = str(FIGURES / "throughput.py")
-    options = ["--num-classes", "300", "--batches", "2,40", "--output", str(tmp_path)]
-    done = subprocess.run([sys.executable, script, *options], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    options = ["--num-classes", 300, "--batches", "2,40", "--output", tmp_path]
+    run_script(FIGURES / "throughput.py", *options)
     rows = read_rows(tmp_path / "throughput.csv")
     assert {(row["num_classes"], row["batch"]) for row in rows} == {("300", "2"), ("300", "40")}
     assert len({row["method"] for row in rows}) == len(rows) / 2 == 7

@@ -1,0 +1,33 @@
+"""Runs a script as a command line does, but in this process, which has imported the package."""
+
+import io
+import runpy
+import sys
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+import matplotlib
+from matplotlib import pyplot as plt
+
+
+def run_script(script, *arguments):
+    """Return what a script prints; modules of its folder are forgotten afterwards."""
+    folder, printed, known = Path(script).parent, io.StringIO(), set(sys.modules)
+    with (
+        mock.patch.object(sys, "argv", [str(script), *map(str, arguments)]),
+        mock.patch.object(sys, "path", [str(folder), *sys.path]),
+        redirect_stdout(printed),
+        warnings.catch_warnings(),
+        matplotlib.rc_context(),
+    ):
+        warnings.simplefilter("ignore")  # which are no errors on a command line
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        finally:
+            plt.close("all")
+            for name in set(sys.modules) - known:
+                if folder == Path(getattr(sys.modules[name], "__file__", None) or ".").parent:
+                    del sys.modules[name]
+    return printed.getvalue()
