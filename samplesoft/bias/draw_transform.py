@@ -41,7 +41,7 @@ def make_transform(law: DrawLaw, rounding: float) -> Transform | None:
         slowest = math.log(law.num_draws) + float(np.logaddexp(law.log_base, classes.log_least))
         last = min(math.log(_GONE) - slowest, LARGEST_EXPONENT - math.log(law.num_draws))
         x = np.arange(_LEFT - math.log(law.num_draws) - log_mean, last, _STEP)
-        nodes = evaluate_nodes(classes, make_atoms(law, classes), x, np.zeros_like(x))
+        nodes = evaluate_nodes(law, classes, make_atoms(law, classes), x, np.zeros_like(x))
         lost = np.exp(-nodes.log_transform_least)
     good = np.isfinite(nodes.excess) & (lost < _LOST)
     if not good.any():

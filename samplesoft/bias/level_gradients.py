@@ -114,7 +114,7 @@ def _make_expectations(law: DrawLaw, centred: FloatArray, last: int) -> _Expecta
     largest = max(most, float(atoms.rows[0].max()))
     slowest = compute_decay_rates(law, classes)[1]
     grid = make_nested_grid(_LEFT - largest, math.log(_RIGHT) - slowest)
-    nodes = evaluate_nodes(classes, atoms, grid.x, grid.dx)
+    nodes = evaluate_nodes(law, classes, atoms, grid.x, grid.dx)
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     log_theta = nodes.log_transform - v_base
     half = 0.5 * law.num_draws  # with half of its least weight no factor overflows

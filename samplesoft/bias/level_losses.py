@@ -30,7 +30,7 @@ def loss_levels(law: DrawLaw, last: int) -> LevelMoments:
     atoms = make_atoms(law, classes)
     typical, slowest = compute_decay_rates(law, classes)
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(classes, atoms, typical + last * math.log(2.0), slowest, STEP)
+        nodes = make_nodes(law, classes, atoms, typical + last * math.log(2.0), slowest, STEP)
         if len(nodes.x) > _MOST_NODES:
             unknown = np.full(last + 1, np.nan)
             return LevelMoments(unknown, unknown, np.nan, np.nan)
@@ -93,7 +93,7 @@ def _make_covariances(law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes
     """Evaluate the transform at sums of two nodes."""
     one, other = np.tril_indices(len(nodes.x))
     x = np.logaddexp(nodes.x[one], nodes.x[other])
-    both = evaluate_nodes(classes, atoms, x, np.ones_like(x))
+    both = evaluate_nodes(law, classes, atoms, x, np.ones_like(x))
 
     def square(values: FloatArray) -> FloatArray:
         found = np.empty((len(nodes.x), len(nodes.x)))

@@ -152,7 +152,7 @@ def _moments(
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(classes, atoms, *compute_decay_rates(law, classes), STEP)
+        nodes = make_nodes(law, classes, atoms, *compute_decay_rates(law, classes), STEP)
         if scheme.jackknife:
             mse = jackknife_squared_error(law, classes, atoms, nodes, centred)
         else:

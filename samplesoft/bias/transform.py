@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.classes import Atoms, Classes
+from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.quadrature import make_grid
 from samplesoft.bias.sums import HOST, HostSums
 from samplesoft.kernels.bias import laplace
+
+_BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
+_NARROW = 1e-3  # panels on which all ratios decay as one, without noise
+_LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Nodes:
 
 
 def make_nodes(
+    law: DrawLaw,
     classes: Classes,
     atoms: Atoms,
     log_largest: float,
@@ -62,16 +69,65 @@ def make_nodes(
     E(v); `step` is that of the trapezoid rule.
     """
     largest = max(log_largest, float(atoms.rows[0].max()))
-    return evaluate_nodes(classes, atoms, *make_grid(largest, log_smallest, step), sums)
+    return evaluate_nodes(law, classes, atoms, *make_grid(largest, log_smallest, step), sums)
 
 
 def evaluate_nodes(
-    classes: Classes, atoms: Atoms, x: FloatArray, dx: FloatArray, sums: HostSums = HOST
+    law: DrawLaw,
+    classes: Classes,
+    atoms: Atoms,
+    x: FloatArray,
+    dx: FloatArray,
+    sums: HostSums = HOST,
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     above_least = classes.log_above_least
     found = sums.node_sums(x, atoms.weights, atoms.rows, above_least)
+    if atoms.slot is not None and atoms.width > _NARROW:
+        _replace_noise(law, classes, x, found, above_least)
     return _compute_nodes(classes, x, dx, found, above_least)
+
+
+def _replace_noise(
+    law: DrawLaw, classes: Classes, x: FloatArray, sums: FloatArray, log_above_least: FloatArray
+) -> None:
+    """Put sums over classes in place of a transform that panels leave no digits.
+
+    Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
+    nothing beside 1, but may be more than T, and is divided by where draws are few.
+    """
+    with np.errstate(all="ignore"):
+        v_least = np.exp(x + classes.log_least)
+        log_least = np.log(np.maximum(sums[:, 0], 1e-307))
+    log_transform = log_least - v_least
+    order = np.argsort(x)
+    before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
+    lost = np.flatnonzero(log_transform < before + _LOST)
+    if len(lost) == 0:
+        return
+    active = law.drawn > 0.0
+    log_q, log_r = np.log(law.drawn[active]), classes.log_r[active]
+    weightless = np.array([law.weightless, 0.0, 0.0, 0.0])  # at r = r0 = 0
+
+    def work(part: slice) -> list[FloatArray]:
+        found = []
+        for k in lost[part]:
+            d = np.maximum(np.exp(np.minimum(x[k] + log_r, LARGEST_EXPONENT)) - v_least[k], 0.0)
+            terms, moments = np.exp(log_q - d), weightless.copy()
+            for power in range(4):
+                moments[power] += terms.sum()
+                terms *= d
+            found.append(moments)
+        return found
+
+    with np.errstate(all="ignore"):
+        moments = np.vstack(list(thread_map(work, chunks(len(lost), 1))))
+        least = np.maximum(moments[:, 0], 1e-307)
+        sums[lost, 0], sums[lost, 1], sums[lost, 2:5] = least, -1.0, moments[:, 1:]
+        sums[lost, 5] = least - np.exp(-np.exp(x[lost] + log_above_least[0]))
+        v_mean = np.minimum(np.exp(x[lost] + log_above_least[1]), laplace.CENTRED_LIMIT)
+        sums[lost, 6] = np.expm1(np.log(least) + v_mean)
+    sums[lost, 7] = 1e300  # the sums around r0 are those to take
 
 
 def _compute_nodes(

@@ -70,7 +70,7 @@ def with_replacement_bias(
     step = STEP if not scheme.jackknife else 0.5 * STEP
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         while best is None or step > LEAST_STEP:
-            nodes = make_nodes(classes, atoms, *rates, step, sums)
+            nodes = make_nodes(law, classes, atoms, *rates, step, sums)
             for weights in _node_weights(law, nodes, loss_unit):
                 flows = _class_flows(law, classes, atoms, nodes, weights, sums)
                 if scheme.label_is_a_draw:

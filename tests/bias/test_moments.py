@@ -115,6 +115,30 @@ def test_jackknife_of_classes_on_panels(scheme):
         assert getattr(got, name) == pytest.approx(getattr(wanted, name), rel=1e-12)
 
 
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+@pytest.mark.parametrize("noise", [0.03, 0.3, 0.8, 3.0])
+def test_one_draw_of_classes_on_panels(noise, scheme):
+    """Beyond the least ratio panels leave no digits of the transform, which one draw divides by."""
+    for seed, spread in enumerate([0.5, 2.0, 6.0]):
+        rng = np.random.default_rng(seed)
+        o, c = spread * rng.normal(size=2000), rng.normal(size=(2000, 3))
+        q, label = np.exp(o + noise * rng.normal(size=2000)), 5
+        q /= q.sum()
+        chance = q.copy()
+        if scheme == "negatives":
+            chance[label] = 0.0
+            chance /= chance.sum()
+        own = np.exp(o[label])
+        with np.errstate(divide="ignore"):
+            ratio = np.where(np.arange(2000) == label, 0.0, np.exp(o) / chance)
+        share = (own / (own + ratio))[:, None]
+        errors = share * c[label] + (1 - share) * c - np.exp(o) @ c / np.exp(o).sum()
+        mean = chance @ errors
+        result = exact_gradient_moments(o, label, q, 1, c, scheme=scheme)
+        assert result.mse == pytest.approx(chance @ (errors**2).sum(axis=1), rel=1e-9)
+        assert result.squared_bias == pytest.approx(mean @ mean, rel=1e-9)
+
+
 @pytest.mark.parametrize("scheme", LEFT_OUT)
 def test_moments_against_draws(scheme):
     rng = np.random.default_rng(6)
