@@ -61,8 +61,8 @@ class FiniteSampleBounds:
         --------
         >>> bounds = finite_sample_bounds([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2], num_sampled=10)
         >>> lower, upper = bounds.gradient([[1.0], [0.0], [-1.0]])
-        >>> bool(lower[0] <= 0.022125 <= upper[0])
-        True
+        >>> lower.round(4), upper.round(4)
+        (array([0.0221]), array([0.0221]))
         """
         jac, excess = with_room(check_jacobian(jacobian, self.lower.shape))
         lower, upper = np.atleast_2d(self.lower, self.upper)
@@ -162,10 +162,10 @@ def finite_sample_bounds(
     Examples
     --------
     >>> bounds = finite_sample_bounds([0.0, 0.0, 0.0], 0, [0.2, 0.6, 0.2], num_sampled=10)
-    >>> bounds.lower.round(5)
-    array([ 0.00491,  0.01229, -0.01721])
-    >>> bounds.upper.round(5)
-    array([ 0.00492,  0.0123 , -0.0172 ])
+    >>> bounds.lower.round(4)
+    array([ 0.0049,  0.0123, -0.0172])
+    >>> bool((bounds.upper - bounds.lower).max() < 1e-10)
+    True
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
     facts = inputs.scheme
