@@ -152,7 +152,7 @@ def exact_bias(
     pair of classes, so it keeps its digits where the bias is many orders below p. The cost is
     O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of a few hundred nodes). As m
     grows ``candidate`` tends to the full softmax, ``candidate_masked`` to the softmax without the
-    label. `ExactBias.error` speaks of the bias, not of the loss bias.
+    label.
 
     The label and the `certain` classes are one class for all of this, which is never drawn: in
     every outcome they share its p' in the same proportions. With all classes certain nothing is
