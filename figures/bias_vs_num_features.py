@@ -271,7 +271,7 @@ def describe(args: argparse.Namespace) -> str:
 def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
     """Draw a row of three panels for each set of examples."""
     figure = Figure(figsize=(13.0, 9.2), dpi=100)
-    *panels, legends = figure.subplots(3, 3, height_ratios=(1.0, 1.0, 0.3))
+    *panels, legends = figure.subplots(3, 3, height_ratios=(1.0, 1.0, 0.46))
     for line, name in zip(panels, dict.fromkeys(row["data"] for row in rows), strict=True):
         line[0].set_ylabel(f"{name}\nL1 norm of E[p'] - p")
         own = [row for row in rows if row["data"] == name]
@@ -294,7 +294,9 @@ def draw(path: Path, rows: list[dict[str, Any]], settings: str) -> None:
     for axes, place in zip(panels[1], legends, strict=True):
         axes.set_xlabel("features, D")
         place.axis("off")
-        place.legend(*axes.get_legend_handles_labels(), loc="center", frameon=False, fontsize=9)
+        known = axes.get_legend_handles_labels()
+        legend = place.legend(*known, loc="upper center", frameon=False, fontsize=9)
+        legend.set_in_layout(False)  # or all rows would be as far apart as it is high
     figure.text(0.01, 0.012, textwrap.fill(settings, 180), fontsize=8, color="0.3")
     figure.tight_layout(rect=(0.0, 0.04, 1.0, 1.0))
     figure.savefig(path, metadata={"Software": None})
@@ -323,7 +325,7 @@ def draw_kernels(axes: Any, rows: list[dict[str, Any]]) -> None:
         x, y = column(close, "num_features"), column(close, "expanded_l1_bias")
         axes.plot(x, y, color=colour, linewidth=1.0)
     own = [r for r in rows if r["features"] == "tree"]
-    label = rf"the same as a tree draws, $\nu$ = {OURS:g}"
+    label = rf"exact mean, a tree draws, $\nu$ = {OURS:g}"
     style = {"color": COLOURS[OURS], "markerfacecolor": "white", "marker": "s", "linestyle": ""}
     axes.plot(column(own, "num_features"), column(own, "l1_bias_mean"), label=label, **style)
     axes.plot([], [], ":", color="0.3", label="the kernel's own: D = ∞")

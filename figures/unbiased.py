@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.special import softmax
 from tables import write_csv
@@ -273,7 +275,7 @@ def describe(data: Embeddings, args: argparse.Namespace) -> str:
         f"{args.num_trials} trials an example of coupled and br-snis (2 rounds, the first left "
         f"out) with bars of two standard errors, the others exact; seed {args.seed}. Coupled: "
         "draws of a batch of one. Numbers at the points: draws in the mean. BR-SNIS "
-        "below its noise: at the upper end of its bar."
+        "below its noise: at the upper end of its bar, and not among the averages."
     )
 
 
@@ -292,11 +294,15 @@ def draw(rows: list[dict[str, Any]], description: str) -> Figure:
         column[1].set_title(f"{middle} draws each", fontsize=10)
     panels[0, 0].set_ylabel("variance of the gradient in h times draws")
     panels[1, 0].set_ylabel("mean squared error of their average")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linestyle="-" if loss in SCHEMES else "")
+        for loss, (_, colour, marker) in STYLES.items()
+    ]
+    labels = [label for label, _, _ in STYLES.values()]
     figure.legend(
         handles, labels, loc="upper center", ncols=len(labels), frameon=False, fontsize=10
     )
-    figure.text(0.01, 0.01, textwrap.fill(description, 165), fontsize=8, color="0.3")
+    figure.text(0.01, 0.01, textwrap.fill(description, 210), fontsize=8, color="0.3")
     figure.tight_layout(rect=(0.0, 0.05, 1.0, 0.96))
     return figure
 
@@ -324,7 +330,7 @@ def draw_products(axes: Any, rows: list[dict[str, Any]]) -> None:
         axes.errorbar(x, y, dy, [x - low, high - x], marker=marker, label=label, **style)
         for point, height, row in zip(x, y, own, strict=True):
             if loss == "sampled" or (loss == "multilevel" and row in (own[0], own[-1])):
-                place = (0, -11) if loss == "sampled" else (6, -3)
+                place = (0, -12) if loss == "sampled" else (6, -3)
                 axes.annotate(
                     str(row["budget"]),
                     (point, height),
@@ -336,6 +342,12 @@ def draw_products(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.axvspan(none / 4.0, none * 3.0, color="0.93", zorder=0)
     axes.set(xscale="log", yscale="log", xlabel="norm of the bias of the gradient in h")
     axes.set_xlim(none / 4.0, None)
+    axes.margins(y=0.1)
+    low, high = axes.get_ylim()
+    if high < 30.0 * low:  # less than two powers of ten have few ticks
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.annotate(
         "no bias",
         (none, 1.0),

@@ -1,1 +1,1 @@
-"""The exact bias of sampled softmax, its bounds and limit, and Monte Carlo; see README.md here."""
+"""Exact bias of sampled softmax, bounds, limit, second moments, Monte Carlo; see README.md here."""

@@ -20,6 +20,7 @@ from samplesoft.schemes import Scheme
 
 SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
 LOST = 1e-290  # near the least numbers of float64, all have few digits
+ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ def exact_bias(
     -----
     RuntimeWarning
         If the estimated error is above 1e-10 of the L1 norm of the bias, which happens with
-        the jackknives where the bias is very small.
+        the jackknives where the bias is very small. Not where q is the softmax among the classes
+        that are drawn, up to rounding: its bias is made of that rounding alone.
 
     Notes
     -----
@@ -152,7 +154,7 @@ def exact_bias(
     pair of classes, so it keeps its digits where the bias is many orders below p. The cost is
     O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of a few hundred nodes). As m
     grows ``candidate`` tends to the full softmax, ``candidate_masked`` to the softmax without the
-    label. `ExactBias.error` speaks of the bias, not of the loss bias.
+    label.
 
     The label and the `certain` classes are one class for all of this, which is never drawn: in
     every outcome they share its p' in the same proportions. With all classes certain nothing is
@@ -195,7 +197,7 @@ def exact_bias(
         sums = twin(device, "samplesoft.bias.sums:Sums")
         rows = [_with_certain(row, inputs, sums()) for row in inputs.rows()]
     result = ExactBias(*inputs.columns(rows))
-    _warn_of_lost_digits(result, facts.name)
+    _warn_of_lost_digits(result, inputs)
     return result
 
 
@@ -216,15 +218,28 @@ def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs, sums:
     )
 
 
-def _warn_of_lost_digits(result: ExactBias, scheme: str) -> None:
+def _warn_of_lost_digits(result: ExactBias, inputs: Inputs) -> None:
     size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
     lost = np.flatnonzero(error > np.maximum(SURE * size, LOST))
-    if len(lost):
-        row = int(lost[0])
+    if not len(lost):
+        return
+    rows = list(inputs.rows())
+    row = next((int(i) for i in lost if not _is_softmax(*rows[i], inputs.scheme)), None)
+    if row is not None:
         warnings.warn(
-            f"the bias of scheme={scheme!r} may be off by {error.flat[row]:.1e} in the L1 norm, "
-            f"where its own is {size.flat[row]:.1e} (example {row}); see ExactBias.error before "
-            "you rely on its digits.",
+            f"the bias of scheme={inputs.scheme.name!r} may be off by {error.flat[row]:.1e} in the "
+            f"L1 norm, where its own is {size.flat[row]:.1e} (example {row}); see ExactBias.error "
+            "before you rely on its digits.",
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> bool:
+    """Whether q is the softmax of the negatives to rounding, which is then all of the bias."""
+    if scheme.independent or not scheme.excludes_label:
+        return False
+    others = np.delete(logits, label)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a class that is certain may have q = 0
+        spread = float(np.ptp(others - np.log(np.delete(q, label))))
+    return spread <= ROUNDING * (1.0 + float(np.abs(others).max()))

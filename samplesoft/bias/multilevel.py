@@ -82,7 +82,7 @@ def multilevel_moments(
 
     Notes
     -----
-    Section 18 of ``samplesoft/bias/README.md`` has the integrals. The variance is finite for every
+    Section 19 of ``samplesoft/bias/README.md`` has the integrals. The variance is finite for every
     q, but grows with the largest ``e^{o_j} / q_j`` where that of plain sampled softmax has a bound.
 
     References

@@ -94,7 +94,8 @@ class MultilevelLoss(SampledLoss):
     0.71 a level. They add about :math:`V^2 / m^2` to that of the loss: little where m is well above
     V, and much where it is not. With as many draws in the mean, sampled softmax varies 0.58 times
     as much, or less. That all examples share a level costs next to nothing, for the
-    means of the differences are as small. Section 17 of ``samplesoft/bias/README.md`` has figures.
+    means of the differences are as small. Sections 18 and 19 of ``samplesoft/bias/README.md`` have
+    figures.
 
     References
     ----------

@@ -55,6 +55,7 @@ def propensities(
         raise ValueError(f"`counts` must be at least 0, got {found.min()}; count the labels again.")
     size = as_count("num_examples", num_examples, LEAST_EXAMPLES)
     a, b = as_positive("a", a), as_positive("b", b)
-    c = (np.log(size) - 1.0) * (b + 1.0) ** a
-    result: FloatArray = 1.0 / (1.0 + c * (found + b) ** -a)
+    with np.errstate(over="ignore", under="ignore"):  # c and the power of each count at once
+        fall = (np.log(size) - 1.0) * ((b + 1.0) / (found + b)) ** a
+    result: FloatArray = 1.0 / (1.0 + fall)
     return result

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.asymptotic import asymptotic_bias
-from samplesoft.bias.bounds import FiniteSampleBounds, finite_sample_bounds
 from samplesoft.bias.theorem1 import Theorem1Terms, theorem1_terms
 from samplesoft.bias.theorem1_corrected import CorrectedTerms, corrected_terms
 
@@ -22,39 +21,34 @@ _RELATIVE, _ABSOLUTE = 1e-9, 1e-14
 
 @dataclass(frozen=True)
 class Theory:
-    """Bounds and limit of the bias of one example in P parameters, for scheme ``negatives``."""
+    """What Theorem 1 says of one example in P parameters, and the limit: for ``negatives``."""
 
     terms: Theorem1Terms
     corrected: CorrectedTerms
     g: FloatArray  # (P,): sum_j p_j d o_j over the negatives
     limit: FloatArray  # of m times the bias
-    lower: FloatArray  # bounds on the bias that hold for every m
-    upper: FloatArray
 
 
-def compute_theory(logits: FloatArray, labels: IntArray, q: FloatArray, m: int) -> list[Theory]:
-    """Return the bounds and the limit of each example of a batch, with regard to its logits."""
+Ends = tuple[FloatArray, FloatArray]  # bounds on P coordinates that hold for every m
+
+
+def compute_theory(logits: FloatArray, labels: IntArray, q: FloatArray) -> list[Theory]:
+    """Return theorem and limit for each example of a batch, with regard to its logits."""
     terms, corrected = theorem1_terms(logits, labels, q), corrected_terms(logits, labels, q)
     limit = asymptotic_bias(logits, labels, q)
-    finite = finite_sample_bounds(logits, labels, q, m)
     out = []
     for b in range(len(logits)):
         one = Theorem1Terms(*(column[b] for column in terms))
         true = CorrectedTerms(*(column[b] for column in corrected))
-        ends = finite.lower[b], finite.upper[b]
-        out.append(Theory(one, true, one.negative_probs, limit[b], *ends))
+        out.append(Theory(one, true, one.negative_probs, limit[b]))
     return out
 
 
 def transform_theory(examples: list[Theory], jacobian: FloatArray) -> list[Theory]:
     """Go from the logits of a batch to P parameters, with the Jacobian (n, P)."""
-    ends = FiniteSampleBounds(
-        np.stack([one.lower for one in examples]), np.stack([one.upper for one in examples])
-    )
     columns = (
         np.stack([one.g for one in examples]) @ jacobian,
         np.stack([one.limit for one in examples]) @ jacobian,
-        *ends.gradient(jacobian),
     )
     return [
         Theory(one.terms, one.corrected, *row) for one, *row in zip(examples, *columns, strict=True)
@@ -95,17 +89,24 @@ class Coordinates:
 
 
 def compare_with_bounds(
-    bias: FloatArray, error: float, theory: Theory | None, m: int, scale: float
+    bias: FloatArray,
+    error: float,
+    theory: Theory | None,
+    ends: Ends | None,
+    m: int,
+    scale: float,
 ) -> Coordinates:
     """Compare the bias (P,) of one example with its bounds in the same P parameters.
 
     `error` is the numerical error of the bias in the logits, in the L1 norm; `scale` is M, the
     largest derivative of a logit.
     """
-    if theory is None:
+    if ends is None:
         return Coordinates(bias, error * scale, None, None, None, None)
-    low, high = theory.terms.bounds(theory.g, scale, m)
     slack = (error + _ABSOLUTE / m) * scale
+    if theory is None:
+        return Coordinates(bias, slack, None, None, *ends)
+    low, high = theory.terms.bounds(theory.g, scale, m)
     printed = Printed(
         low,
         high,
@@ -115,7 +116,7 @@ def compare_with_bounds(
     )
     true = theory.corrected.bounds(theory.g, scale, m)
     corrected = Corrected(float(theory.corrected.reaches(scale, m)[0]), _beyond(bias, *true, slack))
-    return Coordinates(bias, slack, printed, corrected, theory.lower, theory.upper)
+    return Coordinates(bias, slack, printed, corrected, *ends)
 
 
 def _outside(
@@ -161,17 +162,17 @@ def summarize(block: Coordinates) -> BlockSummary:
         "l1_bias": float(size.sum()),
     }
     values["resolved"] = values["l1_bias"] > block.error
-    if block.printed is not None and block.lower is not None and block.upper is not None:
-        printed = block.printed
+    printed, corrected = block.printed, block.corrected
+    if printed is not None and corrected is not None:
         values |= {
             "printed_max": float(max(np.abs(printed.lower).max(), np.abs(printed.upper).max())),
             "outside": int(printed.outside.sum()),
             "outside_limit": int(printed.outside_limit.sum()),
             "sign_condition": printed.sign_condition,
+            "corrected_max": corrected.most,
+            "corrected_outside": int(corrected.outside.sum()),
         }
-        if block.corrected is not None:
-            values["corrected_max"] = block.corrected.most
-            values["corrected_outside"] = int(block.corrected.outside.sum())
+    if block.lower is not None and block.upper is not None:
         outside = _beyond(block.bias, block.lower, block.upper, block.error)
         values |= {
             "finite_outside": int(outside.sum()),
@@ -217,6 +218,9 @@ def summarize_class_vectors(
             "sign_condition": bool((slopes >= 0.0).all() or not weights.any()),
             "corrected_max": float(theory.corrected.reaches(largest, m)[0]),
             "corrected_outside": _count_products(block.bias, theory.corrected, m, size, slack),
+        }
+    if one.finite_outside is not None:
+        values |= {
             "finite_outside": one.finite_outside * int(np.count_nonzero(slopes)),
             "finite_width": one.finite_width * total,
             "finite_min_max": one.finite_min_max * largest,

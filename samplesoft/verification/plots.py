@@ -80,14 +80,14 @@ def _draw_curves(
         axis.set_title(name, fontsize=10)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
         axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
-        if alone:
-            axis.set_xticks(m, [f"{mine[0].num_sampled:,}"])
+        if len(m) <= 6:  # their labels have room
+            axis.set_xticks(m, [f"{row.num_sampled:,}" for row in mine])
             axis.set_xticks([], minor=True)
         exact = np.array([row.max_bias for row in mine])
         if mine[0].finite_max_max is not None:
             low = [max(_or(row.finite_min_max), floor / 10.0) for row in mine]
             high = [_or(row.finite_max_max) for row in mine]
-            printed = [_or(row.printed_max) for row in mine]
+            printed = [np.nan if (most := row.printed_max) is None else most for row in mine]
             if alone:
                 axis.vlines(m, low, high, color=_BAND, linewidth=14)
                 axis.plot(m, printed, "_", color=_PRINTED, markersize=28, markeredgewidth=2)
@@ -109,7 +109,10 @@ def _draw_curves(
                 {"color": _TRIALS, "marker": "o", "markersize": 4, "linestyle": "none"},
                 f"Monte Carlo, 95% ({report.num_trials:,} trials x {report.num_examples})",
             ),
-            *_bounds_entries(report.has_bounds, "largest value that LB, UB allow"),
+            *_bounds_entries(
+                report.has_bounds,
+                "largest value that LB, UB allow" if report.has_theorem else None,
+            ),
         ],
     )
 
@@ -180,16 +183,19 @@ def _draw_picture(axis: Any, picture: Picture) -> None:
     axis.set_title(f"{picture.sampler}: {int(outside.sum()):,} of {len(x):,} outside", fontsize=10)
 
 
-def _bounds_entries(shown: bool, printed: str) -> list[tuple[dict[str, Any], str]]:
-    if not shown:
-        return []
-    return [
-        (
-            {"color": _PRINTED, "linestyle": "--", "linewidth": 1.6},
-            f"Theorem 1 as printed: {printed}",
-        ),
-        ({"color": _BAND, "linewidth": 8}, "finite-m bounds, which always hold"),
-    ]
+def _bounds_entries(shown: bool, printed: str | None) -> list[tuple[dict[str, Any], str]]:
+    line = {"color": _PRINTED, "linestyle": "--", "linewidth": 1.6}
+    entries: list[tuple[dict[str, Any], str]] = []
+    if printed is not None:
+        entries.append((line, f"Theorem 1 as printed: {printed}"))
+    if shown:
+        entries.append(
+            (
+                {"color": _BAND, "linewidth": 8},
+                "finite-m bounds, most often behind the exact values",
+            )
+        )
+    return entries
 
 
 def _legend(part: Any, entries: list[tuple[dict[str, Any], str]]) -> None:

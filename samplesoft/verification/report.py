@@ -69,6 +69,11 @@ class VerificationReport(Report):
         return any(row.finite_hold is not None for row in self.rows)
 
     @property
+    def has_theorem(self) -> bool:
+        """Whether Theorem 1 is about this scheme, and rows tell of it."""
+        return any(row.outside_printed is not None for row in self.rows)
+
+    @property
     def bounds_hold(self) -> bool:
         """Whether the finite-m bounds and the corrected theorem hold; True where there are none."""
         return all(row.finite_hold is not False and not row.corrected_outside for row in self.rows)

@@ -39,9 +39,15 @@ def make_row(
         stderr = float(np.sqrt((values[:, 1] ** 2).sum())) / len(values)
         norms[f"monte_carlo_{norm}_stderr"] = stderr if shown else None
     moments: dict[str, float] = {}
-    if wrt == "h" and problem.scheme.has_bounds and problem.class_embeddings is not None:
+    if wrt == "h" and cell.classical is not None and problem.class_embeddings is not None:
         exact = exact_gradient_moments(
-            problem.logits, problem.labels, q, m, problem.class_embeddings, tau=problem.tau
+            problem.logits,
+            problem.labels,
+            q,
+            m,
+            problem.class_embeddings,
+            tau=problem.tau,
+            scheme=problem.scheme,
         )
         for moment in ("squared_bias", "variance", "mse"):
             moments[moment] = float(np.mean(getattr(exact, moment)))

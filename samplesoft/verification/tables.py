@@ -62,10 +62,13 @@ def headline(report: VerificationReport) -> str:
     ]
     if report.has_bounds:
         hold = "hold everywhere" if report.bounds_hold else "are VIOLATED"
+        what = " and the corrected Theorem 1" if report.has_theorem else ""
+        lines.append(f"The finite-m bounds{what} {hold}.")
+    if report.has_theorem:
         now, limit = report.outside_printed
         lines.append(
-            f"The finite-m bounds and the corrected Theorem 1 {hold}. Outside the printed bounds "
-            f"of Theorem 1 lie {now:,} coordinates at these m and {limit:,} in the limit."
+            f"Outside the printed bounds of Theorem 1 lie {now:,} coordinates at these m and "
+            f"{limit:,} in the limit."
         )
     return " ".join(lines)
 
@@ -111,14 +114,17 @@ def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
     if wrt != "class_embeddings":
         columns.append(("max z", lambda row: _show(row.max_abs_z, ".2f")))
         columns.append(("tests", _tests))
-    if report.has_bounds:
+    if report.has_theorem:
         columns += [
             ("outside LB/UB", lambda row: _show(row.outside_printed, ",")),
             ("in limit", lambda row: _show(row.outside_printed_limit, ",")),
             ("g >= 0", lambda row: f"{row.sign_condition}/{report.num_examples}"),
             ("corrected/max", _corrected),
-            ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
             ("m/rho", lambda row: _show(row.draws_per_moment, ".3g")),
+        ]
+    if report.has_bounds:
+        columns += [
+            ("finite-m", lambda row: "hold" if row.finite_hold else f"{row.finite_outside} OUT"),
             ("width/L1", lambda row: _show(row.finite_tightness, ".1e")),
         ]
     if wrt == "logits":
@@ -151,16 +157,20 @@ def legend(report: VerificationReport) -> list[str]:
         "(+ left out, having too few effective draws)."
         + (" Class vectors share those of the logits." if "class_embeddings" in sizes else ""),
     ]
-    if report.has_bounds:
+    if report.has_theorem:
         totals = ", ".join(f"{size:,} of {_NAMES[wrt]}" for wrt, size in sizes.items())
-        lines += [
+        lines.append(
             f"outside LB/UB: coordinates outside the printed bounds at this m, in limit: as m "
             f"grows; out of {totals}. g >= 0: examples where the sign condition of the printed UB "
             "holds. corrected/max: the bound of the corrected Theorem 1, which holds for every m, "
-            "over the max bias.",
+            "over the max bias. m/rho: rho = E[r^2]/Z^2 with r = exp(o)/q; a large bias needs a "
+            "small one."
+        )
+    if report.has_bounds:
+        lines.append(
             "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
-            "over the L1 bias, most often below 1e-6. rho = E[r^2]/Z^2 with r = exp(o)/q.",
-        ]
+            "over the L1 bias, most often below 1e-6."
+        )
     if report.has_bounds and "h" in sizes:
         lines.append(
             "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates."

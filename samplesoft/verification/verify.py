@@ -65,8 +65,8 @@ def verify(
         Blocks of parameters: ``logits``, ``h``, ``class_embeddings``. The last two are left out
         where there are no vectors.
     scheme : str or samplesoft.schemes.Scheme
-        See `exact_bias`. The bounds, the limit and the moments are those of ``negatives``;
-        for ``masked`` too there are the terms of `samplesoft.self_normalized_terms`.
+        See `exact_bias`. Theorem 1 and the limit are of ``negatives``; bounds for every m, moments
+        and the terms of `samplesoft.self_normalized_terms` of ``masked`` too.
     num_trials : int
         Monte Carlo trials for each example, sampler and m; at least 2.
     rng : int or numpy.random.Generator or None

@@ -1,5 +1,6 @@
 """The loss bias of the jackknife: by parts and plainly, and which of them is taken."""
 
+import warnings
 from math import comb
 
 import naive
@@ -107,3 +108,16 @@ def test_the_bias_falls_like_one_power_more(order):
     fall = np.abs(few.bias).sum() / np.abs(many.bias).sum()
     assert fall == pytest.approx(2.0 ** (order + 1), rel=0.05)
     assert few.loss_bias / many.loss_bias == pytest.approx(2.0 ** (order + 1), rel=0.05)
+
+
+def test_of_a_softmax_nobody_is_told_that_the_rounding_of_q_has_no_digits():
+    logits = 2.0 * np.random.default_rng(3).normal(size=(3, 40))
+    q = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels = [1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = exact_bias(logits, labels, q, 5, scheme="jackknife2")
+    assert (found.error > 1e-10 * np.abs(found.bias).sum(axis=1)).any()  # or the test is empty
+    near = q * (1.0 + 1e-9 * np.cos(np.arange(40)))
+    with pytest.warns(RuntimeWarning, match="see ExactBias.error"):
+        exact_bias(logits, labels, near / near.sum(axis=1, keepdims=True), 5, scheme="jackknife2")

@@ -34,7 +34,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--output", type=Path, default=FOLDER, help="folder of the tables")
     chosen = options.parse_args()
-    numba.set_num_threads(min(8, os.cpu_count() or 1))
+    numba.set_num_threads(min(8, os.cpu_count() or 1, numba.config.NUMBA_NUM_THREADS))
     names = chosen.parts.split(",")
     for name in names:
         part = PARTS[name]

@@ -52,6 +52,8 @@ MAY_BE_INFINITE += (
     "theorem2_ratio",
     "theorem2_corrected",
     "monte_carlo_bias",
+    "check_loss",  # whose hypotheses hold the logarithms of chances
+    "CertainSampler.sample",
 )
 TAKES_ANYTHING = ("to_host",)
 OTHERS_WORDS = (
@@ -169,7 +171,8 @@ def _outcome(
             found = _not_a_number(_backward(made.__self__, result), "backward")
         if not found and (methods := examples.methods_of(result)):
             made = getattr(result, pick(list(methods), rng))
-            found = _not_a_number(made(**methods[made.__name__]), made.__name__)
+            name = f"{type(result).__name__}.{made.__name__}"
+            found = _not_a_number(made(**methods[made.__name__]), name)
     except Exception as error:  # noqa: BLE001
         fault = _fault(name, made, arguments, error)
         return ("undocumented", fault) if fault else ("refused", "")

@@ -29,9 +29,9 @@ PACKAGES += ("sklearn",)
 
 NOT_CALLED = {
     "holds what a function has computed": (
-        "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias PositiveFeaturesBias "
-        "RandomQBias RandomQBound SampledQBias Theorem1Bounds Theorem2Ratio "
-        "Theorem1Corrected Theorem2Corrected "
+        "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias MultilevelMoments NumSampled "
+        "PositiveFeaturesBias RandomQBias RandomQBound SampledQBias SelfNormalizedTerms "
+        "Theorem1Bounds Theorem1Corrected Theorem2Corrected Theorem2Ratio LossReport TuneReport "
         "VerificationReport VerificationRow Batch Cache Gradients SparseRows Evaluation Draw "
         "ChainDraw MultilevelDraw "
         "SparseExamples Vocabulary Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
@@ -80,6 +80,7 @@ _settings = {"loss": "sampled-masked", "tau": 2.0, "normalize": True, "sampler":
 _settings |= {"num_sampled": 3, "nu": 2.0, "num_features": 8, "shared": True, "update_every": 1}
 _linear = {**_settings, "embedding_dim": 3, "dropout": 0.1}
 _linear |= {"label_reduction": "pal", "mask_other_labels": False}
+_direct = _linear | {"embedding_dim": None, "sampler": "unigram", "normalize": False}
 _layer = {"init_scale": 0.1, "dtype": np.float64, "rng": 0}
 
 
@@ -97,6 +98,12 @@ def _fitted(**options: Any) -> Any:
         As `SampledSoftmaxClassifier.fit`.
     """
     return SampledSoftmaxClassifier(**options).fit(X, FOUR)
+
+
+def _full(class_embeddings: Any, h: Any, labels: Any, num_sampled: int, seed: int) -> Any:
+    """Return the full softmax losses of a batch."""
+    logits = h @ class_embeddings.T
+    return np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
 
 
 MADE: dict[str, Call] = {
@@ -150,6 +157,12 @@ MADE: dict[str, Call] = {
     "exact_gradient_moments": _call(
         samplesoft.exact_gradient_moments, **_bias, class_embeddings=W, tau=2.0
     ),
+    "multilevel_moments": _call(
+        samplesoft.multilevel_moments, **_bias, class_embeddings=W, tau=2.0
+    ),
+    "self_normalized_terms": _call(
+        samplesoft.self_normalized_terms, **_bias, scheme="negatives", h=None
+    ),
     "monte_carlo_bias": _call(
         samplesoft.monte_carlo_bias, **_bias, num_trials=20, scheme="masked", rng=0
     ),
@@ -182,6 +195,22 @@ MADE: dict[str, Call] = {
         rng=0,
         settings={},
     ),
+    "check_loss": _call(
+        samplesoft.check_loss,
+        loss=_full,
+        proposal="uniform",
+        num_sampled=3,
+        draws="own",
+        tau=1.0,
+        biases=False,
+        seconds=0.1,
+    ),
+    "tune": _call(
+        samplesoft.tune,
+        **{"class_embeddings": W, "h": H, "labels": LABELS, "counts": COUNTS, "tau": 2.0},
+        **{"samplers": ("uniform", "unigram"), "num_sampled": (2, 3), "shared": None},
+        **{"masked": False, "batch": 2, "largest_bias": 0.05, "seconds": 0.01, "rng": 0},
+    ),
     "KernelTree": _call(
         samplesoft.KernelTree, class_embeddings=W, **_tree, leaf="kernel", scale=2.0, floor=1e-6
     ),
@@ -204,7 +233,13 @@ MADE: dict[str, Call] = {
     ),
     "FullSoftmaxLoss": _call(losses.FullSoftmaxLoss, **_loss),
     "SampledSoftmaxLoss": _call(losses.SampledSoftmaxLoss, **_loss, scheme="negatives"),
+    "FullLogisticLoss": _call(losses.FullLogisticLoss, **_loss | {"label_reduction": "ova"}),
+    "InBatchLoss": _call(
+        losses.InBatchLoss, proposal=samplers.UnigramSampler(COUNTS), scheme="masked", **_loss
+    ),
+    "BilateralSoftmaxLoss": _call(losses.BilateralSoftmaxLoss, **_loss, negative_weight=1.2),
     "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
+    "SecondJackknifeLoss": _call(losses.SecondJackknifeLoss, **_loss, scheme="masked"),
     "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
     "CoupledLoss": _call(losses.CoupledLoss, **_loss, scheme="masked"),
     "BrSnisLoss": _call(losses.BrSnisLoss, **_loss, scheme="masked", rounds=2, burn_in=1),
@@ -213,6 +248,7 @@ MADE: dict[str, Call] = {
     "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
     "make_loss": _call(losses.make_loss, name="sampled-masked", **_loss),
     "evaluate": _call(metrics.evaluate, **_scores, labels=LABELS, k=(1, 2), batch_size=2),
+    "propensities": _call(metrics.propensities, counts=COUNTS, num_examples=9, a=0.55, b=1.5),
     "ranking_scores": _call(metrics.ranking_scores, ids=IDS, labels=Y[:2], k=[1, 2]),
     "top_k_classes": _call(metrics.top_k_classes, **_scores, k=2),
     "LSTM": _call(models.LSTM, input_size=3, hidden_size=2, num_layers=1, dropout=0.1, **_layer),
@@ -231,6 +267,11 @@ MADE: dict[str, Call] = {
         **{"num_inputs": 5, "num_classes": N, "settings": models.LinearSoftmaxSettings(**_linear)},
         **{"counts": COUNTS, "dtype": np.float64, "rng": 0},
     ),
+    "DirectSoftmax": _call(
+        models.DirectSoftmax,
+        **{"num_inputs": 5, "num_classes": N, "settings": models.LinearSoftmaxSettings(**_direct)},
+        **{"counts": COUNTS, "dtype": np.float64, "rng": 0},
+    ),
     "SoftmaxLayer": _call(
         models.SoftmaxLayer,
         **{"class_embeddings": W, "loss": losses.make_loss("sampled-masked"), "biases": BIASES},
@@ -247,6 +288,15 @@ MADE: dict[str, Call] = {
     ),
     "make_schedule": _call(models.make_schedule, name="zaremba", hold=2, decay=2.0),
     "schedule": _call(models.make_schedule("exponential", decay=2.0), epoch=2.5),
+    "CertainSampler": _call(
+        samplers.CertainSampler, tail=samplers.UniformSampler(N - 2), certain=[0, 3]
+    ),
+    "make_certain_sampler": _call(
+        samplers.make_certain_sampler,
+        name="uniform",
+        inputs=samplers.SamplerInputs(W, counts=COUNTS),
+        num_certain=2,
+    ),
     "ClusterSampler": _call(
         samplers.ClusterSampler, **_vectors, leaf_size=2, progress=False, rng=0
     ),
@@ -455,6 +505,8 @@ def methods_of(thing: Any) -> dict[str, dict[str, Any]]:
         methods["forward"] |= {"draw": _draw(thing)}
         if not thing.needs_label_count:
             methods["forward"]["label_log_count"] = None
+    if isinstance(thing, losses.InBatchLoss):  # it follows from the proposal
+        methods["forward"]["label_log_count"] = None
     return methods
 
 

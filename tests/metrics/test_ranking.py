@@ -113,3 +113,8 @@ def test_too_few_examples_for_propensities():
         propensities([1, 1], 2)
     with pytest.raises(ValueError, match="`counts` must be at least 0, got -1"):
         propensities([1, -1], 20)
+
+
+def test_propensities_of_any_exponent_are_chances():
+    found = propensities([0, 1, 10], 5000, a=1e39)
+    assert found.tolist() == [0.0, propensities([1], 5000)[0], 1.0]

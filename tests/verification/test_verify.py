@@ -58,7 +58,6 @@ def report(problem):
     return verify(**problem)
 
 
-@pytest.mark.filterwarnings("ignore:the bias of scheme='jackknife2'")  # of 1e-48
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_every_scheme_agrees(problem, scheme):
     draws = max(2, SCHEMES[scheme].least_draws), 30
@@ -67,8 +66,9 @@ def test_every_scheme_agrees(problem, scheme):
     assert got.ok
     assert len(got.rows) == 3 * 2 * 3
     assert got.num_tests > 300
-    only_negatives = [got.rows[0].printed_max, got.rows[0].finite_hold, got.rows[1].mse]
-    assert all((value is None) == (scheme != "negatives") for value in only_negatives)
+    assert (got.rows[0].printed_max is None) == (scheme != "negatives")
+    of_both = [got.rows[0].finite_hold, got.rows[1].mse]
+    assert all((value is None) == (scheme not in ("negatives", "masked")) for value in of_both)
     assert bool(got.pictures) == (scheme == "negatives")
     json.dumps(got.to_dict(), allow_nan=False)
 
@@ -99,15 +99,14 @@ def test_a_correction_with_the_wrong_sign_is_found(problem, monkeypatch):
     assert not verify(**problem).agrees
 
 
-def test_finite_bounds_that_fail_are_reported(problem, monkeypatch):
-    from samplesoft.verification import blocks
-
-    def narrow(*args):
-        bounds = samplesoft.finite_sample_bounds(*args)
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+def test_finite_bounds_that_fail_are_reported(problem, monkeypatch, scheme):
+    def narrow(*args, **options):
+        bounds = samplesoft.finite_sample_bounds(*args, **options)
         return samplesoft.FiniteSampleBounds(bounds.lower * 0.5, bounds.upper * 0.5)
 
-    monkeypatch.setattr(blocks, "finite_sample_bounds", narrow)
-    got = verify(**problem)
+    monkeypatch.setattr(cells, "finite_sample_bounds", narrow)
+    got = verify(**problem, scheme=scheme)
     assert not got.bounds_hold
     assert got.agrees
     assert not got.ok
@@ -205,13 +204,21 @@ def test_class_vectors_match_the_whole_jacobian(m, factor):
         jacobian[i, i * d : (i + 1) * d] = slopes
     exact = samplesoft.exact_bias(logits, label, q, m)
     error, scale = float(exact.error[0]), float(np.abs(slopes).max())
-    theory = compute_theory(logits, label, q, m)
+    theory = compute_theory(logits, label, q)
     theory[0] = replace(theory[0], corrected=narrow(theory[0].corrected, factor))
-    block = compare_with_bounds(exact.bias[0], error, theory[0], m, 1.0)
+    finite = samplesoft.finite_sample_bounds(logits, label, q, m)
+    ends = finite.lower[0], finite.upper[0]
+    block = compare_with_bounds(exact.bias[0], error, theory[0], ends, m, 1.0)
+    below, above = finite.gradient(jacobian)
     got = summarize_class_vectors(block, theory[0], m, slopes)
     dense = summarize(
         compare_with_bounds(
-            exact.bias[0] @ jacobian, error, transform_theory(theory, jacobian)[0], m, scale
+            exact.bias[0] @ jacobian,
+            error,
+            transform_theory(theory, jacobian)[0],
+            (below[0], above[0]),
+            m,
+            scale,
         )
     )
     assert (got.corrected_outside > 0) is (factor < 1.0)
@@ -226,9 +233,10 @@ def test_class_vectors_match_the_whole_jacobian(m, factor):
 def test_class_vector_counts_see_violations():
     logits = np.zeros((1, 1001))
     logits[0, :2] = math.log(1000.0)
-    theory = compute_theory(logits, np.array([0]), np.full((1, 1001), 1 / 1001), 1000)
+    theory = compute_theory(logits, np.array([0]), np.full((1, 1001), 1 / 1001))
     exact = samplesoft.exact_bias(logits, [0], np.full(1001, 1 / 1001), 1000)
-    block = compare_with_bounds(exact.bias[0], float(exact.error[0]), theory[0], 1000, 1.0)
+    ends = exact.bias[0], exact.bias[0]
+    block = compare_with_bounds(exact.bias[0], float(exact.error[0]), theory[0], ends, 1000, 1.0)
     slopes = np.array([1.0, -1.0, 0.01])
     assert summarize_class_vectors(block, theory[0], 1000, slopes).outside >= 1
 
@@ -263,14 +271,23 @@ def test_terms_of_self_normalised_importance_sampling(problem, scheme):
     logits, h, _ = (report := verify(**few, scheme=scheme)).rows
     assert h.leading_ratio is h.agapiou_ratio is h.effective_sample_size is None
     assert ("leading/L1" in report.to_markdown()) == (scheme != "reject")
+    assert ("finite-m" in report.to_markdown()) == (scheme != "reject")
+    assert ("in limit" in report.to_markdown()) == (scheme == "negatives")
     if scheme == "reject":
         assert logits.leading_ratio is logits.agapiou_ratio is logits.effective_sample_size is None
         return
     args = (problem["logits"], problem["labels"], q, 30)
+    vectors = {"class_embeddings": problem["class_embeddings"], "tau": problem["tau"]}
+    moments = samplesoft.exact_gradient_moments(*args, **vectors, scheme=scheme)
+    assert h.variance == pytest.approx(moments.variance.mean())
+    bounds = samplesoft.finite_sample_bounds(*args, scheme=scheme)
     terms = samplesoft.self_normalized_terms(*args, scheme=scheme)
     norm = np.abs(samplesoft.exact_bias(*args, scheme=scheme).bias).sum(axis=1).mean()
     leading = np.abs(terms.leading_bias).sum(axis=1).mean()
     assert logits.leading_ratio == pytest.approx(leading / norm)
+    width = (bounds.upper - bounds.lower).sum(axis=1).mean()
+    assert logits.finite_tightness == pytest.approx(width / norm)
+    assert logits.finite_hold and h.finite_hold and report.bounds_hold
     assert logits.agapiou_ratio == pytest.approx(terms.agapiou_bound.mean() / norm)
     assert logits.effective_sample_size == pytest.approx(terms.effective_sample_size.mean())
 
