@@ -1,12 +1,11 @@
 """The figure of the bias over the number of random features: its table, and a small run."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 LINES = {
@@ -70,10 +69,9 @@ def test_the_figure_runs(tmp_path):
     corpus = tmp_path / "corpus.txt"
     rows = [" ".join(f"w{i}" for i in row) for row in ids.reshape(-1, 10)]
     corpus.write_text("\n".join(rows), encoding="utf-8")
-    command = [sys.executable, str(FIGURES / "bias_vs_num_features.py"), "--corpus", str(corpus)]
-    command += ["--output", str(tmp_path / "out"), "--num-classes", "30", "--dim", "8"]
-    command += ["--num-examples", "2", "--num-draws", "3", "--max-num-features", "64"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    options = ["--corpus", corpus]
+    options += ["--output", tmp_path / "out", "--num-classes", "30", "--dim", "8"]
+    options += ["--num-examples", "2", "--num-draws", "3", "--max-num-features", "64"]
+    run_script(FIGURES / "bias_vs_num_features.py", *options)
     table = check(tmp_path / "out")
     assert {row["num_features"] for row in table["words", "fourier", 10.0, 1.0]} == {16, 32, 64}

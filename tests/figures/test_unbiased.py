@@ -1,12 +1,11 @@
 """The figure of losses without bias: a small run of its script, and what is committed of it."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
 COLUMNS = [
@@ -81,11 +80,10 @@ def test_unbiased_runs(tmp_path):
     lines = [" ".join(f"w{i}" for i in row) for row in ids.reshape(-1, 10)]
     corpus.write_text("\n".join(lines), encoding="utf-8")
     output = tmp_path / "out"
-    command = [sys.executable, str(FIGURES / "unbiased.py"), "--corpus", str(corpus)]
-    command += ["--output", str(output), "--vocabulary-size", "30", "--dim", "8", "--tau", "3"]
-    command += ["--num-examples", "1", "--budgets", "32", "--num-trials", "300"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    options = ["--corpus", corpus]
+    options += ["--output", output, "--vocabulary-size", "30", "--dim", "8", "--tau", "3"]
+    options += ["--num-examples", "1", "--budgets", "32", "--num-trials", "300"]
+    run_script(FIGURES / "unbiased.py", *options)
     assert sorted(path.name for path in output.iterdir()) == ["unbiased.csv", "unbiased.png"]
     check(output)
     assert str(tmp_path) not in (output / "unbiased.csv").read_text(encoding="utf-8")
