@@ -83,7 +83,7 @@ def evaluate_nodes(
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     above_least = classes.log_above_least
     found = sums.node_sums(x, atoms.weights, atoms.rows, above_least)
-    if atoms.slot is not None and atoms.width > _NARROW:
+    if len(x) > 0 and atoms.slot is not None and atoms.width > _NARROW:
         _replace_noise(law, classes, x, found, above_least)
     return _compute_nodes(classes, x, dx, found, above_least)
 

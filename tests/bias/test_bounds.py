@@ -308,6 +308,29 @@ class TestGradient:
             bounds.gradient(np.ones(shape))
 
 
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+@pytest.mark.parametrize("m", [1, 1000])
+def test_a_label_so_heavy_that_no_node_is_left(m, scheme):
+    """The label decays before any draw does, and classes on panels have no node to be known at."""
+    rng = np.random.default_rng(0)
+    logits = 2.0 * rng.normal(size=2000)
+    logits[7] = 250.0
+    q = np.full(2000, 1 / 2000)
+    bounds = finite_sample_bounds(logits, 7, q, m, scheme=scheme)
+    ratio = np.exp(logits - 250.0) * (1999 if scheme == "negatives" else 2000)
+    ratio[7] = 0.0
+    drawn = np.full(2000, 1 / 1999)
+    if scheme == "masked":
+        drawn[:] = 1 / 2000
+    drawn[7] *= scheme == "masked"
+    variance = (
+        drawn @ (ratio - drawn @ ratio) ** 2
+    )  # the bias of the label, but for 1 part in e^230
+    assert bounds.lower[7] <= variance / m * (1 + 1e-9)
+    assert bounds.upper[7] >= variance / m * (1 - 1e-9)
+    assert bounds.upper[7] <= 1.001 * variance / m
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
