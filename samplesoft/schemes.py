@@ -52,7 +52,7 @@ class Scheme:
         Smallest number of draws m.
     has_bounds : bool
         Whether Theorem 1 of Rawat et al. (2019) is about this scheme, and `samplesoft.verify` puts
-        its bounds, those for every m, and the limit of m times the bias beside the exact bias.
+        its bounds and the limit of m times the bias beside the exact bias.
 
     Raises
     ------
