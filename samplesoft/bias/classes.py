@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.sums import CLASS_CHUNK, HOST, HostSums
 from samplesoft.kernels.bias import panels, ratios
 from samplesoft.kernels.bias.panels import PanelClasses
+
+_NEAR = 0.3  # of kappa: below it, it has more digits than a difference of logs
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,21 @@ class Classes:
     def kappa_mean(self) -> float:
         """(mean - R) / (mean + R)."""
         return self.mean_deviation / (2.0 + self.mean_deviation)
+
+    @cached_property
+    def log_distances(self) -> FloatArray:
+        """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
+        if np.abs(self.contrast).max() < _NEAR:
+            t: FloatArray = 2.0 * np.arctanh(self.contrast)
+            return t
+        return self.log_r - self.log_ref
+
+    @property
+    def log_mean_distance(self) -> float:
+        """Log (mean / R)."""
+        if abs(self.mean_deviation) < _NEAR:
+            return float(np.log1p(self.mean_deviation))
+        return self.log_mean - self.log_ref
 
     @property
     def log_above_least(self) -> FloatArray:
@@ -96,21 +114,22 @@ def make_classes(law: DrawLaw) -> Classes:
 def make_atoms(law: DrawLaw, classes: Classes, sums: HostSums = HOST) -> Atoms:
     """Compress the classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
     active = law.drawn > 0.0
-    t_min = float(np.min(classes.log_r, where=active, initial=np.inf)) - classes.log_ref
-    t_max = float(np.max(classes.log_r, where=active, initial=-np.inf)) - classes.log_ref
+    distances = classes.log_distances
+    t_min = float(np.min(distances, where=active, initial=np.inf))
+    t_max = float(np.max(distances, where=active, initial=-np.inf))
     # ratios that all lie close to R get narrow panels: one on either side of it
     width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
     first = int(np.floor(t_min / width))
     count = int(np.floor(t_max / width)) - first + 1
-    t_mean = classes.log_mean - classes.log_ref
+    t_mean = classes.log_mean_distance
     slot = None
     if count * panels.DEGREE > len(classes.log_r):
-        t = classes.log_r[active] - classes.log_ref
+        t = distances[active]
         kappa = classes.contrast[active]
         parts = panels.class_weights(t, law.drawn[active], kappa, t_mean, classes.kappa_mean)
         weights, zeta = parts[:3], parts[3]
     else:
-        span = (classes.log_r, law.drawn, classes.log_ref, width, first, count)
+        span = (distances, law.drawn, width, first, count)
         occupied = panels.mark(*span) > 0.0
         slot = np.cumsum(occupied) - 1
         moments = sums.class_moments(make_panel_classes(law, classes, width, first, slot))
@@ -132,9 +151,11 @@ def make_panel_classes(
     law: DrawLaw, classes: Classes, width: float, first: int, slot: IntArray
 ) -> PanelClasses:
     """Return the classes on Chebyshev panels of a width, from number `first` on."""
-    t_mean = classes.log_mean - classes.log_ref
-    centres = classes.log_ref, t_mean, classes.kappa_mean
-    return PanelClasses(classes.log_r, law.drawn, classes.contrast, *centres, width, first, slot)
+    t_mean = classes.log_mean_distance
+    centres = t_mean, classes.kappa_mean
+    return PanelClasses(
+        classes.log_distances, law.drawn, classes.contrast, *centres, width, first, slot
+    )
 
 
 def _atom_rows(t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes) -> FloatArray:

@@ -71,7 +71,7 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
     columns = np.concatenate([gamma, np.einsum("jd,jd->j", gamma, gamma)[:, None]], axis=1)
     columns *= q[:, None]
     if atoms.slot is not None:
-        columns = _on_panels(log_r - classes.log_ref, atoms, atoms.slot, columns)
+        columns = _on_panels(classes.log_distances[active], atoms, atoms.slot, columns)
     if law.weightless:
         columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])
     log_w = np.logaddexp(law.log_base, atoms.rows[0])

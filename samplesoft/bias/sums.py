@@ -44,7 +44,7 @@ class HostSums:
             return moments
 
         total = np.zeros(shape)
-        for moments in thread_map(work, moment_chunks(len(classes.log_r), total.size)):
+        for moments in thread_map(work, moment_chunks(len(classes.t), total.size)):
             total += moments
         return total
 
@@ -87,7 +87,7 @@ class HostSums:
         self, classes: PanelClasses, coefficients: FloatArray
     ) -> tuple[FloatArray, float]:
         """Return the flow (n,) of each class and their sum, from a function on the panels."""
-        flows = np.empty(len(classes.log_r))
+        flows = np.empty(len(classes.t))
 
         def work(part: slice) -> float:
             room = np.empty(panels.DEGREE)

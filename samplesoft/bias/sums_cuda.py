@@ -30,7 +30,7 @@ class CudaSums(HostSums):
     def class_moments(self, classes: PanelClasses) -> FloatArray:
         """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
         size = classes.num_panels * 3 * panels.DEGREE
-        num = max(1, min(_MOMENTS // size, -(-len(classes.log_r) // _LEAST_PART)))
+        num = max(1, min(_MOMENTS // size, -(-len(classes.t) // _LEAST_PART)))
         parts = filled((num, classes.num_panels, 3, panels.DEGREE), 0.0)
         launch_threads(kernels.add_class_moments, num, self._copied_to_device(classes), parts)
         total = empty(size, np.float64)
@@ -68,14 +68,14 @@ class CudaSums(HostSums):
         self, classes: PanelClasses, coefficients: FloatArray
     ) -> tuple[FloatArray, float]:
         """Return the flow (n,) of each class and their sum, from a function on the panels."""
-        n = len(classes.log_r)
+        n = len(classes.t)
         flows, totals = empty(n, np.float64), empty(-(-n // kernels.EACH), np.float64)
         there = self._copied_to_device(classes), to_device(coefficients)
         launch_threads(kernels.evaluate, totals.size, *there, flows, totals)
         return flows.copy_to_host(), float(totals.copy_to_host().sum())
 
     def _copied_to_device(self, classes: PanelClasses) -> PanelClasses:
-        names = "log_r", "drawn", "contrast"
+        names = "t", "drawn", "contrast"
         for array in (getattr(classes, name) for name in names):
             if id(array) not in self._copied:
                 self._copied[id(array)] = array, to_device(array)

@@ -106,27 +106,36 @@ def _replace_noise(
     if len(lost) == 0:
         return
     active = law.drawn > 0.0
-    log_q, log_r = np.log(law.drawn[active]), classes.log_r[active]
-    weightless = np.array([law.weightless, 0.0, 0.0, 0.0])  # at r = r0 = 0
+    q, log_r, kappa = law.drawn[active], classes.log_r[active], classes.contrast[active]
 
-    def work(part: slice) -> list[FloatArray]:
+    def work(part: slice) -> list[list[float]]:
         found = []
         for k in lost[part]:
-            d = np.maximum(np.exp(np.minimum(x[k] + log_r, LARGEST_EXPONENT)) - v_least[k], 0.0)
-            terms, moments = np.exp(log_q - d), weightless.copy()
-            for power in range(4):
-                moments[power] += terms.sum()
-                terms *= d
-            found.append(moments)
+            v_r = np.exp(np.minimum(x[k] + log_r, LARGEST_EXPONENT))
+            v_ref = np.exp(min(x[k] + classes.log_ref, LARGEST_EXPONENT))
+            d, rise = np.maximum(v_r - v_least[k], 0.0), kappa * (v_r + v_ref)  # v (r - R)
+            terms = q * np.exp(-d)
+            up = q * np.exp(-np.maximum(v_ref - v_least[k], 0.0)) * np.expm1(-np.maximum(rise, 0.0))
+            above = up - terms * np.expm1(np.minimum(rise, 0.0))
+            y = rise - classes.mean_deviation * v_ref  # v (r - mean)
+            excess = q * (np.expm1(-y) + y)
+            moments = [terms, terms * d, terms * d * d, terms * d * d * d, above, excess]
+            found.append([float(moment.sum()) for moment in moments])
         return found
 
     with np.errstate(all="ignore"):
         moments = np.vstack(list(thread_map(work, chunks(len(lost), 1))))
+        v_ref, v_mean = np.exp(np.minimum(x[lost] + log_above_least[:, None], LARGEST_EXPONENT))
+        if law.weightless:  # at r = r0 = 0
+            moments[:, 0] += law.weightless
+            moments[:, 4] -= law.weightless * np.expm1(-v_ref)
+            moments[:, 5] += law.weightless * (np.expm1(v_mean) - v_mean)
         least = np.maximum(moments[:, 0], 1e-307)
-        sums[lost, 0], sums[lost, 1], sums[lost, 2:5] = least, -1.0, moments[:, 1:]
-        sums[lost, 5] = least - np.exp(-np.exp(x[lost] + log_above_least[0]))
-        v_mean = np.minimum(np.exp(x[lost] + log_above_least[1]), laplace.CENTRED_LIMIT)
-        sums[lost, 6] = np.expm1(np.log(least) + v_mean)
+        log_excess = np.log(least) + np.minimum(v_mean, laplace.CENTRED_LIMIT)
+        # small ones by their terms, which have one sign
+        excess = np.where(log_excess < 0.5, moments[:, 5], np.expm1(log_excess))
+        sums[lost, 0], sums[lost, 1], sums[lost, 2:5] = least, -1.0, moments[:, 1:4]
+        sums[lost, 5], sums[lost, 6] = moments[:, 4], excess
     sums[lost, 7] = 1e300  # the sums around r0 are those to take
 
 

@@ -150,14 +150,14 @@ class SuccessiveInclusion:
         least = float(np.min(log_w, where=positive, initial=0.0))
         first = int(np.floor(least / _WIDTH))
         span = _WIDTH, first
-        found = panels.mark(log_w, positive.astype(np.float64), 0.0, *span, 1 - first)
+        found = panels.mark(log_w, positive.astype(np.float64), *span, 1 - first)
         crowded = found >= _CROWD
         slot: IntArray = np.cumsum(crowded) - 1
         panel = np.floor(np.maximum(log_w, least) / _WIDTH).astype(np.int64) - first
         self._shared = positive & crowded[panel]
         self._lone = np.flatnonzero(positive & ~self._shared)
         shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
-        self._panels = PanelClasses(log_w, shared, ones, 0.0, 0.0, 0.0, *span, slot)
+        self._panels = PanelClasses(log_w, shared, ones, 0.0, 0.0, *span, slot)
         moments = np.zeros((self._panels.num_panels, 3, panels.DEGREE))
         panels.add_moments(self._panels, 0, len(log_w), moments, np.empty(panels.DEGREE))
         places = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
@@ -170,7 +170,7 @@ class SuccessiveInclusion:
         nodes = len(atoms) - len(self._lone)
         coefficients = atoms[:nodes].reshape(-1, panels.DEGREE) @ panels.to_coefficients()
         shared, probs = self._shared[ids], np.empty(len(ids))
-        found = {"log_r": self._log_w[ids], "drawn": shared.astype(np.float64)}
+        found = {"t": self._log_w[ids], "drawn": shared.astype(np.float64)}
         asked = self._panels._replace(**found, contrast=np.ones(len(ids)))
         panels.evaluate(asked, 0, len(ids), coefficients, probs, np.empty(panels.DEGREE))
         lone = self._positive[ids] & ~shared

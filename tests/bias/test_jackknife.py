@@ -121,3 +121,27 @@ def test_of_a_softmax_nobody_is_told_that_the_rounding_of_q_has_no_digits():
     near = q * (1.0 + 1e-9 * np.cos(np.arange(40)))
     with pytest.warns(RuntimeWarning, match="see ExactBias.error"):
         exact_bias(logits, labels, near / near.sum(axis=1, keepdims=True), 5, scheme="jackknife2")
+
+
+@pytest.mark.parametrize("noise", [1e-5, 1e-9])
+def test_classes_on_panels_next_to_the_softmax(noise):
+    """The places of ratios on narrow panels need more digits than a difference of logs has."""
+    rng = np.random.default_rng(0)
+    n, label = 60, 3
+    logits = 2.0 * rng.normal(size=n)
+    q = np.exp(logits + noise * rng.normal(size=n))
+    q /= q.sum()
+    with mp.workdps(60):
+        p, chances = naive.softmax(logits), [mpf(float(x)) for x in q]
+        others = [j for j in range(n) if j != label]
+        total = mp.fsum(chances[j] for j in others)
+        d = np.array([chances[j] / total for j in others], dtype=object)
+        e = np.array([p[j] for j in others], dtype=object)
+        r = e / d
+        one = e * (1 / (p[label] + r) - 1)
+        two = e * ((1 / (p[label] + (r[:, None] + r) / 2) - 1) @ d)
+        wanted = 2 * two - one
+        size, got = 2 * mp.fsum(abs(wanted)), exact_bias(logits, label, q, 2, scheme="jackknife")
+        error = mp.fsum(abs(got.bias[others] - wanted))
+    assert error < 1e-12 * size
+    assert error < 3.0 * got.error

@@ -91,3 +91,27 @@ def test_a_batch_and_certain_classes_have_it_too():
     result = exact_bias(logits, [0, 1, 2], q, 4, certain=[0, 5])
     assert result.loss_error.shape == (3,)
     assert (result.loss_error < 1e-12 * np.abs(result.loss_bias)).all()
+
+
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+@pytest.mark.parametrize("heaviest", [28.0, 45.0, 58.0])
+def test_one_draw_of_classes_on_panels_one_of_which_outweighs_all(heaviest, scheme):
+    """The loss bias is a small part of the transform, and no difference of sums over classes."""
+    rng = np.random.default_rng(2)
+    n, label = 1200, 5
+    logits = 0.7 * rng.normal(size=n)
+    logits[3] = heaviest
+    q = np.exp(logits - heaviest + 0.3 * rng.normal(size=n))
+    q /= q.sum()
+    with mp.workdps(50):
+        p, chances = naive.softmax(logits), [mpf(float(x)) for x in q]
+        missed = chances[label] if scheme == "masked" else mpf(0)
+        total = missed + mp.fsum(x for j, x in enumerate(chances) if j != label)
+        own = p[label]
+        wanted = missed / total * mp.log(own) + mp.fsum(
+            x / total * mp.log(own + p[j] * total / x) for j, x in enumerate(chances) if j != label
+        )
+        result = exact_bias(logits, label, q, 1, scheme=scheme)
+        error = abs(result.loss_bias - wanted)
+    assert error < 1e-11 * abs(wanted)
+    assert error < 3.0 * result.loss_error

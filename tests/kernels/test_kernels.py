@@ -95,7 +95,7 @@ def compressed(log_r, weights, contrast):
     moments = np.zeros((count, 3, panels.DEGREE))
     slot = np.arange(count)
     mean = 0.2, math.tanh(0.1)
-    classes = panels.PanelClasses(log_r, weights, contrast, 0.0, *mean, width, first, slot)
+    classes = panels.PanelClasses(log_r, weights, contrast, *mean, width, first, slot)
     panels.add_moments(classes, 0, len(log_r), moments, np.empty(panels.DEGREE))
     atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
     return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), classes

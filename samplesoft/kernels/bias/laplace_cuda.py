@@ -68,7 +68,7 @@ def add_class_moments(classes: Any, parts: Any) -> None:
     if thread >= parts.shape[0]:
         return
     room = cuda.local.array(DEGREE, np.float64)
-    n = classes.log_r.shape[0]
+    n = classes.t.shape[0]
     each = -(-n // parts.shape[0])
     _add_moments(classes, thread * each, min((thread + 1) * each, n), parts[thread], room)
 

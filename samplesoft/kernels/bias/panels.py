@@ -20,12 +20,11 @@ WIDTH = 0.75  # of a panel in log r: with this degree its error is below 1e-14
 
 
 class PanelClasses(NamedTuple):
-    """Classes on Chebyshev panels, (n,): their log r, probability in a draw, and kappa."""
+    """Classes on Chebyshev panels, (n,): their log (r / R), probability in a draw, and kappa."""
 
-    log_r: FloatArray
+    t: FloatArray
     drawn: FloatArray
     contrast: FloatArray  # kappa = (r - R) / (r + R)
-    log_ref: float  # log R
     t_mean: float  # log of the mean ratio over R
     kappa_mean: float
     width: float  # of a panel
@@ -57,14 +56,12 @@ def _polynomials(s: float, out: FloatArray) -> None:
 
 
 @njit
-def mark(
-    log_r: FloatArray, drawn: FloatArray, log_ref: float, width: float, first: int, count: int
-) -> FloatArray:
+def mark(t: FloatArray, drawn: FloatArray, width: float, first: int, count: int) -> FloatArray:
     """Return (count,) the sum of `drawn` in each panel [first + i, first + i + 1) * width."""
     mass = np.zeros(count)
-    for j in range(len(log_r)):
+    for j in range(len(t)):
         if drawn[j] > 0.0:
-            mass[_panel(log_r[j] - log_ref, width, first, count)] += drawn[j]
+            mass[_panel(t[j], width, first, count)] += drawn[j]
     return mass
 
 
@@ -106,7 +103,7 @@ def add_moments(
         w, kappa = classes.drawn[j], classes.contrast[j]
         if w == 0.0:
             continue
-        t = classes.log_r[j] - classes.log_ref
+        t = classes.t[j]
         panel = _panel(t, width, first, count)
         s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
         w_kappa = w * kappa
@@ -140,7 +137,7 @@ def evaluate(
         if classes.drawn[j] == 0.0:
             out[j] = 0.0
             continue
-        t = classes.log_r[j] - classes.log_ref
+        t = classes.t[j]
         panel = _panel(t, width, first, count)
         s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
         _polynomials(s, values)
