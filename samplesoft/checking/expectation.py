@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from samplesoft.checking.recipe import (
 
 _SCHEMES = {SUM: "masked", KEPT: "reject", JACKKNIFE: "jackknife", INDEPENDENT: "poisson"}
 _NEXT_TO_NOTHING = 80.0  # below the least logit
+_MOST_CLASSES_KEPT = 64  # of the problems whose means are kept
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,20 @@ def _softmax(logits: FloatArray) -> tuple[float, FloatArray]:
 
 def _mean_shares(recipe: Recipe, e: int, base: float, m: int) -> _Shares:
     """Return the means of example e, for a base mass and a number of draws."""
-    kind, law, draws = recipe.kind, recipe.law[e], recipe.draws[e]
+    law, draws = recipe.law[e], recipe.draws[e]
+    if len(law) > _MOST_CLASSES_KEPT:
+        return _compute_shares(recipe.kind, law, draws, base, m)
+    return _kept_shares(recipe.kind, law.tobytes(), draws.tobytes(), float(base), m)
+
+
+@lru_cache(maxsize=4096)  # at most 10 MB; smoothing, and the next loss, ask for the same again
+def _kept_shares(kind: str, law: bytes, draws: bytes, base: float, m: int) -> _Shares:
+    """Return the means, for float64 as bytes."""
+    return _compute_shares(kind, np.frombuffer(law), np.frombuffer(draws), base, m)
+
+
+def _compute_shares(kind: str, law: FloatArray, draws: FloatArray, base: float, m: int) -> _Shares:
+    """Return the means, for the law (n,) of a draw and corrected logits (n,)."""
     shares = np.zeros(len(law))
     if base == -np.inf:
         classes = np.flatnonzero(law > 0.0)
