@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -104,11 +104,12 @@ def make_classes(law: DrawLaw) -> Classes:
         log_mean = log_ref + float(np.log1p(mean_deviation))
     else:  # far below R the sum has cancelled, while the mean itself is known
         log_mean = float(np.log(law.mean))
-    least = -np.inf
-    if not law.weightless:  # r0 is a panel's edge: no Chebyshev atom lies below it
-        steps = np.floor((float(log_r[active].min()) - log_ref) / panels.WIDTH)
-        least = log_ref + panels.WIDTH * float(steps)
-    return Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, least)
+    found = Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, -np.inf)
+    if law.weightless:
+        return found
+    # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
+    steps = np.floor(float(found.log_distances[active].min()) / panels.WIDTH)
+    return replace(found, log_least=log_ref + panels.WIDTH * float(steps))
 
 
 def make_atoms(law: DrawLaw, classes: Classes, sums: HostSums = HOST) -> Atoms:
