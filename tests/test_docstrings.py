@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def of_module(module):
         if inspect.isclass(thing):
             for method in vars(thing):
                 bound = getattr(thing, method)
+                if isinstance(bound, cached_property):  # takes no arguments
+                    continue
                 if not method.startswith("_") and inspect.isroutine(bound) and bound.__doc__:
                     yield f"{name}.{method}", bound
 
