@@ -84,7 +84,7 @@ def test_never_two_at_once(tmp_path):
     inside, entered, wrong = [], [], []
 
     def come_and_go(number):
-        for _ in range(200):
+        while entered.count(number) < 40:  # however often it comes in vain
             try:
                 with locked(tmp_path / "run"):
                     inside.append(number)
@@ -99,7 +99,7 @@ def test_never_two_at_once(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and len(entered) > 100
+    assert not wrong
     assert not contents(tmp_path / "run")
 
 
