@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_count, as_positive
-from samplesoft.bias.negatives import log_sum_exp
+from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.theorem2 import check_cosine
-
-LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -120,10 +118,10 @@ def theorem2_corrected(
         twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
         spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
         chances = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
-        log_center = _log_softmax(tau * x) - _log_softmax(nu * x)
+        log_center = log_softmax(tau * x) - log_softmax(nu * x)
         center = np.exp(log_center)
         logits = tau * np.append(x, cosines[labels])
-        log_p = _log_softmax(logits)[:-1]
+        log_p = log_softmax(logits)[:-1]
         probs, joint = np.exp(log_p), np.exp(log_p + log_center)
         rest = float(probs.sum())  # 1 - p_t
         # the mean excess of r over Z_t, in units of Z_t: both hold
@@ -137,8 +135,3 @@ def theorem2_corrected(
         failure=float(min(chances.sum(), 1.0)),
         bias=2.0 * rest * float(min(at_once, apart)),
     )
-
-
-def _log_softmax(x: FloatArray) -> FloatArray:
-    """Return the log of the softmax of `x`, cut to what can be subtracted."""
-    return np.maximum(x - log_sum_exp(x), -LARGEST)
