@@ -26,10 +26,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
+from words import next_words
 
 import samplesoft
 from samplesoft._files import replaced
-from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
+from samplesoft.data import Embeddings
 from samplesoft.samplers import SamplerInputs, dense_proposals
 from samplesoft.schemes import SCHEMES
 
@@ -61,14 +62,7 @@ LABEL_GAP = 0.27  # decades between neighbouring labels
 def main() -> None:
     """Read the command line, compute, write both files."""
     args = parse_arguments()
-    tokens = stdlib_tokens() if args.corpus is None else read_tokens(args.corpus)
-    examples = examples_from_corpus(
-        tokens,
-        vocabulary_size=args.vocabulary_size,
-        dim=args.dim,
-        num_examples=args.num_examples,
-        rng=args.seed,
-    )
+    examples = next_words(args.corpus, args.vocabulary_size, args.dim, args.num_examples, args.seed)
     rows = compute(examples, args)
     settings = describe(examples, args)
     folder: Path = args.output

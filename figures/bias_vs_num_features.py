@@ -29,10 +29,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from tables import write_csv
 from tqdm import tqdm
+from words import next_words
 
 import samplesoft
 from samplesoft._files import replaced
-from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
+from samplesoft.data import Embeddings
 from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
 from samplesoft.samplers import RFSoftmaxSampler
 
@@ -95,14 +96,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def examples(args: argparse.Namespace) -> dict[str, Embeddings]:
     """Return contexts, class vectors and labels of both kinds."""
-    tokens = stdlib_tokens() if args.corpus is None else read_tokens(args.corpus)
-    words = examples_from_corpus(
-        tokens,
-        vocabulary_size=args.num_classes,
-        dim=args.dim,
-        num_examples=args.num_examples,
-        rng=args.seed,
-    )
+    words = next_words(args.corpus, args.num_classes, args.dim, args.num_examples, args.seed)
     rng = np.random.default_rng(args.seed)
     rows = rng.normal(size=(args.num_examples + args.num_classes, args.dim))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The CSV files of the figures; not a script."""
+"""The files of the figures; not a script."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from samplesoft._files import replaced
 
@@ -40,3 +42,19 @@ def write_csv(
             table.writerow(
                 {k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()}
             )
+
+
+def write_both(
+    folder: Path,
+    name: str,
+    rows: Iterable[Mapping[str, Any]],
+    fields: tuple[str, ...],
+    description: str,
+    figure: Figure,
+) -> None:
+    """Write ``name.csv`` and ``name.png`` into a folder, and say so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / f"{name}.csv", rows, fields, description)
+    with replaced(folder / f"{name}.png") as path:
+        figure.savefig(path, metadata={"Software": None})
+    print(f"wrote {folder / f'{name}.csv'} and {folder / f'{name}.png'}")

@@ -33,14 +33,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.special import softmax
-from tables import write_csv
+from tables import write_both
 from tqdm import tqdm
+from words import next_words
 
 from samplesoft import exact_gradient_moments, multilevel_moments
-from samplesoft._files import replaced
 from samplesoft._levels import last_level
 from samplesoft.bias.levels import expected_draws
-from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
+from samplesoft.data import Embeddings
 from samplesoft.losses import make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import ClusterSampler, Sampler, UniformSampler, UnigramSampler
@@ -119,22 +119,10 @@ class Counter:
 def main() -> None:
     """Read the command line, compute, write both files."""
     args = parse_arguments()
-    tokens = stdlib_tokens() if args.corpus is None else read_tokens(args.corpus)
-    data = examples_from_corpus(
-        tokens,
-        vocabulary_size=args.vocabulary_size,
-        dim=args.dim,
-        num_examples=args.num_examples,
-        rng=args.seed,
-    )
+    data = next_words(args.corpus, args.vocabulary_size, args.dim, args.num_examples, args.seed)
     rows = list(measure(data, args))
-    folder: Path = args.output
-    folder.mkdir(parents=True, exist_ok=True)
     description = describe(data, args)
-    write_csv(folder / "unbiased.csv", rows, FIELDS, description)
-    with replaced(folder / "unbiased.png") as path:
-        draw(rows, description).savefig(path, metadata={"Software": None})
-    print(f"wrote {folder / 'unbiased.csv'} and {folder / 'unbiased.png'}")
+    write_both(args.output, "unbiased", rows, FIELDS, description, draw(rows, description))
 
 
 def parse_arguments() -> argparse.Namespace:

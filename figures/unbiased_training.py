@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from tables import write_csv
+from tables import write_both
 from tqdm import tqdm
 from unbiased import STYLES, multilevel_size
+from words import next_words
 
-from samplesoft._files import replaced
-from samplesoft.data import Embeddings, examples_from_corpus, read_tokens, stdlib_tokens
+from samplesoft.data import Embeddings
 from samplesoft.losses import make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import Sampler, UniformSampler, UnigramSampler
@@ -49,14 +49,7 @@ DECAY = 500  # steps after which the learning rate is 1 / sqrt(2) of the first
 def main() -> None:
     """Read the command line, train, write both files."""
     args = parse_arguments()
-    tokens = stdlib_tokens() if args.corpus is None else read_tokens(args.corpus)
-    data = examples_from_corpus(
-        tokens,
-        vocabulary_size=args.vocabulary_size,
-        dim=args.dim,
-        num_examples=args.num_examples,
-        rng=args.seed,
-    )
+    data = next_words(args.corpus, args.vocabulary_size, args.dim, args.num_examples, args.seed)
     n = len(data.class_embeddings)
     proposals: dict[str, Sampler] = {
         "uniform": UniformSampler(n),
@@ -73,13 +66,8 @@ def main() -> None:
         best = int(np.argmin(losses))
         named = {"proposal": proposal, "loss": loss, "budget": budget, "num_sampled": m}
         rows.append(named | {"learning_rate": args.rates[best], "full_loss": losses[best]})
-    folder: Path = args.output
-    folder.mkdir(parents=True, exist_ok=True)
     description = describe(n, args)
-    write_csv(folder / "unbiased_training.csv", rows, FIELDS, description)
-    with replaced(folder / "unbiased_training.png") as path:
-        draw(rows, description).savefig(path, metadata={"Software": None})
-    print(f"wrote {folder / 'unbiased_training.csv'} and {folder / 'unbiased_training.png'}")
+    write_both(args.output, "unbiased_training", rows, FIELDS, description, draw(rows, description))
 
 
 def parse_arguments() -> argparse.Namespace:
