@@ -51,7 +51,7 @@ class Settings:
     >>> Settings(epochs=3, schedule="zaremba", schedule_options={"hol": 3})
     Traceback (most recent call last):
         ...
-    TypeError: `schedule_options` must fit zaremba: ... unexpected keyword argument 'hol'
+    TypeError: `schedule_options` must fit zaremba: ... unexpected keyword argument 'hol'...
     """
 
     epochs: int
