@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from linear_task import LinearTask
+from oracles.linear_task import LinearTask
 
 from samplesoft.training.checkpoint import read_checkpoint
 from samplesoft.training.log import read_log

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import frozen
-import naive
 import numpy as np
 import pytest
 from mpmath import mp
+from oracles import frozen, naive
 
 LOGITS = np.array([0.3, -1.0, 2.0, 0.7])
 Q = np.array([0.1, 0.2, 0.3, 0.4])
@@ -133,7 +132,7 @@ def test_integral_at_extreme_logits_and_proposals(scheme, spread, least):
 
 @pytest.mark.parametrize("scheme", [name for name in naive.SCHEMES if "2" not in name])
 def test_frozen_digits_are_computed_anew(scheme):
-    """One record of each scheme, for time; `python tests/frozen.py` computes them all."""
+    """One record of each scheme, for time; `python -m oracles.frozen` computes them all."""
     entries = [e for e in frozen.records().values() if e["scheme"] == scheme and e["m"] == 2]
     entries = [e for e in entries if e["logits"] == [0.5, -0.5, 1.0]]
     assert entries

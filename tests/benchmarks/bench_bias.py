@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import naive
+from oracles import naive
 
 import samplesoft
 from samplesoft._jit import num_threads

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import full_softmax, of_scores
-from naive_certain import certain_bias, enumerate_certain
+from oracles.loss_cases import full_softmax, of_scores
+from oracles.naive_certain import certain_bias, enumerate_certain
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments, monte_carlo_bias

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import naive
 import numpy as np
 import pytest
 from mpmath import mp
+from oracles import naive
 
 from samplesoft import asymptotic_bias, exact_bias, theorem1_bounds
 from samplesoft.schemes import SCHEMES, exact_schemes

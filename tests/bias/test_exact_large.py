@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
-import frozen
-import naive
 import numpy as np
 import pytest
-from extremes import TEN_DIGITS
 from mpmath import mp, mpf
+from oracles import frozen, naive
+from oracles.extremes import TEN_DIGITS
 
 from samplesoft import exact_bias, monte_carlo_bias
 from samplesoft.bias import inclusion

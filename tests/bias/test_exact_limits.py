@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import warnings
 
-import naive
 import numpy as np
 import pytest
-from extremes import LOST, TEN_DIGITS, enumerated, extreme
 from mpmath import mpf
+from oracles import naive
+from oracles.extremes import LOST, TEN_DIGITS, enumerated, extreme
 
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.schemes import SCHEMES

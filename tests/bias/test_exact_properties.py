@@ -6,9 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from extremes import TEN_DIGITS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from oracles.extremes import TEN_DIGITS
 
 from samplesoft import (
     asymptotic_bias,

@@ -3,10 +3,10 @@
 import warnings
 from math import comb
 
-import naive
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from oracles import naive
 
 from samplesoft import exact_bias
 from samplesoft.bias import jackknife_loss

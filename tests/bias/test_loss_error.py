@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import naive
 import numpy as np
 import pytest
-from extremes import TEN_DIGITS
 from mpmath import mp, mpf
+from oracles import naive
+from oracles.extremes import TEN_DIGITS
 
 from samplesoft import exact_bias
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import naive
 
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.schemes import SCHEMES, exact_schemes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from statistics import NormalDist
 
-import naive
 import numpy as np
 import pytest
+from oracles import naive
 from scipy import stats
 
 from samplesoft._random import mix64

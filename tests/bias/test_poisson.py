@@ -1,11 +1,11 @@
 """Exact inclusion probabilities against enumeration, recursion and quadrature."""
 
-import naive_samplers as naive
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mpf
+from oracles import naive_samplers as naive
 
 from samplesoft.samplers import without_replacement
 from samplesoft.samplers.static import UniformSampler, WeightedSampler

@@ -3,9 +3,9 @@
 from itertools import product
 from types import SimpleNamespace
 
-import naive
 import numpy as np
 import pytest
+from oracles import naive
 
 import samplesoft
 from samplesoft import schemes

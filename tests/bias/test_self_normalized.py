@@ -1,11 +1,11 @@
 """The classical terms of self-normalised importance sampling, against sums over all draws."""
 
-import extremes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from oracles import extremes
 
 from samplesoft import asymptotic_bias, exact_bias, self_normalized_terms
 

@@ -3,13 +3,13 @@
 import math
 from pathlib import Path
 
-import extremes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from theorem1_families import FAMILIES, row
+from oracles import extremes
+from oracles.theorem1_families import FAMILIES, row
 
 from samplesoft import asymptotic_bias, exact_bias, theorem1_bounds, theorem1_corrected
 from samplesoft.bias.theorem1_corrected import corrected_terms

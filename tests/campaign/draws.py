@@ -10,7 +10,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from naive_samplers import ORACLES, chi_square
+from oracles.naive_samplers import ORACLES, chi_square
 
 from samplesoft.losses import LOSSES, SampledLoss, make_loss
 from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Iterator
 from itertools import cycle
 
-import extremes
-import naive
 import numpy as np
 from mpmath import mpf
+from oracles import extremes, naive
 
 from samplesoft import exact_bias
 from samplesoft.schemes import SCHEMES, exact_schemes

@@ -1,8 +1,8 @@
 """The exact bias by sums on a device, against the processor's and an oracle."""
 
-import naive
 import numpy as np
 import pytest
+from oracles import naive
 
 import samplesoft
 

@@ -1,9 +1,9 @@
 """The cluster sampler on a device against that on the processor, and its oracle."""
 
-import naive_draws
 import numpy as np
 import pytest
-from naive_samplers import chi_square
+from oracles import naive_draws
+from oracles.naive_samplers import chi_square
 
 from samplesoft._device import draws_cuda
 from samplesoft.samplers import ClusterSampler

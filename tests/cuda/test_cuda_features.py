@@ -1,8 +1,8 @@
 """Feature maps on a device against those on the processor, and against slow oracles."""
 
-import naive_maps
 import numpy as np
 import pytest
+from oracles import naive_maps
 
 from samplesoft.feature_maps import FEATURE_MAPS, make_feature_map
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from naive_draws import softmax
-from naive_samplers import chi_square
+from oracles.naive_draws import softmax
+from oracles.naive_samplers import chi_square
 
 from samplesoft.samplers import (
     LogUniformSampler,

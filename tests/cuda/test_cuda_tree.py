@@ -1,9 +1,9 @@
 """The kernel tree on a device: bits of the sums, draws, and what it reports of them."""
 
-import naive_tree
 import numpy as np
 import pytest
-from tree_cases import lifted, real_numbers, whole_numbers
+from oracles import naive_tree
+from oracles.tree_cases import lifted, real_numbers, whole_numbers
 
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 

@@ -2,11 +2,11 @@
 
 from functools import cache
 
-import naive_maps
 import numpy as np
 import pytest
 from mpmath import mp
-from naive_maps import ORACLES
+from oracles import naive_maps
+from oracles.naive_maps import ORACLES
 from scipy.linalg import hadamard
 
 from samplesoft.feature_maps import (

@@ -4,8 +4,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from loss_cases import Case, check_value_and_gradients, dense, make_case
-from naive_losses import ORACLES, bilateral
+from oracles.loss_cases import Case, check_value_and_gradients, dense, make_case
+from oracles.naive_losses import ORACLES, bilateral
 from scipy import sparse
 
 from samplesoft.losses import BilateralSoftmaxLoss, make_loss

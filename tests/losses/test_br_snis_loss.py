@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import naive_losses
 import numpy as np
 import pytest
-from loss_cases import check_value_and_gradients, full_softmax, make_case
-from naive_losses import br_snis, rounds_of, uniforms_of
+from oracles import naive_losses
+from oracles.loss_cases import check_value_and_gradients, full_softmax, make_case
+from oracles.naive_losses import br_snis, rounds_of, uniforms_of
 
 from samplesoft.losses import BrSnisLoss, SampledSoftmaxLoss
 from samplesoft.losses.chains import ChainDraw

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from loss_cases import full_softmax
-from naive_losses import every_draw
+from oracles.loss_cases import full_softmax
+from oracles.naive_losses import every_draw
 from scipy import stats
 
 from samplesoft.losses import CoupledLoss

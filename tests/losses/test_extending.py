@@ -1,10 +1,10 @@
 """A new loss is a class, a line in the registry and an oracle: then all of the library takes it."""
 
-import naive_losses
 import numpy as np
 import pytest
-from loss_cases import check_value_and_gradients, make_case
 from mpmath import mp
+from oracles import naive_losses
+from oracles.loss_cases import check_value_and_gradients, make_case
 
 from samplesoft.losses import LOSSES, LossSpec, SampledLoss, make_loss
 from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer

@@ -1,9 +1,9 @@
 import tracemalloc
 
-import naive_losses_full as naive
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from oracles import naive_losses_full as naive
 from scipy import sparse
 
 from samplesoft.kernels.math.exponential import exp32_to

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from mpmath import mp, mpf
-from naive_losses import derivative, exact, jackknife2
+from oracles.naive_losses import derivative, exact, jackknife2
 
 from samplesoft import exact_bias
 from samplesoft.kernels.losses.jackknife2_terms import jackknife2_terms

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from naive_losses import derivative, every_draw, exact, jackknife, negatives
+from oracles.naive_losses import derivative, every_draw, exact, jackknife, negatives
 
 from samplesoft import exact_bias
 from samplesoft.kernels.losses.jackknife_terms import jackknife_terms

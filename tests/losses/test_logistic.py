@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from loss_cases import make_case
+from oracles.loss_cases import make_case
 from scipy import sparse
 from scipy.special import logsumexp
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from loss_cases import dense, full_softmax, of_scores
-from naive_losses import every_draw
+from oracles.loss_cases import dense, full_softmax, of_scores
+from oracles.naive_losses import every_draw
 from scipy import stats
 
 from samplesoft import exact_bias

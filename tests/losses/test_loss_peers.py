@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from loss_cases import dense
+from oracles.loss_cases import dense
 
 from samplesoft.losses.registry import make_loss
 from samplesoft.samplers.base import Draw

@@ -4,7 +4,8 @@ import copy
 
 import numpy as np
 import pytest
-from loss_cases import (
+from mpmath import mp
+from oracles.loss_cases import (
     CHAINS,
     HITS,
     NAMES,
@@ -18,8 +19,7 @@ from loss_cases import (
     oracle_losses,
     oracle_value,
 )
-from mpmath import mp
-from naive_losses import derivative, exact
+from oracles.naive_losses import derivative, exact
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from loss_cases import NAMES, SAMPLED, fitted, make_case, needs_count
+from oracles.loss_cases import NAMES, SAMPLED, fitted, make_case, needs_count
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss

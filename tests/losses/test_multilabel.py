@@ -1,8 +1,8 @@
 """Several labels of an example: what a sparse matrix of labels means, for any loss."""
 
-import naive_losses_full as naive
 import numpy as np
 import pytest
+from oracles import naive_losses_full as naive
 from scipy import sparse
 
 from samplesoft.losses.full import FullSoftmaxLoss

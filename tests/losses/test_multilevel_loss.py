@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_cases import full_softmax, of_scores
 from mpmath import mp
-from naive_losses import derivative, exact, multilevel
+from oracles.loss_cases import full_softmax, of_scores
+from oracles.naive_losses import derivative, exact, multilevel
 from scipy import stats
 
 from samplesoft.kernels.losses.multilevel_terms import multilevel_terms

@@ -4,9 +4,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from loss_cases import LABEL, SCORES, full_softmax, of_scores
 from mpmath import mp
-from naive_losses import every_draw
+from oracles.loss_cases import LABEL, SCORES, full_softmax, of_scores
+from oracles.naive_losses import every_draw
 
 from samplesoft.losses.registry import make_loss
 from samplesoft.samplers import UniformSampler, WeightedSampler

@@ -4,9 +4,9 @@ import copy
 
 import numpy as np
 import pytest
-from loss_cases import NAMES, SAMPLED, dense, fitted, needs_count
 from mpmath import mp, mpf
-from naive_losses import ORACLES, derivative, exact, scores
+from oracles.loss_cases import NAMES, SAMPLED, dense, fitted, needs_count
+from oracles.naive_losses import ORACLES, derivative, exact, scores
 from scipy import sparse
 
 from samplesoft.losses.pairs import each_pair

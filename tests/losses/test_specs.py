@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from loss_cases import NAMES, SAMPLED, make_case, needs_count
-from naive_losses import ORACLES
+from oracles.loss_cases import NAMES, SAMPLED, make_case, needs_count
+from oracles.naive_losses import ORACLES
 
 from samplesoft.losses import LOSSES, make_loss
 from samplesoft.samplers.base import Draw

@@ -2,12 +2,12 @@
 
 import tracemalloc
 
-import naive_losses_full as naive
-import naive_recommend
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import naive_losses_full as naive
+from oracles import naive_recommend
 from scipy import sparse
 
 from samplesoft.metrics import best_classes as module

@@ -2,9 +2,9 @@ import dataclasses
 import json
 import tracemalloc
 
-import naive_losses_full as naive
 import numpy as np
 import pytest
+from oracles import naive_losses_full as naive
 from scipy import sparse
 
 from samplesoft.losses import class_blocks

@@ -1,6 +1,6 @@
-import naive_models
 import numpy as np
 import pytest
+from oracles import naive_models
 from scipy.sparse import coo_array, csr_array, csr_matrix, random_array
 
 from samplesoft.models import encoders

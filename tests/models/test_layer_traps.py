@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from loss_cases import fitted
+from oracles.loss_cases import fitted
 from scipy import sparse
 
 from samplesoft import training

@@ -1,6 +1,6 @@
-import naive_models
 import numpy as np
 import pytest
+from oracles import naive_models
 
 from samplesoft.kernels.models.lstm_gates import TERMS, gates_forward
 from samplesoft.models import step_products

@@ -2,12 +2,12 @@
 
 import io
 
-import naive_optimizers as naive
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from oracles import naive_optimizers as naive
 
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.clipping import clip_by_global_norm

@@ -1,8 +1,8 @@
 """The parts of a recommender against dense versions of them."""
 
-import naive_recommend as naive
 import numpy as np
 import pytest
+from oracles import naive_recommend as naive
 from scipy import sparse
 
 from samplesoft.models.linear import Linear

@@ -2,9 +2,9 @@
 
 import re
 
-import naive_recommend as naive
 import numpy as np
 import pytest
+from oracles import naive_recommend as naive
 from scipy import sparse
 
 from samplesoft._random import as_key

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from naive_samplers import chi_square
+from oracles.naive_samplers import chi_square
 
 from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds, verify
 from samplesoft.losses import SampledSoftmaxLoss, make_loss

@@ -1,10 +1,10 @@
 """The cluster sampler: its cells, probabilities through several levels, updates and extremes."""
 
-import naive_draws
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import naive_draws
 
 from samplesoft import exact_bias
 from samplesoft.samplers import ClusterSampler

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from naive_draws import mixture, quadratic, softmax, two_pass, two_pass_marginal
-from naive_samplers import chi_square, conditional, unigram
+from oracles.naive_draws import mixture, quadratic, softmax, two_pass, two_pass_marginal
+from oracles.naive_samplers import chi_square, conditional, unigram
 
 from samplesoft.feature_maps import QuadraticFeatures, RandomFourierFeatures
 from samplesoft.samplers import (

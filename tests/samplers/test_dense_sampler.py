@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from naive_samplers import chi_square, conditional
+from oracles.naive_samplers import chi_square, conditional
 
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer, make_optimizer

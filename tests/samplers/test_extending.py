@@ -3,11 +3,11 @@
 The README's section on extending shows the same.
 """
 
-import naive_samplers
 import numpy as np
 import pytest
 from mpmath import mpf
-from naive_draws import inner, normalised
+from oracles import naive_samplers
+from oracles.naive_draws import inner, normalised
 from samplers import test_registry, test_samplers
 
 from samplesoft import KernelTree, exact_bias, verify

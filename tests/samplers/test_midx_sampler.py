@@ -1,11 +1,11 @@
 """The inverted multi-index: quantised vectors, draws in a cell, updates and extremes."""
 
-import naive_draws
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_samplers import chi_square
+from oracles import naive_draws
+from oracles.naive_samplers import chi_square
 
 from samplesoft.samplers import MidxSampler
 

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from naive_samplers import ORACLES, chi_square
+from oracles.naive_samplers import ORACLES, chi_square
 
 from samplesoft.samplers import SAMPLERS, SamplerInputs, make_sampler
 
@@ -65,7 +65,7 @@ def dtype(request):
 
 def oracle(name, sampler, given, h, exclude=None):
     """Probabilities (B, n) by the definition; a sampler without an entry in ORACLES needs one."""
-    assert name in ORACLES, f"no oracle for {name!r}: add one to ORACLES in naive_samplers.py"
+    assert name in ORACLES, f"no oracle for {name!r}: add one in oracles/naive_samplers.py"
     labels = [None] * len(h) if exclude is None else exclude
     rows = (ORACLES[name](sampler, x, given, label) for x, label in zip(h, labels, strict=True))
     return np.array([[float(p) for p in row] for row in rows])

@@ -3,11 +3,11 @@
 from collections import Counter
 from itertools import permutations
 
-import naive_samplers as naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import naive_samplers as naive
 
 from samplesoft.samplers import static, without_replacement
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler

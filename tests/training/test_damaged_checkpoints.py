@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 from archives import about, npy, write_archive, zeros
-from linear_task import LinearTask
+from oracles.linear_task import LinearTask
 from scipy.sparse import csr_array
 
 from samplesoft.cli import main

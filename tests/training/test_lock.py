@@ -10,7 +10,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from linear_task import LinearTask
+from oracles.linear_task import LinearTask
 from run_files import assert_same_end
 
 from samplesoft.cli import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from linear_task import LinearTask
+from oracles.linear_task import LinearTask
 from run_files import assert_same_end, log_values
 
 from samplesoft.losses.registry import LOSSES

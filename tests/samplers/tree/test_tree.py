@@ -1,8 +1,16 @@
 import numpy as np
 import pytest
 from mpmath import mp, mpf
-from naive_tree import branches, inner, is_clipped, leave_out, probabilities
-from tree_cases import DTYPES, SIZES, as_floats, leaf_sizes, lifted, real_numbers, whole_numbers
+from oracles.naive_tree import branches, inner, is_clipped, leave_out, probabilities
+from oracles.tree_cases import (
+    DTYPES,
+    SIZES,
+    as_floats,
+    leaf_sizes,
+    lifted,
+    real_numbers,
+    whole_numbers,
+)
 
 from samplesoft.samplers.tree.kernel_tree import LEAVES, KernelTree
 

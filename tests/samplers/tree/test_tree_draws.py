@@ -2,9 +2,9 @@ import threading
 
 import numpy as np
 import pytest
-from naive_tree import draw, probabilities
+from oracles.naive_tree import draw, probabilities
+from oracles.tree_cases import DTYPES, as_floats, lifted, real_numbers, whole_numbers
 from scipy import stats
-from tree_cases import DTYPES, as_floats, lifted, real_numbers, whole_numbers
 
 from samplesoft._random import as_key, uniform_block
 from samplesoft.samplers.tree import engine

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from mpmath import mp, mpf
-from naive_losses import (
+from oracles.naive_losses import (
     CHANCE,
     ORACLES,
     block_of,

@@ -1,6 +1,7 @@
 """Examples in which Theorem 1 as printed breaks, and how far the corrected one is from the bias.
 
-``python tests/theorem1_families.py`` prints the table of section 17 of samplesoft/bias/README.md.
+In tests/ ``python -m oracles.theorem1_families`` prints the table of section 17 of
+samplesoft/bias/README.md.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 from functools import cache
 from math import exp, log
 
-import naive_draws
-import naive_tree
 import numpy as np
 from mpmath import mp, mpf
+from oracles import naive_draws, naive_tree
 from scipy import stats
 
 

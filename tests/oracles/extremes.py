@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import naive
 import numpy as np
 from mpmath import mp, mpf
+from oracles import naive
 
 from samplesoft.schemes import SCHEMES, exact_schemes
 

@@ -1,4 +1,4 @@
-"""Digits of slow oracles, kept in tests/data; ``python tests/frozen.py`` computes them all anew.
+"""Digits of slow oracles, kept in tests/data; in tests/ ``python -m oracles.frozen`` renews them.
 
 `laplace` gives what `naive.laplace_mpmath` gives. Where its arguments are in the file, which
 takes equal bits, the answer comes from there; else it is computed, which takes seconds. A test
@@ -11,11 +11,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import naive
 from mpmath import mp, mpf
 
-FILE = Path(__file__).parent / "data" / "laplace.json"
-USERS = ("tests/bias/test_exact_extremes.py", "tests/bias/test_exact_large.py")
+from oracles import naive
+
+FILE = Path(__file__).parents[1] / "data" / "laplace.json"
+USERS = ("bias/test_exact_extremes.py", "bias/test_exact_large.py")
 NEW = "SAMPLESOFT_FREEZE"  # in the environment: the file that new records are written to
 ARGUMENTS = ("logits", "label", "q", "m", "scheme", "dps")
 MORE = 15  # digits kept beyond those that are right, to see that the rest is small

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 from mpmath import mp, mpf
-from naive import JACKKNIFED, combination, softmax
+from oracles.naive import JACKKNIFED, combination, softmax
 
 
 def enumerate_certain(logits, label, q, m, scheme, certain):
