@@ -16,13 +16,15 @@ from samplesoft.schemes import SCHEMES
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [
     README,
+    *DOCS,
     ROOT / "CHANGELOG.md",
     ROOT / ".github" / "CONTRIBUTING.md",
     ROOT / "notebooks" / "README.md",
 ]
-WITH_PYTHON = [path for path in DOCUMENTS if path.name in ("README.md", "CONTRIBUTING.md")]
+MOST_LINES = 250  # of the README: what is longer stands in docs/
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 
 
@@ -50,13 +52,19 @@ def elsewhere(tmp_path, monkeypatch):
         registry.update(entries)
 
 
+with_python = pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if python_blocks(path)], ids=lambda path: path.stem
+)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere")
-def test_python_runs_as_printed():
+@with_python
+def test_python_runs_as_printed(path):
     namespace = {"__name__": "readme"}
-    for block in python_blocks(README):
+    for block in python_blocks(path):
         if not on_a_gpu(block):
-            printed = run(block, namespace, str(README))
+            printed = run(block, namespace, str(path))
             if block.output is not None:
                 assert printed == block.output, f"output of the block at line {block.line}"
 
@@ -64,19 +72,28 @@ def test_python_runs_as_printed():
 @pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.usefixtures("elsewhere")
-def test_python_for_a_gpu_runs_as_printed():
+@with_python
+def test_python_for_a_gpu_runs_as_printed(path):
     from numba import config
 
     if config.ENABLE_CUDASIM:
         pytest.skip("100,000 classes would take the simulator hours; it needs an NVIDIA GPU")
+    if not any(map(on_a_gpu, python_blocks(path))):
+        pytest.skip("has no block for a GPU")
     namespace = {"__name__": "readme"}
-    for block in python_blocks(README):
-        run(block, namespace, str(README))
+    for block in python_blocks(path):
+        run(block, namespace, str(path))
 
 
 def test_python_blocks_show_their_output():
     """A block that prints numbers which do not depend on the machine shows them."""
-    assert sum(block.output is not None for block in python_blocks(README)) >= 3
+    for path in (README, *DOCS):
+        shown = [block.output is not None for block in python_blocks(path)]
+        assert sum(shown) >= 0.75 * len(shown) - 1, path
+
+
+def test_the_readme_is_short():
+    assert read(README).count("\n") <= MOST_LINES
 
 
 def test_wrong_output_is_noticed():
@@ -138,7 +155,7 @@ def test_links_lead_somewhere(path):
 
 def test_names_in_the_glossary_exist():
     """Names in code of the glossary are words of the package."""
-    table = read(README).split("## Glossary")[1].split("\n## ")[0]
+    table = read(ROOT / "docs" / "glossary.md")
     source = "".join(read(path) for path in (ROOT / "samplesoft").rglob("*.py"))
     names = re.findall(r"`([A-Za-z_]+)=?`", table)
     assert len(names) > 15
