@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from mpmath import mp, mpf
-from oracles import naive
 
+from oracles import naive
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 # the second-order jackknife is a small rest of terms of the first; see bias/test_jackknife.py

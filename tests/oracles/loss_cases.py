@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from mpmath import mp, mpf
+
 from oracles.naive_losses import (
     CHANCE,
     ORACLES,
@@ -15,7 +16,6 @@ from oracles.naive_losses import (
     sets_of,
     uniforms_of,
 )
-
 from samplesoft.losses.br_snis import BrSnisLoss
 from samplesoft.losses.chains import ChainDraw
 from samplesoft.losses.coupled import CoupledLoss

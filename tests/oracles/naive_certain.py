@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 from mpmath import mp, mpf
+
 from oracles.naive import JACKKNIFED, combination, softmax
 
 

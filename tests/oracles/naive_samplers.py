@@ -5,8 +5,9 @@ from math import exp, log
 
 import numpy as np
 from mpmath import mp, mpf
-from oracles import naive_draws, naive_tree
 from scipy import stats
+
+from oracles import naive_draws, naive_tree
 
 
 def conditional(weights, excluded=None):
