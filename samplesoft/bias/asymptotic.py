@@ -11,7 +11,7 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.classes import make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.schemes import Scheme
 
 
@@ -69,14 +69,18 @@ def asymptotic_bias(
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
     """
-    inputs = check_inputs(logits, labels, q, _MANY, scheme, h)
+    return asymptotic_bias_of(check_inputs(logits, labels, q, _MANY, scheme, h))
+
+
+def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
+    """Return `asymptotic_bias` of arguments that are checked, at any number of draws."""
     facts = inputs.scheme
     if _why_no_limit(facts):
         raise ValueError(
             f"`scheme` must be one whose bias falls like 1/m, got {facts.name!r}, "
             f"{_why_no_limit(facts)}; take samplesoft.exact_bias at the m that you have."
         )
-    limit: FloatArray = inputs.columns((_limit(*row, facts),) for row in inputs.rows())[0]
+    limit: FloatArray = inputs.columns((example_limit(*row, facts),) for row in inputs.rows())[0]
     return limit
 
 
@@ -93,7 +97,7 @@ def _why_no_limit(scheme: Scheme) -> str:
     return ""
 
 
-def _limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
+def example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
     """Return the limit (n,) for one example, eq. (B31).
 
     In units where Z = 1 it is e_j (mean - r_j) for a class that is drawn, and 0 for a label that

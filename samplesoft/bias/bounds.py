@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.jacobian import check_jacobian, times_power, with_room
 from samplesoft.bias.jensen_gap import Gaps, log_part
 from samplesoft.bias.negatives import EPS, make_negatives
@@ -167,10 +167,14 @@ def finite_sample_bounds(
     >>> bool((bounds.upper - bounds.lower).max() < 1e-10)
     True
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
-    facts = inputs.scheme
-    require_bounds(facts)
-    rows = [example_bounds(make_draw_law(*row, inputs.num_sampled, facts)) for row in inputs.rows()]
+    return finite_sample_bounds_of(check_inputs(logits, labels, q, num_sampled, scheme, h))
+
+
+def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
+    """Return `finite_sample_bounds` of arguments that are checked."""
+    m, scheme = inputs.num_sampled, inputs.scheme
+    require_bounds(scheme)
+    rows = [example_bounds(make_draw_law(*row, m, scheme)) for row in inputs.rows()]
     return FiniteSampleBounds(*inputs.columns(rows))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device, require_cpu, twin
 from samplesoft._validation import FloatArray
 from samplesoft.bias.certain import join
 from samplesoft.bias.inputs import Inputs, check_inputs
@@ -83,7 +82,6 @@ def exact_bias(
     scheme: str | Scheme = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
-    device: str = "cpu",
 ) -> ExactBias:
     """Compute exactly what sampled softmax does to the gradient, for one example or a batch.
 
@@ -125,9 +123,6 @@ def exact_bias(
         `samplesoft.samplers.CertainSampler` as `q` brings its own. For ``negatives``, ``masked``,
         ``reject`` and their jackknives: there S gets the sum of e_j over those that are not the
         label, and a draw of one of them counts as one of the label does.
-    device : {"cpu", "cuda"}
-        Where the sums over classes are computed, which pays for millions of them; not for
-        ``poisson``. Arguments and results are NumPy arrays.
 
     Returns
     -------
@@ -187,23 +182,25 @@ def exact_bias(
     >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], 5, certain=[2]).bias.round(4)
     array([ 0., -0.,  0.])
     """
-    as_device(device)
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
-    facts = inputs.scheme
-    if facts.independent:
-        require_cpu(f"scheme={facts.name!r}", device)
+    return exact_bias_of(
+        check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
+    )
+
+
+def exact_bias_of(inputs: Inputs) -> ExactBias:
+    """Return `exact_bias` of arguments that are checked."""
+    if inputs.scheme.independent:
         rows = [poisson_bias(*row) for row in inputs.rows()]
     else:
-        sums = twin(device, "samplesoft.bias.sums:Sums")
-        rows = [_with_certain(row, inputs, sums()) for row in inputs.rows()]
+        rows = [_with_certain(row, inputs) for row in inputs.rows()]
     result = ExactBias(*inputs.columns(rows))
     _warn_of_lost_digits(result, inputs)
     return result
 
 
-def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs, sums: Any) -> Row:
+def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs) -> Row:
     """Return the exact bias of one example, whose label the certain classes join."""
-    how = inputs.num_sampled, inputs.scheme, sums
+    how = inputs.num_sampled, inputs.scheme
     if not len(inputs.certain):
         return with_replacement_bias(*row, *how)
     joined = join(*row, inputs.certain)
@@ -231,7 +228,7 @@ def _warn_of_lost_digits(result: ExactBias, inputs: Inputs) -> None:
             f"L1 norm, where its own is {size.flat[row]:.1e} (example {row}); see ExactBias.error "
             "before you rely on its digits.",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,11 @@ from samplesoft.schemes import Scheme, as_scheme
 
 @dataclass(frozen=True)
 class Inputs:
-    """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n), `certain` (k,)."""
+    """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n), `certain` (k,).
+
+    Each public function that makes one has a twin whose name ends in ``_of`` and which takes it:
+    who asks several questions of the same q checks it once.
+    """
 
     logits: FloatArray
     labels: IntArray
@@ -39,6 +43,10 @@ class Inputs:
         """Yield (logits (n,), label, q (n,)) for each example."""
         for i, (logits, label) in enumerate(zip(self.logits, self.labels, strict=True)):
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
+
+    def at(self, num_sampled: int) -> Inputs:
+        """Return the same for another number of draws, which is not checked."""
+        return replace(self, num_sampled=num_sampled)
 
     def columns(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the results of the one example, or arrays (B, ...) of those of each."""

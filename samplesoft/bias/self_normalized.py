@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray
-from samplesoft.bias.asymptotic import asymptotic_bias
+from samplesoft.bias.asymptotic import example_limit
 from samplesoft.bias.bounds import require_bounds
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.negatives import make_negatives
 from samplesoft.schemes import Scheme
 
@@ -111,12 +111,16 @@ def self_normalized_terms(
     >>> print(f"{terms.agapiou_bound:.3f}, {terms.effective_sample_size:.2f} draws")
     1.378, 8.71 draws
     """
-    inputs = check_inputs(logits, labels, q, num_sampled, scheme, h)
+    return self_normalized_terms_of(check_inputs(logits, labels, q, num_sampled, scheme, h))
+
+
+def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
+    """Return `self_normalized_terms` of arguments that are checked."""
     require_bounds(inputs.scheme)
     m = float(inputs.num_sampled)
     rows = []
     for row in inputs.rows():
-        leading = asymptotic_bias(*row, scheme=inputs.scheme) / m
+        leading = example_limit(*row, inputs.scheme) / m
         rho, norm = _moments(*row, inputs.scheme)
         rows.append((leading, 12.0 * rho / m, norm / m, m / rho))
     return SelfNormalizedTerms(*inputs.columns(rows))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, as_count, as_positive, require_plain
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 
@@ -107,7 +107,11 @@ def theorem1_terms(
 
     The arguments are those of `theorem1_bounds`: scalars for one example, arrays (B,) for a batch.
     """
-    inputs = check_inputs(logits, labels, q, 1, h=h)
+    return theorem1_terms_of(check_inputs(logits, labels, q, 1, h=h))
+
+
+def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
+    """Return `theorem1_terms` of arguments that are checked, at any number of draws."""
     return Theorem1Terms(*inputs.columns(_terms(make_negatives(*row)) for row in inputs.rows()))
 
 

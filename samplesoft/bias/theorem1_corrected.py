@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, as_count, require_plain
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
 from samplesoft.bias.negatives import EPS, Negatives, make_negatives
 from samplesoft.bias.theorem1 import Scalar, check_grad_bound
@@ -101,7 +101,11 @@ def corrected_terms(
     The arguments are those of `theorem1_corrected`: scalars for one example, arrays (B,) for a
     batch.
     """
-    inputs = check_inputs(logits, labels, q, 1, h=h)
+    return corrected_terms_of(check_inputs(logits, labels, q, 1, h=h))
+
+
+def corrected_terms_of(inputs: Inputs) -> CorrectedTerms:
+    """Return `corrected_terms` of arguments that are checked, at any number of draws."""
     return CorrectedTerms(*inputs.columns(_terms(make_negatives(*row)) for row in inputs.rows()))
 
 

@@ -7,7 +7,11 @@ import pytest
 from mpmath import mp
 from oracles import naive
 
-from samplesoft import asymptotic_bias, exact_bias, theorem1_bounds
+from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds, theorem1_bounds
+from samplesoft.bias.asymptotic import asymptotic_bias_of
+from samplesoft.bias.bounds import finite_sample_bounds_of
+from samplesoft.bias.exact import exact_bias_of
+from samplesoft.bias.inputs import check_inputs
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 LOGITS = np.array([0.3, -1.0, 2.0, 0.7])
@@ -412,3 +416,15 @@ def test_numbers_beyond_reach_are_refused():
 def test_the_name_of_a_sampler_is_refused():
     with pytest.raises(TypeError, match=r"`q` must .* got the text 'clusters'; make a sampler"):
         exact_bias(np.zeros((1, 4)), [0], "clusters", 3, h=np.ones((1, 3)))
+
+
+def test_one_check_of_the_arguments_serves_several_questions():
+    logits, q = np.array([[0.3, -1.0, 2.0], [1.0, 0.0, 0.5]]), [0.2, 0.3, 0.5]
+    inputs = check_inputs(logits, [0, 2], q, 4)
+    for m in (4, 9):
+        asked = exact_bias_of(inputs.at(m))
+        np.testing.assert_array_equal(asked.bias, exact_bias(logits, [0, 2], q, m).bias)
+    bounds = finite_sample_bounds_of(inputs)
+    np.testing.assert_array_equal(bounds.lower, finite_sample_bounds(logits, [0, 2], q, 4).lower)
+    limit = asymptotic_bias_of(inputs)
+    np.testing.assert_array_equal(limit, asymptotic_bias(logits, [0, 2], q))
