@@ -4,9 +4,9 @@ Writes ``gpu_walltime.csv`` and ``gpu_walltime.png`` beside this script, with th
 device: the time to draw m = 10 negatives for each context of a batch (d = 64, unit vectors,
 float32) and to evaluate the sampled loss, by the exact softmax (EXP), by cells of similar classes
 and by random Fourier features with softmax leaves, with EXP in torch on the same GPU where torch
-is installed; the throughput of feature maps against that of a copy in the device's memory; a step
-of training; and the exact bias of ten million classes, on the GPU and on the processor. No files
-are committed yet, for no GPU was at hand. Run it on the machine with the GPU::
+is installed; the throughput of feature maps against that of a copy in the device's memory; and a
+step of training, on the GPU and on the processor. No files are committed yet, for no GPU was at
+hand. Run it on the machine with the GPU::
 
     python figures/gpu_walltime.py
 
@@ -30,7 +30,6 @@ from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
-import samplesoft
 from samplesoft._cuda import SIMULATED, cuda, to_device
 from samplesoft._device.select import as_device
 from samplesoft._files import replaced
@@ -75,7 +74,6 @@ def main() -> None:
     most = args.num_frequencies[-1]
     rows += feature_maps(args.rows, most, args.repeats)
     rows += training_step(min(args.num_classes[-1], 100_000), most, args.repeats)
-    rows += bias(args.num_classes[-1])
     for row in rows:
         print(as_text(row))
     print(device)
@@ -229,20 +227,6 @@ def training_step(n: int, width: int, repeats: int) -> list[Row]:
     ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}
     method = f"RFF D = {width}, m = {STEP_SAMPLED}"
     return [result("training step", n, STEP_BATCH, method, times[1], **ratio)]
-
-
-def bias(n: int) -> list[Row]:
-    """Time the exact bias of one example of many classes."""
-    logits = np.random.default_rng(0).normal(size=n)
-    few = logits[:1000]
-    times = []
-    for device in ("cpu", "cuda"):
-        samplesoft.exact_bias(few, 0, np.full(len(few), 1.0 / len(few)), 100, device=device)
-        start = perf_counter()
-        samplesoft.exact_bias(logits, 0, np.full(n, 1.0 / n), 100, device=device)
-        times.append(perf_counter() - start)
-    ratio = {"ratio": times[0] / times[1], "ratio_to": "the processor"}
-    return [result("exact bias", n, 1, "m = 100", times[1], **ratio)]
 
 
 def as_text(row: Row) -> str:

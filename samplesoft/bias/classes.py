@@ -10,7 +10,7 @@ import numpy as np
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.sums import CLASS_CHUNK, HOST, HostSums
+from samplesoft.bias.sums import CLASS_CHUNK, class_moments
 from samplesoft.kernels.bias import panels, ratios
 from samplesoft.kernels.bias.panels import PanelClasses
 
@@ -112,7 +112,7 @@ def make_classes(law: DrawLaw) -> Classes:
     return replace(found, log_least=log_ref + panels.WIDTH * float(steps))
 
 
-def make_atoms(law: DrawLaw, classes: Classes, sums: HostSums = HOST) -> Atoms:
+def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
     """Compress the classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
     active = law.drawn > 0.0
     distances = classes.log_distances
@@ -133,7 +133,7 @@ def make_atoms(law: DrawLaw, classes: Classes, sums: HostSums = HOST) -> Atoms:
         span = (distances, law.drawn, width, first, count)
         occupied = panels.mark(*span) > 0.0
         slot = np.cumsum(occupied) - 1
-        moments = sums.class_moments(make_panel_classes(law, classes, width, first, slot))
+        moments = class_moments(make_panel_classes(law, classes, width, first, slot))
         # the transpose of interpolation: what a class weighs goes to the nodes of its panel
         weights = np.moveaxis(moments @ panels.to_coefficients().T, 1, 0).reshape(3, -1)
         places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()

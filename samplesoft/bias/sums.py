@@ -30,70 +30,64 @@ def node_chunks(num_nodes: int) -> list[slice]:
     return chunks(num_nodes, max(_LEAST_NODES, -(-num_nodes // parts)))
 
 
-class HostSums:
-    """Sums on all threads."""
+def class_moments(classes: PanelClasses) -> FloatArray:
+    """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
+    shape = (classes.num_panels, 3, panels.DEGREE)
 
-    def class_moments(self, classes: PanelClasses) -> FloatArray:
-        """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
-        shape = (classes.num_panels, 3, panels.DEGREE)
+    def work(part: slice) -> FloatArray:
+        moments = np.zeros(shape)
+        room = np.empty(panels.DEGREE)
+        panels.add_moments(classes, part.start, part.stop, moments, room)
+        return moments
 
-        def work(part: slice) -> FloatArray:
-            moments = np.zeros(shape)
-            room = np.empty(panels.DEGREE)
-            panels.add_moments(classes, part.start, part.stop, moments, room)
-            return moments
-
-        total = np.zeros(shape)
-        for moments in thread_map(work, moment_chunks(len(classes.t), total.size)):
-            total += moments
-        return total
-
-    def node_sums(
-        self, x: FloatArray, weights: FloatArray, rows: FloatArray, reference: FloatArray
-    ) -> FloatArray:
-        """Return the sums (K, NUM_SUMS) over atoms at each node; see `kernels.bias.laplace`."""
-        sums = np.empty((len(x), laplace.NUM_SUMS))
-        order = np.argsort(rows[1], kind="stable")
-        weights, rows = weights.take(order, axis=1), rows.take(order, axis=1)
-
-        def work(part: slice) -> None:
-            laplace_host.node_sums(x[part], weights, rows, reference, sums[part])
-
-        thread_each(work, node_chunks(len(x)))
-        return sums
-
-    def atom_integrals(
-        self,
-        x: FloatArray,
-        coefficients: FloatArray,
-        tilted: FloatArray,
-        rows: FloatArray,
-        log_reference: float,
-    ) -> FloatArray:
-        """Return the integrals (3, A) over nodes at each atom; see `kernels.bias.laplace`."""
-        integrals = np.empty((3, rows.shape[1]))
-        order = np.argsort(rows[1], kind="stable")
-
-        def work(part: slice) -> None:
-            atoms = rows.take(order[part], axis=1)
-            out = np.empty((3, atoms.shape[1]))
-            laplace_host.atom_integrals(x, coefficients, tilted, atoms, log_reference, out)
-            integrals[:, order[part]] = out
-
-        thread_each(work, chunks(len(order), _ATOM_CHUNK))
-        return integrals
-
-    def class_flows(
-        self, classes: PanelClasses, coefficients: FloatArray
-    ) -> tuple[FloatArray, float]:
-        """Return the flow (n,) of each class and their sum, from a function on the panels."""
-        flows = np.empty(len(classes.t))
-
-        def work(part: slice) -> float:
-            room = np.empty(panels.DEGREE)
-            return panels.evaluate(classes, part.start, part.stop, coefficients, flows, room)
-
-        return flows, float(sum(thread_map(work, chunks(len(flows), CLASS_CHUNK))))
+    total = np.zeros(shape)
+    for moments in thread_map(work, moment_chunks(len(classes.t), total.size)):
+        total += moments
+    return total
 
 
-HOST = HostSums()
+def node_sums(
+    x: FloatArray, weights: FloatArray, rows: FloatArray, reference: FloatArray
+) -> FloatArray:
+    """Return the sums (K, NUM_SUMS) over atoms at each node; see `kernels.bias.laplace`."""
+    sums = np.empty((len(x), laplace.NUM_SUMS))
+    order = np.argsort(rows[1], kind="stable")
+    weights, rows = weights.take(order, axis=1), rows.take(order, axis=1)
+
+    def work(part: slice) -> None:
+        laplace_host.node_sums(x[part], weights, rows, reference, sums[part])
+
+    thread_each(work, node_chunks(len(x)))
+    return sums
+
+
+def atom_integrals(
+    x: FloatArray,
+    coefficients: FloatArray,
+    tilted: FloatArray,
+    rows: FloatArray,
+    log_reference: float,
+) -> FloatArray:
+    """Return the integrals (3, A) over nodes at each atom; see `kernels.bias.laplace`."""
+    integrals = np.empty((3, rows.shape[1]))
+    order = np.argsort(rows[1], kind="stable")
+
+    def work(part: slice) -> None:
+        atoms = rows.take(order[part], axis=1)
+        out = np.empty((3, atoms.shape[1]))
+        laplace_host.atom_integrals(x, coefficients, tilted, atoms, log_reference, out)
+        integrals[:, order[part]] = out
+
+    thread_each(work, chunks(len(order), _ATOM_CHUNK))
+    return integrals
+
+
+def class_flows(classes: PanelClasses, coefficients: FloatArray) -> tuple[FloatArray, float]:
+    """Return the flow (n,) of each class and their sum, from a function on the panels."""
+    flows = np.empty(len(classes.t))
+
+    def work(part: slice) -> float:
+        room = np.empty(panels.DEGREE)
+        return panels.evaluate(classes, part.start, part.stop, coefficients, flows, room)
+
+    return flows, float(sum(thread_map(work, chunks(len(flows), CLASS_CHUNK))))

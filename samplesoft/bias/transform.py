@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.classes import Atoms, Classes
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.quadrature import make_grid
-from samplesoft.bias.sums import HOST, HostSums
+from samplesoft.bias.sums import node_sums
 from samplesoft.kernels.bias import laplace
 
 _BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
@@ -61,7 +61,6 @@ def make_nodes(
     log_largest: float,
     log_smallest: float,
     step: float,
-    sums: HostSums = HOST,
 ) -> Nodes:
     """Evaluate the transform on nodes that cover every scale of v at which it changes.
 
@@ -69,7 +68,7 @@ def make_nodes(
     E(v); `step` is that of the trapezoid rule.
     """
     largest = max(log_largest, float(atoms.rows[0].max()))
-    return evaluate_nodes(law, classes, atoms, *make_grid(largest, log_smallest, step), sums)
+    return evaluate_nodes(law, classes, atoms, *make_grid(largest, log_smallest, step))
 
 
 def evaluate_nodes(
@@ -78,11 +77,10 @@ def evaluate_nodes(
     atoms: Atoms,
     x: FloatArray,
     dx: FloatArray,
-    sums: HostSums = HOST,
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     above_least = classes.log_above_least
-    found = sums.node_sums(x, atoms.weights, atoms.rows, above_least)
+    found = node_sums(x, atoms.weights, atoms.rows, above_least)
     if len(x) > 0 and atoms.slot is not None and atoms.width > _NARROW:
         _replace_noise(law, classes, x, found, above_least)
     return _compute_nodes(classes, x, dx, found, above_least)

@@ -18,7 +18,7 @@ from samplesoft.bias.jackknife import make_jackknife_weights
 from samplesoft.bias.jackknife_loss import make_loss_terms
 from samplesoft.bias.node_weights import NodeWeights, compute_decay_rates, make_node_weights
 from samplesoft.bias.quadrature import STEP, estimate_error, halving_change, rounding_unit
-from samplesoft.bias.sums import HOST, HostSums
+from samplesoft.bias.sums import atom_integrals, class_flows
 from samplesoft.bias.transform import Nodes, make_nodes
 from samplesoft.kernels.bias import panels
 from samplesoft.schemes import Scheme
@@ -50,7 +50,7 @@ class _Flows(NamedTuple):
 
 
 def with_replacement_bias(
-    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, sums: HostSums = HOST
+    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
 ) -> Row:
     """Return the exact bias of one example; the step is halved until the error is small."""
     law = make_draw_law(logits, label, q, m, scheme)
@@ -62,7 +62,7 @@ def with_replacement_bias(
     if not scheme.draws_label and law.other_mass == 0.0:
         return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
     classes = make_classes(law)
-    atoms = make_atoms(law, classes, sums)
+    atoms = make_atoms(law, classes)
     rates = compute_decay_rates(law, classes)
     best: Row | None = None
     unit = rounding_unit(classes.log_r[law.drawn > 0.0], law.log_base)
@@ -70,11 +70,11 @@ def with_replacement_bias(
     step = STEP if not scheme.jackknife else 0.5 * STEP
     with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
         while best is None or step > LEAST_STEP:
-            nodes = make_nodes(law, classes, atoms, *rates, step, sums)
+            nodes = make_nodes(law, classes, atoms, *rates, step)
             for weights in _node_weights(law, nodes, loss_unit):
-                flows = _class_flows(law, classes, atoms, nodes, weights, sums)
+                flows = _class_flows(law, classes, atoms, nodes, weights)
                 if scheme.label_is_a_draw:
-                    flows = _with_label_drawn(law, classes, nodes, weights, flows, sums)
+                    flows = _with_label_drawn(law, classes, nodes, weights, flows)
                 bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
                 narrow = scheme.jackknife > 0
@@ -121,9 +121,9 @@ def _node_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeWeigh
 
 
 def _class_flows(
-    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights, sums: HostSums
+    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights
 ) -> _Flows:
-    integrals = sums.atom_integrals(
+    integrals = atom_integrals(
         nodes.x, weights.coefficients, nodes.tilted, atoms.rows, float(classes.log_above_least[0])
     )
     weight = np.abs(atoms.weights[1])
@@ -140,7 +140,7 @@ def _class_flows(
         return _Flows(flows, float(flows.sum()), coarse, size)
     on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
     values = integrals[0, : on_panels.num_panels * panels.DEGREE].reshape(-1, panels.DEGREE)
-    flows, total = sums.class_flows(on_panels, values @ panels.to_coefficients())  # (B23)
+    flows, total = class_flows(on_panels, values @ panels.to_coefficients())  # (B23)
     return _Flows(flows, total, coarse, size)
 
 
@@ -150,7 +150,6 @@ def _with_label_drawn(
     nodes: Nodes,
     weights: NodeWeights,
     flows: _Flows,
-    sums: HostSums,
 ) -> _Flows:
     """Return the flows where each class is drawn together with the label, eq. (B12).
 
@@ -176,9 +175,9 @@ def _with_label_drawn(
     drawn[t] = 0.0
     shifted = replace(classes, log_r=log_r, contrast=contrast)
     joined = replace(law, drawn=drawn)
-    atoms = make_atoms(joined, shifted, sums)
+    atoms = make_atoms(joined, shifted)
     atoms.rows[0] -= excess
-    parts = _class_flows(joined, shifted, atoms, nodes, weights, sums)
+    parts = _class_flows(joined, shifted, atoms, nodes, weights)
     return parts._replace(
         total=flows.total,
         coarse=parts.coarse + 2.0 * law.other_mass * flows.coarse,
