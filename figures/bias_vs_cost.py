@@ -49,7 +49,6 @@ from samplesoft.samplers import (
     ClusterSampler,
     KernelSampler,
     LogUniformSampler,
-    MidxSampler,
     MixtureSampler,
     QuadraticSampler,
     RFSoftmaxSampler,
@@ -66,7 +65,6 @@ STYLES = {
     "log-uniform": ("#E69F00", "s"),
     "unigram": ("#56B4E9", "^"),
     "clusters": ("#0072B2", "*"),
-    "midx": ("#999933", "X"),
     "two-pass": ("#332288", ">"),
     "two-pass + unigram": ("#332288", "<"),
     "quadratic": ("#009E73", "P"),
@@ -188,9 +186,6 @@ def list_settings(examples: Embeddings, args: argparse.Namespace) -> Iterator[Se
     def clusters(size: int) -> Sampler:
         return ClusterSampler(vectors, tau=tau, leaf_size=size, rng=seed)
 
-    def midx(num: int) -> Sampler:
-        return MidxSampler(vectors, tau=tau, num_codewords=num, rng=seed)
-
     def two_pass(num: int) -> Sampler:
         return TwoPassSampler(unigram(), vectors, num_candidates=num, tau=tau, rng=seed)
 
@@ -223,9 +218,6 @@ def list_settings(examples: Embeddings, args: argparse.Namespace) -> Iterator[Se
     yield Setting("softmax", "", "", partial(SoftmaxSampler, vectors, tau=tau))
     for size in (8, 16, 64):
         yield Setting("clusters", "", f"leaf={size}", partial(clusters, size))
-    for num in (16, 64, 256):
-        if num <= n:
-            yield Setting("midx", "", f"K={num}", partial(midx, num))
     for num in (n // 8, n // 4, n // 2, n):
         make = partial(two_pass, num)
         yield Setting("two-pass", "", f"K={num}", make)
@@ -337,8 +329,8 @@ def describe(args: argparse.Namespace) -> str:
         f"{min(NUM_BIASES, args.num_examples)} of them, d = {args.dim} (PPMI and SVD), "
         f"tau = {args.tau:g}, m = {args.num_sampled}, float32, "
         f"{num_threads()} threads, of BLAS {blas}, median of {args.num_repeats} draws for the "
-        f"batch; seed {args.seed}. D: frequencies, leaf: classes in a bucket, K: candidates, or "
-        f"codewords of midx, w: weight of the first in a mixture. Quadratic: {ALPHA:g} o^2 + 1. "
+        f"batch; seed {args.seed}. D: frequencies, leaf: classes in a bucket, K: candidates, "
+        f"w: weight of the first in a mixture. Quadratic: {ALPHA:g} o^2 + 1. "
         "Two-pass: new candidates for each batch, bias given one set of them."
     )
 

@@ -11,7 +11,6 @@ sampler                              draws in proportion to                     
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
 `SoftmaxSampler`                     the softmax itself                          O(n d)
 `ClusterSampler`                     about exp(tau h.c), by cells of classes     O(d n**(1/3))
-`MidxSampler`                        exp(tau h.c), c to the nearest codewords    O(n**(2/3))
 `RFSoftmaxSampler`                   about exp(nu h.c), by random features       O(D log n)
 `QuadraticSampler`                   alpha (h.c)**2 + 1                          O(d**2 log n)
 `PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
@@ -29,8 +28,7 @@ of the time of random features, and updates a tenth. At a million classes and a 
 1,024 a step of training is 34 times faster than the full softmax, and twice as fast as with 256
 random features. `UniformSampler` and `UnigramSampler` are the fastest, and the most biased: with
 one set of a thousand draws for a batch they often suffice, and a `CertainSampler` takes much of
-their bias off for the scores of some hundred frequent classes. `MidxSampler` is the published
-relative of clusters, to compare with. ``figures/bias_vs_cost.png`` shows
+their bias off for the scores of some hundred frequent classes. ``figures/bias_vs_cost.png`` shows
 bias against time, ``figures/throughput.png`` the time of a step.
 `UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler` take
 ``replace=False``, with exact probabilities of inclusion.
@@ -46,7 +44,6 @@ from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
-from samplesoft.samplers.midx import MidxSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.proposals import dense_proposals
 from samplesoft.samplers.protocol import SamplerProtocol
@@ -69,7 +66,6 @@ __all__ = [
     "KernelSampler",
     "LearnedUnigramSampler",
     "LogUniformSampler",
-    "MidxSampler",
     "MixtureSampler",
     "PositiveSampler",
     "QuadraticSampler",

@@ -28,7 +28,6 @@ from samplesoft.samplers.frequency import (
 from samplesoft.samplers.inputs import SamplerInputs
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
 from samplesoft.samplers.learned import LearnedUnigramSampler
-from samplesoft.samplers.midx import MidxSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
@@ -254,11 +253,6 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "the softmax in leaves of similar classes, reached by the estimated mass of cells",
         reads=("class_embeddings", "tau", "rng"),
         cuda=True,
-    ),
-    "midx": SamplerSpec(
-        lambda inputs: MidxSampler(inputs.class_embeddings, tau=inputs.tau, rng=inputs.rng),
-        "the softmax of quantised vectors, by an inverted multi-index of two codebooks",
-        reads=("class_embeddings", "tau", "rng"),
     ),
     "two-pass": SamplerSpec(
         _two_pass,

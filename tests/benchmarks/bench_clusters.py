@@ -16,7 +16,6 @@ from samplesoft import exact_bias
 from samplesoft.data import examples_from_corpus
 from samplesoft.samplers import (
     ClusterSampler,
-    MidxSampler,
     RFSoftmaxSampler,
     SoftmaxSampler,
     UniformSampler,
@@ -40,7 +39,6 @@ def tokens_of(folder):
 def samplers(rows):
     yield "uniform", lambda: UniformSampler(len(rows))
     yield "clusters", lambda: ClusterSampler(rows, tau=TAU, rng=0)
-    yield "midx", lambda: MidxSampler(rows, tau=TAU, rng=0)
     for features in (256, 1024):
         yield (
             f"RFF, D = {features}",

@@ -309,7 +309,6 @@ MADE: dict[str, Call] = {
         samplers.LearnedUnigramSampler, num_classes=N, power=0.75, initial=COUNTS
     ),
     "LogUniformSampler": _call(samplers.LogUniformSampler, num_classes=N, replace=True),
-    "MidxSampler": _call(samplers.MidxSampler, **_vectors, num_codewords=2, rng=0),
     "MixtureSampler": _call(
         samplers.MixtureSampler,
         first=samplers.SoftmaxSampler(W),

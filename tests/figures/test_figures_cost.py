@@ -22,7 +22,7 @@ COLUMNS = [
 ]
 FLAT = {
     *("uniform", "log-uniform", "unigram", "softmax", "two-pass", "two-pass + unigram"),
-    *("clusters", "midx"),
+    "clusters",
 }
 TREES = {"quadratic", "RFF", "RFF + unigram", "positive"}
 

@@ -48,7 +48,6 @@ N, M, TRIALS, BLOCKS = 10, 5, 12_000, 40
 FOLLOW_THE_SOFTMAX = [
     "softmax",
     "clusters",
-    "midx",
     "rff+softmax-leaf",
     "two-pass",
 ]  # as few classes as this

@@ -86,22 +86,6 @@ def clusters(h, vectors, levels, tau=1.0, excluded=None):
         return [probs[j] for j in range(len(vectors))]
 
 
-def midx(h, vectors, codes, tau=1.0, excluded=None):
-    """Softmax of vectors whose halves are the means of those with the same code."""
-    middle, rounded = (len(h) + 1) // 2, [[] for _ in vectors]
-    with mp.workdps(40):
-        for book, half in enumerate((slice(None, middle), slice(middle, None))):
-            for j, own in enumerate(codes):
-                like = [
-                    c[half]
-                    for c, other in zip(vectors, codes, strict=True)
-                    if other[book] == own[book]
-                ]
-                rounded[j] += [mp.fsum(map(float, x)) / len(like) for x in zip(*like, strict=True)]
-        logits = [mp.fsum(mpf(float(a)) * b for a, b in zip(h, c, strict=True)) for c in rounded]
-        return normalised([mp.exp(mpf(tau) * x) for x in logits], excluded)
-
-
 def two_pass_marginal(h, vectors, first, num_candidates, tau=1.0):
     """Probabilities over all candidate sets, by listing every sequence of first draws."""
     total = [mpf(0)] * len(vectors)

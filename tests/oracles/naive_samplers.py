@@ -169,10 +169,6 @@ def _clusters(sampler, h, inputs, excluded):
     return naive_draws.clusters(h, inputs.class_embeddings, cells, inputs.tau, excluded)
 
 
-def _midx(sampler, h, inputs, excluded):
-    return naive_draws.midx(h, inputs.class_embeddings, sampler.codes, inputs.tau, excluded)
-
-
 def _two_pass(sampler, h, inputs, excluded):
     candidates = sampler.candidate_ids
     return naive_draws.two_pass(h, inputs.class_embeddings, candidates, inputs.tau, excluded)
@@ -196,7 +192,6 @@ ORACLES = {
     "rff+softmax-leaf": _rff_softmax_leaf,
     "positive": _positive,
     "clusters": _clusters,
-    "midx": _midx,
     "two-pass": _two_pass,
     "mixture": _mixture,
 }

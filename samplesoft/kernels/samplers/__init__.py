@@ -6,5 +6,4 @@
 - `softmax_draw`: draws from the softmax, a block of classes first and a class inside it;
   ``softmax_draw_cuda``: the choice of the block, while `samplesoft.kernels.tree` draws inside.
 - `visits`: the draws of a batch in the order of the leaves or cells that they go to.
-- `midx_draw`: draws of a pair of codewords, and of a class that has this pair.
 """

@@ -86,8 +86,7 @@ class ClusterSampler(EngineSampler):
     References
     ----------
     .. [1] J. Chen et al., "Fast Variational AutoEncoder with Inverted Multi-Index for
-       Collaborative Filtering", WWW 2022, draw through cells of a product quantiser, as
-       `MidxSampler` does.
+       Collaborative Filtering", WWW 2022, draw through cells of a product quantiser.
 
     Examples
     --------
