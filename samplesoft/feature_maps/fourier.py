@@ -24,7 +24,7 @@ from samplesoft.feature_maps.frequencies import (
     orthogonal_pairs,
     require_frequencies,
 )
-from samplesoft.kernels.math.sincos import TERMS, cos_sin_rows
+from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
 _ROUNDING = 2.0**-7  # turns by which the rounding of a typical angle may move it
 

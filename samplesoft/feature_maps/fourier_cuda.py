@@ -7,7 +7,7 @@ from typing import Any
 from samplesoft._cuda import first_found, launch_warps
 from samplesoft.kernels.arrays.checks_cuda import find_norm_outside
 from samplesoft.kernels.features.fourier_cuda import write_fourier
-from samplesoft.kernels.math.sincos import TERMS
+from samplesoft.kernels.sincos import TERMS
 
 
 class CudaFourier:

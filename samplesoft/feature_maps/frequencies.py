@@ -12,7 +12,7 @@ from samplesoft._device.select import twin
 from samplesoft._jit import chunks
 from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math.hadamard import structured_rows
+from samplesoft.kernels.hadamard import structured_rows
 
 _COLUMNS = 64  # of a dense matrix, multiplied at a time
 _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread

@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft._cuda import to_device
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math import hadamard_cuda, product_cuda
+from samplesoft.kernels import hadamard_cuda, product_cuda
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 

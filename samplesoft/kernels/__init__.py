@@ -9,8 +9,9 @@ the same classes.
 
 The rooms, in an order to read them in:
 
-1. `math`: what one number, one row or one matrix product needs.
-2. `arrays`: checks and sorting of arrays, mostly for a GPU.
+1. `rows`, `weights`, `exponential`: inner products of rows, draws among weights, and exp and log
+   several at a time; `sort_ids`: runs of equal ids.
+2. `arrays`: checks and sorting of arrays on a GPU.
 3. `samplers`: draws from one distribution, and from the full softmax.
 4. `tree`: draws from a kernel in logarithmic time.
 5. `losses`: logits, losses and gradients of sampled and full softmax.

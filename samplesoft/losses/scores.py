@@ -14,7 +14,6 @@ import numpy as np
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
 from samplesoft.kernels.losses.candidate_scores import (
     class_sums,
     context_sums,
@@ -24,6 +23,7 @@ from samplesoft.kernels.losses.candidate_scores import (
     scaled_rows,
     score_rows,
 )
+from samplesoft.kernels.sort_ids import add_runs, equal_runs
 from samplesoft.losses.base import Batch
 from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward

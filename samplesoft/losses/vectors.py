@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_real_array, as_type
-from samplesoft.kernels.math.unit_rows import divide_by_norms, unit_gradient
+from samplesoft.kernels.rows import divide_by_norms, unit_gradient
 from samplesoft.samplers.base import Rows
 
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread

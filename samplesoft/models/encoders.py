@@ -11,8 +11,8 @@ from samplesoft._jit import row_chunks, thread_each
 from samplesoft._memory import require_room
 from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_array, as_count, as_ids, require_well_formed
-from samplesoft.kernels.arrays.sort_ids import add_runs, equal_runs
-from samplesoft.kernels.math.weighted_rows import weighted_rows
+from samplesoft.kernels.rows import weighted_rows
+from samplesoft.kernels.sort_ids import add_runs, equal_runs
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.models.module import (
     ParameterGradients,

@@ -12,7 +12,7 @@ from samplesoft._device.arrays_cuda import cast, filled, first_not_finite, repea
 from samplesoft._device.draws_cuda import in_parts, uniforms
 from samplesoft._device.sort_ids_cuda import last_of_each
 from samplesoft._jit import chunks
-from samplesoft.kernels.math import product_cuda
+from samplesoft.kernels import product_cuda
 from samplesoft.kernels.samplers import softmax_draw_cuda
 from samplesoft.kernels.tree import leaf_cuda
 from samplesoft.kernels.tree.records import SOFTMAX, Exclusion, TreeRules

@@ -13,7 +13,7 @@ from samplesoft.feature_maps import (
     QuadraticFeatures,
     RandomFourierFeatures,
 )
-from samplesoft.kernels.math.sincos import TERMS, cos_sin_rows
+from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
 try:
     from sklearn.kernel_approximation import RBFSampler

@@ -16,8 +16,8 @@ from samplesoft.feature_maps import (
     make_feature_map,
 )
 from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment
-from samplesoft.kernels.math.hadamard import signed_hadamard
-from samplesoft.kernels.math.sincos import TERMS, cos_sin_rows
+from samplesoft.kernels.hadamard import signed_hadamard
+from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
 NAMES = sorted(FEATURE_MAPS)
 DIM = 6

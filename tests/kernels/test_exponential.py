@@ -2,7 +2,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from samplesoft.kernels.math.exponential import exp_to
+from samplesoft.kernels.exponential import exp_to
 
 DENSE = np.concatenate([-np.linspace(0.0, 745.0, 20_011), -np.logspace(-300, 2.8, 5_003)])
 

@@ -7,13 +7,13 @@ import pytest
 from mpmath import mp
 from scipy.special import logsumexp, softmax
 
+from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.losses.candidate_logits import are_drawable, correct, share_out_slopes
 from samplesoft.kernels.losses.logistic_terms import logistic_terms
 from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.losses.merged_draws import merge_exponentials, merge_softplus
 from samplesoft.kernels.losses.softmax_terms import softmax_terms
-from samplesoft.kernels.math.logarithm import log1p_to
-from samplesoft.kernels.math.weights import greatest, total
+from samplesoft.kernels.weights import greatest, total
 
 INF = np.inf
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from samplesoft.kernels.math.unit_rows import divide_by_norms
+from samplesoft.kernels.rows import divide_by_norms
 
 SCALES = [1.0, 1e-5, 1e30, 1e-140, 1e-155, 1e-308, 1e150, 1e160, 1e307]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft.kernels.math.weights import exp_weights, find
+from samplesoft.kernels.weights import exp_weights, find
 
 WEIGHTS = np.array([0.0, 1.0, 0.0, 2.0, 0.0])
 

@@ -6,7 +6,7 @@ from mpmath import mp, mpf
 from oracles import naive_losses_full as naive
 from scipy import sparse
 
-from samplesoft.kernels.math.exponential import exp32_to
+from samplesoft.kernels.exponential import exp32_to
 from samplesoft.losses import class_blocks
 from samplesoft.losses.full import FullSoftmaxLoss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samplesoft._jit import njit_sum
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math.exponential import exp64
+from samplesoft.kernels.exponential import exp64
 
 _LARGEST = 700.0
 

@@ -14,7 +14,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math.exponential import decay_ratio_series, exp64
+from samplesoft.kernels.exponential import decay_ratio_series, exp64
 
 FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
 GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)

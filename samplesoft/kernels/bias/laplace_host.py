@@ -20,7 +20,7 @@ from samplesoft.kernels.bias.laplace_blocks import (
     times,
 )
 from samplesoft.kernels.bias.laplace_integrals import atom_integrals
-from samplesoft.kernels.math.exponential import decay_ratio_series, exp64, third_order_series
+from samplesoft.kernels.exponential import decay_ratio_series, exp64, third_order_series
 
 __all__ = ["atom_integrals", "node_sums"]
 

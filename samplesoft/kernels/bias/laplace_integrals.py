@@ -19,7 +19,7 @@ from samplesoft.kernels.bias.laplace_blocks import (
     scaled,
     times,
 )
-from samplesoft.kernels.math.exponential import decay_ratio_series, exp64
+from samplesoft.kernels.exponential import decay_ratio_series, exp64
 
 _DEGREES = (2, 3, 1, 2, 3)  # in v, of what `_flat_powers` writes
 _ORDERS = len(_DEGREES)

@@ -14,12 +14,12 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math.exponential import (
+from samplesoft.kernels.exponential import (
     decay_ratio_series,
     exp64,
+    log_from_both,
     second_order_series,
 )
-from samplesoft.kernels.math.logarithm import log_from_both
 
 _FLAT = -38.0  # below this log y, exp(-y) is 1 - y to the last bit
 _GONE = 6.7  # above it exp(-y) is 0

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.dot import pair_products, products
-from samplesoft.kernels.math.weights import exp_weights, find
+from samplesoft.kernels.rows import pair_products, products
+from samplesoft.kernels.weights import exp_weights, find
 
 Real = NDArray[Any]  # float32 or float64
 _BELOW_ONE = 1.0 - 2.0**-53

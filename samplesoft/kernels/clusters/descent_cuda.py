@@ -22,11 +22,10 @@ from samplesoft._cuda import (
     warp_sum,
     warp_sync,
 )
+from samplesoft.kernels import weights as host_weights
 from samplesoft.kernels.arrays.search_cuda import first_above
 from samplesoft.kernels.clusters.descent import Cells
-from samplesoft.kernels.math import weights as host_weights
-from samplesoft.kernels.math.dot_cuda import warp_dot
-from samplesoft.kernels.math.weights_cuda import exp_weights
+from samplesoft.kernels.lanes_cuda import exp_weights, warp_dot
 
 find = for_device(host_weights.find)
 _BELOW_ONE = 1.0 - 2.0**-53

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.dot import dot
+from samplesoft.kernels.rows import dot
 
 Real = NDArray[Any]  # float32 or float64
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from samplesoft._cuda import WARP_SIZE, device_function, kernel, lane, warp_index, warp_sum
-from samplesoft.kernels.math.sincos import cos_sin
+from samplesoft.kernels.sincos import cos_sin
 
 
 @device_function

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import IntArray
-from samplesoft.kernels.math.dot import row_dot
+from samplesoft.kernels.rows import row_dot
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 
@@ -78,7 +78,7 @@ def class_sums(
 ) -> None:
     """Write the gradients `d_block` (k, d) of k classes from `first` on, each summed in float64.
 
-    `order` and `starts`, from `kernels.arrays.sort_ids.equal_runs`, are the places of each class
+    `order` and `starts`, from `kernels.sort_ids.equal_runs`, are the places of each class
     among the P labels, of which `d_own` (P,) are the derivatives, and the draws after them, with
     the flat `d_drawn` (B, m). `z` (B, d) are the contexts, ``z[owners[p]]`` that of label p.
     """

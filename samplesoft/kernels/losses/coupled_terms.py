@@ -10,7 +10,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.multilevel_terms import weigh_block
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.math.weights import total
+from samplesoft.kernels.weights import total
 
 
 @njit

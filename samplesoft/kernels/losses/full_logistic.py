@@ -6,9 +6,8 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.exponential import exp64_to, log1p_to
 from samplesoft.kernels.losses.candidate_scores import Floats
-from samplesoft.kernels.math.exponential import exp64_to
-from samplesoft.kernels.math.logarithm import log1p_to
 
 
 @njit

@@ -10,8 +10,8 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.losses.candidate_scores import Floats
-from samplesoft.kernels.math.exponential import exp_to
 
 _RUN = 32  # classes that are added up in the type of the scores before they go to float64
 

@@ -22,7 +22,7 @@ from samplesoft.kernels.losses.jackknife_terms import jackknife_terms
 from samplesoft.kernels.losses.label_draws import has_weight
 from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.math.weights import greatest, total
+from samplesoft.kernels.weights import greatest, total
 
 _TERMS = 14  # of the series: _SMALL to the power of so many is below rounding
 _SMALL = 1.0 / 16.0

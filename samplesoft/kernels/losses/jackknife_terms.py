@@ -6,10 +6,10 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.math.logarithm import log1p_to
-from samplesoft.kernels.math.weights import greatest, total
+from samplesoft.kernels.weights import greatest, total
 
 
 @njit

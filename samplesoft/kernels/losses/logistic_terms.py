@@ -6,9 +6,9 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.losses.logit_rows import weigh
-from samplesoft.kernels.math.logarithm import log1p_to
-from samplesoft.kernels.math.weights import total
+from samplesoft.kernels.weights import total
 
 _BUFFER = 1 << 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.math.exponential import exp_to
+from samplesoft.kernels.exponential import exp_to
 
 _LEAST = 5e-324  # what `exp_to` gives for all that is too small
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.losses.candidate_scores import Floats
 from samplesoft.kernels.losses.label_draws import has_weight
 from samplesoft.kernels.losses.logit_rows import weigh
-from samplesoft.kernels.math.logarithm import log1p_to
-from samplesoft.kernels.math.weights import greatest, total
+from samplesoft.kernels.weights import greatest, total
 
 
 @njit

@@ -15,7 +15,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logit_rows import weigh
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.math.weights import greatest, total
+from samplesoft.kernels.weights import greatest, total
 
 _NEAR = 0.5  # below it differences are taken of sums, above it of their logarithms
 

@@ -18,9 +18,9 @@ from samplesoft._cuda import (
     warp_max,
     warp_sum,
 )
+from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.kernels.losses.candidate_logits import gain_of_kept
 from samplesoft.kernels.losses.softmax_terms import log_ratio
-from samplesoft.kernels.math.dot_cuda import warp_dot
 
 
 @kernel

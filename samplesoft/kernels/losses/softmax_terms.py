@@ -9,7 +9,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.losses.logit_rows import weigh
-from samplesoft.kernels.math.weights import greatest, total
+from samplesoft.kernels.weights import greatest, total
 
 
 @njit

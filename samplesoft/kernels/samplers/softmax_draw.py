@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.weights import exp_weights, find
+from samplesoft.kernels.weights import exp_weights, find
 
 Real = NDArray[Any]  # float32 or float64
 

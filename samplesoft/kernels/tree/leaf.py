@@ -13,9 +13,8 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.dot import products as multiply
-from samplesoft.kernels.math.prefetch import CACHE, prefetch_row
-from samplesoft.kernels.math.weights import exp_weights, find
+from samplesoft.kernels.rows import CACHE, prefetch_row
+from samplesoft.kernels.rows import products as multiply
 from samplesoft.kernels.tree.records import (
     KERNEL,
     SOFTMAX,
@@ -26,6 +25,7 @@ from samplesoft.kernels.tree.records import (
     TreeRules,
 )
 from samplesoft.kernels.tree.walk import clip
+from samplesoft.kernels.weights import exp_weights, find
 
 _LARGEST = 1e300  # of a logit: what has overflowed is as likely as this, and no difference is NaN
 

@@ -21,9 +21,8 @@ from samplesoft._cuda import (
     warp_sum,
     warp_sync,
 )
-from samplesoft.kernels.math import weights as host_weights
-from samplesoft.kernels.math.dot_cuda import warp_dot
-from samplesoft.kernels.math.weights_cuda import exp_weights
+from samplesoft.kernels import weights as host_weights
+from samplesoft.kernels.lanes_cuda import exp_weights, warp_dot
 from samplesoft.kernels.tree import leaf as host
 from samplesoft.kernels.tree.leaf import (
     classes_in,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.prefetch import prefetch_row
+from samplesoft.kernels.rows import prefetch_row
 
 
 @njit

@@ -14,8 +14,7 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.math.dot import row_dot
-from samplesoft.kernels.math.prefetch import CACHE, prefetch_row
+from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
 from samplesoft.kernels.tree.records import Draws, Exclusion, Real, TreeRules
 
 MAX_DEPTH = 62

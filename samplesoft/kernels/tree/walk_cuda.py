@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from samplesoft._cuda import for_device, kernel, lane, thread_index, warp_index, warp_sync
-from samplesoft.kernels.math.dot_cuda import warp_dot, warp_row_dot
+from samplesoft.kernels.lanes_cuda import warp_dot, warp_row_dot
 from samplesoft.kernels.tree import walk as host
 from samplesoft.kernels.tree.records import Exclusion, TreeRules
 from samplesoft.kernels.tree.walk import excluding_share, half_shares, stretch, times_share, top

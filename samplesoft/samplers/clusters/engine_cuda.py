@@ -12,10 +12,10 @@ from samplesoft._device.arrays_cuda import filled, repeat_row, take_rows
 from samplesoft._device.draws_cuda import in_parts, uniforms
 from samplesoft._device.sort_ids_cuda import last_of_each, union
 from samplesoft._validation import IntArray
+from samplesoft.kernels import product_cuda
 from samplesoft.kernels.clusters import cells_cuda, descent_cuda
 from samplesoft.kernels.clusters.descent import Cells
 from samplesoft.kernels.clusters.descent_cuda import Exclusion, Room
-from samplesoft.kernels.math import product_cuda
 from samplesoft.kernels.samplers import softmax_draw_cuda
 from samplesoft.kernels.tree import leaf_cuda
 from samplesoft.kernels.tree.sums_cuda import largest_in_rows

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_sum
-from samplesoft.kernels.math.exponential import exp_to
+from samplesoft.kernels.exponential import exp_to
 
 Real = NDArray[Any]  # float32 or float64
 LEAST = 1e-300  # no uniform but 0 would draw what weighs less, and `exp_to` may never give 0

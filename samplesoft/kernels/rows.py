@@ -1,0 +1,227 @@
+"""What kernels do with rows of a matrix: inner products, norms, weighted sums, and a prefetch.
+
+Inner products take matrices and the numbers of their rows, for a row that is passed on is an array
+with a count of its references, which threads change in turn: dearer than a short product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit, njit_sum
+from samplesoft._validation import FloatArray
+
+Real = NDArray[Any]  # float32 or float64
+
+
+@njit_sum
+def dot(x: Real, y: Real) -> float:
+    """Return the inner product of two vectors, summed in the type of the first."""
+    total = x.dtype.type(0)
+    for i in range(len(y)):
+        total += x[i] * y[i]
+    return float(total)
+
+
+@njit_sum
+def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
+    """Return `dot` of row i of a matrix and row b of `queries`."""
+    total = matrix.dtype.type(0)
+    for f in range(matrix.shape[1]):
+        total += matrix[i, f] * queries[b, f]
+    return float(total)
+
+
+@njit_sum
+def products(matrix: Real, first: int, last: int, queries: Real, b: int, out: Real) -> None:
+    """Write the inner products of rows [first, last) with as much of query b as they are long.
+
+    They go to row 0 of `out`. Four rows at a time, for which the query is read once.
+    """
+    dim = matrix.shape[1]
+    zero = matrix.dtype.type(0)
+    whole = first + (last - first) // 4 * 4
+    for i in range(first, whole, 4):
+        s0 = s1 = s2 = s3 = zero
+        for f in range(dim):
+            x = queries[b, f]
+            s0 += matrix[i, f] * x
+            s1 += matrix[i + 1, f] * x
+            s2 += matrix[i + 2, f] * x
+            s3 += matrix[i + 3, f] * x
+        at = i - first
+        out[0, at], out[0, at + 1], out[0, at + 2], out[0, at + 3] = s0, s1, s2, s3
+    for i in range(whole, last):
+        s0 = zero
+        for f in range(dim):
+            s0 += matrix[i, f] * queries[b, f]
+        out[0, i - first] = s0
+
+
+@njit_sum
+def pair_products(
+    matrix: Real,
+    first: int,
+    last: int,
+    queries: Real,
+    b: int,
+    c: int,
+    out: Real,
+) -> None:
+    """Write what `products` does for query b, and in row 1 the same for query c.
+
+    Half as much is read for a product as by one query after the other.
+    """
+    dim = matrix.shape[1]
+    zero = matrix.dtype.type(0)
+    whole = first + (last - first) // 4 * 4
+    for i in range(first, whole, 4):
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
+        for f in range(dim):
+            x, y = queries[b, f], queries[c, f]
+            m0, m1, m2, m3 = matrix[i, f], matrix[i + 1, f], matrix[i + 2, f], matrix[i + 3, f]
+            s0 += m0 * x
+            s1 += m1 * x
+            s2 += m2 * x
+            s3 += m3 * x
+            t0 += m0 * y
+            t1 += m1 * y
+            t2 += m2 * y
+            t3 += m3 * y
+        at = i - first
+        out[0, at], out[0, at + 1], out[0, at + 2], out[0, at + 3] = s0, s1, s2, s3
+        out[1, at], out[1, at + 1], out[1, at + 2], out[1, at + 3] = t0, t1, t2, t3
+    for i in range(whole, last):
+        s0 = t0 = zero
+        for f in range(dim):
+            s0 += matrix[i, f] * queries[b, f]
+            t0 += matrix[i, f] * queries[c, f]
+        out[0, i - first], out[1, i - first] = s0, t0
+
+
+@njit_sum
+def _scaled_square(row: Real, scale: float) -> float:
+    total = 0.0
+    for i in range(len(row)):  # eight times as fast as a loop over the row itself
+        total += (row[i] * scale) * (row[i] * scale)
+    return total
+
+
+@njit
+def divide_by_norms(rows: Real, norms: FloatArray) -> None:
+    """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite.
+
+    Norms are computed in float64, and after scaling where their squares leave its range.
+    """
+    for r in range(len(rows)):
+        row = rows[r]
+        square = _scaled_square(row, 1.0)
+        norm = np.sqrt(square)
+        if not 1e-290 < square < 1e290:
+            greatest = 0.0
+            for x in row:
+                greatest = max(greatest, abs(x))
+            if greatest > 0.0 and np.isfinite(greatest):
+                exponent = -np.floor(np.log2(greatest))
+                scale = 2.0 ** (0.5 * exponent)  # in two steps, for 2**1074 is infinite
+                for i in range(len(row)):
+                    row[i] = row[i] * scale * scale
+                norm = np.sqrt(_scaled_square(row, 1.0)) / scale / scale
+                square = _scaled_square(row, 1.0)
+        norms[r] = norm
+        if norm > 0.0 and np.isfinite(norm):
+            factor = 1.0 / np.sqrt(square)
+            for i in range(len(row)):
+                row[i] = row[i] * factor
+
+
+@njit_sum
+def _inner(rows: Real, others: Real, r: int) -> float:
+    total = 0.0
+    for i in range(rows.shape[1]):
+        total += rows[r, i] * others[r, i]
+    return total
+
+
+@njit
+def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
+    """Turn `d_unit`, the derivative in ``x / |x|``, into that in x: ``(I - u u') d / |x|``."""
+    for r in range(len(unit)):
+        along = _inner(unit, d_unit, r)
+        for i in range(unit.shape[1]):
+            d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]
+
+
+_AHEAD = 4  # rows, so that a row is there when its turn comes
+
+
+@njit
+def weighted_rows(
+    starts: NDArray[Any],
+    rows: NDArray[Any],
+    values: NDArray[Any],
+    matrix: NDArray[Any],
+    out: NDArray[Any],
+) -> None:
+    """Write ``out[g]``, the sum of ``values[k] * matrix[rows[k]]`` over one group of k.
+
+    Group g holds the k from ``starts[g]`` up to ``starts[g + 1]``; `rows` and `values` are (K,),
+    the matrix (N, d) and `out` (groups, d).
+    """
+    for g in range(len(out)):
+        total = out[g]
+        total[:] = 0.0
+        for k in range(starts[g], starts[g + 1]):
+            if k + _AHEAD < starts[g + 1]:
+                prefetch_row(matrix, rows[k + _AHEAD])
+            row, factor = matrix[rows[k]], values[k]
+            for i in range(len(total)):
+                total[i] += factor * row[i]
+
+
+_cgutils: Any = cgutils
+_LINE = 64  # bytes
+CACHE = 1 << 23  # bytes of an array up to which there is nothing to gain
+
+
+def _hint(typing: Any, array: Any, row: Any, column: Any) -> Any:
+    """Type and generate a call of LLVM's prefetch for ``array[row, column]``."""
+    signature = types.void(array, row, column)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        indices = [
+            context.cast(builder, value, type_, types.intp)
+            for value, type_ in zip(arguments[1:], signature.args[1:], strict=True)
+        ]
+        made = context.make_array(kind)(context, builder, arguments[0])
+        place = _cgutils.get_item_pointer(context, builder, kind, made, indices)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = _cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, word, word, word]),
+            "llvm.prefetch.p0i8",
+        )
+        to_read, into_level_2, data = (ir.Constant(word, value) for value in (0, 2, 1))
+        builder.call(function, [builder.bitcast(place, byte), to_read, into_level_2, data])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+_compiles = not getattr(numba.config, "DISABLE_JIT", False)
+_prefetch: Any = intrinsic(_hint) if _compiles else lambda *_: None
+
+
+@njit
+def prefetch_row(array: NDArray[Any], row: int) -> None:
+    """Ask for a row of a matrix, one cache line after another."""
+    for column in range(0, array.shape[1], _LINE // array.itemsize):
+        _prefetch(array, row, column)
