@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.select import twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import (
@@ -95,16 +94,29 @@ class RandomFourierFeatures(FeatureMap):
         self.frequencies = as_choice("frequencies", frequencies, DRAWS)
         generator = np.random.default_rng(int(as_key(rng)))
         require_frequencies(self.num_features, self.dim)
+        # angles are kept in turns, w x / (2 pi): taking off whole turns then loses no digits
         turns = self.nu**0.5 / (2.0 * np.pi)
+        # squared norms at which angles of typical size are rounded by more than _ROUNDING; at most
+        # 1e300, for a square must be finite
         self.limits = {
             np.dtype(t): min(_ROUNDING / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
         self.turns = DRAWS[frequencies](self.dim, self.num_features, turns, generator, self.device)
-        self._writer = twin(self.device, "samplesoft.feature_maps.fourier:Fourier")
 
     def _write(self, X: Any, out: Any) -> None:
-        self._writer.write(self, X, out)
+        if self.device != "cpu":  # there each product becomes a feature before it is written
+            self.turns.write_fourier(self, X, out)
+            return
+        self.require_resolved(X)
+        scale, terms = self.num_features**-0.5, TERMS[out.dtype]
+
+        def write(part: slice) -> None:
+            # the left half of a row holds the turns; it becomes cosines, the right half sines
+            self.turns.project(X[part], out[part, : self.num_features])
+            cos_sin_rows(out[part], scale, *terms)
+
+        over_rows(write, out)
 
     def require_resolved(self, X: NDArray[Any]) -> None:
         """Raise for a row of `X` (N, d), on the processor, that is too long."""
@@ -122,8 +134,10 @@ class RandomFourierFeatures(FeatureMap):
         if self.frequencies == "structured":
             return None
         num, exponent = self.num_features, self._exponent(X, Y)
+        # Var cos(w (x - y)) = (1 - k^2)^2 / 2 for a Gaussian w, by cos^2 = (1 + cos 2 w) / 2
         variance = np.expm1(-2.0 * exponent) ** 2 / (2 * num)
         if self.frequencies == "orthogonal":
+            # pairs in one block depend on each other: their covariance, mostly negative
             together = orthogonal_moment(self.dim, -exponent) - np.exp(-2.0 * exponent)
             variance += orthogonal_pairs(self.dim, num) / num**2 * together
         return np.maximum(variance, 0.0)
@@ -144,20 +158,3 @@ class RandomFourierFeatures(FeatureMap):
 
         # from differences: |x|^2 + |y|^2 - 2 x . y would cancel for neighbours
         return 0.5 * self.nu * cdist(X, Y, "sqeuclidean")
-
-
-class HostFourier:
-    """Writes random Fourier features on the processor."""
-
-    @staticmethod
-    def write(phi: RandomFourierFeatures, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write the features of `X` (N, d) into `out` (N, F)."""
-        phi.require_resolved(X)
-        num = phi.num_features
-        scale, terms = num**-0.5, TERMS[out.dtype]
-
-        def write(part: slice) -> None:
-            phi.turns.project(X[part], out[part, :num])
-            cos_sin_rows(out[part], scale, *terms)
-
-        over_rows(write, out)

@@ -1,41 +1,103 @@
-"""Frequencies on a CUDA device, where each product becomes a feature before it is written."""
+"""Random Fourier and positive features on a CUDA device.
+
+Each product with a frequency becomes a feature before it is written: it is never stored.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import to_device
+from samplesoft._cuda import (
+    WARP_SIZE,
+    device_function,
+    empty,
+    first_found,
+    kernel,
+    lane,
+    launch_warps,
+    to_device,
+    warp_index,
+    warp_sum,
+)
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.arrays.checks_cuda import find_greatest_outside, find_norm_outside
 from samplesoft.kernels import hadamard_cuda, product_cuda
+from samplesoft.kernels.sincos import TERMS, cos_sin
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
+_Finish = Callable[..., None]  # write_fourier or write_positive, called for each product
 
 
 class CudaDense:
-    """The twin of `HostDense`."""
+    """The twin of `HostDense`, which also writes the features of the maps that hold it."""
 
     def __init__(self, matrix: FloatArray) -> None:
         self._columns = {t: to_device(matrix.T.astype(t)[None]) for t in _TYPES}
 
-    def project(
-        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
-    ) -> None:
+    def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
         """Call ``finish(out, i, j, scale * w_j . x_i, parameters)`` for all rows, in tiles."""
         product_cuda.multiply(finish, X, self._columns[X.dtype], out, parameters)
 
+    def write_fourier(self, phi: Any, X: Any, out: Any) -> None:
+        """Write the features of `X` (N, d) by a `RandomFourierFeatures` into `out` (N, F)."""
+        longest = phi.limits[X.dtype] ** 0.5
+        row = first_found(launch_warps, find_norm_outside, X.shape[0], X, 0.0, longest)
+        if row is not None:  # only what is refused is copied back, for its message
+            phi.require_resolved(X[row : row + 1].copy_to_host())
+        scale = X.dtype.type(phi.num_features**-0.5)
+        self._project(write_fourier, X, out, (scale, *TERMS[X.dtype]))
 
-class CudaStructured:
+    def write_positive(self, phi: Any, X: Any, out: Any) -> None:
+        """Write the features of `X` (N, d) by a `PositiveRandomFeatures` into `out` (N, F)."""
+        number, num = X.dtype.type, X.shape[0]
+        shifts = empty(num, X.dtype)
+        half, constant = number(0.5 * phi.tau), number(0.5 * np.log(phi.num_features))
+        launch_warps(positive_shifts, num, X, half, constant, shifts)
+        self._project(write_positive, X, out, (shifts,))
+        row = first_found(launch_warps, find_greatest_outside, num, out, 0.0, np.inf)
+        if row is not None:
+            phi.require_in_range(out[row : row + 1].copy_to_host())
+
+
+class CudaStructured(CudaDense):
     """The twin of `HostStructured`."""
 
     def __init__(self, signs: FloatArray, num: int) -> None:
         self._num = num
         self._signs = {t: to_device(signs.astype(t)) for t in _TYPES}
 
-    def project(
-        self, finish: Callable[..., None], X: Any, out: Any, parameters: tuple[Any, ...]
-    ) -> None:
-        """Call ``finish(out, i, j, scale * w_j . x_i, parameters)``, in shared memory."""
+    def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
         hadamard_cuda.project(finish, X, self._signs[X.dtype], self._num, out, parameters)
+
+
+@device_function
+def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None:
+    """Write a cosine and, in the right half of the row, a sine."""
+    scale, half, nearest, cosine, sine = parameters
+    c, s = cos_sin(turns, scale, half, nearest, cosine, sine)
+    out[i, j] = c
+    out[i, out.shape[1] // 2 + j] = s
+
+
+@device_function
+def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -> None:
+    """Write an exponential, shifted by a number of its row."""
+    out[i, j] = math.exp(projection - parameters[0][i])
+
+
+@kernel
+def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
+    """Write ``factor * |x|**2 + constant`` for each row x of (N, d), a warp for each."""
+    i = warp_index()
+    if i >= rows.shape[0]:
+        return
+    square = rows.dtype.type(0)  # in the type of the rows: no float64 where they are float32
+    for k in range(lane(), rows.shape[1], WARP_SIZE):
+        square += rows[i, k] * rows[i, k]
+    square = warp_sum(square)
+    if lane() == 0:
+        shifts[i] = factor * square + constant

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._device.select import twin
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
@@ -93,10 +92,23 @@ class PositiveRandomFeatures(FeatureMap):
         self.projections = DRAWS[frequencies](
             self.dim, num_features, self.tau**0.5, generator, self.device
         )
-        self._writer = twin(self.device, "samplesoft.feature_maps.positive:Positive")
 
     def _write(self, X: Any, out: Any) -> None:
-        self._writer.write(self, X, out)
+        if self.device != "cpu":
+            self.projections.write_positive(self, X, out)
+            return
+
+        def write(part: slice) -> None:
+            rows, features = X[part], out[part]
+            with np.errstate(all="ignore"):
+                self.projections.project(rows, features)
+                # one exponential of the difference: exp(a) exp(-b) would overflow before it need
+                shifts = 0.5 * (self.tau * squared_norms(rows) + np.log(self.num_features))
+                features -= shifts[:, None]
+                np.exp(features, out=features)
+            self.require_in_range(features)
+
+        over_rows(write, out)
 
     def require_in_range(self, features: NDArray[Any]) -> None:
         """Raise for rows of features, on the processor, that overflow or are all 0."""
@@ -118,7 +130,7 @@ class PositiveRandomFeatures(FeatureMap):
         exponent = np.maximum(exponent, 0.0)  # tau |x + y|^2 / 2, which may round below
         variance: FloatArray = np.exp(2.0 * (dots + exponent)) * -np.expm1(-2.0 * exponent) / num
         if self.frequencies == "orthogonal":
-            # beyond both limits the part above is all
+            # beyond both limits the part above is all, and the hypergeometric series overflows
             exponent = np.minimum(exponent, 300.0)
             square = np.exp(np.minimum(2.0 * dots, LARGEST_EXPONENT))
             together = orthogonal_moment(self.dim, exponent) * np.exp(-2.0 * exponent) - 1.0
@@ -135,22 +147,3 @@ class PositiveRandomFeatures(FeatureMap):
         exponent = dots + dots.T + np.maximum(s, 0.0)
         out: FloatArray = np.exp(exponent) * -np.expm1(-np.abs(s)) / self.num_features
         return np.copysign(out, s)
-
-
-class HostPositive:
-    """Writes positive features on the processor."""
-
-    @staticmethod
-    def write(phi: PositiveRandomFeatures, X: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write the features of `X` (N, d) into `out` (N, F)."""
-
-        def write(part: slice) -> None:
-            rows, features = X[part], out[part]
-            with np.errstate(all="ignore"):
-                phi.projections.project(rows, features)
-                shifts = 0.5 * (phi.tau * squared_norms(rows) + np.log(phi.num_features))
-                features -= shifts[:, None]
-                np.exp(features, out=features)
-            phi.require_in_range(features)
-
-        over_rows(write, out)

@@ -17,6 +17,5 @@ The rooms, in an order to read them in:
 5. `losses`: logits, losses and gradients of sampled and full softmax.
 6. `metrics`: the best classes of each context.
 7. `bias`: the sums of the exact bias, and the trials that check it.
-8. `features`: features of the kernels that are sampled.
 9. `models`: gates of an LSTM, and the steps of optimizers.
 """
