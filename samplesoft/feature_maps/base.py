@@ -126,9 +126,9 @@ class FeatureMap(ABC):
             If either is malformed or not of d columns, or inner products are beyond float64.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self._variance(*self._pair(X, Y))
+            variance = self._variance(*self._pair(X, Y))
         # of finite rows, the difference of two numbers that are too large is not a number
-        return None if found is None else np.nan_to_num(found, nan=np.inf, posinf=np.inf)
+        return None if variance is None else np.nan_to_num(variance, nan=np.inf, posinf=np.inf)
 
     def covariance(self, x: ArrayLike, Y: ArrayLike) -> FloatArray | None:
         """Return the covariance of ``phi(x) . phi(y)`` between rows y, over the draw of the map.
@@ -213,14 +213,14 @@ def shrink(dtype: np.dtype[Any]) -> str:
 def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
     """Return ``x . y`` (N, M); ValueError where one is beyond float64, or a term of its sum."""
     with np.errstate(over="ignore", invalid="ignore"):
-        found: FloatArray = X @ Y.T
+        dots: FloatArray = X @ Y.T
     # which of inf, -inf and nan comes of terms that are too large is the processor's choice
-    if not np.isfinite(found).all():
+    if not np.isfinite(dots).all():
         raise ValueError(
             "`X` and `Y` must have inner products within the range of float64, got some beyond it; "
             "scale the rows down."
         )
-    return found
+    return dots
 
 
 def squared_norms(X: NDArray[Any]) -> NDArray[Any]:

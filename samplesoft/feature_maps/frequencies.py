@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.select import twin
-from samplesoft._jit import chunks
+from samplesoft._jit import chunks, njit
 from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.hadamard import structured_rows
 
 _COLUMNS = 64  # of a dense matrix, multiplied at a time
 _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
@@ -53,6 +52,7 @@ class HostDense:
         for tiles in self._parts[X.dtype]:
             num, _, width = tiles.shape
             columns = slice(start, start + num * width)
+            # views alone: one call of matmul then does all whole blocks, and one the rest
             for part, size in ((slice(0, whole), rows), (slice(whole, len(X)), len(X) - whole)):
                 if size and num * width:
                     target = out[part, columns].reshape(-1, size, num, width)
@@ -98,7 +98,7 @@ def draw_orthogonal(
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
         # without these signs LAPACK's bases are not uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
-    norms = np.sqrt(rng.chisquare(dim, num))
+    norms = np.sqrt(rng.chisquare(dim, num))  # as long as Gaussian rows, so that each is one
     return twin(device, DENSE)(scale * norms[:, None] * directions)
 
 
@@ -106,7 +106,7 @@ def draw_structured(
     dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
 ) -> Any:
     """Draw blocks of p rows that are orthogonal where p = d, and nearly Gaussian for large p."""
-    size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())
+    size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
     signs = random_signs((-(-num // size), 3, size), rng)
     signs[:, 0] *= scale / size  # sqrt(p), and p**-0.5 for each of the three H
     return twin(device, STRUCTURED)(signs, num)
@@ -136,3 +136,92 @@ def orthogonal_moment(dim: int, t: FloatArray) -> FloatArray:
     from scipy.special import hyp1f1  # here, to keep the import fast
 
     return np.asarray(hyp1f1(dim, dim / 2.0, t), np.float64)
+
+
+# Every pass has Pease's constant geometry: it reads contiguous parts of one buffer and
+# interleaves their sums and differences in another, so that LLVM vectorises all of them alike.
+# In place, the first passes would pair neighbours and stay scalar.
+
+
+@njit
+def _signed_pass(x: NDArray[Any], signs: NDArray[Any], y: NDArray[Any]) -> None:
+    """Do two levels of butterflies on ``signs * x`` (p,), into `y` (p,)."""
+    n = len(x) // 4
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+    e, f, g, h = signs[:n], signs[n : 2 * n], signs[2 * n : 3 * n], signs[3 * n :]
+    for i in range(n):
+        first, third = a[i] * e[i], c[i] * g[i]
+        second, fourth = b[i] * f[i], d[i] * h[i]
+        p, q = first + third, second + fourth
+        r, s = first - third, second - fourth
+        y[4 * i] = p + q
+        y[4 * i + 1] = p - q
+        y[4 * i + 2] = r + s
+        y[4 * i + 3] = r - s
+
+
+@njit
+def _pass_of_two(x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Do two levels of butterflies on `x` (p,), into `y` (p,)."""
+    n = len(x) // 4
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+    for i in range(n):
+        p, q = a[i] + c[i], b[i] + d[i]
+        r, s = a[i] - c[i], b[i] - d[i]
+        y[4 * i] = p + q
+        y[4 * i + 1] = p - q
+        y[4 * i + 2] = r + s
+        y[4 * i + 3] = r - s
+
+
+@njit
+def _pass_of_one(x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Do one level of butterflies on `x` (p,), into `y` (p,)."""
+    n = len(x) // 2
+    a, b = x[:n], x[n:]
+    for i in range(n):
+        y[2 * i] = a[i] + b[i]
+        y[2 * i + 1] = a[i] - b[i]
+
+
+@njit
+def signed_hadamard(
+    x: NDArray[Any], signs: NDArray[Any], y: NDArray[Any], spare: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return H (signs * x), not normalized, and the buffer left over; p = len(x) is 4 or more.
+
+    `y` and `spare` are buffers of the length of `x`, of which the result is one; `x` may be
+    `spare`, and is then overwritten.
+    """
+    _signed_pass(x, signs, y)
+    left = len(x) // 4
+    while left >= 4:  # log2 p levels in all, of which the first pass has done two
+        _pass_of_two(y, spare)
+        y, spare = spare, y
+        left //= 4
+    if left == 2:
+        _pass_of_one(y, spare)
+        y, spare = spare, y
+    return y, spare
+
+
+@njit
+def structured_rows(X: NDArray[Any], signs: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write H S_3 H S_2 H S_1 x for each row x of `X` (N, d) and each block into `out` (N, D).
+
+    `signs` (blocks, 3, p) holds the diagonals in the order in which they are applied; rows are
+    padded with zeros to p numbers, and the last block is cut to fill `out`.
+    """
+    blocks, factors, size = signs.shape
+    row = np.zeros(size, X.dtype)  # whose end stays 0, the padding
+    first = np.empty(size, X.dtype)
+    second = np.empty(size, X.dtype)
+    for i in range(X.shape[0]):
+        row[: X.shape[1]] = X[i]
+        for b in range(blocks):
+            y, spare = signed_hadamard(row, signs[b, 0], first, second)
+            for k in range(1, factors):
+                y, spare = signed_hadamard(y, signs[b, k], spare, y)
+            part = out[i, b * size : (b + 1) * size]
+            for j in range(len(part)):
+                part[j] = y[j]

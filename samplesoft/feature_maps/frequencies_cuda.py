@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from samplesoft._cuda import (
     WARP_SIZE,
+    cuda,
     device_function,
     empty,
     first_found,
@@ -22,14 +24,16 @@ from samplesoft._cuda import (
     to_device,
     warp_index,
     warp_sum,
+    warp_sync,
 )
 from samplesoft._validation import FloatArray
+from samplesoft.kernels import product_cuda
 from samplesoft.kernels.arrays.checks_cuda import find_greatest_outside, find_norm_outside
-from samplesoft.kernels import hadamard_cuda, product_cuda
 from samplesoft.kernels.sincos import TERMS, cos_sin
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 _Finish = Callable[..., None]  # write_fourier or write_positive, called for each product
+_SHARED_BYTES = 48 << 10  # what every device gives to a block
 
 
 class CudaDense:
@@ -71,7 +75,7 @@ class CudaStructured(CudaDense):
         self._signs = {t: to_device(signs.astype(t)) for t in _TYPES}
 
     def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
-        hadamard_cuda.project(finish, X, self._signs[X.dtype], self._num, out, parameters)
+        _structured(finish, X, self._signs[X.dtype], self._num, out, parameters)
 
 
 @device_function
@@ -101,3 +105,51 @@ def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
     square = warp_sum(square)
     if lane() == 0:
         shifts[i] = factor * square + constant
+
+
+def _structured(finish: _Finish, x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
+    """Call ``finish(out, i, j, product, parameters)`` for each row and each of `num` frequencies.
+
+    `finish` is a device function that writes to `out`. The rows `x` (N, d) are as if padded with
+    zeros to p numbers; `signs` (blocks, 3, p) holds diagonals in the order in which they are
+    applied, of the type of `x`. Raises `ValueError` where a row does not fit the shared memory of a
+    block.
+    """
+    blocks, _, size = signs.shape
+    memory = size * x.dtype.itemsize
+    if memory > _SHARED_BYTES:
+        most = 1 << (_SHARED_BYTES // x.dtype.itemsize).bit_length() - 1
+        raise ValueError(
+            f"`frequencies` must not be 'structured' on the device for rows of more than {most} "
+            f"numbers in {x.dtype}, got {x.shape[1]}; take 'iid' or 'orthogonal'."
+        )
+    launch = _structured_kernel(finish)[x.shape[0] * blocks, WARP_SIZE, 0, memory]
+    launch(x, signs, num, out, parameters)
+
+
+@cache
+def _structured_kernel(finish: _Finish) -> Any:
+    def structured(x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
+        row, block = cuda.blockIdx.x // signs.shape[0], cuda.blockIdx.x % signs.shape[0]
+        values = cuda.shared.array(0, x.dtype)
+        size = signs.shape[2]
+        for k in range(lane(), size, WARP_SIZE):
+            values[k] = x[row, k] if k < x.shape[1] else x.dtype.type(0)
+        for factor in range(signs.shape[1]):
+            for k in range(lane(), size, WARP_SIZE):
+                values[k] *= signs[block, factor, k]
+            half = size // 2
+            while half > 0:
+                warp_sync()
+                # in place, pairs half apart: each lane writes what no other lane reads
+                for pair in range(lane(), size // 2, WARP_SIZE):
+                    low = 2 * pair - (pair & (half - 1))
+                    a, b = values[low], values[low + half]
+                    values[low], values[low + half] = a + b, a - b
+                half //= 2
+            warp_sync()
+        for k in range(lane(), min(size, num - block * size), WARP_SIZE):
+            finish(out, row, block * size + k, values[k], parameters)
+
+    structured.__name__ = f"project_{finish.__name__}"
+    return kernel(structured)

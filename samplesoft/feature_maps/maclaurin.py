@@ -69,13 +69,14 @@ class RandomMaclaurinFeatures(FeatureMap):
         require_frequencies(self.num_features, self.dim)
         generator = np.random.default_rng(int(as_key(rng)))
         # the highest degrees come first, so that each further factor goes to fewer features
+        # (as geometric counts tries up to a success, its least is 1, where that of N is 0)
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]
         log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, degrees[0] + 1)))])
         log_squares = degrees * (np.log(2.0) + np.log(self.tau)) - log_factorials[degrees]
         with np.errstate(over="ignore"):  # features that are too large are refused
             self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
         self._factors = []
-        for degree in range(1, degrees[0] + 1):
+        for degree in range(1, degrees[0] + 1):  # the signs of all features of this degree or more
             size = (int((degrees >= degree).sum()), self.dim)
             self._factors.append((size[0], HostDense(random_signs(size, generator))))
 

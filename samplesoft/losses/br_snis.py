@@ -9,7 +9,7 @@ from samplesoft.kernels.losses.br_snis_terms import br_snis_terms
 from samplesoft.losses.chains import chain_draw, uniforms_of
 from samplesoft.losses.pairs import Pairs, Results, each_pair
 from samplesoft.losses.sampled import Request, SampledLoss, Seed
-from samplesoft.samplers.draw import Draw
+from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
 

@@ -11,7 +11,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.losses.draws import require_replacement
 from samplesoft.losses.pairs import Pairs
 from samplesoft.losses.sampled import Request, Seed
-from samplesoft.samplers.draw import Draw
+from samplesoft.samplers.base import Draw
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from samplesoft.losses.base import Batch
 from samplesoft.losses.chains import ChainDraw, chain_draw, uniforms_of
 from samplesoft.losses.pairs import Pairs, Results, each_pair
 from samplesoft.losses.sampled import Request, SampledLoss, Seed
-from samplesoft.samplers.draw import Draw
+from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
 

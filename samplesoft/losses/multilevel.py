@@ -16,7 +16,7 @@ from samplesoft.losses.draws import require_replacement
 from samplesoft.losses.pairs import Pairs, Results, each_pair
 from samplesoft.losses.sampled import Request, SampledLoss, Seed
 from samplesoft.losses.targets import Targets
-from samplesoft.samplers.draw import Draw
+from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
 

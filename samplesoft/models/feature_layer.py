@@ -16,8 +16,7 @@ from samplesoft.losses.base import Batch, Cache, Loss
 from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.targets import Targets, check_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.samplers.base import Draw, Rows
-from samplesoft.samplers.protocol import SamplerProtocol
+from samplesoft.samplers.base import Draw, Rows, SamplerProtocol
 
 
 class FeatureLayer(SoftmaxLayer):

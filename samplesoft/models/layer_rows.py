@@ -8,7 +8,7 @@ import numpy as np
 
 from samplesoft._validation import IntArray, as_float_rows, as_ids
 from samplesoft.losses.vectors import check_biases, unit_rows
-from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.base import Rows
 
 
 class HostLayer:

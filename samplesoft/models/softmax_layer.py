@@ -16,8 +16,7 @@ from samplesoft.losses.gradients import SparseRows
 from samplesoft.losses.sampled import Request, SampledLoss, Seed
 from samplesoft.losses.targets import Targets
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.samplers.draw import Draw, Rows
-from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
+from samplesoft.samplers.base import Draw, Rows, SamplerProtocol, as_sampler
 
 
 def as_shared(value: bool | None, default: bool) -> bool:

@@ -34,11 +34,10 @@ bias against time, ``figures/throughput.png`` the time of a step.
 ``replace=False``, with exact probabilities of inclusion.
 """
 
-from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.base import Draw, Sampler, SamplerProtocol
 from samplesoft.samplers.certain import CertainSampler
 from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.dense import DenseSampler
-from samplesoft.samplers.draw import Draw
 from samplesoft.samplers.fourier import RFSoftmaxSampler
 from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
 from samplesoft.samplers.inputs import SamplerInputs
@@ -46,7 +45,6 @@ from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, Quadratic
 from samplesoft.samplers.learned import LearnedUnigramSampler
 from samplesoft.samplers.mixture import MixtureSampler
 from samplesoft.samplers.proposals import dense_proposals
-from samplesoft.samplers.protocol import SamplerProtocol
 from samplesoft.samplers.registry import (
     SAMPLERS,
     SamplerSpec,

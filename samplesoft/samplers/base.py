@@ -1,18 +1,26 @@
-"""The base of all samplers of the library: public methods that check, hooks that compute."""
+"""What a sampler is and what it returns: `Draw`, `SamplerProtocol`, and the base class `Sampler`.
+
+The public methods of `Sampler` check; hooks compute. One set of draws for a whole batch is drawn
+from the mean of the distributions of its contexts, of which a large batch is pooled first: groups
+of similar contexts are each stood for by one, so that a set costs the distributions of a few
+contexts and not of all. What is drawn from, and its probabilities, are those of the pooled batch,
+which is a function of the contexts alone.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.arrays import ARRAYS, HostArrays
-from samplesoft._device.select import as_device, require_copyable, twin
+from samplesoft._device.select import as_device, device_of, require_copyable, to_host, twin
 from samplesoft._memory import require_room
-from samplesoft._random import as_key
+from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -21,10 +29,145 @@ from samplesoft._validation import (
     as_flag,
     as_named_arrays,
 )
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
-from samplesoft.samplers.shared import pool, sample_mean
+from samplesoft.samplers.k_means import k_means
 
-__all__ = ["Draw", "Rows", "Sampler"]
+Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
+NO_CLASS = -1  # in arrays of classes inside the library: here there is none
+_LEAST = 32  # contexts of a shared set that are not pooled
+_GROUP = 20  # contexts of a large batch that one stands for, in the mean
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Sampled classes and the probability of each draw.
+
+    Parameters
+    ----------
+    ids : ndarray of int64, shape (B, m)
+        Sampled classes; shape (1, m) for one set shared by the batch.
+    log_q : ndarray of float64, shape (B, m)
+        Natural logarithm of the probability that one draw gives this class, in the distribution
+        that was drawn from: that without the excluded class where one was excluded.
+    log_inclusion : ndarray of float64, shape (B, m), or None
+        Where draws are without replacement, the natural logarithm of the probability that the
+        set of m contains this class; where some classes are certain, that of how often it contains
+        this class in the mean; else None.
+    """
+
+    ids: IntArray
+    log_q: FloatArray
+    log_inclusion: FloatArray | None = None
+
+    @property
+    def log_expected_count(self) -> FloatArray:
+        """Natural logarithm of how often a draw of m contains each class in the mean.
+
+        That is ``log(m q)`` with replacement, and else `log_inclusion`.
+        """
+        if self.log_inclusion is not None:
+            return self.log_inclusion
+        log_counts: FloatArray = twin(device_of(self.log_q), ARRAYS).plus(
+            self.log_q, np.log(self.ids.shape[1])
+        )
+        return log_counts
+
+    def to_host(self) -> Draw:
+        """Return the same in NumPy arrays, copied if they lie on a GPU."""
+        inclusion = None if self.log_inclusion is None else to_host(self.log_inclusion)
+        return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
+
+
+@runtime_checkable
+class SamplerProtocol(Protocol):
+    """A distribution over classes for each context vector: what a `SoftmaxLayer` calls.
+
+    `Sampler` and its subclasses have all of this, with the arguments checked. To write a sampler
+    of your own, derive from `DenseSampler`, which leaves one method to write; a class that
+    implements this protocol without a base class of the library works too.
+
+    Attributes
+    ----------
+    num_classes : int
+        Number of classes n.
+    dim : int or None
+        Length d of context and class vectors; None if draws do not depend on them.
+    tau : float or None
+        Inverse temperature of the logits that draws follow, which must be that of the loss; None
+        where they follow none.
+    device : {"cpu", "cuda"}
+        Where its arrays lie.
+    """
+
+    num_classes: int
+    dim: int | None
+    tau: float | None
+    device: str
+
+    def sample(
+        self,
+        h: ArrayLike | None,
+        num_sampled: int,
+        *,
+        exclude: Any = None,
+        shared: bool = False,
+        rng: int | np.random.Generator | None = None,
+    ) -> Draw:
+        """Draw classes for each context (B, d), with ``log_q`` the logarithm of `probs`."""
+
+    def probs(
+        self, h: ArrayLike | None, *, exclude: Any = None, shared: bool = False
+    ) -> FloatArray:
+        """Return the probabilities (B, n) of all classes; 0 for the excluded class (B,).
+
+        With ``shared=True``, here and below, those (1, n) of the set that serves all contexts.
+        """
+
+    def log_prob(
+        self, h: ArrayLike | None, ids: Any, *, exclude: Any = None, shared: bool = False
+    ) -> FloatArray:
+        """Return the logarithms (B, k) of the probabilities of classes (B, k)."""
+
+    def log_expected_count(
+        self,
+        h: ArrayLike | None,
+        ids: Any,
+        num_sampled: int,
+        *,
+        exclude: Any = None,
+        shared: bool = False,
+    ) -> FloatArray:
+        """Return the logarithms (B, k) of how often a draw contains classes in the mean."""
+
+    def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
+        """Take new class vectors (k, d) of classes (k,); nothing to do where `dim` is None."""
+
+    def refresh(self, rng: int | np.random.Generator | None = None) -> None:
+        """Draw anew what serves all draws of a batch, such as candidates; most have none."""
+
+    def observe(self, labels: Any) -> None:
+        """Learn from the labels (k,) of a batch; most do not."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what has been learned and does not follow from class vectors; often nothing."""
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`."""
+
+
+def as_sampler(name: str, value: Any) -> SamplerProtocol:
+    """Return the argument `name` if it is a sampler; TypeError names what it lacks to be one."""
+    members = [*SamplerProtocol.__annotations__]
+    members += [key for key in vars(SamplerProtocol) if not key.startswith("_")]
+    missing = [member for member in members if not hasattr(value, member)]
+    if missing:
+        what = type(value).__name__
+        if len(missing) < len(members):
+            what += f" without {', '.join(missing)}"
+        raise TypeError(
+            f"`{name}` must be a Sampler, got {what}; samplesoft.samplers has some, and "
+            "samplesoft.samplers.DenseSampler is a base for your own."
+        )
+    return value  # type: ignore[no-any-return]
 
 
 class Sampler(ABC):
@@ -37,9 +180,9 @@ class Sampler(ABC):
     `_sample`, `_log_prob` and `_probs`, and `_prepare` where draws depend on class vectors. In a
     hook, ``exclude`` (B,) holds the excluded class of each context, or `NO_CLASS` where there is
     none; ``key`` is the key of a random stream, so that draws depend on the seed and not on
-    threads. With ``device="cuda"`` the arrays are on the device: kernels for them are in
-    ``kernels/samplers/x_cuda.py``, and what launches them in ``samplers/x_cuda.py``, as
-    `samplers.static_cuda` shows.
+    threads. With ``device="cuda"`` the arrays are on the device, and a file ``x_cuda.py`` beside
+    ``x.py`` draws there, where there is one; a `SoftmaxLayer` on a GPU takes other samplers too,
+    and copies their draws to it.
 
     Parameters
     ----------
@@ -308,8 +451,9 @@ class Sampler(ABC):
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
             return function(contexts, classes, excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
-        every = self._arrays.repeat_row(classes, contexts.shape[0])
-        return self._arrays.log_mean(function(contexts, every, excluded), shares)
+        # the mean of probabilities, not of their logarithms: each context is asked of each class
+        repeated = self._arrays.repeat_row(classes, contexts.shape[0])
+        return self._arrays.log_mean(function(contexts, repeated, excluded), shares)
 
     def _pooled(
         self, contexts: Rows, excluded: IntArray, exclude: Any, shared: bool
@@ -326,9 +470,37 @@ class Sampler(ABC):
                 f"of each of {contexts.shape[0]} examples, got {np.size(exclude)}; mask "
                 "hits of the label in the loss."
             )
-        contexts, shares = pool(self, contexts)
+        contexts, shares = self._pool(contexts)
         nothing = self._check_excluded(None, contexts.shape[0])
         return contexts, nothing, shares if contexts.shape[0] > 1 else None
+
+    def _pool(self, h: Rows) -> tuple[Rows, FloatArray]:
+        """Return contexts (R, d) that stand for a batch (B, d), and their shares (R,) of it.
+
+        Those of a group have its mean direction and its mean norm. A batch of up to 32 is as it
+        was; a sampler that does not look at contexts gets one.
+        """
+        batch = h.shape[0]
+        if self.dim is None:
+            return self._arrays.take_rows(h, np.zeros(1, np.int64)), np.ones(1)
+        if batch <= _LEAST:
+            return h, np.full(batch, 1.0 / batch)
+        rows: Rows = to_host(h).astype(np.float64)
+        largest = np.abs(rows).max()
+        if largest > 0.0:
+            rows /= largest  # so that no square overflows, nor all underflow
+        groups = k_means(rows.astype(np.float32), max(_LEAST, batch // _GROUP), np.uint64(0))
+        order = np.argsort(groups, kind="stable")
+        _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+        norms = np.sqrt((rows**2).sum(axis=1))
+        mean_norms = np.add.reduceat(norms[order], starts) / counts
+        sums = np.add.reduceat(rows[order], starts)  # of each group: its direction
+        lengths = np.sqrt((sums**2).sum(axis=1))
+        lost = lengths <= 1e-6 * counts * mean_norms  # contexts that cancel: take one of them
+        sums[lost], lengths[lost] = rows[order[starts[lost]]], norms[order[starts[lost]]]
+        factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
+        pooled = sums * (factors * largest)[:, None]
+        return self._arrays.float_rows("h", pooled.astype(h.dtype)), counts / batch
 
     def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
@@ -371,8 +543,26 @@ class Sampler(ABC):
         return labels
 
     def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
-        """Draw one set from the mean over contexts (R, d) by their shares (R,)."""
-        return sample_mean(self, h, shares, m, key)
+        """Draw (1, m) from the mean over contexts (R, d) by shares (R,), each from one of them.
+
+        ``log_q`` is the logarithm of the mean probability over all of them, on any device.
+        """
+        arrays = self._arrays
+        choices, draws = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
+        ends = np.cumsum(shares[:-1])
+        chosen = np.searchsorted(ends, uniform_block(choices, 1, m)[0], side="right")
+        contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
+        turns = np.empty(m, np.int64)  # draw k is number turns[k] of those of its context
+        turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
+            np.cumsum(counts) - counts, counts
+        )
+        # as many for each chosen context as the one chosen most often needs; the others keep some
+        some, nothing = arrays.take_rows(h, contexts), self._check_excluded(None, len(contexts))
+        drawn = self._sample(some, int(counts.max()), nothing, draws).ids
+        ids = arrays.take_numbers(drawn, slots, turns)
+        nothing = self._check_excluded(None, h.shape[0])
+        log_q = self._log_prob(h, arrays.repeat_row(ids, h.shape[0]), nothing)
+        return Draw(ids, arrays.log_mean(log_q, shares))
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -393,3 +583,33 @@ class Sampler(ABC):
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Check and compute an update, and return a function that applies it and cannot fail."""
         return lambda: None
+
+
+class EngineSampler(Sampler):
+    """The hooks of `Sampler`, each the method of that name of `_engine`, which a subclass makes."""
+
+    _engine: Any
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        draw: Draw = self._engine.sample(h, m, exclude, key)
+        return draw
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        log_q: FloatArray = self._engine.log_prob(h, ids, exclude)
+        return log_q
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        probs: FloatArray = self._engine.probs(h, exclude)
+        return probs
+
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        commit: Callable[[], None] = self._engine.prepare(ids, rows)
+        return commit
+
+
+def last_of_each(ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
+    """Return ids (k,) rising and each once, with the last of the rows (k, d) of each."""
+    if (ids[1:] > ids[:-1]).all():  # as from a gradient
+        return ids, rows
+    ids, last = np.unique(ids[::-1], return_index=True)
+    return ids, rows[len(rows) - 1 - last]

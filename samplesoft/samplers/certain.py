@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from samplesoft._device.select import require_cpu
 from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray, IntArray, as_class_set, as_ids, require_instance
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
+from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler
 
 
 class CertainSampler(Sampler):

@@ -19,8 +19,7 @@ from samplesoft._validation import (
     as_positive,
     writable,
 )
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows, Sampler
 
 _WEIGHTS = 1 << 22  # numbers held at a time, beside what `weights` itself needs
 

@@ -9,7 +9,7 @@ from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
 from samplesoft.feature_maps import RandomFourierFeatures
-from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.base import Rows
 from samplesoft.samplers.kernel import KernelSampler
 
 UNIT_TOLERANCE = 1e-3  # the norms of float32 vectors divided by their norms are well within it

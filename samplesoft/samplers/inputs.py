@@ -11,7 +11,7 @@ from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import as_device, to_host, twin
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_counts, as_positive, as_real_array
-from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.base import Rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,19 @@
-"""K-means of rows on all threads, with centers moved by a sample of them."""
+"""K-means of rows on all threads, with centers moved by a sample of them: Lloyd's algorithm."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._random import uniform_block
-from samplesoft._validation import IntArray
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.feature_maps.base import squared_norms
-from samplesoft.kernels.clusters.kmeans import move_centers, nearest
-from samplesoft.samplers.draw import Rows
+from samplesoft.kernels.rows import dot
 
+Rows = NDArray[Any]  # float32 or float64
 _ROUNDS = 8  # of Lloyd's algorithm
 _SAMPLE = 64  # rows for each center that centers are moved by
 _PART = 4096  # rows in a task of a thread
@@ -31,10 +32,10 @@ def require_distances(largest: float, dtype: np.dtype[Any]) -> None:
 def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
     """Return to which of `num` centers each row (k, d) is nearest, by Lloyd's algorithm."""
     chosen = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
-    sample = rows[chosen[: _SAMPLE * num]]
+    sample = rows[chosen[: _SAMPLE * num]]  # more rows hardly move a center
     centers = sample[:num].copy()
     for _ in range(_ROUNDS):
-        move_centers(sample, _nearest(sample, centers), centers)
+        _move_centers(sample, _nearest(sample, centers), centers)
     return _nearest(rows, centers)
 
 
@@ -42,6 +43,36 @@ def _nearest(rows: Rows, centers: Rows) -> IntArray:
     halves = 0.5 * squared_norms(centers.astype(np.float64))
     labels = np.empty(len(rows), np.int64)
     thread_each(
-        lambda part: nearest(rows[part], centers, halves, labels[part]), chunks(len(rows), _PART)
+        lambda part: _write_nearest(rows[part], centers, halves, labels[part]),
+        chunks(len(rows), _PART),
     )
     return labels
+
+
+@njit
+def _write_nearest(rows: Rows, centers: Rows, halves: FloatArray, labels: IntArray) -> None:
+    """Write for each row the nearest center; `halves` (k,) are half their squared norms."""
+    for i in range(len(rows)):
+        best, greatest = 0, -np.inf
+        for c in range(len(centers)):
+            # |x - c|^2 = |x|^2 - 2 (x . c - |c|^2 / 2), of which |x|^2 is the same for all centers
+            score = dot(rows[i], centers[c]) - halves[c]
+            if score > greatest:
+                best, greatest = c, score
+        labels[i] = best
+
+
+@njit
+def _move_centers(rows: Rows, labels: IntArray, centers: Rows) -> None:
+    """Move each center to the mean of its rows; one without rows stays."""
+    sums = np.zeros(centers.shape)  # float64, whatever the rows are
+    counts = np.zeros(len(centers), np.int64)
+    for i in range(len(rows)):
+        counts[labels[i]] += 1
+        total = sums[labels[i]]
+        for f in range(len(total)):
+            total[f] += rows[i, f]
+    for c in range(len(centers)):
+        if counts[c] > 0:
+            for f in range(centers.shape[1]):
+                centers[c, f] = sums[c, f] / counts[c]

@@ -12,8 +12,7 @@ from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_flag, as_float_rows
 from samplesoft.feature_maps import FeatureMap, PositiveRandomFeatures, QuadraticFeatures
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree, Transform
 
 

@@ -20,8 +20,7 @@ from samplesoft._validation import (
     as_positive,
     writable,
 )
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 

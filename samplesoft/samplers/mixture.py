@@ -13,9 +13,8 @@ from samplesoft._device.select import require_cpu
 from samplesoft._names import part, prefixed
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import FloatArray, IntArray, as_named_arrays, as_positive
-from samplesoft.samplers.base import Sampler
+from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.certain import CertainSampler
-from samplesoft.samplers.draw import Draw, Rows
 
 
 class MixtureSampler(Sampler):

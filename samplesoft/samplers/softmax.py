@@ -14,8 +14,7 @@ from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, writable
 from samplesoft.kernels.samplers import softmax_draw
-from samplesoft.samplers.draw import Draw, Rows
-from samplesoft.samplers.engine import EngineSampler
+from samplesoft.samplers.base import Draw, EngineSampler, Rows
 
 _CONTEXTS = 32  # rows of one matrix product
 _LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed

@@ -14,8 +14,7 @@ from samplesoft._jit import row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_flag, as_real_array
 from samplesoft.kernels.samplers import static
 from samplesoft.kernels.samplers.alias import build_alias
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import Draw, Rows
+from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
 _CHUNK_DRAWS = 1 << 16

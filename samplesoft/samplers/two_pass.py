@@ -12,9 +12,7 @@ from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.draw import NO_CLASS, Draw, Rows
-from samplesoft.samplers.protocol import SamplerProtocol, as_sampler
+from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, SamplerProtocol, as_sampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 
 

@@ -15,8 +15,7 @@ from samplesoft.feature_maps import (
     RandomFourierFeatures,
     make_feature_map,
 )
-from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment
-from samplesoft.kernels.hadamard import signed_hadamard
+from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment, signed_hadamard
 from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
 NAMES = sorted(FEATURE_MAPS)

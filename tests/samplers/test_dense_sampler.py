@@ -8,7 +8,7 @@ from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers import DenseSampler, SamplerProtocol, UniformSampler
 from samplesoft.samplers import dense as module
-from samplesoft.samplers.protocol import as_sampler
+from samplesoft.samplers.base import as_sampler
 
 WEIGHTS = [3.0, 0.0, 1.0, 4.0, 0.5]
 

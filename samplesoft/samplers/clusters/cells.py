@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import IntArray
-from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.base import Rows
 
 
 def classes_of_cells(

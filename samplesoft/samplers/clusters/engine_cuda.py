@@ -19,10 +19,10 @@ from samplesoft.kernels.clusters.descent_cuda import Exclusion, Room
 from samplesoft.kernels.samplers import softmax_draw_cuda
 from samplesoft.kernels.tree import leaf_cuda
 from samplesoft.kernels.tree.sums_cuda import largest_in_rows
+from samplesoft.samplers.base import Draw
 from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.engine import HostClusters
 from samplesoft.samplers.clusters.limits import require_logits
-from samplesoft.samplers.draw import Draw
 from samplesoft.samplers.k_means import require_distances
 
 

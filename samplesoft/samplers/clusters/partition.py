@@ -11,7 +11,7 @@ from samplesoft._jit import thread_map
 from samplesoft._progress import progress_bar
 from samplesoft._random import mix64
 from samplesoft._validation import IntArray
-from samplesoft.samplers.draw import Rows
+from samplesoft.samplers.base import Rows
 from samplesoft.samplers.k_means import k_means
 
 _LARGEST = 4  # times the mean size of the cells in a cell

@@ -13,8 +13,7 @@ from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau
 from samplesoft._validation import IntArray, as_count, as_flag
-from samplesoft.samplers.draw import Rows
-from samplesoft.samplers.engine import EngineSampler
+from samplesoft.samplers.base import EngineSampler, Rows
 
 
 class ClusterSampler(EngineSampler):

@@ -26,8 +26,7 @@ from samplesoft.kernels.tree.walk import (
     remaining_from_root,
     walk,
 )
-from samplesoft.samplers.base import Draw, Rows
-from samplesoft.samplers.draw import last_of_each
+from samplesoft.samplers.base import Draw, Rows, last_of_each
 from samplesoft.samplers.tree.shape import TreeShape
 from samplesoft.samplers.tree.sizes import FeatureSizes
 from samplesoft.samplers.tree.sums import HostTreeSums

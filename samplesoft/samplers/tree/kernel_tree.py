@@ -19,8 +19,7 @@ from samplesoft._validation import (
     as_positive,
 )
 from samplesoft.kernels.tree.records import LEAVES
-from samplesoft.samplers.base import Rows
-from samplesoft.samplers.engine import EngineSampler
+from samplesoft.samplers.base import EngineSampler, Rows
 from samplesoft.samplers.tree.shape import TreeShape
 
 Transform = Callable[[Rows], NDArray[Any]]
