@@ -14,18 +14,15 @@ import numpy as np
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
+from samplesoft.checking.batch import in_batch_hypotheses, mixed_hypotheses
 from samplesoft.checking.distinct import distinct_hypotheses
-from samplesoft.checking.drawing import DRAWS, drawing
 from samplesoft.checking.expectation import expectation
-from samplesoft.checking.fits import fitted, of_other_proposals
-from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses
-from samplesoft.checking.in_batch import in_batch_hypotheses
-from samplesoft.checking.mixed import mixed_hypotheses
-from samplesoft.checking.moments import Squares, squares
-from samplesoft.checking.observe import Observer
+from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses, fitted, of_other_proposals
+from samplesoft.checking.observe import DRAWS, Observer, drawing
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
+from samplesoft.checking.spread import Squares, squares
 from samplesoft.checking.verdict import (
     LOOKS,
     Score,

@@ -13,8 +13,8 @@ from itertools import product
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.checking.faults import METHODS
 from samplesoft.checking.hypotheses import Hypothesis
-from samplesoft.checking.methods import METHODS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problem import Problem
 from samplesoft.schemes import Scheme

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.checking.faults import Counts, Variant
-from samplesoft.checking.methods import Method
+from samplesoft.checking.faults import Counts, Method, Variant
 from samplesoft.checking.problem import Problem
 
 SUM, KEPT, JACKKNIFE, INDEPENDENT, LOGISTIC, FULL = (

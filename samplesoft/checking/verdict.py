@@ -9,9 +9,8 @@ from scipy.special import stdtrit
 
 from samplesoft._validation import FloatArray
 from samplesoft.checking.hypotheses import Hypothesis
-from samplesoft.checking.moments import Squares
 from samplesoft.checking.observe import Means
-from samplesoft.checking.spread import Spread
+from samplesoft.checking.spread import Spread, Squares
 
 ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
 LOOKS = 14  # at most

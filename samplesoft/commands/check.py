@@ -11,7 +11,7 @@ from typing import Any
 
 from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
-from samplesoft.checking.methods import METHODS
+from samplesoft.checking.faults import METHODS
 from samplesoft.checking.problem import NAMED
 from samplesoft.commands.options import draw_count, positive_float, seed, show_report
 from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs

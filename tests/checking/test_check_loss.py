@@ -14,11 +14,10 @@ from samplesoft._random import as_key
 from samplesoft.checking import check, hypotheses
 from samplesoft.checking.distinct import distinct_hypotheses
 from samplesoft.checking.expectation import expectation
-from samplesoft.checking.faults import FAULTS, RIGHT
-from samplesoft.checking.methods import METHODS
-from samplesoft.checking.moments import moments, squares
+from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
 from samplesoft.checking.problem import make_problem
 from samplesoft.checking.recipe import make_recipe
+from samplesoft.checking.spread import moments, squares
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
