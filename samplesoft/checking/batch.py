@@ -1,4 +1,9 @@
-"""Losses whose negatives are the labels of the batch: nothing is drawn, so values are compared."""
+"""Losses whose negatives are the labels of the batch, alone or with draws beside (mixed).
+
+Without draws nothing is random, so single values are compared. With some, the batch is always the
+same, and its labels are classes that are certain; `proposal` is that of the labels, and draws are
+uniform, log-uniform or by the same.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +140,9 @@ def mixed_hypotheses(
         q = np.broadcast_to(named(problem.num_classes), problem.q.shape)
         if all(not np.allclose(q, other) for other in laws.values()):
             laws[f"{name!r}"] = q
-    for (words, law), scheme, fault in product(laws.items(), ("mixed", "mixed_candidate"), _MIXED_FAULTS):
+    for (words, law), scheme, fault in product(
+        laws.items(), ("mixed", "mixed_candidate"), _MIXED_FAULTS
+    ):
         recipe = _mixed_recipe(problem, m, batch, law, scheme == "mixed_candidate", fault)
         means = means_of(recipe, problem, with_gradient)
         width = spread(recipe, means[: len(problem.labels)], problem, with_gradient)

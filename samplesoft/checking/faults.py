@@ -1,4 +1,4 @@
-"""How draws are meant to become a loss, and the usual mistakes: an entry of `METHODS` or `FAULTS`."""
+"""How draws are meant to become a loss, `METHODS`, and the usual mistakes, `FAULTS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the loss, checked, the means of what it returned, and draws for losses that make none."""
+"""Calls of the loss, checked; the means of what it returned; draws for losses that make none."""
 
 from __future__ import annotations
 

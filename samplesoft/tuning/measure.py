@@ -20,7 +20,10 @@ _CALLS, _MOST_CALLS = 5, 20  # of which the quickest counts, after one that comp
 _SECONDS_ENOUGH, _SECONDS = 0.05, 1.0  # after which five calls are enough, and after which one is
 _DRAWS = 8  # over which the error of a gradient is averaged
 _NUMBERS = 4_000_000  # of logits in the examples of the bias
-_LEAST, _MOST = 4, 32  # examples of the bias
+# Examples of the bias: at first so many that hard contexts, a tenth of all, are hardly ever missed
+# (0.9^64 = 0.1%), and more where the mean is too near the limit to tell on which side it is.
+_LEAST, _FIRST, _MOST = 4, 64, 256
+_SURE = 2.0  # standard errors
 _RATE = 1e-9  # steps are to cost time and change nothing
 
 
@@ -38,6 +41,8 @@ class Setting:
         Draws m of an example, or of the batch.
     bias : float
         Exact L1 norm of the bias of the gradient in the logits, in the mean over the examples.
+    bias_stderr : float
+        Standard error of that mean, for other examples would have another; infinite for one.
     error : float
         Root mean square error, bias and noise, of the gradient in h, relative to its size.
     draw_seconds, step_seconds : float
@@ -48,9 +53,15 @@ class Setting:
     shared: bool
     num_sampled: int | None
     bias: float
+    bias_stderr: float
     error: float
     draw_seconds: float
     step_seconds: float
+
+    @property
+    def most_bias(self) -> float:
+        """What the bias hardly exceeds: the mean and two standard errors."""
+        return self.bias + _SURE * self.bias_stderr
 
     @property
     def title(self) -> str:
@@ -75,8 +86,9 @@ class Workload:
     tau: float
     unit: bool
     masked: bool
-    logits: FloatArray  # (E, n): of the examples for which the bias is computed
+    logits: FloatArray  # (E, n): of the examples for which the bias is computed, or some of them
     examples: tuple[Rows, IntArray]  # their contexts and labels
+    largest_bias: float | None  # on which side of it a bias is should be clear
 
     def layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
@@ -95,11 +107,16 @@ def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
     """Return the full softmax, and its gradient in h (B, d)."""
     layer = work.layer("full", None, None, False)
     gradient = _gradient(layer, work, 0)
-    return Setting(None, False, None, 0.0, 0.0, 0.0, _step_seconds(layer, work)), gradient
+    return Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, _step_seconds(layer, work)), gradient
 
 
 def measured(
-    name: str, sampler: Sampler, shared: bool, sizes: list[int], work: Workload, full: FloatArray
+    name: str,
+    sampler: Sampler,
+    shared: bool,
+    sizes: list[int],
+    work: Workload,
+    full: FloatArray,
 ) -> Iterator[Setting]:
     """Yield what a sampler costs and leaves with each number of draws m of `sizes`.
 
@@ -114,7 +131,7 @@ def measured(
         q = sampler.probs(h, exclude=None if masks else labels)
     q = np.maximum(q, _TINY)
     for m in sizes:
-        bias = np.abs(exact_bias(work.logits, labels, q, m, scheme=scheme).bias)
+        bias, bias_stderr = _mean_bias(work, q, m, scheme)
         layer = work.layer("sampled-masked" if masks else "sampled", sampler, m, shared)
         off = [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)]
         draw = partial(sampler.sample, work.h, m, exclude=exclude, shared=shared)
@@ -122,7 +139,8 @@ def measured(
             name,
             shared,
             m,
-            float(bias.sum(axis=1).mean()),
+            bias,
+            bias_stderr,
             _relative(float(np.mean(off)), float((full**2).sum())),
             _least_seconds(lambda k, draw=draw: draw(rng=k)),  # type: ignore[misc]
             _step_seconds(layer, work),
@@ -130,6 +148,21 @@ def measured(
 
 
 _TINY = 1e-300  # a softmax may underflow
+
+
+def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[float, float]:
+    """Return the mean over examples of the L1 norm of the bias, and its standard error."""
+    labels, norms = work.examples[1], np.empty(0)
+    while True:
+        more = slice(len(norms), min(max(2 * len(norms), _FIRST), len(labels)))
+        proposal = q if len(q) == 1 else q[more]
+        bias = exact_bias(work.logits[more], labels[more], proposal, m, scheme=scheme).bias
+        norms = np.append(norms, np.abs(bias).sum(axis=1))
+        mean = float(norms.mean())
+        stderr = float(norms.std(ddof=1) / np.sqrt(len(norms))) if len(norms) > 1 else np.inf
+        clear = work.largest_bias is None or abs(mean - work.largest_bias) > _SURE * stderr
+        if clear or len(norms) == len(labels):
+            return mean, stderr
 
 
 def _relative(error: float, size: float) -> float:

@@ -25,8 +25,8 @@ class TuneReport(Report):
     settings : tuple of Setting
         All that were measured, by the time of a step.
     best : Setting
-        The quickest whose bias is at most `largest_bias`; or where `seconds` are given, that with
-        the least error among those whose step takes no longer.
+        The quickest whose bias, and two standard errors above it, are at most `largest_bias`; or
+        where `seconds` are given, that with the least error among those whose step takes no longer.
     largest_bias, seconds : float or None
         As given to `tune`.
     num_classes, batch : int
@@ -80,8 +80,9 @@ class TuneReport(Report):
             return text
         ratio = full.step_seconds / best.step_seconds
         return (
-            f"Take {best.title}: {why}. L1 bias {best.bias:.3g}, {1e3 * best.step_seconds:.1f} ms "
-            f"a step of {self.batch:,}; the full softmax takes {1e3 * full.step_seconds:.1f} ms, "
+            f"Take {best.title}: {why}. L1 bias {best.bias:.3g} +- {best.bias_stderr:.1g}, "
+            f"{1e3 * best.step_seconds:.1f} ms a step of {self.batch:,}; the full softmax takes "
+            f"{1e3 * full.step_seconds:.1f} ms, "
             f"{ratio:.3g} times as long."
         )
 
@@ -112,6 +113,7 @@ class TuneReport(Report):
             ("draws", lambda s: "" if s.num_sampled is None else f"{s.num_sampled:,}"),
             ("for", lambda s: "" if s.sampler is None else "the batch" if s.shared else "each"),
             ("L1 bias", lambda s: f"{s.bias:.2g}"),
+            ("+-", lambda s: f"{s.bias_stderr:.1g}" if s.bias_stderr else ""),
             ("error", lambda s: f"{s.error:.2g}"),
             ("draws, ms", lambda s: f"{1e3 * s.draw_seconds:.2f}"),
             ("step, ms", lambda s: f"{1e3 * s.step_seconds:.2f}"),
@@ -119,9 +121,9 @@ class TuneReport(Report):
         ]
         text = (
             f"{self.num_classes:,} classes, batch {self.batch:,}. L1 bias: exact, of the gradient "
-            "in the logits (at most 2); error: of the gradient in h, bias and noise, relative to "
-            "its size; times: the least of some calls on this machine. On the front nothing is "
-            "better in both bias and time."
+            "in the logits (at most 2), with the standard error of its mean over contexts; error: "
+            "of the gradient in h, bias and noise, relative to its size; times: the least of some "
+            "calls on this machine. On the front nothing is better in both bias and time."
         )
         parts: list[Part] = [
             Paragraph(self.verdict, strong=True),
@@ -143,7 +145,9 @@ class TuneReport(Report):
 
 def _plain(setting: Setting) -> dict[str, Any]:
     """Return a setting for JSON, which has no infinity."""
-    return asdict(setting) | {"error": setting.error if np.isfinite(setting.error) else None}
+    values = asdict(setting)
+    finite = {name: values[name] for name in ("error", "bias_stderr") if np.isfinite(values[name])}
+    return values | {"error": None, "bias_stderr": None} | finite
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")

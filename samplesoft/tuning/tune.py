@@ -91,7 +91,8 @@ def tune(
         Measure every number of draws. If False, they are tried in ascending order, and those that
         cannot be the quickest within `largest_bias` are left out.
     largest_bias : float
-        L1 norm of the bias of the gradient in the logits, of at most 2, that is allowed.
+        L1 norm of the bias of the gradient in the logits, of at most 2, that is allowed in the
+        mean over contexts. A setting is taken where two standard errors above its mean are too.
     seconds : float, optional
         Time of a step that is allowed. If given, the setting with the least error within it is
         taken, and `largest_bias` has no effect.
@@ -150,9 +151,9 @@ def tune(
     some, chosen = order[: num_examples(len(rows))], np.resize(order, size)
     examples = contexts[some], ids[some]
     logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
-    work = Workload(
-        rows, contexts[chosen], ids[chosen], tau, unit, as_flag("masked", masked), logits, examples
-    )
+    bias = largest_bias if limit is None else None
+    masked = as_flag("masked", masked)
+    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit, masked, logits, examples, bias)
     features: dict[str, Any] = {"nu": nu, "num_features": num_features}
     inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
     full, gradient = full_setting(work)
@@ -173,21 +174,20 @@ def tune(
                         break
     settings.sort(key=lambda one: one.step_seconds)
     best = take(settings, largest_bias, limit)
-    bias = largest_bias if limit is None else None
     return TuneReport(tuple(settings), best, bias, limit, len(rows), size, left_out)
 
 
 def _is_last(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:
     """Return whether more draws of a sampler cannot be the quickest with a bias that is allowed."""
     return setting.step_seconds >= min(
-        one.step_seconds for one in settings if one.bias <= largest_bias
+        one.step_seconds for one in settings if one.most_bias <= largest_bias
     )
 
 
 def take(settings: list[Setting], largest_bias: float, seconds: float | None) -> Setting:
     """Return the setting to take, of those sorted by their time."""
     if seconds is None:
-        return next(one for one in settings if one.bias <= largest_bias)
+        return next(one for one in settings if one.most_bias <= largest_bias)
     within = [one for one in settings if one.step_seconds <= seconds]
     if not within:
         raise ValueError(

@@ -21,7 +21,8 @@ H = C[LABELS] + 0.3 * RNG.normal(size=(20, 5))
 
 
 def setting(sampler, bias, seconds, error=0.1):
-    return Setting(sampler, False, None if sampler is None else 10, bias, error, 0.0, seconds)
+    num_sampled = None if sampler is None else 10
+    return Setting(sampler, False, num_sampled, bias, 0.0, error, 0.0, seconds)
 
 
 def by(report, sampler, shared):
@@ -97,6 +98,35 @@ def test_the_rules():
     assert "the full softmax takes 40.0 ms, 4 times as long" in report.verdict
     best = replace(report, best=full)
     assert best.verdict.startswith("Take the full softmax") and "uniform" in best.verdict
+
+
+def test_a_bias_that_may_be_above_the_limit_is_not_taken():
+    full = setting(None, 0.0, 0.040)
+    near = replace(setting("uniform", 0.049, 0.01), bias_stderr=0.001)
+    assert take([near, full], 0.05, None) == full
+    assert take([near, full], 0.052, None) == near
+
+
+@pytest.mark.parametrize("seed", [2, 4])  # with 32 examples the first three were wrong
+def test_hard_contexts_that_are_rare_count(seed):
+    """What is within the limit by some examples is within it by all, a tenth of which are hard."""
+    rng = np.random.default_rng(seed)
+    W, h = rng.normal(size=(60, 4)), rng.normal(size=(400, 4)) / 4
+    h[rng.random(400) < 0.1] *= 12.0
+    labels = rng.integers(0, 60, 400)
+    for largest in (0.02, 0.05, 0.1):
+        given = {"samplers": ["uniform"], "num_sampled": [20, 40, 60, 80, 100, 150, 200]}
+        given |= {"shared": False, "tau": 1.0, "batch": 2, "largest_bias": largest, "rng": seed}
+        settings = tune(W, h, labels, **given).settings
+        m = min(s.num_sampled for s in settings if s.sampler and s.most_bias <= largest)
+        whole = exact_bias(h @ W.T, labels, np.full(60, 1 / 60), m).bias
+        assert np.abs(whole).sum(axis=1).mean() <= largest
+
+
+def test_one_context_says_nothing_of_others():
+    report = tune(C, H[:1], LABELS[:1], samplers=["softmax"], num_sampled=[50])
+    assert report.best.sampler is None
+    assert json.loads(report.to_json())["settings"][-1]["bias_stderr"] in (None, 0.0)
 
 
 def test_with_few_classes_the_verdict_may_be_the_full_softmax():
