@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.tuning.report import TuneReport as TuneReport
     from samplesoft.tuning.tune import tune as tune
     from samplesoft.verification.report import VerificationReport as VerificationReport
-    from samplesoft.verification.rows import VerificationRow as VerificationRow
+    from samplesoft.verification.report import VerificationRow as VerificationRow
     from samplesoft.verification.verify import verify as verify
 
     __version__: str
@@ -106,8 +106,7 @@ _NAMES = {  # by the module that defines them
     "samplers.tree.kernel_tree": ("KernelTree",),
     "tuning.report": ("TuneReport",),
     "tuning.tune": ("tune",),
-    "verification.report": ("VerificationReport",),
-    "verification.rows": ("VerificationRow",),
+    "verification.report": ("VerificationReport", "VerificationRow"),
     "verification.verify": ("verify",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

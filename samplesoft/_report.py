@@ -1,19 +1,46 @@
-"""What all reports have in common: JSON, Markdown, a page, and figures."""
+"""Reports of `verify`, `check_loss` and `tune`: text, JSON, CSV, a figure, and one HTML page.
+
+A report says what it has to say once, in parts. Values stay values until a part is written: a
+number on the page knows its size, so that a click on the title of its column sorts.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
+import platform
+import re
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from samplesoft._figures import figure_path, save_figure, svg_element
-from samplesoft._page import page, versions
-from samplesoft._parts import Heading, Part, Settings
+from samplesoft import __version__
+from samplesoft._files import replaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FIGURE_FORMATS = (".png", ".pdf", ".svg")
+TEXT_WIDTH = 80  # of sentences; a table is as wide as it is
+
+_DPI = 130
+_NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal bytes
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None},
+    ".svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+}
+_CODE = re.compile("`([^`]+)`")
+_SVG = re.compile(r'<svg [^>]*viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>(.*</svg>)', re.DOTALL)
+_NOT_DRAWN = re.compile(r"<!--.*?-->|<style.*?</style>|<metadata>.*?</metadata>", re.DOTALL)
+_ID = re.compile(r'(?<= id=")|(?<=href="#)|(?<=url\(#)')  # where one begins
 
 
 class Report(ABC):
@@ -38,6 +65,10 @@ class Report(ABC):
     def _settings(self) -> dict[str, Any]:
         """Return what the report was made with, for the end of the page; None is not shown."""
 
+    def _details(self) -> list[Part]:
+        """Return what only those read who want all of it."""
+        return []
+
     def to_json(self) -> str:
         """Return `to_dict` as JSON.
 
@@ -48,18 +79,24 @@ class Report(ABC):
         """
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
-    def to_markdown(self) -> str:
-        """Return the report as text with tables.
+    def to_text(self, details: bool = False) -> str:
+        """Return the report as sentences and tables.
+
+        Parameters
+        ----------
+        details : bool
+            Add all columns, where the report has more than it shows at first.
 
         Returns
         -------
         str
-            Markdown with aligned columns.
+            Lines of at most 80 characters, but for tables that are wider.
         """
-        return "\n\n".join(part.markdown() for part in self._parts())
+        parts = self._parts() + (self._details() if details else [])
+        return "\n\n".join(part.text() for part in parts)
 
     def to_html(self, settings: Mapping[str, Any] | None = None) -> str:
-        """Return the report as a page: text, tables and the figure of `plot`.
+        """Return the report as a page: text, all tables, and the figure of `plot`.
 
         The page needs no other file and no network. A click on the title of a column sorts its
         table. At its end are the settings and the versions of what is installed.
@@ -75,25 +112,25 @@ class Report(ABC):
         str
             HTML of several lines.
         """
-        given = {**(settings or {}), **self._settings()}
-        parts = [part for part in self._parts() if not isinstance(part, Settings)]
+        shown = {**(settings or {}), **self._settings()}
+        parts = [*self._parts(), *self._details()]
         figure = svg_element(self._figure(), "figure", self._figure_title)
-        return page(
+        return _page(
             self._title,
             [
-                *(part.html() for part in parts),
+                *(part.html() for part in parts if not isinstance(part, Settings)),
                 Heading(self._figure_title).html(),
                 f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>',
                 Heading("Settings").html(),
-                Settings({k: v for k, v in given.items() if v is not None}).html(),
+                Settings({k: v for k, v in shown.items() if v is not None}).html(),
                 Heading("Versions").html(),
-                Settings(versions()).html(),
+                Settings(_versions()).html(),
             ],
         )
 
     def __str__(self) -> str:
-        """Return `to_markdown`."""
-        return self.to_markdown()
+        """Return `to_text`."""
+        return self.to_text()
 
     def plot(self, path: str | Path) -> None:
         """Draw the report.
@@ -110,5 +147,382 @@ class Report(ABC):
         OSError
             If the file cannot be written.
         """
-        found = figure_path("`path`", path)
-        save_figure(self._figure(), found)
+        save_figure(self._figure(), figure_path("`path`", path))
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with Python's numbers for NumPy's, and None for those that are not finite."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return comma-separated values, quoted where they have to be (RFC 4180).
+
+    Rows hold text, numbers, of which floats get 8 significant digits, and None for an empty cell.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows([f"{x:.8g}" if isinstance(x, float) else x for x in row] for row in rows)
+    return text.getvalue()
+
+
+# parts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The title of what comes next."""
+
+    title: str
+
+    def text(self) -> str:
+        """Return it with a line below."""
+        return f"{self.title}\n{'-' * len(self.title)}"
+
+    def html(self) -> str:
+        """Return it as HTML."""
+        return f"<h2>{_html(self.title)}</h2>"
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Sentences, with code between backticks; those of the verdict stand out on a page."""
+
+    words: str
+    is_verdict: bool = False
+
+    def text(self) -> str:
+        """Return it in lines."""
+        return textwrap.fill(self.words, TEXT_WIDTH, break_on_hyphens=False)
+
+    def html(self) -> str:
+        """Return it as HTML."""
+        words = _html(self.words)
+        return f"<p><strong>{words}</strong></p>" if self.is_verdict else f"<p>{words}</p>"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    sentences: Sequence[str]
+
+    def text(self) -> str:
+        """Return them in lines, each sentence with a dash before it."""
+        layout: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  "}
+        return "\n".join(
+            textwrap.fill(sentence, TEXT_WIDTH, break_on_hyphens=False, **layout)
+            for sentence in self.sentences
+        )
+
+    def html(self) -> str:
+        """Return them as HTML."""
+        return "\n".join(["<ul>", *(f"<li>{_html(s)}</li>" for s in self.sentences), "</ul>"])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Names with their values, which stand at the end of a page."""
+
+    values: Mapping[str, Any]
+
+    def text(self) -> str:
+        """Return them as a sentence."""
+        pairs = (f"{name}: {value}" for name, value in self.values.items())
+        return Paragraph(f"{'; '.join(pairs)}.").text()
+
+    def html(self) -> str:
+        """Return them as HTML."""
+        shown = {
+            name: ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            for name, value in self.values.items()
+        }
+        pairs = (f"<dt>{_html(str(k))}</dt><dd>{_html(v)}</dd>" for k, v in shown.items())
+        return "\n".join(["<dl>", *pairs, "</dl>"])
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title, the value of a row, and how that is written."""
+
+    title: str
+    value: Callable[[Any], Any]  # a number, a text, or None for a cell that is absent
+    form: str | Callable[[Any], str] = ""  # of a number as `format` takes it, or the row's text
+
+    def written(self, row: Any) -> str:
+        """Return the text of a row's cell, in one line."""
+        value = self.value(row)
+        if value is None:
+            return "-"
+        text = self.form(row) if callable(self.form) else format(value, self.form)
+        return " ".join(text.split())
+
+    def is_of_numbers(self, rows: Iterable[Any]) -> bool:
+        """Return whether all cells that are not absent hold numbers."""
+        values = [value for row in rows if (value := self.value(row)) not in (None, "")]
+        return bool(values) and not any(isinstance(value, str) for value in values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, and what stands in their columns, of which the first names the row.
+
+    >>> columns = [Column("name", lambda row: row[0]), Column("n", lambda row: row[1], ",")]
+    >>> table = Table([("a & b", 10), ("c", 2000)], columns, "Counts")
+    >>> print(table.text())
+    name       n
+    -----  -----
+    a & b     10
+    c      2,000
+    >>> print(table.html().splitlines()[7])
+    <tr><th scope="row">a &amp; b</th><td class="number" data-value="10.0">10</td></tr>
+    """
+
+    rows: Sequence[Any]
+    columns: Sequence[Column]
+    caption: str  # of the page
+
+    def text(self) -> str:
+        """Return it with numbers to the right and words to the left."""
+        columns = []
+        for column in self.columns:
+            cells = [column.title, *(column.written(row) for row in self.rows)]
+            width = max(map(len, cells))
+            put = str.rjust if column.is_of_numbers(self.rows) else str.ljust
+            cells.insert(1, "-" * width)
+            columns.append([put(cell, width) for cell in cells])
+        return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+    def html(self) -> str:
+        """Return it in a box of its own, in which it can be scrolled."""
+        kinds = [' class="number"' if c.is_of_numbers(self.rows) else "" for c in self.columns]
+        heads = (
+            f'<th scope="col"{kind}>{_html(column.title or "note")}</th>'
+            for column, kind in zip(self.columns, kinds, strict=True)
+        )
+        lines = (
+            "".join(
+                _cell("td" if k else 'th scope="row"', kind, column, row)
+                for k, (column, kind) in enumerate(zip(self.columns, kinds, strict=True))
+            )
+            for row in self.rows
+        )
+        return "\n".join(
+            [
+                f'<div class="scroll" role="region" tabindex="0" aria-label="'
+                f'{escape(self.caption)}">',
+                "<table>",
+                f"<caption>{_html(self.caption)}</caption>",
+                "<thead>",
+                f"<tr>{''.join(heads)}</tr>",
+                "</thead>",
+                "<tbody>",
+                *(f"<tr>{cells}</tr>" for cells in lines),
+                "</tbody>",
+                "</table>",
+                "</div>",
+            ]
+        )
+
+
+Part = Heading | Paragraph | Items | Settings | Table
+
+
+def _cell(tag: str, kind: str, column: Column, row: Any) -> str:
+    """Return a cell with its number as JavaScript reads it, for the script that sorts."""
+    value = column.value(row)
+    known = value is not None and not isinstance(value, str)
+    number = f' data-value="{float(value)!r}"'.replace("inf", "Infinity") if known else ""
+    return f"<{tag}{kind}{number}>{_html(column.written(row))}</{tag[:2]}>"
+
+
+def _html(text: str) -> str:
+    """Return text as HTML, with code between backticks."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
+
+
+# figures -----------------------------------------------------------------------------------------
+
+
+def figure_path(name: str, path: str | Path) -> Path:
+    """Return a path with one of the `FIGURE_FORMATS`; `name` is that of the argument."""
+    if Path(path).suffix.lower() not in FIGURE_FORMATS:
+        raise ValueError(
+            f"{name} must end in {', '.join(FIGURE_FORMATS)}, got {str(path)!r}; rename it, for "
+            "example report.png."
+        )
+    return Path(path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a path with one of the `FIGURE_FORMATS`, whole or not at all."""
+    with replaced(path) as draft:
+        _save(figure, draft, path.suffix.lower())
+
+
+def svg_element(figure: Figure, name: str, title: str) -> str:
+    """Return a figure as an ``svg`` element that is as wide as its place on a page.
+
+    It has at least a pixel for each of its points, as letters of 8 points must be readable. `name`
+    begins all its ids, so that several figures can be on a page. `title` is for those who cannot
+    see it.
+    """
+    file = io.BytesIO()
+    _save(figure, file, ".svg")
+    drawing = _SVG.search(file.getvalue().decode())
+    assert drawing is not None, "Matplotlib gives every figure a box"
+    width, height, content = drawing.groups()
+    return (
+        f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}" '
+        f'style="min-width: {width}px">{_ID.sub(f"{name}-", _NOT_DRAWN.sub("", content))}'
+    )
+
+
+def _save(figure: Figure, file: Any, ending: str) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # ids are else random
+        figure.savefig(file, format=ending[1:], dpi=_DPI, metadata=_NO_METADATA[ending])
+
+
+# the page ----------------------------------------------------------------------------------------
+
+# A table may be wider than the sentences, up to the window; beyond, it scrolls in its box, whose
+# shadows at the sides say so (they lie below covers that move with the content).
+_STYLE = """
+:root { color-scheme: light; }
+body {
+  margin: 0; padding: 1rem 2rem;
+  background: #fff; color: #1b1b1b; font: 1rem/1.5 system-ui, sans-serif;
+  overflow-wrap: anywhere;
+}
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.5rem 0 1rem; }
+h2 { font-size: 1.2rem; line-height: 1.3; margin: 2rem 0 0.5rem; }
+p, ul { max-width: 48rem; }
+code { font-family: ui-monospace, monospace; font-size: 0.95em; }
+figure { margin: 0; max-width: 80rem; }
+.scroll {
+  overflow-x: auto; margin: 0.5rem 0; max-width: 100%;
+  background: linear-gradient(90deg, #fff 2rem, transparent) 0 0 / 4rem 100% no-repeat local,
+    linear-gradient(-90deg, #fff 2rem, transparent) 100% 0 / 4rem 100% no-repeat local,
+    linear-gradient(90deg, #0004, transparent) 0 0 / 1rem 100% no-repeat scroll,
+    linear-gradient(-90deg, #0004, transparent) 100% 0 / 1rem 100% no-repeat scroll;
+}
+.scroll:focus-visible, button:focus-visible { outline: 2px solid #005ea8; outline-offset: -2px; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+caption { padding: 0.25rem 0; color: #505050; text-align: left; }
+th, td { padding: 0.25rem 0.5rem; text-align: left; white-space: nowrap; }
+thead th { white-space: normal; overflow-wrap: normal; vertical-align: bottom; }
+.number { text-align: right; }
+thead th { border-bottom: 2px solid #767676; }
+thead th:has(button) { padding: 0; }
+tbody tr { border-bottom: 1px solid #d9d9d9; }
+tbody tr:hover > * { background: #eef4fa; }
+th { font-weight: 600; }
+th:first-child { position: sticky; left: 0; background: #fff; }
+button {
+  position: relative; width: 100%; padding: 0.25rem 0.5rem; border: 0; background: none;
+  color: inherit; font: inherit; text-align: inherit; cursor: pointer;
+}
+button:hover { background: #eef4fa; }
+button::after {
+  content: "\\2195" / ""; position: absolute; margin-left: 0.1em;
+  color: #6b6b6b; font-size: 0.7em;
+}
+[aria-sort="ascending"] button::after { content: "\\25b2" / ""; color: #005ea8; }
+[aria-sort="descending"] button::after { content: "\\25bc" / ""; color: #005ea8; }
+svg {
+  display: block; width: 100%; height: auto;
+  stroke-linejoin: round; stroke-linecap: butt;
+}
+dl {
+  display: grid; grid-template-columns: fit-content(40%) 1fr; gap: 0.15rem 1rem;
+  margin: 0.5rem 0; font-size: 0.9rem;
+}
+dt { color: #505050; }
+dd { margin: 0; }
+"""
+
+# Titles become buttons. Numbers come before text, and absent cells last, in both directions; rows
+# that are equal keep their order.
+_SCRIPT = """
+for (const table of document.querySelectorAll("table")) {
+  const body = table.tBodies[0], titles = [...table.tHead.rows[0].cells];
+  const key = ({ dataset, textContent: text }) => {
+    if ("value" in dataset) return [0, Number(dataset.value)];
+    return text === "" || text === "-" ? [2, ""] : [1, text];
+  };
+  titles.forEach((title, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...title.childNodes);
+    title.append(button);
+    button.addEventListener("click", () => {
+      const sign = title.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      titles.forEach((other) => other.removeAttribute("aria-sort"));
+      title.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+      const rows = [...body.rows].map((row) => [row, ...key(row.cells[column])]);
+      rows.sort(([, kind, x], [, other, y]) =>
+        kind - other || sign * (kind ? x.localeCompare(y, "en", { numeric: true }) : x - y));
+      body.append(...rows.map(([row]) => row));
+    });
+  });
+}
+"""
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    """Return a page of parts that are HTML, whose tables a click on a title sorts.
+
+    The browser is told to load nothing, and to run no other script.
+    """
+    script = b64encode(sha256(_SCRIPT.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{script}'"
+    )
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f"<title>{escape(title)} - samplesoft</title>",
+            f"<style>{_STYLE}</style>",
+            "</head>",
+            "<body>",
+            "<main>",
+            f"<h1>{escape(title)}</h1>",
+            *parts,
+            "</main>",
+            f"<script>{_SCRIPT}</script>",
+            "</body>",
+            "</html>\n",
+        ]
+    )
+
+
+def _versions() -> dict[str, Any]:
+    """Return what results may depend on: versions, the platform, and the number of threads."""
+    import numba
+    import numpy as np
+    import scipy
+
+    return {
+        "samplesoft": __version__,
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+        "Numba": numba.__version__,
+        "SciPy": scipy.__version__,
+        "platform": platform.platform(),
+        "threads": numba.get_num_threads(),
+    }

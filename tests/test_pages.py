@@ -1,4 +1,4 @@
-"""Reports as pages: the words and numbers of the Markdown, and nothing from elsewhere."""
+"""Reports as pages: the words and numbers of the text, and nothing from elsewhere."""
 
 import re
 
@@ -10,16 +10,27 @@ from html_reader import Reader
 from matplotlib.figure import Figure
 
 from samplesoft import check_loss, tune, verify
-from samplesoft._figures import save_figure, svg_element
-from samplesoft._html import html_table, number_of
-from samplesoft._parts import Heading, Items, Paragraph, Settings, Table
-from samplesoft._report import Report
+from samplesoft._report import (
+    Column,
+    Heading,
+    Items,
+    Paragraph,
+    Report,
+    Settings,
+    Table,
+    save_figure,
+    svg_element,
+)
 
 NASTY = "<b>a</b> & \"b\" <script>alert('c')</script> | `d`"
-CELLS = [  # from the smallest to the largest, then text, then what is absent
-    *("-inf", "-3", "-2.5e-03", "0", "1.5e-06", "12%", ".5", "2", "7 (+2)", "10", "1,000", "1e+05"),
-    *("inf", "3rd", "abc", "-", ""),
+INF = float("inf")
+# values and how they are written, from the smallest to the largest, then text, then what is absent
+CELLS = [
+    *((-INF, "-inf"), (-3, "-3"), (-2.5e-3, "-2.5e-03"), (0, "0"), (1.5e-6, "1.5e-06")),
+    *((0.12, "12%"), (0.5, ".5"), (2, "2"), (7, "7 (+2)"), (10, "10"), (1000, "1,000")),
+    *((1e5, "1e+05"), (INF, "inf"), ("3rd", "3rd"), ("abc", "abc"), (None, "-"), ("", "")),
 ]
+NUMBERS = [text for value, text in CELLS if isinstance(value, (int, float))]
 ORDER = tuple(range(len(CELLS)))
 
 
@@ -37,12 +48,12 @@ class Small(Report):
 
     def _parts(self):
         columns = [
-            ("name", lambda k: f"{NASTY} {k}"),
-            (NASTY, lambda k: CELLS[k]),
-            ("", lambda k: "all one"),
+            Column("name", lambda k: f"{NASTY} {k}"),
+            Column(NASTY, lambda k: CELLS[k][0], lambda k: CELLS[k][1]),
+            Column("", lambda k: "all one"),
         ]
         return [
-            Paragraph(f"Verdict {NASTY}", strong=True),
+            Paragraph(f"Verdict {NASTY}", is_verdict=True),
             Settings({"given": NASTY}),
             Heading(f"Heading {NASTY}"),
             Table(self.order, columns, f"Caption {NASTY}"),
@@ -102,11 +113,8 @@ def both(request, made):
     return made(request.param)
 
 
-def cells_of(markdown):
-    """Return the texts of all cells of the tables, titles too, as a reader of Markdown has them."""
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
-    rows = [re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1] for line in lines if "-: |" not in line]
-    return [re.sub(r"\\(.)", r"\1", cell.strip()) for row in rows for cell in row]
+def tables_of(report):
+    return [part for part in [*report._parts(), *report._details()] if isinstance(part, Table)]
 
 
 # the form of a page ------------------------------------------------------------------------------
@@ -128,20 +136,40 @@ def test_it_is_a_whole_page_that_loads_nothing(both):
     assert len(text) < 300_000
 
 
-def test_the_page_has_the_cells_of_the_markdown(both):
+def test_the_page_has_the_cells_of_the_text(both):
     report, text = both
     found = Reader(text)
-    assert len(found.named("table")) == len(found.named("caption")) > 0
-    wanted = [cell.replace("`", "") or "note" for cell in cells_of(report.to_markdown())]
-    assert [cell or "note" for cell in found.cells] == wanted
+    tables = tables_of(report)
+    assert len(found.named("table")) == len(found.named("caption")) == len(tables) > 0
+    wanted = [
+        cell
+        for table in tables
+        for line in [
+            [column.title or "note" for column in table.columns],
+            *([column.written(row) for column in table.columns] for row in table.rows),
+        ]
+        for cell in line
+    ]
+    assert found.cells == [cell.replace("`", "") for cell in wanted]
+    words = report.to_text(details=True).split()
+    assert set(" ".join(wanted).replace("note", "").split()) <= set(words)
 
 
-def test_the_page_has_the_words_of_the_markdown(both):
-    report, text = both
-    words = " ".join(Reader(text).text.split())
-    parts = [p for p in report._parts() if isinstance(p, (Paragraph, Heading))]
-    for part in parts:
-        assert " ".join(part.text.replace("`", "").split()) in words
+def test_the_page_has_the_words_of_the_text(both):
+    report, page = both
+    words = " ".join(Reader(page).text.split())
+    lines = " ".join(report.to_text(details=True).split())
+    for part in [*report._parts(), *report._details()]:
+        if isinstance(part, (Paragraph, Heading)):
+            said = " ".join((part.words if isinstance(part, Paragraph) else part.title).split())
+            assert said in lines
+            assert said.replace("`", "") in words
+
+
+def test_text_is_in_short_lines_but_for_wide_tables(both):
+    report, _ = both
+    parts = [part for part in report._parts() if not isinstance(part, (Table, Heading))]
+    assert max(len(line) for part in parts for line in part.text().splitlines()) <= 80
 
 
 def test_settings_and_versions_are_at_the_end():
@@ -191,25 +219,28 @@ def test_columns_have_titles_and_rows_have_names():
 
 
 def test_numbers_are_known_and_set_to_the_right():
-    columns = [("a", lambda row: row[0]), ("b", lambda row: row[1]), ("c", lambda row: row[2])]
-    rows = [("x", "1,000", "hold"), ("3", "-", "2 OUT")]
-    cells = Reader(html_table(rows, columns, "t")).named("td")
-    assert [one.get("class") for one in cells] == ["number", None, "number", None]
-    assert [one.get("data-value") for one in cells] == ["1000.0", None, None, "2.0"]
-    assert Reader(html_table([], columns, "none")).cells == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        *(("1.5e-06", 1.5e-6), ("1,000", 1000.0), ("1,234,567.5", 1234567.5), ("12%", 0.12)),
-        *(("-3", -3.0), ("+0.5", 0.5), (".5", 0.5), ("7 (+2)", 7.0), ("5/6", 5.0), ("1E3", 1e3)),
-        *(("inf", np.inf), ("-inf", -np.inf), ("12 %", 0.12)),
-        *((text, None) for text in ("", "-", "3rd", "1.2.3", "nan", "information", "e5", "a 1")),
-    ],
-)
-def test_what_number_a_cell_has(text, number):
-    assert number_of(text) == number
+    columns = [
+        Column("a", lambda row: row[0]),
+        Column("b", lambda row: row[1], ","),
+        Column("c", lambda row: row[1], lambda row: f"{row[1]} OUT"),
+        Column("d", lambda row: row[2]),
+    ]
+    table = Table([("x", 1000, "3"), ("3", None, None), ("y", np.int64(7), "12%")], columns, "t")
+    assert table.text().splitlines() == [
+        "a      b         c  d",
+        "-  -----  --------  ---",
+        "x  1,000  1000 OUT  3",
+        "3      -         -  -",
+        "y      7     7 OUT  12%",
+    ]
+    cells = Reader(table.html()).named("td")
+    assert [one.get("class") for one in cells] == ["number", "number", None] * 3
+    assert [one.get("data-value") for one in cells] == [
+        *("1000.0", "1000.0", None, None, None, None, "7.0", "7.0", None)
+    ]
+    empty = Table([], columns, "none")
+    assert Reader(empty.html()).cells == ["a", "b", "c", "d"]
+    assert empty.text() == "a  b  c  d\n-  -  -  -"
 
 
 # its figure --------------------------------------------------------------------------------------
@@ -274,20 +305,19 @@ WIDTHS = """(page, window) => ({
 @pytest.mark.slow
 def test_a_click_on_a_title_sorts(tmp_path):
     order = np.random.default_rng(0).permutation(len(CELLS))
-    assert CELLS != [CELLS[k] for k in order]
+    assert [*order] != [*ORDER]
     [answer] = ask(tmp_path, (Small([*order]).to_html(), 1000, CLICKS))
     given, up, down, same, by_name = answer["found"]
-    assert given["order"] == [CELLS[k] for k in order] and not any(given["sorted"])
+    texts = [text for _, text in CELLS]
+    assert given["order"] == [texts[k] for k in order] and not any(given["sorted"])
     absent = [cell for cell in given["order"] if cell in ("", "-")]
-    numbers = [cell for cell in CELLS if number_of(cell) is not None]
-    assert sorted(numbers, key=number_of) == sorted(numbers, key=up["order"].index)
-    assert up["order"] == [*sorted(numbers, key=number_of), "3rd", "abc", *absent]
-    assert down["order"] == [*sorted(numbers, key=number_of)[::-1], "abc", "3rd", *absent]
+    assert up["order"] == [*NUMBERS, "3rd", "abc", *absent]
+    assert down["order"] == [*NUMBERS[::-1], "abc", "3rd", *absent]
     assert up["sorted"] == [None, "ascending", None]
     assert down["sorted"] == [None, "descending", None]
     assert same["order"] == down["order"] and same["sorted"] == [None, None, "ascending"]
     assert [int(name.split()[-1]) for name in by_name["names"]] == [*range(len(CELLS))]
-    assert by_name["order"] == CELLS  # rows move as a whole
+    assert by_name["order"] == texts  # rows move as a whole
     assert answer["titles"] == ["name", NASTY.replace("`", ""), "note"]
     assert answer["keys"] and answer["focus"]
 

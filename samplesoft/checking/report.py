@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplesoft._parts import Paragraph, Part, Table
-from samplesoft._report import Report
+from samplesoft._report import Column, Paragraph, Part, Report, Table, plain
 from samplesoft.checking.faults import FAULTS, METHODS
 from samplesoft.checking.verdict import Score, nearest
 
@@ -181,7 +180,7 @@ class LossReport(Report):
                 {
                     "scheme": s.hypothesis.scheme,
                     "fault": s.hypothesis.fault,
-                    "z": s.z if np.isfinite(s.z) else None,
+                    "z": plain(s.z),
                     "sd_ratio": s.sd_ratio,
                     "allowed": s.allowed,
                     "fitted": s.number,
@@ -193,13 +192,13 @@ class LossReport(Report):
     def _parts(self) -> list[Part]:
         shown = nearest(self.scores, _SHOWN)
         columns = [
-            ("scheme", lambda s: s.hypothesis.scheme),
-            ("mistake", lambda s: "" if s.hypothesis.fault is None else s.hypothesis.fault),
-            ("greatest |z|", lambda s: f"{s.z:.3g}"),
-            ("sd / exact", lambda s: "" if s.sd_ratio is None else f"{s.sd_ratio:.3f}"),
-            ("", lambda s: "allowed" if s.allowed else "excluded"),
+            Column("scheme", lambda s: s.hypothesis.scheme),
+            Column("mistake", lambda s: s.hypothesis.fault or ""),
+            Column("greatest |z|", lambda s: s.z, ".3g"),
+            Column("sd / exact", lambda s: s.sd_ratio, ".3f"),
+            Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
-        parts: list[Part] = [Paragraph(self.verdict, strong=True)]
+        parts: list[Part] = [Paragraph(self.verdict, is_verdict=True)]
         if self.remedy:
             parts.append(Paragraph(f"What to do: {self.remedy}"))
         if not self.follows_seed:

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         progress=True,
         rng=options.seed,
     )
-    show_report(report.to_markdown() + "\n")
+    show_report(report.to_text() + "\n")
     write_outputs(options, report)
     if options.scheme:
         return 0 if (options.scheme, None) in report.consistent else 1

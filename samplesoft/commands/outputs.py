@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samplesoft._figures import FORMATS, figure_path
 from samplesoft._files import write_text
-from samplesoft._report import Report
+from samplesoft._report import FIGURE_FORMATS, Report, figure_path
 from samplesoft.commands.options import check_writable, flag, write_json
 
 _OUTPUTS = {
     "json": "write all of the report to FILE",
     "html": "write it as one page, with tables to sort and the figure, that needs no network",
     "csv": "write its rows as CSV",
-    "latex": "write its tables in LaTeX; no package is needed",
-    "figure": f"draw it; {', '.join(FORMATS)}",
+    "figure": f"draw it; {', '.join(FIGURE_FORMATS)}",
 }
 _OF_ALL = ("json", "html", "figure")  # commands
 

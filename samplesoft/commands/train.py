@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
-from samplesoft._tables import Column, markdown_table
+from samplesoft._report import Column, Table
 from samplesoft.commands import auto, saved_options, train_items, train_lm, train_toy, train_xc
 from samplesoft.commands.model import Model
 from samplesoft.commands.options import (
@@ -225,17 +225,21 @@ def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any
 
 def _columns(headline: str) -> list[Column]:
     return [
-        ("epoch", lambda line: f"{line['epoch']}"),
-        ("train loss", lambda line: f"{line['train_loss']:.4f}"),
-        ("validation loss", lambda line: f"{line['validation_loss']:.4f}"),
-        (_words(headline), lambda line: _figure(line, f"validation_{headline}")),
-        ("examples/s", lambda line: f"{line['examples_per_second']:,.0f}"),
+        Column("epoch", lambda line: line["epoch"]),
+        Column("train loss", lambda line: line["train_loss"], ".4f"),
+        Column("validation loss", lambda line: line["validation_loss"], ".4f"),
+        Column(
+            _words(headline),
+            lambda line: line.get(f"validation_{headline}"),
+            lambda line: _figure(line, f"validation_{headline}"),
+        ),
+        Column("examples/s", lambda line: line["examples_per_second"], ",.0f"),
     ]
 
 
 def _one_line(line: dict[str, Any], headline: str) -> str:
     """Return an epoch's line of the log as it is printed, without its speed."""
-    epoch, *others, _ = ((title, show(line)) for title, show in _columns(headline))
+    epoch, *others, _ = ((column.title, column.written(line)) for column in _columns(headline))
     return f"{' '.join(epoch)}: {', '.join(f'{title} {value}' for title, value in others)}"
 
 
@@ -262,7 +266,7 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
     return "\n".join(
         [
-            markdown_table(rows, _columns(headline))
+            Table(rows, _columns(headline), "Epochs").text()
             if rows
             else "No table: the log of the epochs is missing.",
             "",

@@ -96,6 +96,6 @@ def run(options: argparse.Namespace) -> int:
         progress=True,
         rng=options.seed,
     )
-    show_report(report.to_markdown() + "\n")
+    show_report(report.to_text() + "\n")
     write_outputs(options, report, {"input": source.title, "tau": source.tau})
     return 0

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         progress=show_part,
         settings=_settings(options, source, inputs, left_out),
     )
-    show_report(report.to_markdown() + "\n")
+    show_report(report.to_text() + "\n")
     write_outputs(options, report)
     return 0 if report.ok else 1
 

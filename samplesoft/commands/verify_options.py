@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_source(parser, examples=5, logits=True)
     _add_checks(parser.add_argument_group("what is checked"))
     _add_model(parser.add_argument_group("model and samplers (not with --logits)"))
-    add_outputs(parser.add_argument_group("output"), ("json", "html", "csv", "latex", "figure"))
+    add_outputs(parser.add_argument_group("output"), ("json", "html", "csv", "figure"))
 
 
 def _add_checks(group: Any) -> None:

@@ -6,10 +6,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from samplesoft._parts import Paragraph, Part, Table
-from samplesoft._report import Report
+from samplesoft._report import Column, Paragraph, Part, Report, Table, plain
 from samplesoft.tuning.measure import Setting
 
 if TYPE_CHECKING:
@@ -97,27 +94,27 @@ class TuneReport(Report):
         front = self.front
         return {
             "verdict": self.verdict,
-            "best": _plain(self.best),
+            "best": plain(asdict(self.best)),
             "largest_bias": self.largest_bias,
             "seconds": self.seconds,
             "num_classes": self.num_classes,
             "batch": self.batch,
             "left_out": self.left_out,
-            "settings": [_plain(one) | {"front": one in front} for one in self.settings],
+            "settings": [plain(asdict(one)) | {"front": one in front} for one in self.settings],
         }
 
     def _parts(self) -> list[Part]:
         front = self.front
         columns = [
-            ("sampler", lambda s: s.sampler or "full softmax"),
-            ("draws", lambda s: "" if s.num_sampled is None else f"{s.num_sampled:,}"),
-            ("for", lambda s: "" if s.sampler is None else "the batch" if s.shared else "each"),
-            ("L1 bias", lambda s: f"{s.bias:.2g}"),
-            ("+-", lambda s: f"{s.bias_stderr:.1g}" if s.bias_stderr else ""),
-            ("error", lambda s: f"{s.error:.2g}"),
-            ("draws, ms", lambda s: f"{1e3 * s.draw_seconds:.2f}"),
-            ("step, ms", lambda s: f"{1e3 * s.step_seconds:.2f}"),
-            ("", lambda s: "best" if s == self.best else "front" if s in front else ""),
+            Column("sampler", lambda s: s.sampler or "full softmax"),
+            Column("draws", lambda s: s.num_sampled, ","),
+            Column("for", lambda s: _whom(s)),
+            Column("L1 bias", lambda s: s.bias, ".2g"),
+            Column("+-", lambda s: s.bias_stderr or None, ".1g"),
+            Column("error", lambda s: s.error, ".2g"),
+            Column("draws, ms", lambda s: 1e3 * s.draw_seconds, ".2f"),
+            Column("step, ms", lambda s: 1e3 * s.step_seconds, ".2f"),
+            Column("", lambda s: "best" if s == self.best else "front" if s in front else ""),
         ]
         text = (
             f"{self.num_classes:,} classes, batch {self.batch:,}. L1 bias: exact, of the gradient "
@@ -126,7 +123,7 @@ class TuneReport(Report):
             "calls on this machine. On the front nothing is better in both bias and time."
         )
         parts: list[Part] = [
-            Paragraph(self.verdict, strong=True),
+            Paragraph(self.verdict, is_verdict=True),
             Table(self.settings, columns, "All settings, by the time of a step"),
             Paragraph(text),
         ]
@@ -143,11 +140,11 @@ class TuneReport(Report):
         return {name: getattr(self, name) for name in names}
 
 
-def _plain(setting: Setting) -> dict[str, Any]:
-    """Return a setting for JSON, which has no infinity."""
-    values = asdict(setting)
-    finite = {name: values[name] for name in ("error", "bias_stderr") if np.isfinite(values[name])}
-    return values | {"error": None, "bias_stderr": None} | finite
+def _whom(setting: Setting) -> str:
+    """Return for whom the draws are."""
+    if setting.sampler is None:
+        return ""
+    return "the batch" if setting.shared else "each"
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")

@@ -9,8 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from samplesoft.verification.report import VerificationReport
-    from samplesoft.verification.rows import Picture, VerificationRow
+    from samplesoft.verification.report import Picture, VerificationReport, VerificationRow
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
 _EXACT, _PRINTED, _TRIALS, _BAND = "#0072B2", "#D55E00", "#000000", "#A6CEE3"

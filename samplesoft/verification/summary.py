@@ -18,7 +18,7 @@ from samplesoft.verification.blocks import (
 )
 from samplesoft.verification.cells import Cell
 from samplesoft.verification.problem import Problem
-from samplesoft.verification.rows import Picture, VerificationRow
+from samplesoft.verification.report import Picture, VerificationRow
 
 
 def make_row(

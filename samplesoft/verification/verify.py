@@ -17,10 +17,8 @@ from samplesoft.verification.blocks import WRT
 from samplesoft.verification.cells import Cell, compute_cell
 from samplesoft.verification.fit import warn_unless_products
 from samplesoft.verification.problem import check_counts, check_problem, check_proposals
-from samplesoft.verification.report import VerificationReport
-from samplesoft.verification.rows import VerificationRow
+from samplesoft.verification.report import VerificationReport, VerificationRow, one_line
 from samplesoft.verification.summary import make_pictures, make_row
-from samplesoft.verification.tables import one_line
 
 
 def verify(
@@ -81,7 +79,7 @@ def verify(
     -------
     VerificationReport
         Rows for each sampler, m and block; `agrees`, `bounds_hold`, `ok`; `to_dict`,
-        `to_markdown`, `to_html`, `to_latex`, `to_csv`, `plot`.
+        `to_text`, `to_json`, `to_csv`, `to_html`, `plot`.
 
     Raises
     ------

@@ -46,7 +46,7 @@ def test_training_prints_each_epoch(tmp_path):
         left = "" if epoch == 3 else rf", about {TIME} left"
         assert re.search(rf", perplexity [\d.]+, {TIME}{left}$", line)
     assert lines[4] == ""
-    assert lines[5].startswith("| epoch |")
+    assert lines[5].startswith("epoch  train loss")
 
 
 KILL = """
@@ -147,4 +147,4 @@ def test_a_terminal_has_bars_and_no_lines(tmp_path):
     assert process.returncode == 0
     assert b"- epoch" not in shown
     assert b"\repoch 2:" in shown and b"step/s" in shown
-    assert b"| epoch |" in shown
+    assert b"epoch  train loss" in shown

@@ -67,7 +67,12 @@ def test_language_model(corpus, tmp_path, capsys):
     out, results = tmp_path / "run", tmp_path / "results.json"
     assert lm(corpus, out, *SAMPLED, "--json", str(results)) == 0
     text = capsys.readouterr().out
-    for words in ("| epoch |", "Lowest validation loss in epoch", "validation perplexity", "test"):
+    for words in (
+        "epoch  train loss",
+        "Lowest validation loss in epoch",
+        "validation perplexity",
+        "test",
+    ):
         assert words in text
     values = json.loads(results.read_text())
     assert [line["epoch"] for line in values["epochs"]] == [1, 2]

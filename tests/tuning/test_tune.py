@@ -163,7 +163,7 @@ def test_the_command(tmp_path, capsys):
     files += ["--html", str(tmp_path / "t.html")]
     some = ["--samplers", "uniform,unigram", "--num-sampled", "5,10"]
     assert main(["tune", "--embeddings", str(tmp_path / "e.npz"), *some, *files]) == 0
-    assert "**Take " in capsys.readouterr().out
+    assert "\n\nTake " in capsys.readouterr().out
     assert len(json.loads((tmp_path / "t.json").read_text())["settings"]) == 1 + 2 * 2 * 2
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "t.html").read_text()
