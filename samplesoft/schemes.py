@@ -15,9 +15,6 @@ from samplesoft._validation import as_choice, as_count, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
-_SECOND_ORDER = (
-    "(m^2 log S_m - 2 (m - 1)^2 mean of log S_(m - 1) + (m - 2)^2 mean of log S_(m - 2)) / 2"
-)
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,8 @@ class Scheme:
     independent : bool
         Whether each class is included or not, independently of the others, in place of m draws
         with replacement.
-    jackknife : {0, 1, 2}
-        Order of the jackknife of log S that the loss is: 0 for log S itself; 1 leaves out each
-        draw, 2 each draw and each pair of draws.
+    jackknife : bool
+        Whether the loss is the jackknife of log S, which leaves out each draw in turn.
     least_draws : int
         Smallest number of draws m.
     has_bounds : bool
@@ -73,7 +69,7 @@ class Scheme:
     hits: str
     corrects_draws: bool = True
     independent: bool = False
-    jackknife: int = 0
+    jackknife: bool = False
     least_draws: int = 1
     has_bounds: bool = False
 
@@ -81,10 +77,8 @@ class Scheme:
         for name in ("name", "formula"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"`{name}` must be a text, got {getattr(self, name)!r}.")
-        for name in ("corrects_draws", "independent", "has_bounds"):
+        for name in ("corrects_draws", "independent", "jackknife", "has_bounds"):
             as_flag(name, getattr(self, name))
-        if as_count("jackknife", self.jackknife, 0) > 2:
-            raise ValueError(f"`jackknife` must be 0, 1 or 2, got {self.jackknife}; take 2.")
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
         as_count("least_draws", self.least_draws)
@@ -95,13 +89,13 @@ class Scheme:
             )
         if self.jackknife and self.independent:
             raise ValueError(
-                "`jackknife` must be 0 where `independent` is True, for it leaves out some of m "
+                "`jackknife` must be False where `independent` is True, for it leaves out one of m "
                 "draws, got both; set one of them."
             )
         if self.least_draws <= self.jackknife:
             raise ValueError(
-                f"`least_draws` must be at least {self.jackknife + 1} where `jackknife` is "
-                f"{self.jackknife}, for some draw must be left, got {self.least_draws}."
+                "`least_draws` must be at least 2 where `jackknife` is True, for some draw must be "
+                f"left, got {self.least_draws}."
             )
         if self.has_bounds and not (self.adds_mean and self.excludes_label and not self.jackknife):
             raise ValueError(
@@ -185,7 +179,7 @@ class Scheme:
             return f"independent=True where it is not base='plain' with hits='absent' but {got}"
         if self.jackknife and not self.adds_mean:
             return (
-                f"jackknife={self.jackknife} where it is not base='plain' with hits='absent' or "
+                f"jackknife=True where it is not base='plain' with hits='absent' or "
                 f"'masked' but {got}"
             )
         if self.base == "plain" and self.draws_label:
@@ -234,7 +228,7 @@ SCHEMES: dict[str, Scheme] = {
             "m log S_m - (m - 1) mean of log S_(m - 1), S of negatives",
             base="plain",
             hits="absent",
-            jackknife=1,
+            jackknife=True,
             least_draws=2,
         ),
         Scheme(
@@ -242,24 +236,8 @@ SCHEMES: dict[str, Scheme] = {
             "m log S_m - (m - 1) mean of log S_(m - 1), S of masked",
             base="plain",
             hits="masked",
-            jackknife=1,
+            jackknife=True,
             least_draws=2,
-        ),
-        Scheme(
-            "jackknife2",
-            f"{_SECOND_ORDER}, S of negatives",
-            base="plain",
-            hits="absent",
-            jackknife=2,
-            least_draws=3,
-        ),
-        Scheme(
-            "jackknife2_masked",
-            f"{_SECOND_ORDER}, S of masked",
-            base="plain",
-            hits="masked",
-            jackknife=2,
-            least_draws=3,
         ),
     )
 }

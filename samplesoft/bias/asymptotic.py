@@ -91,7 +91,7 @@ def _why_no_limit(scheme: Scheme) -> str:
     if scheme.independent:
         return "which has no number of draws"
     if scheme.jackknife:
-        return f"whose bias falls like 1/m**{scheme.jackknife + 1}"
+        return "whose bias falls like 1/m**2"
     if scheme.corrects_label and not scheme.draws_label:
         return "which tends to the softmax without the label"
     return ""

@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.polynomial.polynomial import polyval
 from scipy.special import erfc
 
 from samplesoft._limits import LARGEST_EXPONENT
@@ -20,7 +19,7 @@ _STEP_END = 6.5  # widths beyond the cut, where the step has fallen to 4e-20, an
 
 
 class Kernel(NamedTuple):
-    """A kernel g and its derivatives in s, over exp(-(m - order) s), all (K,).
+    """A kernel g and its derivatives in s, over exp(-(m - 1) s), all (K,).
 
     For m draws the bias is the integral of m exp(-m s) H(s), and the loss bias that of exp(-m s)
     K(s). The jackknife takes g'' and -g' in place of these exponentials, eqs. (B13) and (B70). All
@@ -28,7 +27,7 @@ class Kernel(NamedTuple):
     """
 
     s: FloatArray  # -log theta at the nodes
-    decay: FloatArray  # exp(-(m - order) s)
+    decay: FloatArray  # exp(-(m - 1) s)
     values: tuple[FloatArray, ...]  # of g, g', g''
     sizes: tuple[FloatArray, ...]
 
@@ -47,38 +46,24 @@ def negative_log_theta(law: DrawLaw, nodes: Nodes) -> FloatArray:
     return v_base - nodes.log_transform
 
 
-def kernel_polynomials(law: DrawLaw) -> tuple[FloatArray, ...]:
-    """Return the coefficients of g, g' and g'' in powers of 1 - exp(-s)."""
-    m, order = law.num_draws, law.scheme.jackknife
-    found = [np.array([0.0, -1.0, 0.5 * m][: order + 1])]
-    for _ in range(2):
-        powers = np.arange(len(found[-1]))
-        up = np.append(powers[1:] * found[-1][1:], 0.0)  # d(1 - exp(-s))/ds = 1 - (1 - exp(-s))
-        found.append(up - (powers + m - order) * found[-1])
-    return tuple(found)
-
-
 def make_kernel(law: DrawLaw, s: FloatArray) -> Kernel:
-    """Return the kernel of the scheme's jackknife at numbers s (K,)."""
+    """Return the kernel of the jackknife at numbers s (K,), eq. (B14)."""
+    m = float(law.num_draws)
     x = -np.expm1(-s)
-    terms = kernel_polynomials(law)
-    return Kernel(
-        s,
-        np.exp(-(law.num_draws - law.scheme.jackknife) * s),
-        tuple(np.asarray(polyval(x, c)) for c in terms),
-        tuple(np.asarray(polyval(x, np.abs(c))) for c in terms),
-    )
+    values = -x, m * x - 1.0, 2.0 * m - 1.0 - m * m * x
+    sizes = x, m * x + 1.0, 2.0 * m - 1.0 + m * m * x
+    return Kernel(s, np.exp(-(m - 1.0) * s), values, sizes)
 
 
 def choose_cuts(law: DrawLaw, nodes: Nodes, s: FloatArray) -> list[float]:
     """Return places log v for a cut, those first that most often suffice.
 
     They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).
-    A stall is a step before v ds/dv has fallen to half of s. With the decay, exp(-m s) m**(order +
-    1) is about exp(-10): the plain difference is harmless beyond it.
+    A stall is a step before v ds/dv has fallen to half of s. With the decay, exp(-m s) m**2 is
+    about exp(-10): the plain difference is harmless beyond it.
     """
-    m, order = law.num_draws, law.scheme.jackknife
-    decayed = float(np.interp((10.0 + (order + 1) * np.log(m)) / m, s, nodes.x))
+    m = law.num_draws
+    decayed = float(np.interp((10.0 + 2.0 * np.log(m)) / m, s, nodes.x))
     stalled = nodes.x[-nodes.gap > 0.5 * s][:1] - _STEP_END * _STEP_WIDTH
     if not len(stalled):
         return [np.inf, decayed, -np.inf]

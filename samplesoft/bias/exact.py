@@ -93,12 +93,12 @@ def exact_bias(
         The true class t.
     q : array_like, shape (n,) or (B, n), or sampler
         Proposal over all n classes, one for all examples or one for each; or an object with a
-        method ``probs(h)``, such as a sampler. ``negatives``, ``jackknife``, ``jackknife2`` and
-        ``reject`` condition it on not being the label; of a sampler the first three take
+        method ``probs(h)``, such as a sampler. ``negatives``, ``jackknife`` and ``reject``
+        condition it on not being the label; of a sampler the first two take
         ``probs(h, exclude=labels)``, what it then draws. For ``poisson`` the probabilities with
         which the classes are included.
     num_sampled : int
-        Number m of draws, at least 1; at least 2 or 3 for the jackknives. Of no effect for
+        Number m of draws, at least 1; at least 2 for the jackknives. Of no effect for
         ``poisson``.
     scheme : str or samplesoft.schemes.Scheme
         How the draws become a loss; e = exp(o), S is the sum below the fraction.
@@ -114,8 +114,6 @@ def exact_bias(
         - ``poisson``: class j is included with probability q_j, S = e_t + sum of e_j / q_j.
         - ``jackknife``, ``jackknife_masked``: m L'_m - (m - 1) times the mean of L'_{m-1} over the
           draws left out, with the losses L' of ``negatives`` and of ``masked``.
-        - ``jackknife2``, ``jackknife2_masked``: half of m^2 L'_m - 2 (m - 1)^2 mean of L'_{m-1} +
-          (m - 2)^2 mean of L'_{m-2} over the pairs left out, whose bias is of order 1/m^3.
     h : array_like, shape (d,) or (B, d), optional
         Context vectors, where `q` is a sampler that looks at them.
     certain : array_like of int, shape (k,), optional

@@ -1,4 +1,4 @@
-"""The node weights of the jackknife, whose bias is of order 1/m**2 or 1/m**3, in one integral."""
+"""The node weights of the jackknife, whose bias is of order 1/m**2, in one integral."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def make_jackknife_weights(
     """
     s = kernel.s
     # the kernel's exponential has one draw more than what the psi of a class leaves
-    spare = law.num_draws - law.scheme.jackknife - 1
-    survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - spare * s)
+    survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (law.num_draws - 2) * s)
     step = smooth_step(nodes.x, log_cut)
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     with np.errstate(all="ignore"):  # what is not finite here is cut off

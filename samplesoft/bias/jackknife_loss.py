@@ -12,7 +12,6 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.by_parts import (
     Kernel,
     choose_cuts,
-    kernel_polynomials,
     make_kernel,
     smooth_step,
 )
@@ -72,18 +71,15 @@ def _candidates(law: DrawLaw, nodes: Nodes, kernel: Kernel, unit: float) -> Iter
 def _weigh_frullani(law: DrawLaw, nodes: Nodes, kernel: Kernel, unit: float) -> LossTerms:
     """Return the terms of g'(s) - g'(v), the difference of (B7) for the jackknife."""
     s = kernel.s
-    less, limit = law.num_draws - law.scheme.jackknife, make_kernel(law, nodes.v)
+    less, limit = law.num_draws - 1, make_kernel(law, nodes.v)
     # s = v - excess; where they are close the difference is taken in each factor of g'
     close = less * nodes.excess < 1.0
     excess = np.where(close, nodes.excess, 0.0)
     apart = np.exp(-nodes.v) * np.expm1(excess)  # of x and y
-    x, y = -np.expm1(-s), -np.expm1(-nodes.v)
     growth = np.expm1(less * excess)
     near, near_size = growth * kernel.values[1], growth * kernel.sizes[1]
-    for power, coefficient in enumerate(kernel_polynomials(law)[1]):
-        change = apart * sum(x**i * y ** (power - 1 - i) for i in range(power))
-        near -= coefficient * change
-        near_size += abs(coefficient) * change
+    near -= law.num_draws * apart
+    near_size += law.num_draws * apart
     far = kernel.decay * kernel.values[1] - limit.decay * limit.values[1]
     rounded = kernel.decay * kernel.sizes[1] + limit.decay * limit.sizes[1]
     moved = kernel.decay * kernel.sizes[2] * (s + nodes.gap)

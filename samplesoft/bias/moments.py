@@ -101,12 +101,6 @@ def exact_gradient_moments(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
     facts = inputs.scheme
-    if facts.jackknife > 1:
-        raise ValueError(
-            "`scheme` must be one that leaves out at most one draw at a time, got "
-            f"{facts.name!r}: its second moments are not computed; take those of "
-            "samplesoft.monte_carlo_bias."
-        )
     vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for o, t, p in inputs.rows():

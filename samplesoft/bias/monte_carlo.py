@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device, require_cpu, twin
+from samplesoft._device.select import as_device, twin
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.certain import Joined, join
@@ -125,8 +125,6 @@ def monte_carlo_bias(
     """
     trials = twin(as_device(device), "samplesoft.bias.trials:Trials")
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
-    if inputs.scheme.jackknife > 1:
-        require_cpu(f"scheme={inputs.scheme.name!r}", device)
     num_trials = as_count("num_trials", num_trials, 2)
     key = as_key(rng)
     given = inputs.num_sampled, inputs.scheme, num_trials

@@ -35,8 +35,7 @@ class NodeWeights:
 def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
     """Return the logs of the typical and of the least rate at which E(v) decays."""
     # a factor psi may take one draw away; of the draws that are kept, one may be left
-    fewer = max(law.scheme.jackknife, 1)
-    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - fewer, 1)
+    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
     base = -np.inf if law.scheme.label_is_a_draw else law.log_base
     typical = np.log(law.num_draws) + np.log(law.expected_sum)
     return float(typical), float(np.log(least_count) + np.logaddexp(base, classes.log_least))

@@ -77,7 +77,7 @@ def with_replacement_bias(
                     flows = _with_label_drawn(law, classes, nodes, weights, flows)
                 bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
                 norm = float(np.abs(bias).sum())
-                narrow = scheme.jackknife > 0
+                narrow = scheme.jackknife
                 error = estimate_error(flows.coarse, flows.size, norm, unit, narrow)
                 loss_error, is_enough = _estimate_loss_error(weights, size, loss_unit, scheme)
                 errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))

@@ -53,8 +53,8 @@ def check_loss(
     r"""Find out what an implementation of a sampled loss estimates.
 
     The loss is called on small problems, again and again, and the means of what it returns are
-    held against exact means: those of every scheme that samplesoft knows but the second-order
-    jackknife, as it should be and with each of the usual mistakes.
+    held against exact means: those of every scheme that samplesoft knows, as it should be and with
+    each of the usual mistakes.
 
     Parameters
     ----------

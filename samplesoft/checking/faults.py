@@ -44,8 +44,8 @@ METHODS: dict[str, Method] = {
         *(
             Method(name, scheme, AIMS.get(name, _SOFTMAX))
             for name, scheme in SCHEMES.items()
-            # "kept" is a mistake, unless nothing is corrected; the second order is rarely met
-            if name != "kept" and scheme.jackknife < 2
+            # "kept" is a mistake, unless nothing is corrected
+            if name != "kept"
         ),
         Method("nce", SCHEMES["candidate"], "noise-contrastive estimation", logistic=True),
         Method(

@@ -7,7 +7,6 @@ loss                      what it is
 `FullLogisticLoss`        a logistic regression of each class, for several labels
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
-`SecondJackknifeLoss`     a bias of order 1/m**3, for O(m**2) and more variance yet
 `MultilevelLoss`          the same without any bias, from a random number of draws
 `CoupledLoss`             its gradient without any bias, by two Markov chains until they meet
 `BrSnisLoss`              a Markov chain through its draws, with less bias where they are many
@@ -36,7 +35,6 @@ from samplesoft.losses.gradients import Gradients, SparseRows
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
-from samplesoft.losses.jackknife2 import SecondJackknifeLoss
 from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
@@ -66,7 +64,6 @@ __all__ = [
     "NegativeSamplingLoss",
     "SampledLoss",
     "SampledSoftmaxLoss",
-    "SecondJackknifeLoss",
     "SparseRows",
     "make_loss",
 ]

@@ -74,7 +74,7 @@ class JackknifeLoss(SampledLoss):
         if isinstance(draw, Draw) and draw.ids.shape[-1] < self.facts.least_draws:
             raise ValueError(
                 f"`draw` must hold at least {self.facts.least_draws} draws for the jackknife, "
-                f"which leaves out {self.facts.jackknife}, got {draw.ids.shape[-1]}; raise "
+                f"which leaves out one, got {draw.ids.shape[-1]}; raise "
                 "num_sampled."
             )
         return super()._forward(batch, draw, label_log_count)

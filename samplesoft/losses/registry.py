@@ -17,7 +17,6 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.full_logistic import FullLogisticLoss
 from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
-from samplesoft.losses.jackknife2 import SecondJackknifeLoss
 from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.nce import NCELoss
 from samplesoft.losses.negative_sampling import NegativeSamplingLoss
@@ -41,8 +40,6 @@ LOSSES: dict[str, LossSpec] = {
     "sampled-absolute": _softmax(fixed={"absolute": True}),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
-    "jackknife2": LossSpec(SecondJackknifeLoss, masked="jackknife2-masked"),
-    "jackknife2-masked": LossSpec(SecondJackknifeLoss, {"scheme": "masked"}),
     "multilevel": LossSpec(MultilevelLoss, masked="multilevel-masked", classifier=True),
     "multilevel-masked": LossSpec(MultilevelLoss, {"scheme": "masked"}, classifier=True),
     "coupled": LossSpec(CoupledLoss, masked="coupled-masked"),
@@ -67,7 +64,7 @@ def make_loss(name: str, **options: Any) -> Loss:
     Parameters
     ----------
     name : str
-        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"jackknife2"``, ``"multilevel"``,
+        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"``,
         ``"coupled"``, ``"br-snis"`` and ``"negative-sampling"`` take draws that exclude the label;
         ``"sampled-reject"`` and names that end in ``-masked`` leave accidental hits of the label
         out, and so can share one set of draws among a batch; ``"sampled-candidate-masked"`` is

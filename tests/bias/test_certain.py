@@ -21,10 +21,8 @@ HEADS = {"label in": [2, 0], "label in the tail": [1, 4], "one class": [3]}
 
 
 def test_schemes_that_take_certain_classes():
-    assert certain_schemes() == (
-        *("negatives", "masked", "reject", "jackknife", "jackknife_masked"),
-        *("jackknife2", "jackknife2_masked"),
-    )
+    names = "negatives", "masked", "reject", "jackknife", "jackknife_masked"
+    assert certain_schemes() == names
     assert not SCHEMES["kept"].takes_certain
 
 
@@ -92,8 +90,7 @@ def test_simulation_agrees(scheme, head):
     assert abs((got.bias - exact.bias) / got.stderr).max() < 4.5
     assert abs(got.loss_bias - exact.loss_bias) < 4.5 * got.loss_stderr
     plain = exact_bias(LOGITS, 2, Q, 4, scheme=scheme)
-    if SCHEMES[scheme].jackknife < 2:  # which has next to no bias with or without a head
-        assert abs((got.bias - plain.bias) / got.stderr).max() > 4.5  # it could have failed
+    assert abs((got.bias - plain.bias) / got.stderr).max() > 4.5  # it could have failed
 
 
 @pytest.mark.parametrize("label", [0, 3])

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from oracles.extremes import TEN_DIGITS
 
 from samplesoft import (
     asymptotic_bias,
     exact_bias,
     finite_sample_bounds,
 )
-from samplesoft.schemes import SCHEMES
+from samplesoft.schemes import SCHEMES, exact_schemes
 
 CASES = settings(max_examples=60, deadline=None)
 DRAWS = st.sampled_from([2, 3, 10, 1000, 10**6, 10**9])
@@ -35,7 +34,7 @@ def instances(draw, max_classes=7, spread=20.0, smallest=-8.0):
 
 LOST_DIGITS = "ignore:the bias of scheme='jackknife'"
 wild = instances(spread=700.0, smallest=-300.0)
-schemes = st.sampled_from(TEN_DIGITS)
+schemes = st.sampled_from(exact_schemes())
 EVEN = (np.array([0.0, 1.0, -1.0, 0.5]), 0, np.array([0.25, 0.25, 0.25, 0.25]))
 
 

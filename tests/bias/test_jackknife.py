@@ -25,7 +25,7 @@ def test_terms_that_cancel_are_in_doubt_although_half_of_them_have_the_same_sum(
     assert doubt(1.0, np.nan) == np.inf
 
 
-def enumerated(logits, label, q, m, scheme):
+def enumerated(logits, label, q, m):
     """The biases of E[p'] (n,) and of E[loss] over all outcomes of draws from two kinds of classes.
 
     The kinds are the two negatives of three classes, or the label without weight and one negative.
@@ -49,7 +49,7 @@ def enumerated(logits, label, q, m, scheme):
                 power *= chances[0] / chances[1]
             return found
 
-        found = sum(weight * mean(draws) for draws, weight in naive.combination(m, scheme))
+        found = sum(weight * mean(draws) for draws, weight in naive.combination(m))
         return found[:-1], found[-1]
 
 
@@ -64,18 +64,16 @@ def problems(seed, number):
 
 
 @pytest.mark.filterwarnings("ignore:the bias of scheme")  # the estimate is looked at below
-@pytest.mark.parametrize("name", ["jackknife", "jackknife2"])
-def test_estimates_bound_the_errors(name):
-    for logits, label, q, m in problems(3, 30):
-        scheme = name if len(logits) == 3 else f"{name}_masked"
+def test_estimates_bound_the_errors():
+    for logits, label, q, m in problems(3, 60):
+        scheme = "jackknife" if len(logits) == 3 else "jackknife_masked"
         result = exact_bias(logits, label, q, m, scheme=scheme)
-        bias, loss = enumerated(logits, label, q, m, scheme)
+        bias, loss = enumerated(logits, label, q, m)
         error, norm = naive.l1_error(result.bias, bias)
         loss_error = abs(mpf(float(result.loss_bias)) - loss)
         assert loss_error <= mpf(float(result.loss_error)) + mpf("1e-290")
         assert error <= mpf(float(result.error)) + 1e-12 * norm + mpf("1e-290")
-        if name == "jackknife":
-            assert result.loss_error <= 1e-10 * abs(loss) + mpf("1e-290")
+        assert result.loss_error <= 1e-10 * abs(loss) + mpf("1e-290")
 
 
 @pytest.mark.filterwarnings("ignore:the bias of scheme")
@@ -91,36 +89,34 @@ def test_terms_that_overflow_are_not_taken():
 
 
 def test_an_error_beyond_the_estimate_is_seen():
-    """WRONG: the first order for the second."""
+    """WRONG: one draw more."""
     logits, label, q, m = [0.3, 1.0, -0.5], 0, [0.2, 0.5, 0.3], 30
-    result = exact_bias(logits, label, q, m, scheme="jackknife2")
-    bias, loss = enumerated(logits, label, q, m, "jackknife")
+    result = exact_bias(logits, label, q, m + 1, scheme="jackknife")
+    bias, loss = enumerated(logits, label, q, m)
     assert naive.l1_error(result.bias, bias)[0] > 1e6 * result.error
     assert abs(result.loss_bias - loss) > 1e6 * result.loss_error
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_the_bias_falls_like_one_power_more(order):
+def test_the_bias_falls_like_one_power_more():
     rng = np.random.default_rng(0)
     logits, q = rng.normal(size=50), rng.dirichlet(np.full(50, 3.0))
-    scheme = ("jackknife", "jackknife2")[order - 1]
-    few, many = (exact_bias(logits, 0, q, m, scheme=scheme) for m in (1000, 2000))
+    few, many = (exact_bias(logits, 0, q, m, scheme="jackknife") for m in (1000, 2000))
     fall = np.abs(few.bias).sum() / np.abs(many.bias).sum()
-    assert fall == pytest.approx(2.0 ** (order + 1), rel=0.05)
-    assert few.loss_bias / many.loss_bias == pytest.approx(2.0 ** (order + 1), rel=0.05)
+    assert fall == pytest.approx(4.0, rel=0.05)
+    assert few.loss_bias / many.loss_bias == pytest.approx(4.0, rel=0.05)
 
 
 def test_of_a_softmax_nobody_is_told_that_the_rounding_of_q_has_no_digits():
-    logits = 2.0 * np.random.default_rng(3).normal(size=(3, 40))
+    logits = 1e-9 * np.random.default_rng(3).normal(size=(3, 3))
     q = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    labels = [1, 2, 3]
+    labels = [0, 1, 2]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = exact_bias(logits, labels, q, 5, scheme="jackknife2")
+        found = exact_bias(logits, labels, q, 5, scheme="jackknife")
     assert (found.error > 1e-10 * np.abs(found.bias).sum(axis=1)).any()  # or the test is empty
-    near = q * (1.0 + 1e-9 * np.cos(np.arange(40)))
+    near = q * (1.0 + 1e-9 * np.cos(np.arange(3)))
     with pytest.warns(RuntimeWarning, match="see ExactBias.error"):
-        exact_bias(logits, labels, near / near.sum(axis=1, keepdims=True), 5, scheme="jackknife2")
+        exact_bias(logits, labels, near / near.sum(axis=1, keepdims=True), 5, scheme="jackknife")
 
 
 @pytest.mark.parametrize("noise", [1e-5, 1e-9])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 from oracles import naive
-from oracles.extremes import TEN_DIGITS
 
 from samplesoft import exact_bias
+from samplesoft.schemes import exact_schemes
 
 
 def true_loss_bias(logits, label, q, m, scheme):
@@ -29,7 +29,7 @@ def problems(seed, number):
         yield logits, int(rng.integers(n)), q / q.sum(), int(rng.integers(2, 4))
 
 
-@pytest.mark.parametrize("scheme", TEN_DIGITS)
+@pytest.mark.parametrize("scheme", exact_schemes())
 @pytest.mark.filterwarnings("ignore:the bias of scheme")  # of the bias, not the loss
 def test_the_estimate_bounds_the_error_and_is_small(scheme):
     for logits, label, q, m in problems(7, 12):

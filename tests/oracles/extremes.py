@@ -6,10 +6,7 @@ import numpy as np
 from mpmath import mp, mpf
 
 from oracles import naive
-from samplesoft.schemes import SCHEMES, exact_schemes
 
-# the second-order jackknife is a small rest of terms of the first; see bias/test_jackknife.py
-TEN_DIGITS = tuple(name for name in exact_schemes() if SCHEMES[name].jackknife < 2)
 LOST = mpf("1e-289")  # a bias below this has no digits in float64
 SPECIAL = [0.0, -1.0, -30.0, -285.0, -700.0, -745.0, -800.0, -1e4, 1e4]
 

@@ -19,21 +19,15 @@ SCHEMES = (
     "poisson",
     "jackknife",
     "jackknife_masked",
-    "jackknife2",
-    "jackknife2_masked",
 )
 JACKKNIFED = {
     "jackknife": "negatives",
     "jackknife_masked": "masked",
-    "jackknife2": "negatives",
-    "jackknife2_masked": "masked",
 }
 
 
-def combination(m, scheme):
+def combination(m):
     """(number of draws, weight) of each mean in a jackknife; the weights add up to 1."""
-    if "2" in scheme:
-        return [(m, mpf(m) ** 2 / 2), (m - 1, -(mpf(m - 1) ** 2)), (m - 2, mpf(m - 2) ** 2 / 2)]
     return [(m, m), (m - 1, 1 - m)]
 
 
@@ -150,7 +144,7 @@ def enumerate_scheme(logits, label, q, m, scheme, dps=50):
     with mp.workdps(dps):
         if scheme in JACKKNIFED:
             expected = loss = mpf(0)
-            for draws, weight in combination(m, scheme):
+            for draws, weight in combination(m):
                 part = enumerate_scheme(logits, label, q, draws, JACKKNIFED[scheme], dps)
                 expected, loss = expected + weight * part[0], loss + weight * part[1]
             return expected, loss, None
@@ -337,7 +331,7 @@ def laplace_mpmath(logits, label, q, m, scheme, dps=50):
         while True:  # until what the two have in common leaves `dps` digits of the difference
             parts = [
                 (weight, laplace_mpmath(logits, label, q, draws, JACKKNIFED[scheme], digits))
-                for draws, weight in combination(m, scheme)
+                for draws, weight in combination(m)
             ]
             with mp.workdps(4 * dps + 1500):
                 out = tuple(sum(weight * part[i] for weight, part in parts) for i in range(3))

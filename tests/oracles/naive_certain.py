@@ -14,7 +14,7 @@ def enumerate_certain(logits, label, q, m, scheme, certain):
         with mp.workdps(40):
             parts = [
                 (weight, enumerate_certain(logits, label, q, draws, JACKKNIFED[scheme], certain))
-                for draws, weight in combination(m, scheme)
+                for draws, weight in combination(m)
             ]
             return *(sum(weight * part[i] for weight, part in parts) for i in range(2)), None
     with mp.workdps(40):

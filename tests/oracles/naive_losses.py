@@ -3,7 +3,7 @@
 `counts` are expected counts of the drawn classes, `own_count` that of the label.
 """
 
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 from mpmath import mp, mpf
@@ -65,21 +65,6 @@ def jackknife(scores, label, ids, counts, own_count):
     ]
     whole = negatives(scores, label, ids, counts, own_count)
     return m * whole - mpf(m - 1) / m * mp.fsum(left_out)
-
-
-def jackknife2(scores, label, ids, counts, own_count):
-    """The same with those of m - 2 draws too, each pair left out."""
-    m = len(ids)
-
-    def without(*out):
-        gain = mpf(m - len(out)) / m
-        kept = [k for k in range(m) if k not in out]
-        of_kept = [counts[k] * gain for k in kept]
-        return negatives(scores, label, [ids[k] for k in kept], of_kept, own_count)
-
-    one = mp.fsum(without(i) for i in range(m)) / m
-    two = mp.fsum(without(i, j) for i, j in combinations(range(m), 2)) / (m * (m - 1) // 2)
-    return (mpf(m) ** 2 * without() - 2 * mpf(m - 1) ** 2 * one + mpf(m - 2) ** 2 * two) / 2
 
 
 CHANCE = 0.3  # of the level of the draws below
@@ -203,8 +188,6 @@ ORACLES = {  # of the losses by their names
     "sampled-absolute": negatives,
     "jackknife": jackknife,
     "jackknife-masked": jackknife,
-    "jackknife2": jackknife2,
-    "jackknife2-masked": jackknife2,
     "multilevel": multilevel,
     "multilevel-masked": multilevel,
     "coupled": coupled,

@@ -10,10 +10,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._random import mix64, uniform
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.losses.jackknife2_terms import jackknife2_terms
 from samplesoft.kernels.samplers.alias import alias_draw
-
-_NO_SHARE = 1e-14  # of the label, but rounding
 
 
 class Plan(NamedTuple):
@@ -33,7 +30,7 @@ class Plan(NamedTuple):
     linear: bool  # weights neither overflow nor vanish beside each other
     once: bool  # a class counts once however often it is drawn
     kept_only: bool  # draws of the label are dropped, and the weights divided by the number kept
-    jackknife: int  # its order, or 0
+    jackknife: bool
 
 
 @njit
@@ -128,37 +125,6 @@ def plain_trial(
         values[k] *= scale
     values[0] += base / total
     return math.log(total) + top
-
-
-@njit
-def jackknife2_trial(
-    plan: Plan,
-    size: int,
-    ids: np.ndarray,
-    counts: np.ndarray,
-    values: FloatArray,
-    logits: FloatArray,
-) -> float:
-    """Fill `values` with the second-order jackknife of p'; return that of log S.
-
-    They come from the terms of the loss, on a row of `logits` (1, 1 + m).
-    """
-    logits[0, :] = -np.inf  # draws of the label
-    logits[0, 0] = plan.log_base
-    place = 1
-    for k in range(1, size):
-        for _ in range(counts[k]):
-            logits[0, place] = plan.log_weights[ids[k]]
-            place += 1
-    loss = np.empty(1)
-    jackknife2_terms(logits, loss)
-    share = 1.0 + logits[0, 0]
-    values[0] = share if abs(share) > _NO_SHARE else 0.0
-    place = 1
-    for k in range(1, size):
-        values[k] = counts[k] * logits[0, place]
-        place += counts[k]
-    return float(plan.log_base + loss[0])
 
 
 @njit
@@ -288,17 +254,14 @@ def run_block(
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
     rest = np.empty(capacity if plan.jackknife else 0)
-    logits = np.empty((1, 1 + plan.num_draws if plan.jackknife == 2 else 0))
     sums = np.zeros((len(center), 4))  # the center beside its sums: one cache line
     sums[:, 0] = center
     moments = np.zeros((2, 1 + num_projections))
     x = np.empty(1 + num_projections)
     for trial in range(start, stop):
         size = draw_trial(plan, key, trial, seen, ids, counts)
-        if plan.jackknife == 1:
+        if plan.jackknife:
             log_s = jackknife_trial(plan, size, ids, counts, values, rest)
-        elif plan.jackknife == 2:
-            log_s = jackknife2_trial(plan, size, ids, counts, values, logits)
         else:
             log_s = plain_trial(plan, size, ids, counts, values)
         x[0] = log_s + plan.offset
