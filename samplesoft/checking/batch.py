@@ -75,6 +75,7 @@ def in_batch_hypotheses(
         ways.setdefault(what, (way, count))
     made: list[list[FloatArray]] = [[] for _ in ways]
     for _ in range(_BATCHES):
+        # labels of all classes, so that batches hold hits; losses are compared one by one
         rows = rng.integers(0, len(problem.labels), observer.batch)
         labels = rng.integers(0, problem.num_classes, observer.batch)  # each of them often
         parts = observer.results_of(problem.h[rows], labels)
@@ -84,7 +85,7 @@ def in_batch_hypotheses(
             values += [losses, slopes.ravel()] if with_gradient else [losses]
     results = np.concatenate(found)
     rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(results).max())
-    nothing = np.zeros_like(results)
+    nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
     observed = Means(results, nothing, nothing + rounding, _BATCHES, nothing)
     return observed, [
         (
@@ -120,6 +121,7 @@ def _results(
     log_count = log_q + np.log(count)
     own = logits[rows, labels] - way.off_label * log_count[labels]
     x = logits[:, labels] - way.off_draws * log_count[labels]
+    # without a mask an example still leaves itself out, but not others with its label
     gone = labels[:, None] == labels if way.masked else np.eye(len(labels), dtype=bool)
     x = np.where(gone, -np.inf, x)
     total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1))
@@ -155,11 +157,12 @@ def _mixed_recipe(
     """Return the recipe of m draws by a law (E, n) beside the labels of a batch."""
     rows, labels, o = np.arange(len(problem.labels)), problem.labels, problem.logits
     of_labels, of_draws = np.log((batch - 1) * problem.q), np.log(m * law)
-    both = np.logaddexp(of_labels, of_draws)
+    both = np.logaddexp(of_labels, of_draws)  # log((B - 1) q + m u): a class may come either way
     if fault == "uncorrected":
         both = np.zeros_like(both)
     if fault != "corrected_apart":
         of_labels = of_draws = both
+    # how often each label is in the batch, in which every example stands as often
     times = np.bincount(labels, minlength=problem.num_classes) * (batch // len(labels))
     with np.errstate(divide="ignore"):
         certain = o - of_labels + np.log(times)

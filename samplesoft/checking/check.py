@@ -153,19 +153,20 @@ def check_loss(
         )
     m, limit = as_count("num_sampled", num_sampled), as_positive("seconds", seconds)
     key = as_key(rng)
+    # 1. four examples on which schemes differ, 2. what each hypothesis has there, exactly
     problem = make_problem(proposal, as_positive("tau", tau), as_flag("biases", biases), key)
     if as_choice("draws", draws, DRAWS) != "own":
         loss = drawing(loss, problem, exclude=draws == "given-negatives")
     observer = Observer(loss, problem, m, key)
     hypotheses = all_hypotheses(problem, m, observer.batch, observer.with_gradient)
     start = time.perf_counter()
-    if observer.is_random:
+    if observer.is_random:  # 3. the means of many calls
         with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
             scores = _look(observer, hypotheses, start + limit, bar)
     else:
         observer.more(2)
         scores = _of_no_draws(observer, hypotheses)
-    scores = ranked(scores)
+    scores = ranked(scores)  # 4. the verdict
     best, observed = scores[0], observer.means()
     biases_of_best: tuple[float | None, float | None] = None, None
     if best.hypothesis.recipe is not None and best.hypothesis.recipe.certain is None:
@@ -177,6 +178,7 @@ def check_loss(
             float((found.losses - full.losses).mean()),
             float(np.abs(found.slopes - full.slopes).sum(axis=1).mean()),
         )
+    # hypotheses with the same means are named together
     allowed = [one for s in scores if s.allowed for one in (s.hypothesis, *s.hypothesis.same)]
     of_losses: list[str] = []
     if observer.with_gradient and not best.allowed:
@@ -235,11 +237,14 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
             with_squares(s, expected(s.hypothesis), observed, observer.centre) if s.allowed else s
             for s in found
         ]
+        # what takes longer is tried once there are enough calls to exclude what is quick
         if over or observed.calls >= enough:
             simulated = simulated or distinct_hypotheses(observer)
             scores += [
                 score(one, observed, "means are simulated", errors) for one, errors in simulated
             ]
+            # nothing fits: first the right means with another spread, then no bias at all, then
+            # mistakes with a number or a proposal that nobody gave
             if not any(s.allowed for s in scores):
                 scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
             if not any(s.allowed for s in scores):
@@ -261,6 +266,7 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score
     scores = _same_for_all_seeds(observer, hypotheses, observer.with_gradient)
     if any(s.allowed for s in scores):
         return scores
+    # the losses may be right, and the gradient wrong
     for alone in _same_for_all_seeds(observer, [full], False):
         if alone.allowed:
             raise ValueError(

@@ -89,11 +89,14 @@ def _trials(q: FloatArray, m: int, seed: int) -> _Trials:
     rng = np.random.default_rng(seed)
     size = min(_MOST_TRIALS, _NUMBERS // len(q))
     with np.errstate(divide="ignore"):
+        # exponential clocks of rates q: the m earliest are m distinct classes (Plackett and Luce)
         times = rng.standard_exponential((size, len(q))) / q
         ids = np.argsort(times, axis=1)[:, :m]
         times = np.take_along_axis(times, ids, axis=1)
+        # until the next new class comes, classes already seen come again: a Poisson number
         seen = np.cumsum(q[ids], axis=1)[:, :-1]
         again = rng.poisson((seen * np.diff(times, axis=1)).sum(axis=1))
+        # TensorFlow's expected count: the chance of a class within the number of tries
         log_tries = np.log(-np.expm1((m + again)[:, None] * np.log1p(-q)))
         present = np.bincount(ids.ravel(), minlength=len(q)) / size
         least = 0.1 / size  # of classes that no trial has drawn

@@ -66,12 +66,14 @@ def expectation(recipe: Recipe, logits: FloatArray) -> Means:
             mass = recipe.certain_mass(e)
             found = _mean_shares(recipe, e, mass, recipe.num_draws)
             if recipe.certain is not None:
+                # the base mass is shared out among the label and the certain classes
                 others = found.base * np.exp(recipe.certain[e] - mass)
                 own = found.base * float(np.exp(recipe.base[e] - mass))
                 found = _Shares(found.log_sum, own, found.draws + others)
         losses[e] = found.log_sum - recipe.own[e]
+        # d(log S - own) / do: shares in S, less 1 at the label
         slopes[e] = found.draws
-        if recipe.hits_fixed:
+        if recipe.hits_fixed:  # a constant has no slope, however much of S it is
             slopes[e, label] = 0.0
         slopes[e, label] += found.base - 1.0
     if recipe.smoothing:
@@ -104,7 +106,7 @@ def _kept_shares(kind: str, law: bytes, draws: bytes, base: float, m: int) -> _S
 def _compute_shares(kind: str, law: FloatArray, draws: FloatArray, base: float, m: int) -> _Shares:
     """Return the means, for the law (n,) of a draw and corrected logits (n,)."""
     shares = np.zeros(len(law))
-    if base == -np.inf:
+    if base == -np.inf:  # no label in S: self-normalised importance sampling
         classes = np.flatnonzero(law > 0.0)
         o = draws[classes] + np.log(m) + np.log(law[classes])
         found = exact_bias(o, 0, law[classes] / law[classes].sum(), m, scheme="importance")
@@ -115,6 +117,7 @@ def _compute_shares(kind: str, law: FloatArray, draws: FloatArray, base: float, 
     if m == 0 or not len(classes):
         return _Shares(base, 1.0, shares)
     given = law[classes]
+    # the logits of the other problem, in which these weights are right; see the top of the file
     if kind == KEPT:  # o - log(qn), where qn is given "with weight"
         given = given / given.sum()
     o = np.log(given) + draws[classes] + (0.0 if kind in (KEPT, INDEPENDENT) else np.log(m))
@@ -169,6 +172,7 @@ def _one_hit_less(recipe: Recipe, e: int) -> _Shares:
     law = recipe.law.copy()
     law[e, label] = 0.0
     law[e] /= law[e].sum()
+    # given k hits the other m - k draws follow q without the label; k is binomial
     others, hits = replace(recipe, law=law), np.arange(m + 1)
     more = [hit + np.log(k - 1.0) if k > 1 else -np.inf for k in hits]
     parts = [_with_more(others, e, label, more[k], m - int(k)) for k in hits]
@@ -180,6 +184,7 @@ def _logistic(recipe: Recipe, e: int) -> tuple[float, FloatArray]:
     """Return the mean of a sum of logistic losses, and of its slopes."""
     label, law, x = int(recipe.labels[e]), recipe.law[e], recipe.draws[e]
     m = recipe.num_draws
+    # each draw adds log(1 + exp(x)), the label log(1 + exp(-x)): the mean is a plain sum
     slopes = m * law * np.exp(-np.logaddexp(0.0, -x))
     slopes[label] -= np.exp(-np.logaddexp(0.0, recipe.base[e]))
     losses = np.logaddexp(0.0, x) * law
@@ -193,6 +198,7 @@ def _smoothed(
     rows, m = np.arange(len(losses)), recipe.num_draws
     x = recipe.draws.copy()
     x[rows, recipe.labels] = recipe.hit_logit
+    # the smoothed target puts the same share on each candidate: the label and m draws
     candidates = (recipe.own + m * (recipe.law * x).sum(axis=1)) / (m + 1)
     targets = m * recipe.law / (m + 1)
     if not recipe.hits_follow:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,8 @@ class Method:
     """A scheme under its name, and what becomes of label and draws.
 
     ``aim`` says in a few words what the loss estimates. A `logistic` one adds up a logistic loss
-    for each draw, others are the logarithm of a sum. One
-    that is not `closed` has no closed form here: its draws are without replacement, or labels.
+    for each draw, others are the logarithm of a sum. One that is not `closed` has no closed form
+    here: its draws are without replacement, or labels.
     """
 
     name: str
@@ -27,67 +27,86 @@ class Method:
     logistic: bool = False
     closed: bool = True
 
+    # where a mistake can be made at all
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the logits of draws are corrected for how they were drawn."""
+        return self.scheme is not None and self.scheme.corrects_draws
+
+    @property
+    def counts_draws(self) -> bool:
+        """Whether the correction knows the number of draws."""
+        return self.corrects and self.scheme is not None and not self.scheme.independent
+
+    @property
+    def corrects_label(self) -> bool:
+        """Whether the label's logit is corrected as those of draws are."""
+        return self.corrects and self.scheme is not None and self.scheme.corrects_label
+
+    @property
+    def divides_by_m(self) -> bool:
+        """Whether the correction divides by the number of draws, and not by those that are kept."""
+        return self.counts_draws and self.scheme is not None and not self.scheme.divides_by_kept
+
+    @property
+    def excludes_label(self) -> bool:
+        """Whether no draw can be the label, so that others are likelier than q says."""
+        scheme = self.scheme
+        return scheme is not None and scheme.excludes_label and not scheme.independent
+
+    @property
+    def leaves_hits_out(self) -> bool:
+        """Whether draws of the label have no weight."""
+        return self.scheme is not None and self.scheme.hits == "masked"
+
+    @property
+    def is_plain_sum(self) -> bool:
+        """Whether the loss is the logarithm of a sum over a fixed number of draws."""
+        scheme = self.scheme
+        if scheme is None or self.logistic:  # where the label is one more draw
+            return False
+        return not (scheme.independent or scheme.jackknife or scheme.divides_by_kept)
+
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
 _CANDIDATE = "the full softmax loss up to the proposal's log: its mean over examples is right"
-AIMS = {
+_JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
+_NCE = "noise-contrastive estimation"
+_NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
+_BATCH = f"{_SOFTMAX}, m the other labels of a batch"
+_AIMS = {
     "candidate": _CANDIDATE,
     "candidate_masked": _CANDIDATE,
-    "jackknife": "the full softmax loss, with a bias of O(1/m**2)",
-    "jackknife_masked": "the full softmax loss, with a bias of O(1/m**2)",
+    "jackknife": _JACKKNIFE,
+    "jackknife_masked": _JACKKNIFE,
 }
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method("full", None, "the full softmax loss, of which it is no estimate: it is the same"),
-        *(
-            Method(name, scheme, AIMS.get(name, _SOFTMAX))
-            for name, scheme in SCHEMES.items()
-            # "kept" is a mistake, unless nothing is corrected
-            if name != "kept"
-        ),
-        Method("nce", SCHEMES["candidate"], "noise-contrastive estimation", logistic=True),
-        Method(
-            "nce_masked", SCHEMES["candidate_masked"], "noise-contrastive estimation", logistic=True
-        ),
-        Method(
-            "negative_sampling",
-            SCHEMES["negatives"].without_correction(),
-            "negative sampling, which has no softmax as its limit",
-            logistic=True,
-        ),
-        Method(
-            "negative_sampling_masked",
-            SCHEMES["masked"].without_correction(),
-            "negative sampling, which has no softmax as its limit",
-            logistic=True,
-        ),
-        Method(
-            "negative_sampling_kept",
-            SCHEMES["kept"].without_correction(),
-            "negative sampling, which has no softmax as its limit",
-            logistic=True,
-        ),
-    )
-}
-METHODS |= {
-    f"{name}_distinct": replace(METHODS[name], name=f"{name}_distinct", closed=False)
-    for name in ("negatives", "masked", "candidate", "candidate_masked")
-}
-METHODS |= {
-    "unbiased": Method(
-        "unbiased", None, "the full softmax loss without bias, from random draws", closed=False
-    ),
-    "in_batch": Method(
-        "in_batch", None, f"{_SOFTMAX}, m the other labels of a batch", closed=False
-    ),
-    "in_batch_candidate": Method("in_batch_candidate", None, _CANDIDATE, closed=False),
-    "mixed": Method(
-        "mixed", None, f"{_SOFTMAX}, m the other labels of a batch and draws beside", closed=False
-    ),
-    "mixed_candidate": Method("mixed_candidate", None, _CANDIDATE, closed=False),
-}
+
+def _methods() -> Iterator[Method]:
+    """Yield what a loss may be meant to be; of two with the same means the first is named."""
+    yield Method("full", None, "the full softmax loss, of which it is no estimate: it is the same")
+    for name, scheme in SCHEMES.items():
+        # "kept" is a mistake, unless nothing is corrected
+        if name != "kept":
+            yield Method(name, scheme, _AIMS.get(name, _SOFTMAX))
+    for name, scheme_name in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
+        yield Method(name, SCHEMES[scheme_name], _NCE, logistic=True)
+    for end, scheme_name in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
+        scheme = SCHEMES[scheme_name].without_correction()
+        yield Method(f"negative_sampling{end}", scheme, _NEGATIVE_SAMPLING, logistic=True)
+    for name in ("negatives", "masked", "candidate", "candidate_masked"):
+        aim = _AIMS.get(name, _SOFTMAX)
+        yield Method(f"{name}_distinct", SCHEMES[name], aim, closed=False)
+    unbiased = "the full softmax loss without bias, from random draws"
+    yield Method("unbiased", None, unbiased, closed=False)
+    yield Method("in_batch", None, _BATCH, closed=False)
+    yield Method("in_batch_candidate", None, _CANDIDATE, closed=False)
+    yield Method("mixed", None, f"{_BATCH} and draws beside", closed=False)
+    yield Method("mixed_candidate", None, _CANDIDATE, closed=False)
+
+
+METHODS: dict[str, Method] = {method.name: method for method in _methods()}
 
 
 class Counts(NamedTuple):
@@ -104,6 +123,9 @@ class Counts(NamedTuple):
 
 def _right(counts: Counts) -> FloatArray:
     return counts.law + counts.draws
+
+
+# corrections with a mistake in them
 
 
 def _shifted(by: int) -> Callable[[Counts], FloatArray]:
@@ -169,43 +191,7 @@ class Fault:
 RIGHT = Variant()
 
 
-def _draws(method: Method) -> bool:
-    return method.scheme is not None
-
-
-def _corrects(method: Method) -> bool:
-    return method.scheme is not None and method.scheme.corrects_draws
-
-
-def _corrects_label(method: Method) -> bool:
-    return _corrects(method) and method.scheme is not None and method.scheme.corrects_label
-
-
-def _leaves_hits_out(method: Method) -> bool:
-    return method.scheme is not None and method.scheme.hits == "masked"
-
-
-def _excludes(method: Method) -> bool:
-    scheme = method.scheme
-    return scheme is not None and scheme.excludes_label and not scheme.independent
-
-
-def _counts_draws(method: Method) -> bool:
-    return _corrects(method) and method.scheme is not None and not method.scheme.independent
-
-
-def _divides_by_m(method: Method) -> bool:
-    scheme = method.scheme
-    return _counts_draws(method) and scheme is not None and not scheme.divides_by_kept
-
-
-def _plain_sum(method: Method) -> bool:
-    scheme = method.scheme
-    if scheme is None or method.logistic:  # where it is one more draw
-        return False
-    return not (scheme.independent or scheme.jackknife or scheme.divides_by_kept)
-
-
+# The order is that of the report where hypotheses fit equally well: what is met most often first.
 FAULTS: dict[str, Fault] = {
     "log_q_added": Fault(
         "log q is added, not subtracted",
@@ -215,19 +201,19 @@ FAULTS: dict[str, Fault] = {
             Variant(lambda counts: -counts.law),
             Variant(lambda counts: -counts.law + counts.draws),
         ),
-        _corrects,
+        lambda method: method.corrects,
     ),
     "uncorrected": Fault(
         "logits are not corrected for how they were drawn",
         "Subtract log(m q) from the logit of each draw.",
         (Variant(lambda counts: np.zeros_like(counts.law), drops_count=True),),
-        _corrects,
+        lambda method: method.corrects,
     ),
     "log_m_left_out": Fault(
         "log m is left out of the correction",
         "Subtract log q + log m, the log of the expected number of draws, not log q alone.",
         (Variant(lambda counts: counts.law, drops_count=True),),
-        _counts_draws,
+        lambda method: method.counts_draws,
     ),
     "logarithm_missed": Fault(
         "q or m q is subtracted, without its logarithm",
@@ -236,7 +222,7 @@ FAULTS: dict[str, Fault] = {
             Variant(lambda counts: np.exp(counts.law + counts.draws), drops_count=True),
             Variant(lambda counts: np.exp(counts.law), drops_count=True),
         ),
-        _corrects,
+        lambda method: method.corrects,
     ),
     "other_logarithm": Fault(
         "a logarithm to base 10 or 2 is subtracted",
@@ -245,55 +231,55 @@ FAULTS: dict[str, Fault] = {
             Variant(lambda counts: (counts.law + counts.draws) / np.log(10.0)),
             Variant(lambda counts: (counts.law + counts.draws) / np.log(2.0)),
         ),
-        _corrects,
+        lambda method: method.corrects,
     ),
     "q_shifted": Fault(
         "q of other classes is subtracted, shifted by one",
         "Look at how ids and q are numbered: a class for padding or 'unknown' may be in one only.",
         (Variant(_shifted(1)), Variant(_shifted(-1))),
-        _corrects,
+        lambda method: method.corrects,
     ),
     "q_not_conditioned": Fault(
         "the label is excluded from the draws, but q is not divided by 1 - q of the label",
         "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
         (Variant(lambda counts: counts.q + counts.draws),),
-        lambda method: _excludes(method) and _corrects(method),
+        lambda method: method.excludes_label and method.corrects,
     ),
     "hits_kept": Fault(
         "draws of the label are not left out",
         "Give draws that are the label of their example the logit -inf.",
         (Variant(hits="kept"),),
-        _leaves_hits_out,
+        lambda method: method.leaves_hits_out,
     ),
     "label_uncorrected": Fault(
         "the label's logit is not corrected as those of the draws are",
         "Subtract log(m q_t) from the label's logit too, or leave out draws of the label.",
         (Variant(label_times=0.0),),
-        _corrects_label,
+        lambda method: method.corrects_label,
     ),
     "label_corrected_twice": Fault(
         "the label's logit is corrected twice",
         "Subtract log(m q_t) from the label's logit once.",
         (Variant(label_times=2.0),),
-        _corrects_label,
+        lambda method: method.corrects_label,
     ),
     "one_hit_left_out": Fault(
         "of several draws of the label only one is left out",
         "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
         (Variant(hits="once"),),
-        lambda method: _leaves_hits_out(method) and _plain_sum(method),
+        lambda method: method.leaves_hits_out and method.is_plain_sum,
     ),
     "hits_of_other_rows": Fault(
         "draws of a neighbouring example's label are left out, and the example's own are not",
         "Compare each example's draws with its own label.",
         (Variant(hits="next"), Variant(hits="previous")),
-        _leaves_hits_out,
+        lambda method: method.leaves_hits_out,
     ),
     "counted_twice": Fault(
         "one draw is in the sum twice",
         "Look for a draw that is joined to the others once more.",
         (Variant(twice=True),),
-        _plain_sum,
+        lambda method: method.is_plain_sum,
     ),
     "m_off_by_one": Fault(
         "the number of draws and the m of the correction differ by one",
@@ -304,7 +290,7 @@ FAULTS: dict[str, Fault] = {
             Variant(more_draws=1),
             Variant(more_draws=-1),
         ),
-        _divides_by_m,
+        lambda method: method.divides_by_m,
     ),
     "divided_by_batch": Fault(
         "losses or gradients are divided by the size of the batch",
@@ -354,18 +340,18 @@ FAULTS: dict[str, Fault] = {
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",
         (),
-        lambda method: _plain_sum(method) and _leaves_hits_out(method),
+        lambda method: method.is_plain_sum and method.leaves_hits_out,
     ),
     "label_smoothing": Fault(
         "part of the target is spread over the draws (label smoothing)",
         "Leave label smoothing out, or take the loss for one of a smoothed target.",
         (),
-        lambda method: _plain_sum(method) and not _leaves_hits_out(method),
+        lambda method: method.is_plain_sum and not method.leaves_hits_out,
     ),
     "smoothed_hits": Fault(
         "label smoothing averages the logits of masked draws",
         "Leave draws that are masked out of the mean that label smoothing takes.",
         (),
-        lambda method: _plain_sum(method) and _leaves_hits_out(method),
+        lambda method: method.is_plain_sum and method.leaves_hits_out,
     ),
 }

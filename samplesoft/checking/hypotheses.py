@@ -90,6 +90,7 @@ def _compute_all(problem: Problem, m: int, batch: int, with_gradient: bool) -> l
     for method, fault_name, variant in [*right, *wrong]:
         if m < (method.scheme.least_draws if method.scheme else 0):
             continue
+        # this mistake goes through all first draws, n exact biases an example
         if variant.twice and problem.num_classes > _MOST_CLASSES_TWICE:
             continue
         recipe = make_recipe(problem, method, variant, m, batch)
@@ -102,7 +103,7 @@ def _compute_all(problem: Problem, m: int, batch: int, with_gradient: bool) -> l
 
 def _merged(found: list[Hypothesis]) -> list[Hypothesis]:
     """Return one hypothesis for all that have the same means, and the others with it."""
-    groups: list[list[Hypothesis]] = []
+    groups: list[list[Hypothesis]] = []  # the first of a group stands for it
     for one in found:
         size = 1.0 + np.abs(one.means).max()
         for group in groups:
@@ -127,7 +128,6 @@ Fitted = tuple[Hypothesis, Means, str]  # with the number in words
 def fitted(observer: Observer, observed: Means) -> Iterator[Fitted]:
     """Yield the best of each family of hypotheses, for what was observed."""
     problem = observer.problem
-    rows = np.arange(len(problem.labels))
     for method in METHODS.values():
         recipe = make_recipe(problem, method, RIGHT, observer.num_sampled, observer.batch)
         if not method.closed or method.scheme is None or recipe is None or recipe.kind != SUM:
@@ -137,10 +137,7 @@ def fitted(observer: Observer, observed: Means) -> Iterator[Fitted]:
             return means_of(recipe, problem, observer.with_gradient)
 
         if method.scheme.hits == "masked":
-            kept = _with_all_hits(problem, recipe)
-            own = kept.draws[rows, problem.labels]
-            for leak in _leaks(kept, own):
-                yield _best_leak(method.name, leak, means, observed)
+            yield from _masked(method.name, _with_all_hits(problem, recipe), means, observed)
         yield from _smoothed(method.name, recipe, means, observed)
 
 
@@ -157,7 +154,7 @@ def of_other_proposals(observer: Observer, observed: Means) -> Iterator[Fitted]:
             drawn, meant = (make_recipe(problem, method, *sizes) for problem in (other, given))
             if drawn is None or meant is None:
                 continue
-            ways = {
+            ways = {  # the sampler differs, or loss and sampler both do
                 f"draws and correction by {name!r}": drawn,
                 f"draws by {name!r}, corrected by what was given": replace(meant, law=drawn.law),
             }
@@ -173,40 +170,30 @@ def _with_all_hits(problem: Problem, recipe: Recipe) -> Recipe:
     return with_hits(recipe, problem.logits[rows, problem.labels] - log_counts)
 
 
-@dataclass(frozen=True)
-class _Leak:
-    """A way to mask by a finite number: words, the numbers to try, and the recipe of a number."""
+def _masked(
+    scheme: str, kept: Recipe, means: Callable[[Recipe], FloatArray], observed: Means
+) -> Iterator[Fitted]:
+    """Yield masking of hits by a finite number: taken off their logits, or in the place of them.
 
-    words: str
-    numbers: FloatArray
-    recipe_of: Callable[[float], Recipe]
+    `kept` is the recipe without a mask.
+    """
+    hits = kept.draws[np.arange(len(kept.labels)), kept.labels]
+    fixed = replace(kept, hits_fixed=True)  # logits that have no slope
 
+    def nearest(words: str, grid: FloatArray, masked: Callable[[float], Recipe]) -> Fitted:
+        def distance(number: float) -> float:
+            away = (means(masked(float(number))) - observed.means) / _unit(observed)
+            return float((away**2).sum())
 
-def _leaks(kept: Recipe, own: FloatArray) -> list[_Leak]:
-    """Return the ways to mask by a finite number."""
-    fixed = replace(kept, hits_fixed=True)
-    return [
-        _Leak("their logits less {:.2g}", _LESS, lambda c: with_hits(kept, own - c)),
-        _Leak("the logit {:.2g}", _LOGITS, lambda c: with_hits(fixed, np.full_like(own, c))),
-    ]
+        at = int(np.argmin([distance(number) for number in grid]))
+        ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
+        number = float(minimize_scalar(distance, bounds=ends, method="bounded").x)
+        recipe = masked(number)
+        hypothesis = Hypothesis(scheme, "finite_mask", recipe, means(recipe))
+        return hypothesis, observed, words.format(number)
 
-
-def _best_leak(
-    scheme: str, leak: _Leak, means: Callable[[Recipe], FloatArray], observed: Means
-) -> Fitted:
-    """Return masking by the number that comes nearest."""
-
-    def distance(number: float) -> float:
-        found = means(leak.recipe_of(float(number)))
-        return float((((found - observed.means) / _unit(observed)) ** 2).sum())
-
-    grid = leak.numbers
-    at = int(np.argmin([distance(number) for number in grid]))
-    ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    number = float(minimize_scalar(distance, bounds=ends, method="bounded").x)
-    recipe = leak.recipe_of(number)
-    found = Hypothesis(scheme, "finite_mask", recipe, means(recipe))
-    return found, observed, leak.words.format(number)
+    yield nearest("their logits less {:.2g}", _LESS, lambda c: with_hits(kept, hits - c))
+    yield nearest("the logit {:.2g}", _LOGITS, lambda c: with_hits(fixed, np.full_like(hits, c)))
 
 
 def _smoothed(
@@ -222,6 +209,7 @@ def _smoothed(
         logits = np.full_like(hits, mask) if masked else np.where(chances > 0.0, hits, 0.0)
         whole = replace(recipe, smoothing=1.0, hit_logit=logits, hits_follow=follow)
         slope = (means(whole) - plain) / unit  # smoothing is linear
+        # least squares for the share, in units of the standard errors
         share = float(((observed.means - plain) / unit * slope).sum() / (slope**2).sum())
         share = min(max(share, 0.0), _MOST_SMOOTHING)
         smooth = replace(whole, smoothing=share)

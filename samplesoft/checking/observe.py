@@ -118,12 +118,13 @@ class Observer:
         self._epsilon = 0.0
         self._sets = 1
         self.centre = np.zeros(len(problem.labels))
+        # the same seed twice, then others: does the loss draw, and do its draws follow the seed?
         first = self._call(0)
         self.follows_seed = bool(np.array_equal(first, self._call(0)))
         others = (self._call(seed) for seed in range(1, _SEEDS))
         self.is_random = any(not np.array_equal(first, other) for other in others)
         self.calls = 0
-        self._results: set[int] = set()
+        self._results: set[int] = set()  # hashes: repeated results betray seeds that repeat
         pilots = [self._call(seed) for seed in range(_PILOTS)] if self.is_random else [first]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
         self._origin = self._call(0)  # near the means, so that squares keep their digits
@@ -135,6 +136,7 @@ class Observer:
         for seed in self._seeds.integers(0, 2**31 - 1, calls):
             change = self._call(int(seed)) - self._origin
             self._results.add(hash(change.tobytes()))
+            # power sums about a point near the mean lose no digits
             self._sums += change
             self._squares += change**2
             self._cubes += change**3
@@ -163,6 +165,7 @@ class Observer:
         if observed.squares is None or not self.is_random:
             return 0.0
         size = len(self.centre)
+        # 16 copies with sets of their own vary 16 times less in the mean than one
         single = observed.squares.means - (observed.means[:size] - self.centre) ** 2
         of_calls = observed.stderrs[:size] ** 2 * (self.calls - 1)
         return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
@@ -214,6 +217,7 @@ class Observer:
     def _returned(self, h: FloatArray, labels: IntArray, seed: int) -> list[FloatArray]:
         """Return losses (B,), and gradients (B, d) where there are some."""
         rows, biases = self.problem.class_embeddings, self.problem.biases
+        # copies, for a loss may write into what it is given
         given: list[Any] = [rows.copy(), h.copy(), labels.copy(), self.num_sampled, seed]
         if biases is not None:
             given.append(biases.copy())

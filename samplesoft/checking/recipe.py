@@ -10,6 +10,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.faults import Counts, Method, Variant
 from samplesoft.checking.problem import Problem
 
+# what becomes of S, the sum of the label's and the draws' masses; see `Recipe`
 SUM, KEPT, JACKKNIFE, INDEPENDENT, LOGISTIC, FULL = (
     "sum",
     "kept",
@@ -107,9 +108,9 @@ def make_recipe(
         return None
     log_q = np.log(problem.q)
     law, hit_law = log_q, log_q[rows, labels]
-    if scheme.independent:
+    if scheme.independent:  # the chance that m draws with replacement hold a class
         law = np.log(-np.expm1(m * np.log1p(-problem.q)))
-    elif scheme.excludes_label or scheme.divides_by_kept:
+    elif scheme.excludes_label or scheme.divides_by_kept:  # given "not the label"
         law = log_q - np.log(-np.expm1(hit_law))[:, None]
     kind = SUM
     if method.logistic:
@@ -120,21 +121,24 @@ def make_recipe(
         kind = INDEPENDENT
     elif scheme.divides_by_kept and not variant.drops_count and variant.hits is None:
         kind = KEPT
+    # kept draws are divided by their own number, and inclusion has none to divide by
     counted = 0.0 if kind in (KEPT, INDEPENDENT) else float(np.log(m))
     correction = np.zeros_like(o)
     if scheme.corrects_draws:
         correction = variant.correction(Counts(law, law if scheme.independent else log_q, counted))
-    if not np.isfinite(correction).all():
+    if not np.isfinite(correction).all():  # such as an m that is one too few
         return None
-    draws, base = o - correction, own
+    draws, base = o - correction, own  # eq. 5 of Rawat et al.: o - log(m q)
     if scheme.corrects_label:
         base = own = own - variant.label_times * correction[rows, labels]
-    elif not scheme.label_in_sum:
+    elif not scheme.label_in_sum:  # the label has no mass but by draws of it
         base = np.full_like(own, -np.inf)
     draws[rows, labels] = _hits(scheme.hits, variant, draws[rows, labels])
     if variant.hits in ("next", "previous"):
+        # of a batch in which neighbouring rows are different examples; see `Observer`
         other = np.roll(labels, -1 if variant.hits == "next" else 1)
         draws[rows, other] = -np.inf
+    # what the draws follow, which is q where hits are thrown away after they were drawn
     chances = np.exp(law if scheme.excludes_label or scheme.independent else log_q)
     if scheme.excludes_label:
         chances[rows, labels] = 0.0

@@ -102,6 +102,7 @@ class LossReport(Report):
                     f"minlength={self.num_classes}) / ids.size, and compare it with `proposal`."
                 )
             return text + self._repeated
+        # by the order of `METHODS`, of which the first name is the usual one
         allowed = {(s.hypothesis.scheme, s.hypothesis.fault) for s in self.scores if s.allowed}
         schemes = [f"`{name}`" for name in METHODS if (name, None) in allowed]
         if self.fault is None:
@@ -119,6 +120,7 @@ class LossReport(Report):
         ]
         if names:
             text += f" The same is: {'; '.join(names)}."
+        # the means allow more than one: say so, and not only the nearest
         others = [s.hypothesis.title for s in self.scores[1:] if s.allowed and s.hypothesis.fault]
         if others:
             text += (
@@ -157,37 +159,22 @@ class LossReport(Report):
         dict
             Ready for ``json.dumps(..., allow_nan=False)``; a |z| that is not finite is None.
         """
-        return {
-            "verdict": self.verdict,
-            "remedy": self.remedy,
-            "scheme": self.scheme,
-            "fault": self.fault,
-            "consistent": [list(pair) for pair in self.consistent],
-            "limit": self.limit,
-            "of_losses": list(self.of_losses),
-            "loss_bias": self.loss_bias,
-            "gradient_bias": self.gradient_bias,
-            "with_gradient": self.with_gradient,
-            "follows_seed": self.follows_seed,
-            "num_sampled": self.num_sampled,
-            "num_classes": self.num_classes,
-            "calls": self.calls,
-            "num_results": self.num_results,
-            "num_sets": self.num_sets,
-            "autocorrelation": self.autocorrelation,
-            "seconds": self.seconds,
-            "hypotheses": [
-                {
-                    "scheme": s.hypothesis.scheme,
-                    "fault": s.hypothesis.fault,
-                    "z": plain(s.z),
-                    "sd_ratio": s.sd_ratio,
-                    "allowed": s.allowed,
-                    "fitted": s.number,
-                }
-                for s in self.scores
-            ],
-        }
+        names = ("verdict", "remedy", *self.__dataclass_fields__)
+        values = {name: getattr(self, name) for name in names if name != "scores"}
+        values["consistent"] = [list(pair) for pair in self.consistent]
+        values["of_losses"] = list(self.of_losses)
+        values["hypotheses"] = [
+            {
+                "scheme": s.hypothesis.scheme,
+                "fault": s.hypothesis.fault,
+                "z": plain(s.z),
+                "sd_ratio": s.sd_ratio,
+                "allowed": s.allowed,
+                "fitted": s.number,
+            }
+            for s in self.scores
+        ]
+        return values
 
     def _parts(self) -> list[Part]:
         shown = nearest(self.scores, _SHOWN)
@@ -253,6 +240,7 @@ def draw_report(report: LossReport) -> Figure:
     shown = nearest(report.scores, _DRAWN)[::-1]
     figure = Figure(figsize=(8.5, 1.7 + 0.27 * len(shown)), layout="constrained")
     axes = figure.subplots()
+    # distances from 0.1 to a million fit on one logarithmic axis
     z = np.clip([s.z for s in shown], _LEAST, _MOST)
     colours = [_ALLOWED if s.allowed else _EXCLUDED for s in shown]
     places = np.arange(len(shown))

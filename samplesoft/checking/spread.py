@@ -31,7 +31,7 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
         law, x = recipe.law[e], recipe.draws[e]
         if recipe.kind == FULL:
             law = np.zeros_like(law)
-        if recipe.kind == LOGISTIC:
+        if recipe.kind == LOGISTIC:  # log(1 + exp(x)): the rest of each sum is 1
             log_rest = 0.0
         else:
             log_sum = losses[e] / recipe.loss_scale + recipe.own[e]
@@ -39,6 +39,7 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
                 log_drawn = np.logaddexp.reduce(np.log(law) + x, initial=-np.inf)
             rest = 1.0 - np.exp(min(log_drawn - log_sum, 0.0))
             log_rest = max(log_sum + np.log(max(rest, _LEAST_REST)), recipe.certain_mass(e))
+        # what one draw adds to log S beside the rest of the sum, to first order in the draws
         effects = np.logaddexp(0.0, x - log_rest)
         shares = np.exp(-np.logaddexp(0.0, log_rest - x))
         if recipe.smoothing and recipe.hit_logit is not None:
@@ -94,6 +95,7 @@ def squares(recipe: Recipe, centre: FloatArray) -> Squares | None:
     second, fourth, sixth = np.array(rows)[:, [2, 4, 6]].T
     if second.min() < _LEAST_VARIANCE:
         return None
+    # of the square X^2: its variance and third central moment from E X^4 and E X^6
     variance = np.maximum(fourth - second**2, 0.0)
     third = np.abs(sixth - 3.0 * fourth * second + 2.0 * second**3)
     skewness = third / np.maximum(variance, _DIGITS * second**2) ** 1.5
@@ -110,6 +112,7 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
     base = np.exp(recipe.certain_mass(e) - shift)
     most = base + recipe.num_draws * weights.max()
     least = base if base > 0.0 else weights[drawn].min()
+    # the fall of the transform lies between the largest and the least S that can come
     x = np.arange(-np.log(max(most, 1.0)) - _LEFT, -np.log(min(least, 1.0)) + _RIGHT, _STEP)
     u = np.exp(x)
     change = _CHANGES[recipe.kind](recipe.law[e], weights, base, recipe.num_draws, u)
@@ -118,6 +121,7 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
 
 def _of_log_sum(x: FloatArray, fall: FloatArray) -> FloatArray:
     """Return the moments of log S from exp(-u) - E exp(-u S) at u = exp(x)."""
+    # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
     inner = _STEP * np.array([(fall * x**k).sum() / factorial(k) for k in range(6)])
     found = [1.0]
     for k in range(6):
@@ -176,6 +180,7 @@ def _of_logistic(recipe: Recipe, e: int, centre: float) -> FloatArray:
     law, x = recipe.law[e], recipe.draws[e]
     one = np.logaddexp(0.0, x)
     powers = [float(law @ one**k) for k in range(7)]
+    # draws are independent: cumulants of one draw times m are those of the sum
     cumulants = [0.0] * 7
     for n in range(1, 7):
         known = sum(comb(n - 1, k - 1) * cumulants[k] * powers[n - k] for k in range(1, n))

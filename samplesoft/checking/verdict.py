@@ -44,7 +44,7 @@ def score(
 ) -> Score:
     """Return how far a hypothesis, of means that may have `errors`, is from what was observed."""
     limit = z_limit(observed)
-    if errors is not None:
+    if errors is not None:  # of expected means that are simulated
         observed = replace(observed, stderrs=np.hypot(observed.stderrs, errors))
     return Score(
         hypothesis, *_distance(hypothesis.means, hypothesis.spread, observed, limit), number
@@ -60,6 +60,7 @@ def with_squares(
     limit = z_limit(observed)
     z, allowed = _distance(expected.means, expected.spread, observed.squares, limit)
     size = len(centre)
+    # variances of single losses: as observed, and as the hypothesis has them
     seen = observed.squares.means - (observed.means[:size] - centre) ** 2
     due = expected.means - (found.hypothesis.means[:size] - centre) ** 2
     ratio = float(np.sqrt((seen / due).mean()))
@@ -92,6 +93,7 @@ def _distance(
 
 def losses_alone(observed: Means, examples: int) -> Means:
     """Return what was observed of the losses, without the gradients."""
+    # losses stand before gradients
     parts = ("means", "stderrs", "rounding", "skewness")
     first = {part: getattr(observed, part)[:examples] for part in parts}
     return replace(observed, **first, squares=None)

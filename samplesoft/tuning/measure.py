@@ -123,6 +123,7 @@ def measured(
     `full` is the gradient of the full softmax.
     """
     h, labels = work.examples
+    # draws that may hold the label of an example: hits have no weight there
     masks = shared or work.masked
     scheme, exclude = ("masked", None) if masks else ("negatives", work.labels)
     if shared:
@@ -133,6 +134,7 @@ def measured(
     for m in sizes:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
         layer = work.layer("sampled-masked" if masks else "sampled", sampler, m, shared)
+        # bias and noise together, as a gradient of training has them
         off = [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)]
         draw = partial(sampler.sample, work.h, m, exclude=exclude, shared=shared)
         yield Setting(

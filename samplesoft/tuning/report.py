@@ -51,7 +51,7 @@ class TuneReport(Report):
     @property
     def front(self) -> tuple[Setting, ...]:
         """Settings that no other beats in both bias and time, the quickest first."""
-        found: list[Setting] = []
+        found: list[Setting] = []  # settings come by their time, so only the bias is compared
         for one in self.settings:
             if not found or one.bias < found[-1].bias:
                 found.append(one)
@@ -174,6 +174,7 @@ def draw_report(report: TuneReport) -> Figure:
                 linewidth=1.0,
                 label=f"{name}, shared" if shared else name,
             )
+    # what is right of this line is slower than the full softmax, which has no bias
     axes.axvline(1e3 * report.full.step_seconds, color="black", linewidth=1.2)
     axes.text(
         1e3 * report.full.step_seconds,
@@ -184,7 +185,7 @@ def draw_report(report: TuneReport) -> Figure:
         transform=axes.get_xaxis_transform(),
     )
     best = report.best
-    if best in named:
+    if best in named:  # a circle around what is to be taken
         at = 1e3 * best.step_seconds
         axes.plot([at], [best.bias], "o", markersize=13, fillstyle="none", color="black")
     if report.largest_bias is not None and report.seconds is None:

@@ -144,9 +144,10 @@ def tune(
                 "`thorough` must be True with `seconds`, within which more draws may have the "
                 "least error, got False; leave one of them out."
             )
-        sizes.sort()
+        sizes.sort()  # few draws are quick: what follows need not be measured if it is slower
         ways = ways[::-1]  # what is quick comes first, and spares what is slow
     key = as_key(rng)
+    # a sample of contexts for the bias; others, with repetition, make the batch that is timed
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     some, chosen = order[: num_examples(len(rows))], np.resize(order, size)
     examples = contexts[some], ids[some]
@@ -163,7 +164,7 @@ def tune(
     total = len(ways) * len(todo) * len(sizes)
     wanted = as_flag("progress", progress)
     with progress_bar(wanted, total=total, unit="setting", desc="tune") as bar:
-        for name in todo:
+        for name in todo:  # one sampler serves all its settings: making one may take longest
             sampler = make_sampler(name, inputs)
             for way in ways:
                 for setting in measured(name, sampler, way, sizes, work, gradient):
