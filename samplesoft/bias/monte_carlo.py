@@ -15,8 +15,8 @@ from samplesoft.bias.certain import Joined, join
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.trials import HostTrials
+from samplesoft.kernels.alias import build_alias
 from samplesoft.kernels.bias.trials import Plan
-from samplesoft.kernels.samplers.alias import build_alias
 from samplesoft.schemes import Scheme
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64

@@ -11,8 +11,7 @@ from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import draw_count, flag, positive_float, positive_int
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.softmax_settings import SoftmaxSettings
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs
 from samplesoft.training.language_settings import LanguageModelSettings
 from samplesoft.tuning.pilot import AUTO, is_auto
 

@@ -11,9 +11,7 @@ from samplesoft.commands.options import show_part, show_report
 from samplesoft.commands.outputs import write_outputs
 from samplesoft.commands.source import Source, load_source
 from samplesoft.commands.verify_options import DEFAULT_SAMPLERS, add_options, check_options
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.proposals import dense_proposals
-from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
 from samplesoft.verification.verify import verify
 
 

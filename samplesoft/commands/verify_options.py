@@ -17,8 +17,7 @@ from samplesoft.commands.options import (
 from samplesoft.commands.outputs import add_outputs, check_outputs
 from samplesoft.commands.softmax_options import add_random_features
 from samplesoft.commands.source_options import add_source, check_source
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.registry import SAMPLERS
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.blocks import WRT
 

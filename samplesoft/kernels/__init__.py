@@ -12,7 +12,7 @@ The rooms, in an order to read them in:
 1. `rows`, `weights`, `exponential`: inner products of rows, draws among weights, and exp and log
    several at a time; `sort_ids`: runs of equal ids.
 2. `arrays`: checks and sorting of arrays on a GPU.
-3. `samplers`: draws from one distribution, and from the full softmax.
+3. `alias`: tables that draw from any weights in constant time.
 4. `tree`: draws from a kernel in logarithmic time.
 5. `losses`: logits, losses and gradients of sampled and full softmax.
 6. `metrics`: the best classes of each context.

@@ -33,7 +33,8 @@ class SoftmaxLayer:
         Class vectors, float32 or float64; copied. Optimizers change the copy in `parameters`.
     loss : Loss
         Full or sampled, from `samplesoft.losses`. The layer works on its device, and keeps
-        parameters and gradients there; the sampler must be on it too.
+        parameters and gradients there. The sampler may be on the processor all the same: what it
+        looks at is then copied to it, and its draws are copied back.
     sampler : Sampler, optional
         Where negatives come from; needed for sampled losses. Any object with the methods of
         `SamplerProtocol` will do. If the loss normalises, the sampler sees vectors of norm 1, and
@@ -180,7 +181,7 @@ class SoftmaxLayer:
         draw, log_count = self._draw(batch.contexts, batch.targets, lambda draw: (batch, draw), rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
-            self.sampler.observe(batch.targets.labels)
+            self.sampler.observe(self._for_sampler(batch.targets.labels))
         return result
 
     def backward(self, cache: Cache) -> tuple[Rows, dict[str, SparseRows]]:
@@ -310,10 +311,11 @@ class SoftmaxLayer:
                 f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
                 "got a matrix; take scheme='masked'."
             )
-        exclude = targets.labels if self.loss.excludes_label else None
+        exclude = self._for_sampler(targets.labels) if self.loss.excludes_label else None
+        h = self._for_sampler(contexts)
 
         def sample(num: int, seed: Seed) -> Draw:
-            return sampler.sample(contexts, num, exclude=exclude, shared=self.shared, rng=seed)
+            return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
 
         sampler.refresh(rng)
         n = self._rows.shape[0]
@@ -327,9 +329,10 @@ class SoftmaxLayer:
         assert self.sampler is not None
         if targets.owners is not None and not self.shared:
             return self._label_log_counts_of_rows(contexts, targets)
-        ids = targets.labels.reshape((1, -1) if self.shared else (-1, 1))
-        every = self.sampler.log_expected_count(contexts, ids, self.num_sampled, shared=self.shared)
-        return every.reshape(-1)
+        h, labels = self._for_sampler(contexts), self._for_sampler(targets.labels)
+        ids = labels.reshape((1, -1) if self.shared else (-1, 1))
+        counts = self.sampler.log_expected_count(h, ids, self.num_sampled, shared=self.shared)
+        return counts.reshape(-1)
 
     def _label_log_counts_of_rows(self, contexts: Rows, targets: Targets) -> FloatArray:
         """Return the same for several labels an example, asking the sampler once for each context.
@@ -352,13 +355,18 @@ class SoftmaxLayer:
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
         rows = self._device.taken(self._rows, ids, self.loss.normalize)
-        self.sampler.update(ids, rows)
+        self.sampler.update(self._for_sampler(ids), self._for_sampler(rows))
         self._changed = []
+
+    def _for_sampler(self, array: Any) -> Any:
+        """Return an array where the sampler works, which may be beside the GPU of the loss."""
+        assert self.sampler is not None
+        return to_host(array) if self.sampler.device == "cpu" else array
 
     def _check_sampler(self, loss: SampledLoss, allow_other_tau: bool) -> None:
         n, d = self._rows.shape
         self.sampler = as_sampler("sampler", self.sampler)
-        if self.sampler.device != loss.device:
+        if self.sampler.device not in ("cpu", loss.device):
             raise ValueError(
                 f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
                 f"{self.sampler.device!r}; make both with the same device."
@@ -369,10 +377,10 @@ class SoftmaxLayer:
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
             )
         dtype = getattr(self.sampler, "_dtype", None)
-        if loss.device != "cpu" and dtype is not None and dtype != self._rows.dtype:
+        if self.sampler.device != "cpu" and dtype is not None and dtype != self._rows.dtype:
             raise ValueError(
                 f"`sampler` must be of {self._rows.dtype}, like `class_embeddings`, on "
-                f"{loss.device!r}, got {dtype}; make it from the same array."
+                f"{self.sampler.device!r}, got {dtype}; make it from the same array."
             )
         tau = self.sampler.tau
         if tau is not None and not (allow_other_tau or isclose(tau, loss.tau, rel_tol=1e-6)):

@@ -17,8 +17,7 @@ from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
 from samplesoft.samplers.base import Rows, SamplerProtocol, as_sampler
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.registry import SAMPLERS, make_certain_sampler, make_sampler
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_certain_sampler, make_sampler
 
 
 @dataclass(frozen=True)

@@ -35,25 +35,30 @@ bias against time, ``figures/throughput.png`` the time of a step.
 """
 
 from samplesoft.samplers.base import Draw, Sampler, SamplerProtocol
-from samplesoft.samplers.certain import CertainSampler
 from samplesoft.samplers.clusters.sampler import ClusterSampler
+from samplesoft.samplers.composed import CertainSampler, MixtureSampler, TwoPassSampler
 from samplesoft.samplers.dense import DenseSampler
-from samplesoft.samplers.fourier import RFSoftmaxSampler
-from samplesoft.samplers.frequency import LogUniformSampler, UnigramSampler
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.kernel import KernelSampler, PositiveSampler, QuadraticSampler
-from samplesoft.samplers.learned import LearnedUnigramSampler
-from samplesoft.samplers.mixture import MixtureSampler
-from samplesoft.samplers.proposals import dense_proposals
+from samplesoft.samplers.frequency import (
+    LearnedUnigramSampler,
+    LogUniformSampler,
+    UnigramSampler,
+)
+from samplesoft.samplers.kernel import (
+    KernelSampler,
+    PositiveSampler,
+    QuadraticSampler,
+    RFSoftmaxSampler,
+)
 from samplesoft.samplers.registry import (
     SAMPLERS,
+    SamplerInputs,
     SamplerSpec,
+    dense_proposals,
     make_certain_sampler,
     make_sampler,
 )
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
-from samplesoft.samplers.two_pass import TwoPassSampler
 
 __all__ = [
     "CertainSampler",

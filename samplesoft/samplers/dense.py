@@ -110,7 +110,7 @@ class DenseSampler(Sampler):
         for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
             q = self._probs(h[part], exclude[part])
             for row, p in enumerate(q, part.start):
-                ids[row] = _invert(p, uniforms[row])
+                ids[row] = invert(p, uniforms[row])
                 log_q[row] = np.log(p[ids[row]])
         return Draw(ids, log_q)
 
@@ -123,17 +123,17 @@ class DenseSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        given = np.asarray(self.weights(h))
-        if given.dtype.kind not in "buif" or given.shape not in (
+        raw = np.asarray(self.weights(h))
+        if raw.dtype.kind not in "buif" or raw.shape not in (
             (self.num_classes,),
             (len(h), self.num_classes),
         ):
             raise ValueError(
                 f"`weights` must return real numbers of shape {(len(h), self.num_classes)} or "
-                f"{(self.num_classes,)} for {len(h)} contexts, got {given.dtype} of shape "
-                f"{given.shape}; correct {type(self).__name__}.weights."
+                f"{(self.num_classes,)} for {len(h)} contexts, got {raw.dtype} of shape "
+                f"{raw.shape}; correct {type(self).__name__}.weights."
             )
-        weights = np.array(np.broadcast_to(given, (len(h), self.num_classes)), np.float64)
+        weights = np.array(np.broadcast_to(raw, (len(h), self.num_classes)), np.float64)
         if not (np.isfinite(weights).all() and weights.min() >= 0.0):
             raise ValueError(
                 f"`weights` must return finite numbers that are at least 0, got {weights.min()} "
@@ -145,7 +145,7 @@ class DenseSampler(Sampler):
         if not largest.all():
             context = int(np.argmin(largest))
             remedy = "; give a class a weight greater than 0"
-            if np.broadcast_to(given, weights.shape)[context].any():
+            if np.broadcast_to(raw, weights.shape)[context].any():
                 remedy = f" beside its excluded class{remedy}, or leave `exclude` out"
             raise ValueError(
                 "`weights` must leave each context a class to draw, got only 0 for context "
@@ -166,7 +166,7 @@ class DenseSampler(Sampler):
         return commit
 
 
-def _invert(probs: FloatArray, uniforms: FloatArray) -> IntArray:
+def invert(probs: FloatArray, uniforms: FloatArray) -> IntArray:
     """Return the class in whose part of the cumulative sum each uniform of [0, 1) falls."""
     sums = np.cumsum(probs)
     # on the right: where u equals a sum, the next class with a probability is drawn, never one

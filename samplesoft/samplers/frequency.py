@@ -1,17 +1,33 @@
-"""Samplers by how frequent classes are: Zipf's law, and counts.
+"""Samplers by how frequent classes are: Zipf's law, counts, and counts of what has been seen.
 
-A new one makes weights for a `WeightedSampler`.
+A new one of fixed frequencies makes weights for a `WeightedSampler`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import to_host
 from samplesoft._memory import require_room
-from samplesoft._validation import FloatArray, as_count, as_counts, as_positive, as_real_array
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_array,
+    as_count,
+    as_counts,
+    as_ids,
+    as_named_arrays,
+    as_positive,
+    as_real_array,
+    writable,
+)
+from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.static import WeightedSampler
+from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
 
 
 class LogUniformSampler(WeightedSampler):
@@ -26,8 +42,6 @@ class LogUniformSampler(WeightedSampler):
         Number of classes n.
     replace : bool
         False to draw without replacement.
-    device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -42,10 +56,10 @@ class LogUniformSampler(WeightedSampler):
     array([[0.5  , 0.292, 0.208]])
     """
 
-    def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
+    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
         n = as_count("num_classes", num_classes)
         require_room("num_classes", n, 40.0 * n)  # an alias table is made of them
-        super().__init__(log_uniform_weights(n), replace=replace, device=device)
+        super().__init__(log_uniform_weights(n), replace=replace)
 
 
 class UnigramSampler(WeightedSampler):
@@ -61,8 +75,6 @@ class UnigramSampler(WeightedSampler):
         Distortion: 1 for the counts as they are, near 0 for uniform.
     replace : bool
         False to draw without replacement.
-    device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -80,13 +92,113 @@ class UnigramSampler(WeightedSampler):
     array([[0.081, 0.273, 0.646]])
     """
 
-    def __init__(
-        self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True, device: str = "cpu"
-    ) -> None:
+    def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
         checked = as_real_array("counts", to_host(counts), (1,))
         checked = as_counts("counts", checked, len(checked))
         weights = unigram_weights(checked, as_positive("power", power))
-        super().__init__(weights, replace=replace, device=device)
+        super().__init__(weights, replace=replace)
+
+
+class LearnedUnigramSampler(Sampler):
+    """Classes in proportion to a power of how often they have been observed.
+
+    A tree over the counts makes an observation and a draw cost O(log n).
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    power : float
+        Distortion: 1 for the counts as they are, near 0 for uniform.
+    initial : float or array_like, shape (n,)
+        Count of every class, or of each, before the first observation; greater than 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+    MemoryError
+        If so many classes do not fit.
+
+    Notes
+    -----
+    With ``power=1`` and a whole `initial`, sums in the tree are whole numbers and exact, in any
+    order of observations. Else they are rounded in float64, as is q then; it is exact for the
+    draws all the same.
+
+    References
+    ----------
+    .. [1] TensorFlow, ``learned_unigram_candidate_sampler``, whose counts also start at 1.
+
+    Examples
+    --------
+    >>> sampler = LearnedUnigramSampler(3)
+    >>> sampler.observe([2, 2, 1])
+    >>> sampler.probs(None).round(3)
+    array([[0.167, 0.333, 0.5  ]])
+    """
+
+    def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
+        super().__init__(as_count("num_classes", num_classes))
+        self.power = as_positive("power", power)
+        require_room("num_classes", self.num_classes, 40.0 * self.num_classes)  # and a tree
+        every = as_array("initial", initial)
+        if every.ndim == 0:
+            every = np.broadcast_to(every, self.num_classes)
+        self._counts = as_counts("initial", every, self.num_classes).copy()
+        if self._counts.min() <= 0.0:
+            raise ValueError(
+                f"`initial` must be greater than 0, got {self._counts.min()}; a class without a "
+                "count is never drawn."
+            )
+        # a power of two, so that whole counts stay exact
+        self._unit = 2.0 ** (np.frexp(self._counts.max())[1] - 1)
+        self._tree = KernelTree(self._weights(self._counts)[:, None], floor=SMALLEST_FLOOR)
+
+    @property
+    def counts(self) -> FloatArray:
+        """How often each class has been observed, with its initial count, (n,)."""
+        return self._counts.copy()
+
+    def observe(self, labels: Any) -> None:
+        """Count labels (k,), each as often as it occurs; none of them if one is malformed."""
+        ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
+        if len(ids) == 0:
+            return
+        self._counts = writable(self._counts)
+        counts = self._counts[ids] + times
+        self._tree._prepare(ids, self._weights(counts)[:, None])()
+        self._counts[ids] = counts
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the counts, (n,)."""
+        return {"counts": self.counts}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to the counts of a `state`."""
+        if set(as_named_arrays("state", state)) != {"counts"}:
+            raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
+        counts = as_counts("state['counts']", state["counts"], self.num_classes)
+        self._tree._prepare(np.arange(self.num_classes), self._weights(counts)[:, None])()
+        self._counts = counts.copy()
+
+    def _weights(self, counts: FloatArray) -> FloatArray:
+        with np.errstate(over="ignore"):
+            weights: FloatArray = (counts / self._unit) ** self.power
+        if not np.isfinite(weights).all():
+            raise ValueError(
+                f"`power` must leave powers of the counts finite, got {self.power}; lower it."
+            )
+        return weights
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        return self._tree._sample(np.ones((len(h), 1)), m, exclude, key)
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return self._tree._log_prob(np.ones((len(h), 1)), ids, exclude)
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return self._tree._probs(np.ones((len(h), 1)), exclude)
 
 
 def log_uniform_weights(num_classes: int) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Samplers by name, with what each needs and can do.
+"""Samplers by name, with what each needs and can do, and what they are made from.
 
 A new sampler is a file, and an entry of `SAMPLERS`. The command line, the classifier, the settings
 of a layer and the tests read the declarations here.
@@ -6,38 +6,159 @@ of a layer and the tests read the declarations here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from samplesoft._device.select import require_cpu
+from samplesoft._device.arrays import ARRAYS
+from samplesoft._device.select import as_device, require_cpu, to_host, twin
+from samplesoft._random import as_key
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, as_choice, as_count, require_instance
-from samplesoft.samplers.base import Sampler
-from samplesoft.samplers.certain import CertainSampler
+from samplesoft._validation import (
+    FloatArray,
+    as_choice,
+    as_count,
+    as_counts,
+    as_positive,
+    as_real_array,
+    require_instance,
+)
+from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.clusters.sampler import ClusterSampler
-from samplesoft.samplers.fourier import RFSoftmaxSampler
+from samplesoft.samplers.composed import CertainSampler, MixtureSampler, TwoPassSampler
 from samplesoft.samplers.frequency import (
+    LearnedUnigramSampler,
     LogUniformSampler,
     UnigramSampler,
     log_uniform_weights,
     unigram_weights,
 )
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler
-from samplesoft.samplers.learned import LearnedUnigramSampler
-from samplesoft.samplers.mixture import MixtureSampler
+from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler, RFSoftmaxSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
-from samplesoft.samplers.two_pass import TwoPassSampler
 
+_LEAST = 1e-300  # a softmax may underflow, and a class without mass has no importance weight
 _WHAT = {
     "class_embeddings": "class vectors (n, d)",
     "counts": "class counts (n,)",
     "h": "context vectors (B, d)",
 }
+_FACTS = ("unit_vectors", "cuda", "every_class", "weights")  # of a spec, beside what it reads
+
+
+@dataclass(frozen=True, eq=False)
+class SamplerInputs:
+    """What `make_sampler` and `dense_proposals` may use.
+
+    Each sampler reads some of it and says which: ``SAMPLERS[name].reads``.
+
+    Parameters
+    ----------
+    class_embeddings : array_like or None, shape (n, d)
+        Class vectors, float32 or float64; of norm 1 for the ``rff`` samplers.
+    counts : array_like or None, shape (n,)
+        How often each class occurs, in any unit.
+    tau : float or None
+        Inverse temperature; None for the default of each sampler, which is 10 where it takes
+        vectors of norm 1 only, and 1 elsewhere.
+    nu : float
+        Sharpness of the Gaussian kernel of the ``rff`` samplers; 4 did best in the paper.
+    num_features : int
+        Random frequencies of the ``rff`` samplers, features of ``positive``.
+    alpha : float
+        Weight of the square of the logit in ``quadratic``.
+    power : float
+        Distortion of the counts: 1 for the counts as they are, near 0 for uniform.
+    rng : int, numpy.random.Generator or None
+        Seed of random features and candidates.
+    device : {"cpu", "cuda"}
+        Where the layer works that the sampler serves: one with ``SAMPLERS[name].cuda`` draws
+        there, and one that does not look at vectors draws on the processor for it.
+    h : array_like or None, shape (B, d)
+        Context vectors, for `dense_proposals`.
+    logits : array_like or None, shape (B, n) or (n,)
+        Logits of B examples, for `dense_proposals`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, shapes disagree, or nothing says how many classes there are.
+    """
+
+    class_embeddings: Any = None
+    counts: Any = None
+    tau: float | None = None
+    nu: float = 4.0
+    num_features: int = 1024
+    alpha: float = 100.0
+    power: float = 0.75
+    rng: int | np.random.Generator | None = None
+    device: str = "cpu"
+    h: Any = None
+    logits: Any = None
+
+    def __post_init__(self) -> None:
+        arrays = twin(as_device(self.device), ARRAYS)
+        checked: dict[str, Any] = {
+            name: as_positive(name, getattr(self, name))
+            for name in ("tau", "nu", "alpha", "power")
+            if name != "tau" or self.tau is not None
+        }
+        checked["num_features"] = as_count("num_features", self.num_features)
+        if self.logits is not None:
+            logits = as_real_array("logits", to_host(self.logits), (1, 2))
+            checked["logits"] = np.atleast_2d(logits)
+        if not isinstance(self.rng, np.random.Generator):  # of which a key would be drawn
+            as_key(self.rng)
+        for name in ("class_embeddings", "h"):
+            if getattr(self, name) is not None:
+                checked[name] = arrays.float_rows(name, getattr(self, name))
+        _require_same_sizes(**{k: checked.get(k) for k in ("logits", "class_embeddings", "h")})
+        if self.counts is not None:
+            counts = as_real_array("counts", to_host(self.counts), (1,))
+            n = _num_classes(checked.get("class_embeddings"), checked.get("logits"), counts)
+            checked["counts"] = as_counts("counts", counts, n)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.class_embeddings is self.counts is self.logits is None:
+            raise ValueError(
+                "one of `class_embeddings`, `counts` and `logits` must be given, for they say how "
+                "many classes there are, got None for each."
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes n."""
+        return _num_classes(self.class_embeddings, self.logits, self.counts)
+
+
+def _num_classes(rows: Rows | None, logits: FloatArray | None, counts: FloatArray | None) -> int:
+    if rows is not None:
+        return int(rows.shape[0])
+    if logits is not None:
+        return int(logits.shape[1])
+    assert counts is not None
+    return len(counts)
+
+
+def _require_same_sizes(logits: Any, class_embeddings: Any, h: Any) -> None:
+    if logits is not None:
+        for name, rows, wanted in (
+            ("h", h, logits.shape[0]),
+            ("class_embeddings", class_embeddings, logits.shape[1]),
+        ):
+            if rows is not None and rows.shape[0] != wanted:
+                raise ValueError(
+                    f"`{name}` must have {wanted} rows to match `logits` of shape {logits.shape}, "
+                    f"got shape {rows.shape}."
+                )
+    if h is not None and class_embeddings is not None and h.shape[1] != class_embeddings.shape[1]:
+        raise ValueError(
+            "`h` and `class_embeddings` must have the same dimension d, got shapes "
+            f"{h.shape} and {class_embeddings.shape}."
+        )
 
 
 @dataclass(frozen=True)
@@ -103,18 +224,57 @@ class SamplerSpec:
         return "needs vectors of norm 1" if self.unit_vectors and not unit_vectors else ""
 
 
-def _learned(inputs: SamplerInputs) -> Sampler:
+def _of(sampler: Callable[..., Sampler], summary: str, reads: str, **more: Any) -> SamplerSpec:
+    """Return the spec of a class whose arguments are called as the fields of the inputs.
+
+    `more` are facts of the spec, and further arguments.
+    """
+    facts = {key: more.pop(key) for key in _FACTS if key in more}
+    fields = tuple(reads.split())
+
+    def make(inputs: SamplerInputs) -> Sampler:
+        arguments = {field: getattr(inputs, field) for field in fields}
+        if facts.get("cuda"):
+            arguments["device"] = inputs.device
+        return sampler(**arguments, **more)
+
+    return SamplerSpec(make, summary, fields, **facts)
+
+
+def _paper(frequencies: str) -> SamplerSpec:
+    """Return the sampler of Rawat et al.: a tree down to single classes."""
+    summary = f"random Fourier features of the Gaussian kernel, {frequencies} frequencies"
+    leaves = {"frequencies": frequencies, "leaf": "kernel", "leaf_size": 1}
+    reads = "class_embeddings nu num_features rng"
+    return _of(RFSoftmaxSampler, summary, reads, unit_vectors=True, cuda=True, **leaves)
+
+
+def _learned(counts: FloatArray, power: float) -> Sampler:
     """Start as if the counts, of one unit, had been observed, each class once more than that."""
-    counts = inputs.counts + 1.0
-    return LearnedUnigramSampler(len(counts), power=inputs.power, initial=counts)
+    return LearnedUnigramSampler(len(counts), power=power, initial=counts + 1.0)
 
 
-def _unigram(inputs: SamplerInputs) -> Sampler:
-    return UnigramSampler(inputs.counts, power=inputs.power, device=inputs.device)
+def _quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampler:
+    """Weigh the square of the logit tau h . c, as Blanc and Rendle do."""
+    tau = as_tau(tau, unit_vectors=False)
+    alpha *= tau * tau  # that of the sampler is of h . c
+    if not alpha < np.inf:
+        raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
+    sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
+    sampler.tau = tau
+    return sampler
 
 
-def _softmax(inputs: SamplerInputs) -> Sampler:
-    return SoftmaxSampler(inputs.class_embeddings, tau=inputs.tau, device=inputs.device)
+def _two_pass(class_embeddings: Rows, counts: FloatArray, power: float, **options: Any) -> Sampler:
+    """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
+    num = max(16, len(class_embeddings) // 8)
+    first = UnigramSampler(counts, power=power)
+    return TwoPassSampler(first, class_embeddings, num_candidates=num, **options)
+
+
+def _mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
+    """Mix a sampler that follows the model with one that bounds the importance weights."""
+    return MixtureSampler(RFSoftmaxSampler(**options), UnigramSampler(counts, power=power))
 
 
 def _softmax_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
@@ -122,148 +282,73 @@ def _softmax_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
     return weights
 
 
-def _quadratic(inputs: SamplerInputs) -> Sampler:
-    """Weigh the square of the logit tau h . c, as Blanc and Rendle do."""
-    tau = as_tau(inputs.tau, unit_vectors=False)
-    alpha = inputs.alpha * tau * tau
-    if not alpha < np.inf:
-        raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
-    sampler = QuadraticSampler(inputs.class_embeddings, alpha=alpha, leaf="kernel")
-    sampler.tau = tau
-    return sampler
-
-
-def _quadratic_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
-    return inputs.alpha * logits**2 + 1.0
-
-
-def _fourier(inputs: SamplerInputs, **options: Any) -> Sampler:
-    return RFSoftmaxSampler(
-        inputs.class_embeddings,
-        nu=inputs.nu,
-        num_features=inputs.num_features,
-        rng=inputs.rng,
-        device=inputs.device,
-        **options,
-    )
-
-
-def _fourier_softmax_leaf(inputs: SamplerInputs) -> Sampler:
-    return _fourier(inputs, tau=inputs.tau)
-
-
-def _positive(inputs: SamplerInputs) -> Sampler:
-    return PositiveSampler(
-        inputs.class_embeddings,
-        num_features=inputs.num_features,
-        tau=inputs.tau,
-        leaf="kernel",
-        rng=inputs.rng,
-        device=inputs.device,
-    )
-
-
-def _clusters(inputs: SamplerInputs) -> Sampler:
-    return ClusterSampler(
-        inputs.class_embeddings, tau=inputs.tau, rng=inputs.rng, device=inputs.device
-    )
-
-
-def _two_pass(inputs: SamplerInputs) -> Sampler:
-    """Take as many candidates as an eighth of the classes, at least 16, by their counts."""
-    rows = inputs.class_embeddings
-    num = max(16, len(rows) // 8)
-    return TwoPassSampler(
-        _unigram(inputs), rows, num_candidates=num, tau=inputs.tau, rng=inputs.rng
-    )
-
-
-def _mixture(inputs: SamplerInputs) -> Sampler:
-    """Mix a sampler that follows the model with one that bounds the importance weights."""
-    return MixtureSampler(_fourier_softmax_leaf(inputs), _unigram(inputs))
-
-
-def _paper_fourier(frequencies: str) -> SamplerSpec:
-    """Return the sampler of Rawat et al.: a tree down to single classes."""
-    return SamplerSpec(
-        lambda inputs: _fourier(inputs, frequencies=frequencies, leaf="kernel", leaf_size=1),
-        f"random Fourier features of the Gaussian kernel, {frequencies} frequencies",
-        reads=("class_embeddings", "nu", "num_features", "rng"),
-        unit_vectors=True,
-        cuda=True,
-    )
-
-
 SAMPLERS: dict[str, SamplerSpec] = {
     "uniform": SamplerSpec(
-        lambda inputs: UniformSampler(inputs.num_classes, device=inputs.device),
+        lambda inputs: UniformSampler(inputs.num_classes),
         "every class with the same probability",
-        cuda=True,
         weights=lambda logits, inputs: np.ones(logits.shape[1]),
     ),
     "log-uniform": SamplerSpec(
-        lambda inputs: LogUniformSampler(inputs.num_classes, device=inputs.device),
+        lambda inputs: LogUniformSampler(inputs.num_classes),
         "Zipf's law, for classes numbered by falling frequency",
-        cuda=True,
         weights=lambda logits, inputs: log_uniform_weights(logits.shape[1]),
     ),
-    "unigram": SamplerSpec(
-        _unigram,
+    "unigram": _of(
+        UnigramSampler,
         "a power of how often each class occurs",
-        reads=("counts", "power"),
-        cuda=True,
+        "counts power",
         weights=lambda logits, inputs: unigram_weights(inputs.counts, inputs.power),
     ),
-    "learned-unigram": SamplerSpec(
+    "learned-unigram": _of(
         _learned,
         "a power of the counts, which go on with the labels seen in training",
-        reads=("counts", "power"),
+        "counts power",
     ),
-    "softmax": SamplerSpec(
-        _softmax,
+    "softmax": _of(
+        SoftmaxSampler,
         "the softmax of all classes: no bias, at the price of all logits",
-        reads=("class_embeddings", "tau"),
-        cuda=True,
+        "class_embeddings tau",
         weights=_softmax_weights,
     ),
-    "quadratic": SamplerSpec(
+    "quadratic": _of(
         _quadratic,
         "alpha o^2 + 1 of the logit o",
-        reads=("class_embeddings", "tau", "alpha"),
-        weights=_quadratic_weights,
+        "class_embeddings tau alpha",
+        weights=lambda logits, inputs: inputs.alpha * logits**2 + 1.0,
     ),
-    "rff": _paper_fourier("iid"),
-    "rff:orthogonal": _paper_fourier("orthogonal"),
-    "rff:structured": _paper_fourier("structured"),
-    "rff+softmax-leaf": SamplerSpec(
-        _fourier_softmax_leaf,
+    "rff": _paper("iid"),
+    "rff:orthogonal": _paper("orthogonal"),
+    "rff:structured": _paper("structured"),
+    "rff+softmax-leaf": _of(
+        RFSoftmaxSampler,
         "random Fourier features down to leaves of classes, in which the softmax draws",
-        reads=("class_embeddings", "tau", "nu", "num_features", "rng"),
+        "class_embeddings tau nu num_features rng",
         unit_vectors=True,
         cuda=True,
     ),
-    "positive": SamplerSpec(
-        _positive,
+    "positive": _of(
+        PositiveSampler,
         "positive random features of exp(tau h . c)",
-        reads=("class_embeddings", "tau", "num_features", "rng"),
+        "class_embeddings tau num_features rng",
         cuda=True,
+        leaf="kernel",
     ),
-    "clusters": SamplerSpec(
-        _clusters,
+    "clusters": _of(
+        ClusterSampler,
         "the softmax in leaves of similar classes, reached by the estimated mass of cells",
-        reads=("class_embeddings", "tau", "rng"),
+        "class_embeddings tau rng",
         cuda=True,
     ),
-    "two-pass": SamplerSpec(
+    "two-pass": _of(
         _two_pass,
         "the softmax among candidates that a unigram draws for the batch",
-        reads=("class_embeddings", "counts", "tau", "power", "rng"),
+        "class_embeddings counts tau power rng",
         every_class=False,
     ),
-    "mixture": SamplerSpec(
+    "mixture": _of(
         _mixture,
         "half the draws by rff+softmax-leaf, half by unigram",
-        reads=("class_embeddings", "counts", "tau", "nu", "num_features", "power", "rng"),
+        "class_embeddings counts tau nu num_features power rng",
         unit_vectors=True,
     ),
 }
@@ -297,7 +382,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     """
     require_instance("inputs", inputs, SamplerInputs)
     spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
-    if not spec.cuda:
+    if spec.follows_vectors and not spec.cuda:
         require_cpu(name, inputs.device)
     for attribute in ("class_embeddings", "counts"):
         if attribute in spec.reads:
@@ -365,3 +450,80 @@ def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:
             f"sampler {name!r} needs {_WHAT[attribute]} as `{attribute}`, got None; give them, or "
             "take another sampler."
         )
+
+
+def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, FloatArray]:
+    """Return the probabilities of all classes under samplers, by their names.
+
+    Where ``inputs.logits`` are given, those of ``softmax`` and ``quadratic`` follow from them.
+    The other samplers that look at vectors need ``inputs.h`` and ``inputs.class_embeddings``.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Keys of `SAMPLERS`.
+    inputs : SamplerInputs
+        What they look at, on the processor. Vectors are turned into float64.
+
+    Returns
+    -------
+    dict of str to ndarray of float64, shape (n,) or (B, n)
+        Probabilities: each at least 1e-300, each row sums to 1. One row serves all examples where
+        they do not depend on the example.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a name is unknown, or a sampler needs what the inputs lack.
+
+    References
+    ----------
+    Blanc and Rendle (2018), Theorem 2.1: of all proposals, the softmax alone leaves no bias;
+    section 3.3: the quadratic kernel, of the whole logit. Rawat et al. (2019), eq. 15, take the
+    dot product h . c without tau there.
+
+    Examples
+    --------
+    >>> inputs = SamplerInputs(logits=[[0.0, 1.0, 2.0]], counts=[16, 81, 256])
+    >>> q = dense_proposals(["uniform", "unigram", "softmax"], inputs)
+    >>> q["unigram"].round(3), q["softmax"].round(3)
+    (array([0.081, 0.273, 0.646]), array([[0.09 , 0.245, 0.665]]))
+    """
+    try:
+        chosen = None if isinstance(names, str) else list(names)
+    except TypeError:
+        chosen = None
+    if chosen is None:
+        raise TypeError(f"`names` must be a list of names, got {type(names).__name__} {names!r}.")
+    require_instance("inputs", inputs, SamplerInputs)
+    require_cpu("dense proposals", inputs.device)
+    checked = [as_choice("names", name, SAMPLERS) for name in chosen]
+    precise = {
+        field: value.astype(np.float64)
+        for field in ("h", "class_embeddings")
+        if (value := getattr(inputs, field)) is not None
+    }
+    inputs = replace(inputs, **precise)
+    return {name: _probabilities(name, inputs) for name in checked}
+
+
+def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
+    spec = SAMPLERS[name]
+    if spec.weights is not None and inputs.logits is not None:
+        if spec.needs_counts:
+            require_input(name, inputs, "counts")
+        values = np.asarray(spec.weights(inputs.logits, inputs), dtype=np.float64)
+    elif spec.follows_vectors:
+        require_input(name, inputs, "h")
+        values = make_sampler(name, inputs).probs(inputs.h)
+    else:
+        values = make_sampler(name, inputs).probs(None)[0]
+    totals = values.sum(axis=-1, keepdims=True)
+    if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
+        raise ValueError(
+            f"sampler {name!r} must give weights that are finite, at least 0 and not all 0, got "
+            f"weights from {values.min()} to {values.max()} with a sum of {totals.min()}; correct "
+            "its `weights`."
+        )
+    q: FloatArray = np.maximum(values / totals, _LEAST)
+    return q

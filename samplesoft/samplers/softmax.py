@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import ARRAYS
-from samplesoft._device.select import as_device, twin
-from samplesoft._jit import chunks, row_chunks, thread_each
+from samplesoft._jit import chunks, njit, row_chunks, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._temperature import as_tau, times_tau
-from samplesoft._validation import FloatArray, IntArray, as_count, writable
-from samplesoft.kernels.samplers import softmax_draw
-from samplesoft.samplers.base import Draw, EngineSampler, Rows
+from samplesoft._validation import FloatArray, IntArray, as_count, as_float_rows, writable
+from samplesoft.kernels.weights import exp_weights, find
+from samplesoft.samplers.base import Draw, Rows, Sampler
 
+Real = NDArray[Any]  # float32 or float64
 _CONTEXTS = 32  # rows of one matrix product
 _LOGITS = 1 << 17  # numbers in its result: they stay in the cache while they are summed
 _DRAWS = 1 << 9  # draws in one task of a thread
 
 
-class SoftmaxSampler(EngineSampler):
+class _FirstPass(NamedTuple):
+    """What the second pass needs of the first one."""
+
+    blocks: Real  # (L, d, size): columns are classes, so that a loop over them runs along memory
+    num_classes: int  # the last block may have fewer than `size`
+    queries: Real  # (B, d): tau h
+    masses: FloatArray  # (B, L): log of the sum of exp(logit) of a block, the excluded one left out
+    exclude: IntArray  # (B,)
+
+    def of(self, rows: slice) -> _FirstPass:
+        """Return the same for some contexts."""
+        queries, masses, exclude = self.queries[rows], self.masses[rows], self.exclude[rows]
+        return self._replace(queries=queries, masses=masses, exclude=exclude)
+
+
+class SoftmaxSampler(Sampler):
     r"""The softmax of the full model, ``q(i) = exp(tau h . c_i) / sum_j exp(tau h . c_j)``.
 
     The one proposal that leaves sampled softmax without bias, at the price of all n logits for
@@ -37,8 +53,6 @@ class SoftmaxSampler(EngineSampler):
     block_size : int
         Classes in a block. Memory is of B * n / block_size numbers, and each draw computes
         `block_size` logits again.
-    device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -73,82 +87,44 @@ class SoftmaxSampler(EngineSampler):
     """
 
     def __init__(
-        self,
-        class_embeddings: ArrayLike,
-        *,
-        tau: float | None = None,
-        block_size: int = 128,
-        device: str = "cpu",
+        self, class_embeddings: ArrayLike, *, tau: float | None = None, block_size: int = 128
     ) -> None:
-        arrays = twin(as_device(device), ARRAYS)
-        rows = arrays.float_rows("class_embeddings", class_embeddings)
-        super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
+        rows = as_float_rows("class_embeddings", class_embeddings)
+        super().__init__(rows.shape[0], rows.shape[1], rows.dtype)
         self.tau = as_tau(tau, unit_vectors=False)
         self.block_size = min(as_count("block_size", block_size), self.num_classes)
-        engine = twin(device, "samplesoft.samplers.softmax:Softmax")
-        self._engine = engine(rows, self.tau, self.block_size)
-
-
-class HostSoftmax:
-    """What a `SoftmaxSampler` with class vectors (n, d) does, for checked arguments."""
-
-    def __init__(self, rows: Rows, tau: float, block_size: int) -> None:
-        self.num_classes, self.tau, self.block_size = len(rows), tau, block_size
         num_blocks = -(-self.num_classes // self.block_size)
         self._blocks = np.zeros((num_blocks, rows.shape[1], self.block_size), rows.dtype)
-        self.prepare(np.arange(self.num_classes), rows)()
+        self._prepare(np.arange(self.num_classes), rows)()
 
-    def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        """Draw m classes for each context."""
-        queries, masses = self._first_pass(h, exclude)
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        first_pass = self._first_pass(h, exclude)
         uniforms = uniform_block(key, len(h), m)
-        order = np.argsort(uniforms, axis=1)
+        order = np.argsort(uniforms, axis=1)  # so that each block is visited once
         ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
 
         def draw(part: slice) -> None:
-            softmax_draw.draw(
-                queries[part],
-                self._blocks,
-                masses[part],
-                exclude[part],
-                uniforms[part],
-                order[part],
-                self.num_classes,
-                ids[part],
-                log_q[part],
-            )
+            _draw(first_pass.of(part), uniforms[part], order[part], ids[part], log_q[part])
 
         thread_each(draw, row_chunks((len(h), m), _DRAWS))
         return Draw(ids, log_q)
 
-    def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the log-probabilities (B, k) of classes."""
-        queries, masses = self._first_pass(h, exclude)
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        first_pass = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 
         def look_up(part: slice) -> None:
-            softmax_draw.log_prob(
-                queries[part],
-                self._blocks,
-                masses[part],
-                exclude[part],
-                ids[part],
-                np.argsort(ids[part], axis=1),
-                self.num_classes,
-                log_q[part],
-            )
+            order = np.argsort(ids[part], axis=1)
+            _look_up(first_pass.of(part), ids[part], order, log_q[part])
 
         thread_each(look_up, row_chunks(ids.shape, _DRAWS))
         return log_q
 
-    def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the probabilities (B, n) of all classes."""
-        every = np.tile(np.arange(self.num_classes), (len(h), 1))
-        log_q = self.log_prob(h, every, exclude)
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        log_q = self._log_prob(h, np.tile(np.arange(self.num_classes), (len(h), 1)), exclude)
         return np.exp(log_q, out=log_q)
 
-    def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        """Return what makes an update happen."""
+    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         self._blocks = writable(self._blocks)
 
         def commit() -> None:
@@ -156,8 +132,9 @@ class HostSoftmax:
 
         return commit
 
-    def _first_pass(self, h: Rows, exclude: IntArray) -> tuple[Rows, FloatArray]:
-        """Return queries (B, d), and the log of the sum of exp(logit) of each block (B, L)."""
+    def _first_pass(self, h: Rows, exclude: IntArray) -> _FirstPass:
+        """Compute all logits of contexts (B, d), and keep the mass of each block."""
+        assert self.tau is not None
         queries = times_tau(h, self.tau)
         masses = np.empty((len(h), len(self._blocks)))
         step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
@@ -179,19 +156,117 @@ class HostSoftmax:
                 f"`h` must have logits within the range of {h.dtype}, got {greatest[row]} for row "
                 f"{row}; scale the vectors down, or use float64."
             )
-        return queries, masses
+        return _FirstPass(self._blocks, self.num_classes, queries, masses, exclude)
 
     def _log_sums(self, queries: Rows, exclude: IntArray, blocks: slice) -> FloatArray:
+        """Return the log of the sum of exp(logit) of each block for each context."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
-            if blocks.stop == len(self._blocks):
+            if blocks.stop == len(self._blocks):  # whose last columns are no classes
                 logits[-1, :, self.num_classes - (blocks.stop - 1) * self.block_size :] = -np.inf
-            own = exclude // self.block_size - blocks.start
-            here = np.flatnonzero((own >= 0) & (own < len(logits)))
-            logits[own[here], here, exclude[here] % self.block_size] = -np.inf
+            excluded_block = exclude // self.block_size - blocks.start
+            here = np.flatnonzero((excluded_block >= 0) & (excluded_block < len(logits)))
+            logits[excluded_block[here], here, exclude[here] % self.block_size] = -np.inf
             greatest = logits.max(axis=2)
             greatest[greatest == -np.inf] = 0.0  # a block of the excluded class alone
-            logits -= greatest[:, :, None]
+            logits -= greatest[:, :, None]  # so that no exponential overflows
             sums = np.exp(logits, out=logits).sum(axis=2)
             log_sums: FloatArray = greatest.T + np.log(sums.T, dtype=np.float64)
         return log_sums
+
+
+@njit
+def _draw(
+    first_pass: _FirstPass,
+    uniforms: FloatArray,
+    order: IntArray,
+    ids: IntArray,
+    log_q: FloatArray,
+) -> None:
+    """Draw a class (B, m) for each uniform; `order` (B, m) sorts the uniforms of each row.
+
+    The probability of a class is that of its block times its own inside the block, both as they
+    are used here, so that probabilities are those of the draws whatever the rounding of the masses.
+    """
+    blocks, num_classes, queries, masses, exclude = first_pass
+    num_blocks, _, width = blocks.shape
+    shares, weights = np.empty(num_blocks), np.empty(width)
+    logits = np.empty(width, blocks.dtype)
+    for b in range(len(queries)):
+        total, heaviest = _share(masses[b], shares)
+        block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
+        for k in order[b]:
+            target = uniforms[b, k] * total
+            block, below = find(shares, num_blocks, target, block, below)
+            first = block * width
+            size = min(width, num_classes - first)
+            if block != here:  # logits are computed again, in the block alone
+                within, greatest = _visit(
+                    blocks[block], queries[b], size, exclude[b] - first, logits, weights
+                )
+                here = block
+            # what is left of the uniform decides inside the block
+            c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
+            ids[b, k] = first + c
+            log_share = masses[b, block] - heaviest - math.log(total)
+            log_q[b, k] = log_share + (float(logits[c]) - greatest - math.log(within))
+
+
+@njit
+def _look_up(first_pass: _FirstPass, ids: IntArray, order: IntArray, log_q: FloatArray) -> None:
+    """Write the log-probability of each class (B, k); `order` (B, k) sorts the ids of each row."""
+    blocks, num_classes, queries, masses, exclude = first_pass
+    num_blocks, _, width = blocks.shape
+    shares, weights = np.empty(num_blocks), np.empty(width)
+    logits = np.empty(width, blocks.dtype)
+    for b in range(len(queries)):
+        total, heaviest = _share(masses[b], shares)
+        here, within, greatest = -1, 0.0, 0.0
+        for k in order[b]:
+            if ids[b, k] == exclude[b]:
+                log_q[b, k] = -np.inf
+                continue
+            block = ids[b, k] // width
+            first = block * width
+            if block != here:
+                size = min(width, num_classes - first)
+                within, greatest = _visit(
+                    blocks[block], queries[b], size, exclude[b] - first, logits, weights
+                )
+                here = block
+            log_share = masses[b, block] - heaviest - math.log(total)
+            own = float(logits[ids[b, k] - first]) - greatest
+            log_q[b, k] = log_share + (own - math.log(within))
+
+
+@njit
+def _visit(
+    block: Real, query: Real, size: int, excluded: int, logits: Real, weights: FloatArray
+) -> tuple[float, float]:
+    """Write the logits of a block, and for all but `excluded` exp(logit) divided by the greatest.
+
+    Returns the sum of what is written last, and the greatest logit, which they are divided by.
+    """
+    logits[:size] = 0
+    for i in range(len(query)):
+        for c in range(size):
+            logits[c] += block[i, c] * query[i]
+    for c in range(size):
+        weights[c] = float(logits[c])
+    return exp_weights(weights, size, excluded)
+
+
+@njit
+def _share(masses: FloatArray, shares: FloatArray) -> tuple[float, float]:
+    """Write exp(mass) of each block divided by the greatest.
+
+    Returns the sum of what is written, and the greatest mass.
+    """
+    greatest = -np.inf
+    for mass in masses:
+        greatest = max(greatest, mass)
+    total = 0.0
+    for block in range(len(masses)):
+        shares[block] = math.exp(masses[block] - greatest)
+        total += shares[block]
+    return total, greatest

@@ -1,40 +1,43 @@
-"""Samplers whose distribution is the same for every context: any weights, and uniform."""
+"""Samplers whose distribution is the same for every context: any weights, and uniform.
+
+Their draws work on the processor; a `SoftmaxLayer` on a GPU copies them there. Every draw takes
+its words from the stream of its example: draw k reads word k, and further words at a stride of the
+number of draws where the first is refused.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.select import to_host, twin
-from samplesoft._jit import row_chunks, thread_each
+from samplesoft._device.select import to_host
+from samplesoft._jit import njit, row_chunks, thread_each
+from samplesoft._random import mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_flag, as_real_array
-from samplesoft.kernels.samplers import static
-from samplesoft.kernels.samplers.alias import build_alias
+from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
 
+Table = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
 _CHUNK_DRAWS = 1 << 16
 _EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a difference of logs keeps
+_EMPTY = -1  # a place of a hash set that holds no class
+_ONE = np.uint64(1)
 
 
 class StaticSampler(Sampler):
-    """A distribution that does not look at the contexts; without replacement on the CPU alone."""
+    """A distribution that does not look at the contexts."""
 
-    _engine_name: ClassVar[str]
-
-    def __init__(self, num_classes: int, replace: bool, device: str) -> None:
-        super().__init__(num_classes, device=device)
-        if not as_flag("replace", replace) and device != "cpu":
-            raise ValueError(
-                f"`replace` must be True on {device!r}, got False; without replacement there are "
-                "only kernels for 'cpu'."
-            )
-        self.replace = replace
-        self._last_inclusion: tuple[int, Inclusion] | None = None
+    def __init__(self, num_classes: int, replace: bool) -> None:
+        super().__init__(num_classes)
+        self.replace = as_flag("replace", replace)
+        self._last_inclusion: tuple[int, Inclusion] | None = None  # m, and what holds for it
 
     def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
         """Return the probability that a sample contains each class.
@@ -69,19 +72,34 @@ class StaticSampler(Sampler):
         shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
         excluded = self._check_excluded(exclude, max(1, *shape, 1))
         if self.replace:
-            probs = self._probs(np.empty((len(excluded), 0)), excluded)
+            q = self._probs(np.empty((len(excluded), 0)), excluded)
             with np.errstate(divide="ignore"):  # of a class that is drawn with certainty
-                every: FloatArray = -np.expm1(m * np.log1p(-np.minimum(probs, 1.0)))
+                probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
         else:
             self._check_left(m, excluded)
-            every = self._inclusion_of(m).of_all(excluded)
-        return every.reshape(*shape, self.num_classes)
+            probs = self._inclusion_of(m).of_all(excluded)
+        return probs.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        return self._engine.sample(m, exclude, key)
+        # first, for it raises where nothing is left to draw
+        log_left = self._log_left(exclude)[:, None] if exclude.max() >= 0 else None
+        if not self.replace:
+            self._check_left(m, exclude)
+        ids = np.empty((len(exclude), m), np.int64)
+        thread_each(
+            lambda part: self._draw(key, part.start, exclude[part], ids[part]),
+            row_chunks(ids.shape, _CHUNK_DRAWS),
+        )
+        log_q = self._log_q(ids)
+        if log_left is not None:
+            log_q -= log_left
+        if self.replace:
+            return Draw(ids, log_q)
+        return Draw(ids, log_q, np.log(self._inclusion_of(m).of_classes(ids, exclude)))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self._engine.log_prob(ids, exclude)
+        log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
+        return np.where(ids == exclude[:, None], -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         if self.replace:
@@ -89,11 +107,13 @@ class StaticSampler(Sampler):
         self._check_left(m, exclude)
         with np.errstate(divide="ignore"):
             inclusion = np.log(self._inclusion_of(m).of_classes(ids, exclude))
+        # inclusion knows nothing of classes that are never drawn
         drawn = np.isfinite(self._log_prob(h, ids, exclude))
         return np.where(drawn, inclusion, -np.inf)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return self._engine.probs(exclude)
+        ids = np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
+        return np.exp(self._log_prob(h, ids, exclude))
 
     def _check_left(self, m: int, exclude: IntArray) -> None:
         left = int(self._drawable(exclude).min())
@@ -108,16 +128,6 @@ class StaticSampler(Sampler):
         if last is None or last[0] != m:
             self._last_inclusion = last = m, self._make_inclusion(m)
         return last[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made from: without the engine, which draws as this one is set."""
-        return {k: value for k, value in super().__getstate__().items() if k != "_engine"}
-
-    @cached_property
-    def _engine(self) -> HostWeighted:
-        """What draws and computes on the sampler's device."""
-        engine: HostWeighted = twin(self.device, self._engine_name)(self)
-        return engine
 
     @abstractmethod
     def _log_q(self, ids: IntArray) -> FloatArray:
@@ -153,8 +163,6 @@ class WeightedSampler(StaticSampler):
     replace : bool
         False to draw without replacement: in turn, in proportion to the weights of the classes
         not yet drawn. See `samplesoft.samplers.without_replacement.SuccessiveInclusion`.
-    device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -177,16 +185,14 @@ class WeightedSampler(StaticSampler):
     array([[0.333, 0.667, 0.333, 0.667, 0.667]])
     """
 
-    _engine_name = "samplesoft.samplers.static:Weighted"
-
-    def __init__(self, weights: ArrayLike, *, replace: bool = True, device: str = "cpu") -> None:
+    def __init__(self, weights: ArrayLike, *, replace: bool = True) -> None:
         values = as_real_array("weights", to_host(weights), (1,))
         if values.min() < 0.0 or not values.any():
             raise ValueError(
                 f"`weights` must be at least 0 and not all 0, got a least of {values.min()} and a "
                 f"greatest of {values.max()}; give at least one class a weight greater than 0."
             )
-        super().__init__(len(values), replace, device)
+        super().__init__(len(values), replace)
         ratios = values / values.max()
         with np.errstate(divide="ignore"):
             precise = np.log(ratios)
@@ -198,7 +204,7 @@ class WeightedSampler(StaticSampler):
         self._positive = values > 0.0
 
     @cached_property
-    def _others(self) -> tuple[static.Table, float]:
+    def _others(self) -> tuple[Table, float]:
         """The alias table without the heaviest class, and the log of the mass of that."""
         logs = self._log_weights.copy()
         logs[self._top] = -np.inf
@@ -231,9 +237,9 @@ class WeightedSampler(StaticSampler):
         others = self._others[0] if np.any(exclude == self._top) else self._table
         tables = self._table, others
         if self.replace:
-            static.alias_rows(key, first, tables, self._top, exclude, ids)
+            _alias_rows(key, first, tables, self._top, exclude, ids)
         else:
-            static.distinct_rows(key, first, tables, self._top, self._log_weights, exclude, ids)
+            _distinct_rows(key, first, tables, self._top, self._log_weights, exclude, ids)
 
     def _make_inclusion(self, m: int) -> Inclusion:
         return SuccessiveInclusion(self._log_weights, m)
@@ -248,8 +254,6 @@ class UniformSampler(StaticSampler):
         Number of classes n.
     replace : bool
         False to draw without replacement.
-    device : {"cpu", "cuda"}
-        Where it works, and where what it returns stays.
 
     Raises
     ------
@@ -262,10 +266,8 @@ class UniformSampler(StaticSampler):
     array([[3, 0, 1]])
     """
 
-    _engine_name = "samplesoft.samplers.static:Uniform"
-
-    def __init__(self, num_classes: int, *, replace: bool = True, device: str = "cpu") -> None:
-        super().__init__(as_count("num_classes", num_classes), replace, device)
+    def __init__(self, num_classes: int, *, replace: bool = True) -> None:
+        super().__init__(as_count("num_classes", num_classes), replace)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
         return np.full(ids.shape, -np.log(self.num_classes))
@@ -278,49 +280,151 @@ class UniformSampler(StaticSampler):
         return self.num_classes - (exclude >= 0).astype(np.int64)
 
     def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
-        draw = static.uniform_rows if self.replace else static.uniform_distinct_rows
+        draw = _uniform_rows if self.replace else _uniform_distinct_rows
         draw(key, first, self.num_classes, exclude, ids)
 
     def _make_inclusion(self, m: int) -> Inclusion:
         return UniformInclusion(self.num_classes, m)
 
 
-class HostWeighted:
-    """What a `StaticSampler` does on the processor, for checked arguments."""
+@njit
+def _alias_rows(
+    key: np.uint64,
+    first: int,
+    tables: tuple[Table, Table],
+    top: int,
+    exclude: IntArray,
+    ids: IntArray,
+) -> None:
+    """Write draws with replacement into `ids` (B, m) for examples ``first, first + 1, ...``.
 
-    def __init__(self, sampler: StaticSampler) -> None:
-        self._sampler = sampler
-
-    def sample(self, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        """Draw m classes for each of the excluded ones (B,)."""
-        own = self._sampler
-        # which raises where nothing is left to draw
-        log_left = own._log_left(exclude)[:, None] if exclude.max() >= 0 else None
-        if not own.replace:
-            own._check_left(m, exclude)
-        ids = np.empty((len(exclude), m), np.int64)
-
-        def fill(part: slice) -> None:
-            own._draw(key, part.start, exclude[part], ids[part])
-
-        thread_each(fill, row_chunks(ids.shape, _CHUNK_DRAWS))
-        log_q = own._log_q(ids)
-        if log_left is not None:
-            log_q -= log_left
-        if own.replace:
-            return Draw(ids, log_q)
-        return Draw(ids, log_q, np.log(own._inclusion_of(m).of_classes(ids, exclude)))
-
-    def log_prob(self, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the log-probabilities (B, k) of classes."""
-        log_q = self._sampler._log_q(ids) - self._sampler._log_left(exclude)[:, None]
-        return np.where(ids == exclude[:, None], -np.inf, log_q)
-
-    def probs(self, exclude: IntArray) -> FloatArray:
-        """Return the probabilities (B, n) of all classes."""
-        every = np.arange(self._sampler.num_classes)
-        shape = len(exclude), len(every)
-        return np.exp(self.log_prob(np.broadcast_to(every, shape), exclude))
+    `exclude` (B,) holds classes that are not drawn, none where negative. `tables` are the alias
+    table of all classes, and that without class `top`, which may have more than half of the mass:
+    examples that exclude it draw from the second one, so that all others refuse at most every other
+    draw.
+    """
+    num = ids.shape[1]
+    for b in range(len(ids)):
+        row = np.uint64(mix64(key, np.uint64(first + b)))
+        excluded = exclude[b]
+        thresholds, alias = tables[1] if excluded == top else tables[0]
+        for k in range(num):  # without a branch, so that many reads of the table overlap
+            ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
+        if excluded >= 0:
+            for k in range(num):
+                place = k
+                while ids[b, k] == excluded:
+                    place += num
+                    ids[b, k] = alias_draw(mix64(row, np.uint64(place)), thresholds, alias)
 
 
-HostUniform = HostWeighted
+@njit
+def _uniform_rows(key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray) -> None:
+    """Write equally likely classes of ``range(n)`` into `ids`, as `_alias_rows` does."""
+    for b in range(len(ids)):
+        row = np.uint64(mix64(key, np.uint64(first + b)))
+        excluded = exclude[b]
+        left = n - 1 if excluded >= 0 else n
+        for k in range(ids.shape[1]):
+            drawn = np.int64(uniform(row, np.uint64(k)) * left)
+            ids[b, k] = drawn + 1 if 0 <= excluded <= drawn else drawn
+
+
+@njit
+def _new_set(size: int) -> IntArray:
+    """Return an empty hash set for up to `size` classes: places, a power of two."""
+    places = 4
+    while places < 2 * size:
+        places *= 2
+    return np.full(places, _EMPTY)
+
+
+@njit
+def _place(members: IntArray, value: np.int64) -> np.int64:
+    """Return the place of `value` in a hash set, or the empty one where it belongs."""
+    last = np.int64(len(members) - 1)
+    place = np.int64(mix64(np.uint64(value), _ONE)) & last
+    while members[place] != _EMPTY and members[place] != value:
+        place = np.int64(place + 1) & last
+    return place
+
+
+@njit
+def _distinct_rows(
+    key: np.uint64,
+    first: int,
+    tables: tuple[Table, Table],
+    top: int,
+    log_weights: FloatArray,
+    exclude: IntArray,
+    ids: IntArray,
+) -> None:
+    """Write successive draws without replacement into `ids`, as `_alias_rows` does.
+
+    Draws from the table that repeat a class are dropped. Where that takes long, exponential
+    clocks in the classes that are left decide: they have no memory, so the law is the same.
+    """
+    n, num = len(log_weights), ids.shape[1]
+    tries = n + 4 * num  # about what the clocks would cost
+    members = _new_set(num + 1)
+    for b in range(len(ids)):
+        row = np.uint64(mix64(key, np.uint64(first + b)))
+        thresholds, alias = tables[1] if exclude[b] == top else tables[0]
+        members[:] = _EMPTY
+        if exclude[b] >= 0:
+            members[_place(members, exclude[b])] = exclude[b]
+        found = 0
+        for k in range(tries):
+            if found == num:
+                break
+            drawn = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
+            place = _place(members, drawn)
+            if members[place] == _EMPTY:
+                members[place] = drawn
+                ids[b, found] = drawn
+                found += 1
+        if found < num:
+            _first_clocks(mix64(row, np.uint64(tries)), log_weights, members, ids[b, found:])
+
+
+@njit
+def _first_clocks(
+    key: np.uint64, log_weights: FloatArray, members: IntArray, ids: IntArray
+) -> None:
+    """Fill `ids` with the classes outside `members` whose clocks ring first, in their order."""
+    kept = [(-math.inf, np.int64(_EMPTY)) for _ in range(len(ids))]  # a heap, the latest first
+    for j in range(len(log_weights)):
+        if log_weights[j] > -math.inf and members[_place(members, np.int64(j))] == _EMPTY:
+            log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
+            if -log_time > kept[0][0]:
+                heapq.heapreplace(kept, (-log_time, np.int64(j)))
+    for k in range(len(ids) - 1, -1, -1):
+        ids[k] = heapq.heappop(kept)[1]
+
+
+@njit
+def _uniform_distinct_rows(
+    key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
+) -> None:
+    """Write equally likely sequences of distinct classes into `ids`, as `_alias_rows` does.
+
+    Floyd's method draws the set in O(m); a shuffle orders it.
+    """
+    num = ids.shape[1]
+    members = _new_set(num)
+    for b in range(len(ids)):
+        row = np.uint64(mix64(key, np.uint64(first + b)))
+        members[:] = _EMPTY
+        excluded = exclude[b]
+        left = n - 1 if excluded >= 0 else n
+        for k in range(num):
+            bound = left - num + k
+            drawn = np.int64(uniform(row, np.uint64(2 * k)) * (bound + 1))
+            place = _place(members, drawn)
+            if members[place] != _EMPTY:
+                drawn = np.int64(bound)
+                place = _place(members, drawn)
+            members[place] = drawn
+            other = np.int64(uniform(row, np.uint64(2 * k + 1)) * (k + 1))
+            ids[b, k] = ids[b, other]
+            ids[b, other] = drawn + 1 if 0 <= excluded <= drawn else drawn

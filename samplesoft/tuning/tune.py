@@ -19,8 +19,7 @@ from samplesoft._validation import (
     as_labels,
     as_positive,
 )
-from samplesoft.samplers.inputs import SamplerInputs
-from samplesoft.samplers.registry import SAMPLERS, SamplerSpec, make_sampler
+from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, SamplerSpec, make_sampler
 from samplesoft.tuning.measure import (
     Setting,
     Workload,

@@ -11,8 +11,8 @@ import numpy as np
 from bench_bias import pair
 
 from samplesoft._random import as_key
-from samplesoft.kernels.samplers import static
-from samplesoft.kernels.samplers.alias import build_alias
+from samplesoft.kernels.alias import build_alias
+from samplesoft.samplers import static
 from samplesoft.samplers.frequency import LogUniformSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
 
@@ -25,7 +25,7 @@ def bench_draws(n, num=10_000):
     weighted, uniform = WeightedSampler(weights), UniformSampler(n)
 
     def draw():
-        static.alias_rows(as_key(next(seeds)), 0, (table, table), 0, nothing, ids)
+        static._alias_rows(as_key(next(seeds)), 0, (table, table), 0, nothing, ids)
 
     for name, call in {
         "alias draws alone": draw,

@@ -13,7 +13,7 @@ from scipy import stats
 from samplesoft._random import mix64
 from samplesoft.bias import monte_carlo
 from samplesoft.bias.monte_carlo import monte_carlo_bias, simulate
-from samplesoft.kernels.samplers.alias import alias_draw, build_alias
+from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 LOGITS = np.array([0.3, -1.0, 2.0, 0.7, 1.2])

@@ -14,6 +14,8 @@ from samplesoft.models import SoftmaxLayer, clip_by_global_norm
 from samplesoft.samplers import (
     SAMPLERS,
     MixtureSampler,
+    PositiveSampler,
+    RFSoftmaxSampler,
     SamplerInputs,
     SoftmaxSampler,
     TwoPassSampler,
@@ -43,7 +45,7 @@ def test_unknown_devices(device):
     with pytest.raises((TypeError, ValueError), match="`device` must be"):
         as_device(device)
     with pytest.raises((TypeError, ValueError), match="`device` must be"):
-        UniformSampler(3, device=device)
+        RandomFourierFeatures(2, 3, device=device)
 
 
 class TestOnDevice:
@@ -135,13 +137,15 @@ class TestOnDevice:
     def test_samplers_have_twins_or_say_that_they_have_none(self, name):
         given = {"class_embeddings": np.eye(3), "counts": [1, 2, 3], "num_features": 4, "rng": 0}
         here = make_sampler(name, SamplerInputs(**given))
-        if not SAMPLERS[name].cuda:
+        if SAMPLERS[name].follows_vectors and not SAMPLERS[name].cuda:
             with pytest.raises(ValueError, match=f"'cpu' for {name}, which has no CUDA kernels"):
                 make_sampler(name, SamplerInputs(**given, device="cuda"))
             return
         there = make_sampler(name, SamplerInputs(**given, device="cuda"))
-        assert (there.device, here.device) == ("cuda", "cpu")
-        probs = there.probs(np.eye(3)[:2]).copy_to_host()
+        # what does not look at vectors draws on the processor for a layer on the device
+        assert (there.device == "cuda") == SAMPLERS[name].cuda
+        assert here.device == "cpu"
+        probs = to_host(there.probs(np.eye(3)[:2]))
         np.testing.assert_allclose(probs, here.probs(np.eye(3)[:2]), rtol=1e-9)
 
     def test_arrays_of_other_libraries(self, monkeypatch):
@@ -149,9 +153,10 @@ class TestOnDevice:
 
         monkeypatch.setattr(cuda, "as_cuda_array", lambda other: other.own, raising=False)
         W, h = np.eye(3), np.ones((2, 3))
-        sampler = SoftmaxSampler(Foreign(to_device(W)), device="cuda")
+        sampler = PositiveSampler(Foreign(to_device(W)), num_features=4, rng=0, device="cuda")
         draw = sampler.sample(Foreign(to_device(h)), 4, rng=0)
-        np.testing.assert_array_equal(draw.to_host().ids, SoftmaxSampler(W).sample(h, 4, rng=0).ids)
+        here = PositiveSampler(W, num_features=4, rng=0).sample(h, 4, rng=0)
+        np.testing.assert_array_equal(draw.to_host().ids, here.ids)
         loss = SampledSoftmaxLoss(scheme="masked", device="cuda")
         foreign = Draw(Foreign(draw.ids), Foreign(draw.log_q))
         given = Foreign(to_device(h)), Foreign(to_device(W)), Foreign(to_device(np.array([0, 1])))
@@ -159,15 +164,15 @@ class TestOnDevice:
         wanted, _ = SampledSoftmaxLoss(scheme="masked").forward(h, W, [0, 1], to_host(draw))
         np.testing.assert_allclose(value, wanted, rtol=1e-12)
         counts = Foreign(to_device(np.array([1.0, 2.0, 1.0])))
-        q = UnigramSampler(counts, device="cuda").probs(None)
-        bias = exact_bias(Foreign(to_device(np.zeros(3))), 0, Foreign(q.reshape(-1)), 2)
-        wanted = exact_bias(np.zeros(3), 0, to_host(q)[0], 2)
+        q = UnigramSampler(counts).probs(None)[0]
+        bias = exact_bias(Foreign(to_device(np.zeros(3))), 0, Foreign(to_device(q)), 2)
+        wanted = exact_bias(np.zeros(3), 0, q, 2)
         np.testing.assert_array_equal(bias.bias, wanted.bias)
 
     def test_what_is_on_a_gpu_is_refused_on_the_processor(self):
         from samplesoft._cuda import to_device
 
-        sampler = UniformSampler(3, device="cuda")
+        sampler = RFSoftmaxSampler(np.eye(3), num_features=4, rng=0, device="cuda")
         draw = sampler.sample(np.eye(3), 2, rng=0)
         W = to_device(np.eye(3))
         for function, arguments in [
@@ -193,7 +198,7 @@ class TestOnDevice:
             loss.forward(np.eye(3)[:1], np.eye(3), [0], floats)
 
     def test_layers_on_a_gpu_are_not_pickled_by_halves(self):
-        sampler = SoftmaxSampler(np.eye(3), device="cuda")
+        sampler = RFSoftmaxSampler(np.eye(3), num_features=4, tau=1.0, rng=0, device="cuda")
         layer = SoftmaxLayer(np.eye(3), SampledSoftmaxLoss(device="cuda"), sampler, 2)
         for thing in (sampler, layer):
             with pytest.raises(TypeError, match="on the processor to be pickled"):

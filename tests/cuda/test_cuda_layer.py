@@ -7,7 +7,14 @@ from samplesoft._device.select import to_host
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
-from samplesoft.samplers import LogUniformSampler, RFSoftmaxSampler, UniformSampler
+from samplesoft.samplers import (
+    SAMPLERS,
+    LogUniformSampler,
+    RFSoftmaxSampler,
+    SamplerInputs,
+    UniformSampler,
+    make_sampler,
+)
 
 pytestmark = pytest.mark.gpu
 LABELS = np.array([4, 1, 1])
@@ -83,10 +90,28 @@ def test_losses_of_each_example():
     ids=["own", "shared"],
 )
 def test_training_goes_as_on_the_processor(name, scheme, shared, every):
-    W, h = unit(7), unit(3)
-    found = []
+    W = unit(7)
+
+    def make(device):
+        return RFSoftmaxSampler(W, num_features=4, leaf_size=2, tau=2.0, rng=0, device=device)
+
+    check_training(W, make, name, scheme, shared, every)
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+@pytest.mark.parametrize(("scheme", "shared"), [("negatives", False), ("candidate", True)])
+def test_a_sampler_of_the_processor_serves_a_layer_on_the_device(name, scheme, shared):
+    if scheme == "candidate" and not SAMPLERS[name].every_class:
+        pytest.skip("the label may have no mass to correct for")
+    W = unit(7)
+    given = SamplerInputs(W, np.arange(1, 8), 2.0, num_features=4, rng=0)
+    check_training(W, lambda device: make_sampler(name, given), "sgd", scheme, shared, 1)
+
+
+def check_training(W, make, name, scheme, shared, every):
+    h, found = unit(3), []
     for device in ("cpu", "cuda"):
-        sampler = RFSoftmaxSampler(W, num_features=4, leaf_size=2, tau=2.0, rng=0, device=device)
+        sampler = make(device)
         layer = SoftmaxLayer(
             W,
             SampledSoftmaxLoss(scheme=scheme, tau=2.0, normalize=True, device=device),
@@ -162,8 +187,9 @@ def test_what_is_refused_on_the_processor_is_refused_there():
     without = UniformSampler(7, replace=False).sample(h, 3, rng=0)
     with pytest.raises(ValueError, match="with replacement with device='cuda'"):
         SampledSoftmaxLoss(scheme="masked", device="cuda").forward(h, W, LABELS, without)
-    with pytest.raises(ValueError, match="`sampler` must work where the loss does, on 'cuda'"):
-        SoftmaxLayer(W, SampledSoftmaxLoss(device="cuda"), UniformSampler(7), 3)
+    sampler = RFSoftmaxSampler(unit(7), num_features=4, rng=0, device="cuda")
+    with pytest.raises(ValueError, match="`sampler` must work where the loss does, on 'cpu'"):
+        SoftmaxLayer(unit(7), SampledSoftmaxLoss(), sampler, 3)
 
 
 def test_gradients_that_are_refused_change_nothing():

@@ -8,7 +8,7 @@ from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.models import DirectSoftmax, LinearSoftmaxSettings, make_optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers import SoftmaxSampler, UniformSampler, make_sampler
-from samplesoft.samplers.inputs import SamplerInputs
+from samplesoft.samplers.registry import SamplerInputs
 
 DRAWN = {"sampler": "uniform", "num_sampled": 3}
 NONE = {"sampler": None, "num_sampled": None}

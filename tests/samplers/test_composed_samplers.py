@@ -6,6 +6,8 @@ from oracles.naive_draws import mixture, quadratic, softmax, two_pass, two_pass_
 from oracles.naive_samplers import chi_square, conditional, unigram
 
 from samplesoft.feature_maps import QuadraticFeatures, RandomFourierFeatures
+from samplesoft.losses import SampledSoftmaxLoss
+from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import (
     KernelSampler,
     LearnedUnigramSampler,
@@ -189,16 +191,40 @@ def test_an_update_reaches_candidates_of_now_and_of_later():
         np.testing.assert_allclose(sampler.probs(H), wanted, rtol=1e-12)
 
 
-def test_two_pass_errors():
+def test_where_the_label_is_the_only_candidate_draws_are_of_one_pass():
+    """Training would stop there: the rest of the first pass is drawn from, and q is that."""
     sampler = two_pass_sampler(1)
-    only = sampler.candidate_ids[0]
-    for call in (
-        lambda e: sampler.sample(H[0], 2, exclude=e),
-        lambda e: sampler.probs(H[0], exclude=e),
-    ):
-        with pytest.raises(ValueError, match=f"must leave a candidate to draw, got class {only}"):
-            call(only)
-    assert sampler.probs(H[0], exclude=(only + 1) % N)[0, only] == 1.0
+    only = int(sampler.candidate_ids[0])
+    labels = [only, (only + 1) % N, only]
+    wanted = np.zeros((3, N))
+    wanted[[0, 2]] = floats([conditional(WEIGHTS, only)])
+    wanted[1, only] = 1.0
+    np.testing.assert_allclose(sampler.probs(H, exclude=labels), wanted, rtol=1e-12)
+    with np.errstate(divide="ignore"):
+        log_q = sampler.log_prob(H, np.arange(N), exclude=labels)
+        np.testing.assert_allclose(log_q, np.log(wanted), rtol=1e-12)
+    draw = sampler.sample(H, 20_000, exclude=labels, rng=1)
+    np.testing.assert_array_equal(draw.log_q, np.take_along_axis(log_q, draw.ids, axis=1))
+    for ids, q in zip(draw.ids, wanted, strict=True):
+        assert chi_square(np.bincount(ids, minlength=N), q) > 1e-4
+    assert (draw.ids[0] != draw.ids[2]).any()  # each example by random numbers of its own
+    few = sampler.sample(H[:1], 20_000, exclude=labels[:1], rng=1)
+    np.testing.assert_array_equal(few.ids, draw.ids[:1])
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_training_goes_on_where_the_label_is_the_only_candidate(replace):
+    sampler = TwoPassSampler(UniformSampler(N, replace=replace), VECTORS, num_candidates=1, rng=0)
+    layer = SoftmaxLayer(VECTORS, SampledSoftmaxLoss(), sampler, 5)
+    for step in range(20):
+        value, _ = layer.forward(H[:1], [step % N], rng=step)
+        assert np.isfinite(value)
+
+
+def test_two_pass_errors():
+    only = TwoPassSampler(WeightedSampler(np.eye(N)[3]), VECTORS, num_candidates=2)
+    with pytest.raises(ValueError, match="leave a class to draw, got 3, the only one with a"):
+        only.sample(H[0], 2, exclude=3)
     with pytest.raises(ValueError, match="`candidates` must not look at context vectors"):
         TwoPassSampler(SoftmaxSampler(VECTORS), VECTORS, num_candidates=3)
     with pytest.raises(TypeError, match="`candidates` must be a Sampler, got list"):

@@ -10,7 +10,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._random import mix64, uniform
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.samplers.alias import alias_draw
+from samplesoft.kernels.alias import alias_draw
 
 
 class Plan(NamedTuple):

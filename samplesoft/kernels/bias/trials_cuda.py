@@ -17,10 +17,11 @@ from samplesoft._cuda import (
     warp_sum,
 )
 from samplesoft._random import mix64
+from samplesoft.kernels import alias
 from samplesoft.kernels.bias import trials
-from samplesoft.kernels.samplers.static_cuda import alias_draw
 
 _ONE = np.uint64(1)
+alias_draw = for_device(alias.alias_draw)
 
 
 @device_function

@@ -145,7 +145,7 @@ def pick(
 ) -> None:
     """Draw a class in each leaf that was reached, and write its log-probability, (B, m).
 
-    `visits` (V, 3) to the leaves are in their order, from `kernels.samplers.visits`.
+    `visits` (V, 3) to the leaves are in their order, from `samplers.visits`.
     """
     queries, rows, starts = visited
     uniforms, order, leaves, log_reach = draws

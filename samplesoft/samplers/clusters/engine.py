@@ -12,12 +12,12 @@ from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.kernels.clusters import descent
 from samplesoft.kernels.clusters.cells import sum_up_children, sum_up_leaves
-from samplesoft.kernels.samplers.visits import visits_of
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, last_of_each
 from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.limits import require_logits
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
+from samplesoft.samplers.visits import visits_of
 
 _TOP = -1  # the cell over all, and its level
 _CONTEXTS = 64  # in a task of a thread

@@ -16,10 +16,10 @@ from samplesoft.kernels import product_cuda
 from samplesoft.kernels.clusters import cells_cuda, descent_cuda
 from samplesoft.kernels.clusters.descent import Cells
 from samplesoft.kernels.clusters.descent_cuda import Exclusion, Room
-from samplesoft.kernels.samplers import softmax_draw_cuda
 from samplesoft.kernels.tree import leaf_cuda
 from samplesoft.kernels.tree.sums_cuda import largest_in_rows
 from samplesoft.samplers.base import Draw
+from samplesoft.samplers.clusters import blocks_cuda
 from samplesoft.samplers.clusters.cells import classes_of_cells, mean_variance
 from samplesoft.samplers.clusters.engine import HostClusters
 from samplesoft.samplers.clusters.limits import require_logits
@@ -85,7 +85,7 @@ class CudaClusters:
         queries, exclusion, tops, shares, log_totals = self._weigh_tops(h, exclude)
         cells = empty(u.shape, np.int64)
         drawn = tops, shares, log_totals, u, cells, log_q
-        launch_threads(softmax_draw_cuda.choose_blocks, u.size, *drawn)
+        launch_threads(blocks_cuda.choose_blocks, u.size, *drawn)
         descent = self._tree, queries, exclusion, self._order, u, cells, self._room(u.size)
         launch_warps(descent_cuda.descend, u.size, *descent, ids, log_q)
 
@@ -99,7 +99,7 @@ class CudaClusters:
         queries, exclusion, tops, _, log_totals = self._weigh_tops(h, exclude)
         paths = self._paths(ids.reshape(-1))
         asked = tops, log_totals, paths[0].reshape(ids.shape), log_q
-        launch_threads(softmax_draw_cuda.log_blocks, ids.size, *asked)
+        launch_threads(blocks_cuda.log_blocks, ids.size, *asked)
         descent = self._tree, queries, exclusion, paths, self._room(ids.size), log_q
         launch_warps(descent_cuda.add_log_shares, ids.size, *descent)
 
@@ -116,7 +116,7 @@ class CudaClusters:
         log_reach, weights = filled(shape, -np.inf), empty(shape, np.float64)
         every = repeat_row(to_device(np.arange(tops.shape[1])[None]), tops.shape[0])
         asked = tops, log_totals, every, log_reach
-        launch_threads(softmax_draw_cuda.log_blocks, every.size, *asked)
+        launch_threads(blocks_cuda.log_blocks, every.size, *asked)
         for level, width in enumerate(map(int, np.diff(self._levels))):
             descent = self._tree, queries, exclusion, level, log_reach, weights
             launch_warps(descent_cuda.reach_children, probs.shape[0] * width, *descent)
@@ -164,7 +164,7 @@ class CudaClusters:
         exclusion = Exclusion(self._paths(exclude), filled((self._depth + 1, batch), -np.inf))
         excluded = tree, queries, exclusion, self._room(batch), tops
         launch_warps(descent_cuda.exclude_paths, batch, *excluded)
-        launch_warps(softmax_draw_cuda.add_up_blocks, batch, tops, shares, log_totals)
+        launch_warps(blocks_cuda.add_up_blocks, batch, tops, shares, log_totals)
         return queries, exclusion, tops, shares, log_totals
 
     def _queries(self, h: Any) -> Any:

@@ -14,7 +14,6 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.feature_maps import FeatureMap
-from samplesoft.kernels.samplers.visits import visits_of
 from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
 from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
 from samplesoft.kernels.tree.sums import largest_in_rows, sum_changes, sum_runs
@@ -30,6 +29,7 @@ from samplesoft.samplers.base import Draw, Rows, last_of_each
 from samplesoft.samplers.tree.shape import TreeShape
 from samplesoft.samplers.tree.sizes import FeatureSizes
 from samplesoft.samplers.tree.sums import HostTreeSums
+from samplesoft.samplers.visits import visits_of
 
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
 _UPDATES = 256  # classes whose changes are computed together

@@ -1,4 +1,4 @@
-"""Blocks of a softmax on the device: their masses, and the block that each uniform falls in."""
+"""The top cells of clusters on the device: their masses, and that in which a uniform falls."""
 
 from __future__ import annotations
 
@@ -16,36 +16,6 @@ from samplesoft._cuda import (
     warp_sync,
 )
 from samplesoft.kernels.arrays.search_cuda import first_above
-
-
-@kernel
-def sum_blocks(
-    logits: Any, first: int, width: int, num_classes: int, exclude: Any, masses: Any
-) -> None:
-    """Write the logarithm of the sum of exp of each block of `width` logits.
-
-    `logits` (B, k * width) are those of k blocks from `first` on; `masses` is (B, L). The class
-    that an example excludes is left out; a warp for each block of each example.
-    """
-    num = logits.shape[1] // width
-    b, block = warp_index() // num, warp_index() % num
-    if b >= logits.shape[0]:
-        return
-    begin = (first + block) * width
-    size, excluded = min(width, num_classes - begin), exclude[b] - begin
-    greatest = -math.inf
-    for c in range(lane(), size, WARP_SIZE):
-        if c != excluded:
-            greatest = max(greatest, float(logits[b, block * width + c]))
-    greatest = warp_max(greatest)
-    total = 0.0
-    for c in range(lane(), size, WARP_SIZE):
-        if c != excluded:
-            total += math.exp(float(logits[b, block * width + c]) - greatest)
-    total = warp_sum(total)
-    if lane() == 0:
-        alone = size == 1 and excluded == 0
-        masses[b, first + block] = -math.inf if alone else greatest + math.log(total)
 
 
 @kernel
