@@ -26,7 +26,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft._device.select import to_host as to_host
     from samplesoft.bias.asymptotic import asymptotic_bias as asymptotic_bias
     from samplesoft.bias.bounds import FiniteSampleBounds as FiniteSampleBounds
+    from samplesoft.bias.bounds import NumSampled as NumSampled
     from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
+    from samplesoft.bias.bounds import num_sampled_for as num_sampled_for
     from samplesoft.bias.exact import ExactBias as ExactBias
     from samplesoft.bias.exact import exact_bias as exact_bias
     from samplesoft.bias.mixed import mixed_bias as mixed_bias
@@ -36,8 +38,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
     from samplesoft.bias.multilevel import MultilevelMoments as MultilevelMoments
     from samplesoft.bias.multilevel import multilevel_moments as multilevel_moments
-    from samplesoft.bias.num_sampled import NumSampled as NumSampled
-    from samplesoft.bias.num_sampled import num_sampled_for as num_sampled_for
     from samplesoft.bias.positive_features import PositiveFeaturesBias as PositiveFeaturesBias
     from samplesoft.bias.positive_features import positive_features_bias as positive_features_bias
     from samplesoft.bias.random_q import RandomQBias as RandomQBias
@@ -48,14 +48,14 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.sampled_q import sampled_q_bias as sampled_q_bias
     from samplesoft.bias.self_normalized import SelfNormalizedTerms as SelfNormalizedTerms
     from samplesoft.bias.self_normalized import self_normalized_terms as self_normalized_terms
-    from samplesoft.bias.theorem1 import Theorem1Bounds as Theorem1Bounds
-    from samplesoft.bias.theorem1 import theorem1_bounds as theorem1_bounds
-    from samplesoft.bias.theorem1_corrected import Theorem1Corrected as Theorem1Corrected
-    from samplesoft.bias.theorem1_corrected import theorem1_corrected as theorem1_corrected
-    from samplesoft.bias.theorem2 import Theorem2Ratio as Theorem2Ratio
-    from samplesoft.bias.theorem2 import theorem2_ratio as theorem2_ratio
-    from samplesoft.bias.theorem2_corrected import Theorem2Corrected as Theorem2Corrected
-    from samplesoft.bias.theorem2_corrected import theorem2_corrected as theorem2_corrected
+    from samplesoft.bias.theorems import Theorem1Bounds as Theorem1Bounds
+    from samplesoft.bias.theorems import Theorem1Corrected as Theorem1Corrected
+    from samplesoft.bias.theorems import Theorem2Corrected as Theorem2Corrected
+    from samplesoft.bias.theorems import Theorem2Ratio as Theorem2Ratio
+    from samplesoft.bias.theorems import theorem1_bounds as theorem1_bounds
+    from samplesoft.bias.theorems import theorem1_corrected as theorem1_corrected
+    from samplesoft.bias.theorems import theorem2_corrected as theorem2_corrected
+    from samplesoft.bias.theorems import theorem2_ratio as theorem2_ratio
     from samplesoft.checking.check import check_loss as check_loss
     from samplesoft.checking.report import LossReport as LossReport
     from samplesoft.samplers.tree.kernel_tree import KernelTree as KernelTree
@@ -85,22 +85,27 @@ _MODULES = (
 _NAMES = {  # by the module that defines them
     "_device.select": ("to_host",),
     "bias.asymptotic": ("asymptotic_bias",),
-    "bias.bounds": ("FiniteSampleBounds", "finite_sample_bounds"),
+    "bias.bounds": ("FiniteSampleBounds", "NumSampled", "finite_sample_bounds", "num_sampled_for"),
     "bias.exact": ("ExactBias", "exact_bias"),
     "bias.mixed": ("mixed_bias",),
     "bias.moments": ("GradientMoments", "exact_gradient_moments"),
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
     "bias.multilevel": ("MultilevelMoments", "multilevel_moments"),
-    "bias.num_sampled": ("NumSampled", "num_sampled_for"),
     "bias.positive_features": ("PositiveFeaturesBias", "positive_features_bias"),
     "bias.random_q": ("RandomQBias", "random_q_bias"),
     "bias.random_q_bound": ("RandomQBound", "random_q_bound"),
     "bias.sampled_q": ("SampledQBias", "sampled_q_bias"),
     "bias.self_normalized": ("SelfNormalizedTerms", "self_normalized_terms"),
-    "bias.theorem1": ("Theorem1Bounds", "theorem1_bounds"),
-    "bias.theorem1_corrected": ("Theorem1Corrected", "theorem1_corrected"),
-    "bias.theorem2": ("Theorem2Ratio", "theorem2_ratio"),
-    "bias.theorem2_corrected": ("Theorem2Corrected", "theorem2_corrected"),
+    "bias.theorems": (
+        "Theorem1Bounds",
+        "Theorem1Corrected",
+        "Theorem2Corrected",
+        "Theorem2Ratio",
+        "theorem1_bounds",
+        "theorem1_corrected",
+        "theorem2_corrected",
+        "theorem2_ratio",
+    ),
     "checking.check": ("check_loss",),
     "checking.report": ("LossReport",),
     "samplers.tree.kernel_tree": ("KernelTree",),

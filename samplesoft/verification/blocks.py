@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.asymptotic import asymptotic_bias
-from samplesoft.bias.theorem1 import Theorem1Terms, theorem1_terms
-from samplesoft.bias.theorem1_corrected import CorrectedTerms, corrected_terms
+from samplesoft.bias.asymptotic import asymptotic_bias_of
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.theorems import (
+    CorrectedTerms,
+    Theorem1Terms,
+    corrected_terms_of,
+    theorem1_terms_of,
+)
 
 WRT = ("logits", "h", "class_embeddings")
 # A coordinate counts as outside a printed bound if it is so by more than these fractions of the
@@ -34,8 +39,9 @@ Ends = tuple[FloatArray, FloatArray]  # bounds on P coordinates that hold for ev
 
 def compute_theory(logits: FloatArray, labels: IntArray, q: FloatArray) -> list[Theory]:
     """Return theorem and limit for each example of a batch, with regard to its logits."""
-    terms, corrected = theorem1_terms(logits, labels, q), corrected_terms(logits, labels, q)
-    limit = asymptotic_bias(logits, labels, q)
+    inputs = check_inputs(logits, labels, q, 1)
+    terms, corrected = theorem1_terms_of(inputs), corrected_terms_of(inputs)
+    limit = asymptotic_bias_of(inputs)
     out = []
     for b in range(len(logits)):
         one = Theorem1Terms(*(column[b] for column in terms))

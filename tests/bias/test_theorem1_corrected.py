@@ -12,7 +12,8 @@ from oracles import extremes
 from oracles.theorem1_families import FAMILIES, row
 
 from samplesoft import asymptotic_bias, exact_bias, theorem1_bounds, theorem1_corrected
-from samplesoft.bias.theorem1_corrected import corrected_terms
+from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.theorems import corrected_terms_of
 
 README = Path(__file__).parents[2] / "samplesoft" / "bias" / "README.md"
 ABOVE_UB = (np.zeros(3), 0, np.array([0.0, 0.999, 0.001]), np.array([[1.0], [1.0], [0.0]]))
@@ -82,7 +83,7 @@ class TestBounds:
             found = theorem1_corrected(logits, label, q, m, slopes, grad_bound=9.0)
             with mp.workdps(40):
                 low, high = spelled_out(logits, label, q, m, slopes[:, 0], 9)
-            rho = theorem1_bounds(logits, label, q, m, slopes).second_moment
+            rho = theorem1_bounds(logits, label, q, m, slopes).terms.second_moment
             room = 1e-11 * 9.0 * rho / m  # what outward rounding adds
             assert found.lower[0] == pytest.approx(float(low), rel=1e-10, abs=room)
             assert found.upper[0] == pytest.approx(float(high), rel=1e-10, abs=room)
@@ -246,7 +247,7 @@ def test_a_batch_is_its_examples():
 def test_without_an_identity_matrix():
     rng = np.random.default_rng(6)
     logits, q = rng.normal(size=7), rng.dirichlet(np.ones(7))
-    terms = corrected_terms(logits, 2, q)
+    terms = corrected_terms_of(check_inputs(logits, 2, q, 1))
     full = theorem1_corrected(logits, 2, q, 30, np.eye(7))
     np.testing.assert_allclose(
         terms.bounds(terms.negative_probs, 1.0, 30), [full.lower, full.upper]

@@ -7,8 +7,8 @@ import pytest
 
 from samplesoft.bias.asymptotic import asymptotic_bias
 from samplesoft.bias.bounds import finite_sample_bounds
-from samplesoft.bias.theorem1 import theorem1_bounds, theorem1_terms
-from samplesoft.bias.theorem2 import theorem2_ratio
+from samplesoft.bias.exact import exact_bias
+from samplesoft.bias.theorems import theorem1_bounds, theorem1_terms, theorem2_ratio
 
 UPPER_FAILS = (np.zeros(3), 0, np.array([0.0, 0.999, 0.001]), np.array([[1.0], [1.0], [0.0]]))
 LOWER_FAILS = (
@@ -58,9 +58,9 @@ class TestTheorem1:
             lower, upper, (second, gap) = printed(logits, label, q, jacobian, 9.0)
             np.testing.assert_allclose(7 * result.lower, lower, rtol=1e-9, atol=1e-14)
             np.testing.assert_allclose(7 * result.upper, upper, rtol=1e-9, atol=1e-14)
-            np.testing.assert_allclose(result.second_moment, second, rtol=1e-12)
-            np.testing.assert_allclose(result.max_gap, gap, rtol=1e-9)
-            assert result.deviation[label] == 0.0
+            np.testing.assert_allclose(result.terms.second_moment, second, rtol=1e-12)
+            np.testing.assert_allclose(result.terms.max_gap, gap, rtol=1e-9)
+            assert result.terms.deviation[label] == 0.0
             largest = max(result.terms.deviation)
             assert result.sign_condition is bool((result.g >= 0.0).all())
             assert n == 2 or largest > 0.0
@@ -121,6 +121,26 @@ class TestTheorem1:
         assert (below > 0) is lower_breaks
         assert signs == 0  # here UB fails through the sign of g alone
 
+    def test_coordinates_outside_are_told_with_the_sign_of_their_g(self):
+        rng = np.random.default_rng(1)
+        vectors, q = rng.normal(size=(100, 20)), np.full(100, 0.01)
+        logits = 2.5 * vectors[:, 0]
+        bias = exact_bias(np.stack([logits, -logits]), [0, 3], q, 100).bias @ vectors
+        printed = theorem1_bounds(np.stack([logits, -logits]), [0, 3], q, 100, vectors)
+        outside = printed.outside(bias)
+        beyond = (bias < printed.lower) | (bias > printed.upper)
+        np.testing.assert_array_equal(outside, beyond)
+        assert outside.sum(axis=1).tolist() == [6, 0]
+        assert not (outside & printed.sign_holds).any()
+        assert (printed.sign_holds == (printed.g >= 0.0)).all()
+        assert (printed.sign_holds.all(axis=-1) == printed.sign_condition).all()
+        assert not printed.outside(bias, slack=np.full((2, 1), 100.0)).any()
+        wide = printed.upper > printed.lower  # where g < 0 the upper one may be below the lower
+        for room, within in ((1e-12, True), (1e-6, False)):
+            for ends in (printed.upper, printed.lower):
+                off = np.where(ends == printed.upper, 1.0, -1.0) * room * np.abs(ends)
+                assert (printed.outside(ends + off)[wide] == (not within)).all()
+
     def test_a_proposal_that_is_the_softmax_has_no_bounds_to_speak_of(self):
         logits, jacobian = np.array([0.0, 1.0, -1.0, 2.0]), np.eye(4)
         result = theorem1_bounds(logits, 1, np.exp(logits) / np.exp(logits).sum(), 3, jacobian)
@@ -134,10 +154,12 @@ class TestTheorem1:
             batch = theorem1_bounds(logits, labels, q, 9, jacobian if own else jacobian[0])
             for i, label in enumerate(labels):
                 row = theorem1_bounds(logits[i], label, q[i], 9, jacobian[i if own else 0])
-                for name in ("lower", "upper", "g", "second_moment", "max_gap", "deviation"):
+                for name in ("lower", "upper", "g"):
                     np.testing.assert_allclose(
                         getattr(batch, name)[i], getattr(row, name), rtol=1e-13
                     )
+                for several, one in zip(batch.terms, row.terms, strict=True):
+                    np.testing.assert_allclose(several[i], one, rtol=1e-13)
                 assert batch.grad_bound[i] == row.grad_bound
                 assert batch.sign_condition[i] == row.sign_condition
 
@@ -145,8 +167,10 @@ class TestTheorem1:
     def test_quantities_do_not_see_a_shift(self, shift):
         logits, label, q, jacobian = LOWER_FAILS
         one, two = (theorem1_bounds(logits + s, label, q, 5, jacobian) for s in (0.0, shift))
-        for name in ("lower", "upper", "g", "second_moment", "max_gap", "deviation"):
+        for name in ("lower", "upper", "g"):
             np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=1e-10)
+        for first, second in zip(one.terms, two.terms, strict=True):
+            np.testing.assert_allclose(first, second, rtol=1e-10)
 
     @pytest.mark.parametrize("spread", [700.0, 1e4])
     def test_extremes_are_never_nan(self, spread):

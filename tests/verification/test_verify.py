@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import samplesoft
-from samplesoft.bias.theorem1_corrected import corrected_terms
+from samplesoft.bias import theorems
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification import agreement, cells, tails
 from samplesoft.verification.blocks import (
@@ -120,7 +120,9 @@ def narrow(terms, factor=0.1):
 def test_a_corrected_theorem_that_fails_is_reported(problem, monkeypatch):
     from samplesoft.verification import blocks
 
-    monkeypatch.setattr(blocks, "corrected_terms", lambda *args: narrow(corrected_terms(*args)))
+    monkeypatch.setattr(
+        blocks, "corrected_terms_of", lambda *args: narrow(theorems.corrected_terms_of(*args))
+    )
     got = verify(**problem)
     assert not got.bounds_hold
     assert all(not row.finite_outside for row in got.rows)

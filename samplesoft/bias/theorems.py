@@ -1,0 +1,733 @@
+"""Theorems 1 and 2 of Rawat et al. (2019): as they are printed, and corrected.
+
+Neither holds as printed. Theorem 1 is of leading order, and can fail there too; eq. 20 of Theorem 2
+lacks a normaliser. Section 17 of ``samplesoft/bias/README.md`` proves what is true in their place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_labels,
+    as_positive,
+    as_real_array,
+    require_plain,
+)
+from samplesoft.bias.draw_law import log_softmax
+from samplesoft.bias.inputs import Inputs, check_inputs
+from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
+from samplesoft.bias.negatives import EPS, Negatives, log_sum_exp, make_negatives
+
+COSINE_TOLERANCE = 1e-4  # float32 embeddings are normalised about this well
+TINY = float(np.finfo(np.float64).tiny)
+# A value counts as outside a printed bound only if it is so by more than this part of the bound,
+# which is far above rounding errors and far below violations that matter.
+_RELATIVE = 1e-9
+_UNKNOWN = 1e-3  # logits so large that no digit of a ratio is left after rounding
+
+Scalar = Any  # a float for one example, an ndarray (B,) for a batch
+
+
+# Theorem 1 as printed
+
+
+class Theorem1Terms(NamedTuple):
+    """What Theorem 1 needs of the logits and the proposal, before any parameter is named.
+
+    The bounds do not change when a constant is added to the logits, but the quantities of
+    eq. 12 do. They are given here for logits shifted so that the partition function Z is 1:
+    ``e^{o_j}`` becomes the probability p_j, and Z_t is 1 - p_t. To return to the printed units
+    multiply `second_moment` by Z^2, and `max_gap`, `deviation` and `negative_probs` by Z.
+    Everywhere q is the proposal given "not the label". Scalars are (B,) for a batch.
+    """
+
+    second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
+    max_gap: Scalar  # max_{j, j'} |p_j / q_j - p_j' / q_j'| over the negatives, the second
+    deviation: FloatArray  # (n,) or (B, n): |Z_t - p_k / q_k|, the third; 0 at the label
+    ub1: Scalar  # m UB_1 of eq. 11: the variance second_moment - Z_t^2, without the subtraction
+    ub2: Scalar  # UB_2 of eq. 11: max_gap Z_t / (1 + second_moment)
+    lb_sum: Scalar  # sum_k p_k |Z_t - p_k / q_k|, which eq. 10 multiplies by -M / m
+    # (n,) or (B, n): p_j, 0 at the label; the weights of g, and g itself for the logits
+    negative_probs: FloatArray
+
+    def bounds(
+        self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the printed (LB, UB), each (P,) or (B, P), for a given `g`, of any P parameters.
+
+        `g` is ``sum_j p_j d o_j`` over the negatives (`negative_probs` where the parameters are
+        the logits), `grad_bound` is M, at least as large as every coordinate of every ``d o_i``.
+        """
+        m = as_count("num_sampled", num_sampled)
+        weights, bound, unit = _near_one(g, grad_bound, np.shape(self.ub1))
+        scalars = self.ub1, self.ub2, self.lb_sum
+        ub1, ub2, lb_sum = (np.expand_dims(x, -1) / m for x in scalars)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # an overflowed UB_1 times g = 0 is still 0
+            signed = np.where(weights == 0.0, 0.0, ub1 * weights)
+            upper = signed + 2.0 * bound[..., None] * ub2
+            # eq. 10; 0 - x, for a bound of 0 is not to be -0
+            lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
+        return times_power(lower, unit), times_power(upper, unit)
+
+
+@dataclass(frozen=True)
+class Theorem1Bounds:
+    """The printed bounds on the bias of a gradient, and what they are made of.
+
+    Attributes
+    ----------
+    lower, upper : ndarray, shape (P,) or (B, P)
+        LB of eq. 10 and UB of eq. 11 without their o(1/m) terms, in units of the gradient.
+    g : ndarray, shape (P,) or (B, P)
+        ``sum_j p_j d o_j`` over the negatives: the printed g divided by Z.
+    grad_bound : float or ndarray (B,)
+        M.
+    terms : Theorem1Terms
+        The three quantities of eq. 12 and the scalar parts of both bounds.
+    """
+
+    lower: FloatArray
+    upper: FloatArray
+    g: FloatArray
+    grad_bound: Scalar
+    terms: Theorem1Terms
+
+    @property
+    def sign_holds(self) -> NDArray[np.bool_]:
+        """Which coordinates have g >= 0, (P,) or (B, P); UB multiplies g by an upper bound."""
+        signs: NDArray[np.bool_] = self.g >= 0.0
+        return signs
+
+    @property
+    def sign_condition(self) -> Any:
+        """Whether g >= 0 in every coordinate, a bool or (B,)."""
+        condition = self.sign_holds.all(axis=-1)
+        return condition if condition.ndim else bool(condition)
+
+    def outside(self, values: ArrayLike, slack: Any = 0.0) -> NDArray[np.bool_]:
+        """Return which coordinates of a bias lie outside the bounds.
+
+        `values` (P,) or (B, P) are the bias, or its limit divided by the number of draws. Outside
+        is what is so by more than 1e-9 of the bound and the `slack`, a float or (B, 1), which
+        numerical errors of the values may take.
+
+        Examples
+        --------
+        All that are outside here have a g below 0:
+
+        >>> import numpy as np
+        >>> import samplesoft
+        >>> vectors, q = np.random.default_rng(1).normal(size=(100, 20)), np.full(100, 0.01)
+        >>> logits = 2.5 * vectors[:, 0]
+        >>> printed = theorem1_bounds(logits, 0, q, 100, jacobian=vectors)
+        >>> outside = printed.outside(samplesoft.exact_bias(logits, 0, q, 100).bias @ vectors)
+        >>> int(outside.sum()), int((outside & printed.sign_holds).sum())
+        (6, 0)
+        """
+        low, high = self.lower - slack, self.upper + slack
+        low, high = low - _RELATIVE * np.abs(self.lower), high + _RELATIVE * np.abs(self.upper)
+        either: NDArray[np.bool_] = (np.asarray(values) < low) | (np.asarray(values) > high)
+        return either
+
+
+def theorem1_terms(
+    logits: ArrayLike, labels: Any, q: Any, *, h: ArrayLike | None = None
+) -> Theorem1Terms:
+    """Return the parts of Theorem 1, eqs. 10 to 12, that depend on logits and proposal only.
+
+    The arguments are those of `theorem1_bounds`: scalars for one example, arrays (B,) for a batch.
+    """
+    return theorem1_terms_of(check_inputs(logits, labels, q, 1, h=h))
+
+
+def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
+    """Return `theorem1_terms` of arguments that are checked, at any number of draws."""
+    return Theorem1Terms(
+        *inputs.columns(_printed_terms(make_negatives(*row)) for row in inputs.rows())
+    )
+
+
+def _printed_terms(negatives: Negatives) -> Theorem1Terms:
+    log_zt, log_ratio = negatives.log_zt, negatives.log_ratio
+    log_p, log_deviation = negatives.log_p, negatives.log_deviation
+    # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t.
+    log_second = 2.0 * log_zt + float(np.logaddexp(0.0, negatives.log_chi2))
+    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        low, high = log_ratio.min(), log_ratio.max()
+        log_gap = log_zt + high + np.log(-np.expm1(low - high))
+        log_ub2 = log_gap + log_zt - np.logaddexp(0.0, log_second)
+        return Theorem1Terms(
+            second_moment=float(np.exp(log_second)),
+            max_gap=float(np.exp(log_gap)),
+            deviation=negatives.fill(0.0, np.exp(log_zt + log_deviation)),
+            ub1=float(np.exp(2.0 * log_zt + negatives.log_chi2)),
+            ub2=float(np.exp(log_ub2)),
+            lb_sum=float(np.exp(log_zt + log_sum_exp(log_p + log_deviation))),
+            negative_probs=negatives.fill(0.0, np.exp(log_p)),
+        )
+
+
+def theorem1_bounds(
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    num_sampled: int,
+    jacobian: ArrayLike,
+    grad_bound: float | None = None,
+    *,
+    h: ArrayLike | None = None,
+) -> Theorem1Bounds:
+    """Return the printed bounds of Theorem 1 on the bias of a gradient.
+
+    The o(1/m) terms of eqs. 10 and 11 are dropped, as they must be to compute anything, so the
+    bounds are of leading order. They are reported for comparison and are not guaranteed: the
+    bias can lie outside them, also in the limit of many draws, where g has negative coordinates
+    and sometimes where it has none. `theorem1_corrected` always holds, and `finite_sample_bounds`.
+
+    Parameters
+    ----------
+    logits : array_like, shape (n,) or (B, n)
+        Finite logits o.
+    labels, q, h
+        As for `samplesoft.exact_bias`; q is conditioned on not being the label.
+    num_sampled : int
+        Number of draws m, at least 1.
+    jacobian : array_like, shape (n, P) or (B, n, P)
+        Derivatives of the logits in P parameters; (n, P) serves all examples. For very many
+        parameters use `theorem1_terms` and its method `bounds`.
+    grad_bound : float, optional
+        M, a bound on every ``|jacobian|`` entry; by default the largest of each example.
+
+    Returns
+    -------
+    Theorem1Bounds
+        `lower`, `upper`, `g` (P,) or (B, P), `sign_condition`, the same of each coordinate as
+        `sign_holds`, the method `outside`, and the quantities of eq. 12 in `terms`. A bound beyond
+        the range of float64 is infinite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, the proposal misses a negative, or `grad_bound` is smaller
+        than an entry of `jacobian`.
+
+    References
+    ----------
+    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
+       Theorem 1, eqs. 9 to 12.
+
+    Examples
+    --------
+    An example in which the theorem fails although g >= 0: m times the bias tends to 73.96.
+
+    >>> import numpy as np
+    >>> from samplesoft import asymptotic_bias
+    >>> logits, q, jacobian = [0.0, 0.0, 0.0], [0.0, 0.999, 0.001], np.array([[1.0], [1.0], [0.0]])
+    >>> printed = theorem1_bounds(logits, 0, q, num_sampled=1000, jacobian=jacobian)
+    >>> print(f"{1000 * printed.upper[0]:.2f}", printed.sign_condition)
+    40.88 True
+    >>> print(f"{(asymptotic_bias(logits, 0, q) @ jacobian)[0]:.2f}")
+    73.96
+    """
+    inputs = check_inputs(logits, labels, q, num_sampled, h=h)
+    return theorem1_bounds_of(inputs, jacobian, grad_bound)
+
+
+def theorem1_bounds_of(
+    inputs: Inputs, jacobian: ArrayLike, grad_bound: float | None = None
+) -> Theorem1Bounds:
+    """Return `theorem1_bounds` of arguments that are checked."""
+    terms = theorem1_terms_of(inputs)
+    g, bound = _slopes(jacobian, grad_bound, terms.negative_probs)
+    return Theorem1Bounds(*terms.bounds(g, bound, inputs.num_sampled), g, bound, terms)
+
+
+def _slopes(
+    jacobian: ArrayLike, grad_bound: float | None, negative_probs: FloatArray
+) -> tuple[FloatArray, Scalar]:
+    """Return g, (P,) or (B, P), and M, by default the largest entry of each example's Jacobian."""
+    jac = check_jacobian(jacobian, negative_probs.shape)
+    largest = np.max(np.abs(jac), axis=(-2, -1))
+    bound: Scalar = np.broadcast_to(largest, negative_probs.shape[:-1]).copy()[()]
+    if grad_bound is not None:
+        bound = as_positive("grad_bound", grad_bound)
+        if bound < largest.max():
+            raise ValueError(
+                f"`grad_bound` must be at least the largest |jacobian| entry {largest.max():.6g}, "
+                f"got {bound:.6g}; leave it out to use that entry."
+            )
+    small, excess = with_room(jac)
+    return times_power(contract(negative_probs, small), excess), bound
+
+
+def _near_one(
+    g: ArrayLike, grad_bound: Scalar, shape: tuple[int, ...]
+) -> tuple[FloatArray, FloatArray, int]:
+    """Return g and M of each example divided by 2**k, so that no term overflows, and k."""
+    require_plain("g", g)
+    weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
+    unit = int(np.frexp(max(np.abs(weights).max(), bound.max()))[1])
+    return np.ldexp(weights, -unit), np.ldexp(bound, -unit), unit
+
+
+# Theorem 1, corrected: true for every number of draws and every sign
+
+
+class CorrectedTerms(NamedTuple):
+    """What the corrected theorem needs of the logits and the proposal, in units where Z is 1.
+
+    All but `variance` and `negative_probs` are moved up by a bound on their rounding, and that of
+    g. Scalars are (B,) for a batch.
+    """
+
+    negative_probs: FloatArray  # (n,) or (B, n): p_j, 0 at the label
+    variance: Scalar  # V, the variance of r: what multiplies g
+    variance_above: Scalar
+    label_part: Scalar  # p_t V
+    root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
+    max_gap: Scalar  # the largest r less the smallest
+    spread: Scalar  # sum_j p_j |r_j - Z_t| over the negatives
+    shifted: Scalar  # sum_j p_j |r_j - Z_t - V|
+
+    def reaches(self, grad_bound: Scalar, num_sampled: int) -> tuple[Scalar, Scalar, Scalar]:
+        """Return how far the bias can be from 0, from ``V g / m`` and from ``-V g / m``.
+
+        They are scalars, or (B,), for M = `grad_bound`; not a number where they have overflowed,
+        but for the first, which is at most 2M.
+        """
+        m, bound = as_count("num_sampled", num_sampled), np.asarray(grad_bound)
+        with np.errstate(all="ignore"):
+            most, gap = self.variance_above, self.max_gap / m
+            rest = most * np.hypot(np.sqrt(3.0 * most / m), gap) + self.root * gap
+            rest += self.label_part
+            along, against = self.spread + rest, self.shifted + most
+            free = np.fmin(self.spread + most, self.shifted + rest)
+            # 2M holds because p and p' sum to 1
+            return np.fmin(free * bound / m, 2.0 * bound), along * bound / m, against * bound / m
+
+    def bounds(
+        self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return (lower, upper), each (P,) or (B, P), eqs. (B51) and (B52).
+
+        The arguments are those of `Theorem1Terms.bounds`.
+        """
+        weights, bound, unit = _near_one(g, grad_bound, np.shape(self.variance))
+        free, along, against = (x[..., None] for x in self.reaches(bound, num_sampled))
+        signs = np.array([-1.0, 1.0]).reshape(2, *(1,) * weights.ndim)  # of lower and upper
+        with np.errstate(all="ignore"):
+            signed = signs * np.expand_dims(self.variance, -1) * weights / num_sampled
+            reach = np.fmin(free, np.fmin(along + signed, against - signed))
+            lower, upper = np.nextafter(times_power(signs * reach, unit), signs * np.inf)
+        return lower, upper
+
+
+@dataclass(frozen=True)
+class Theorem1Corrected:
+    """Bounds on the bias of a gradient in the terms of Theorem 1, for every number of draws.
+
+    Attributes
+    ----------
+    lower, upper : ndarray, shape (P,) or (B, P)
+        ``lower <= E[gradient of the sampled loss] - gradient of the full loss <= upper``, in units
+        of the gradient.
+    g, grad_bound
+        As of `Theorem1Bounds`.
+    """
+
+    lower: FloatArray
+    upper: FloatArray
+    g: FloatArray
+    grad_bound: Scalar
+
+
+def corrected_terms_of(inputs: Inputs) -> CorrectedTerms:
+    """Return what the corrected theorem needs of arguments that are checked, for any m."""
+    return CorrectedTerms(
+        *inputs.columns(_corrected_terms(make_negatives(*row)) for row in inputs.rows())
+    )
+
+
+def _corrected_terms(negatives: Negatives) -> CorrectedTerms:
+    log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
+    unit = negatives.rounding
+    with np.errstate(all="ignore"):
+        probs = np.exp(log_p)
+        filled = negatives.fill(0.0, probs)
+        if len(log_p) == 1:  # all draws are alike
+            return CorrectedTerms(filled, *np.zeros(7))
+        if unit > _UNKNOWN:
+            return CorrectedTerms(filled, *np.full(7, np.inf))
+        grow = 1.0 + 16.0 * unit
+        rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
+        deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
+        # rounding moves each r by a part of r, and their deviation by that part of their size
+        above = (deviation + np.expm1(4.0 * unit) * rms) * grow
+        variance, most = deviation * deviation, above * above
+        centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
+        high, low = log_ratio.max(), log_ratio.min()
+        gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
+        of_g = most - variance + most * (4.0 * unit + EPS * (len(log_p) + 16.0))
+        slack = 32.0 * unit * (rms * rms + most) + of_g + len(log_p) * TINY
+        return CorrectedTerms(
+            negative_probs=filled,
+            variance=variance,
+            variance_above=most,
+            label_part=np.exp(negatives.log_a) * most * grow,
+            root=rms * above,
+            max_gap=gap * grow,
+            spread=np.abs(centred).sum() + slack,
+            shifted=np.abs(centred - probs * variance).sum() + slack,
+        )
+
+
+def theorem1_corrected(
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    num_sampled: int,
+    jacobian: ArrayLike,
+    grad_bound: float | None = None,
+    *,
+    h: ArrayLike | None = None,
+) -> Theorem1Corrected:
+    """Bound the bias of a gradient in the terms of Theorem 1, where the printed bounds fail.
+
+    They hold for every number m of draws, whatever the signs of g. In the printed notation, with
+    ``V = sum_j e^{2 o_j} / q_j - Z_t^2`` and ``c_j = e^{o_j} / q_j - Z_t``, the simplest is
+
+        ``|bias| <= 2 M / (m Z^2) sum_j e^{o_j} max(c_j, 0) <= 2 |LB|``
+
+    without a term o(1/m), and 2 is the least factor. For ever more draws the bounds with g are
+    closer: for every number L
+
+        ``|m Z^2 bias - (V / Z - L) g| <= M (sum_j e^{o_j} |c_j - L| + p_t V + R_m)``
+
+    where ``R_m = (V sqrt(3 V / m + G^2 / m^2) + sqrt(V sum_j e^{2 o_j} / q_j) G / m) / Z`` is the
+    o(1/m) and G the largest ``|c_j - c_k|``, the second quantity of eq. 12. L is 0 (as printed, in
+    both directions) or V / Z, whichever is closer in each coordinate.
+
+    Parameters
+    ----------
+    logits, labels, q, num_sampled, jacobian, grad_bound, h
+        As for `theorem1_bounds`. The bias is that of ``jacobian`` less any constant of a column,
+        so centring its columns makes M smaller.
+
+    Returns
+    -------
+    Theorem1Corrected
+        `lower`, `upper`, `g` (P,) or (B, P), and `grad_bound`. A bound beyond the range of float64
+        is infinite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `theorem1_bounds`.
+
+    Notes
+    -----
+    Section 17 of ``samplesoft/bias/README.md`` proves them, eqs. (B50) to (B52), and compares them
+    with the exact bias. They hold in floating point: each is moved outwards by a bound on its
+    rounding. They know only M and g of a gradient, and are for theorems; `FiniteSampleBounds`
+    have a method `gradient`, which is closer.
+
+    References
+    ----------
+    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
+       Theorem 1, eqs. 9 to 12. These bounds are not in the paper.
+
+    Examples
+    --------
+    The example of `theorem1_bounds`, where 1000 times the bias is 69.00 and the printed upper bound
+    40.88:
+
+    >>> import numpy as np
+    >>> logits, q, jacobian = [0.0, 0.0, 0.0], [0.0, 0.999, 0.001], np.array([[1.0], [1.0], [0.0]])
+    >>> true = theorem1_corrected(logits, 0, q, num_sampled=1000, jacobian=jacobian)
+    >>> print(f"{1000 * true.lower[0]:.2f} {1000 * true.upper[0]:.2f}")
+    -221.71 184.85
+    """
+    inputs = check_inputs(logits, labels, q, num_sampled, h=h)
+    return theorem1_corrected_of(inputs, jacobian, grad_bound)
+
+
+def theorem1_corrected_of(
+    inputs: Inputs, jacobian: ArrayLike, grad_bound: float | None = None
+) -> Theorem1Corrected:
+    """Return `theorem1_corrected` of arguments that are checked."""
+    terms = corrected_terms_of(inputs)
+    g, bound = _slopes(jacobian, grad_bound, terms.negative_probs)
+    return Theorem1Corrected(*terms.bounds(g, bound, inputs.num_sampled), g, bound)
+
+
+# Theorem 2
+
+
+@dataclass(frozen=True)
+class Theorem2Ratio:
+    """Eq. 20 for each negative class: the ratio, its two centers, and the smallest gamma.
+
+    Attributes
+    ----------
+    classes : ndarray of int, shape (n - 1,)
+        Class indices of the negatives, the order of the arrays below.
+    ratio : ndarray, shape (n - 1,)
+        ``|e^{o_i} / q_i| / Z_t``, which is 1 where q is the softmax of the negatives; infinite
+        where an estimate is 0.
+    printed_center : ndarray, shape (n - 1,)
+        ``e^{(tau - nu) h.c_i}``, as printed in eq. 20.
+    corrected_center : ndarray, shape (n - 1,)
+        The same times `normalizer`: what the ratio tends to with ever more features.
+    normalizer : float
+        ``Z_nu / Z_tau``, with ``Z_x = sum_j e^{x h.c_j}`` over the negatives; 1 if nu = tau.
+    printed_gamma, corrected_gamma : float
+        The smallest gamma with ``1 - 2 gamma <= ratio / center <= 1 + 4 gamma`` for every
+        negative. From 1/2 on, the lower side says nothing.
+    num_negative : int
+        How many estimates are below 0, where q is no probability.
+    """
+
+    classes: IntArray
+    ratio: FloatArray
+    printed_center: FloatArray
+    corrected_center: FloatArray
+    normalizer: float
+    printed_gamma: float
+    corrected_gamma: float
+    num_negative: int
+
+
+def theorem2_ratio(
+    cosine: ArrayLike, labels: int, estimates: ArrayLike, *, tau: float, nu: float
+) -> Theorem2Ratio:
+    """Return the ratio of eq. 20 for given random-feature estimates of the kernel.
+
+    Logits are ``o_i = tau h.c_i`` and ``q_i = phi(c_i).phi(h) / C``, with the normalising
+    constant C and Z_t both summed over the negatives. Eq. 20 as printed lacks a normaliser: with
+    ever more features the estimates tend to ``e^{nu h.c_i}`` up to a factor, and so the ratio to
+    ``e^{(tau - nu) h.c_i} Z_nu / Z_tau``, which is the printed center only if nu = tau.
+    `theorem2_corrected` says how likely a gamma is before frequencies are drawn.
+
+    Parameters
+    ----------
+    cosine : array_like, shape (n,)
+        ``h.c_i`` for unit vectors h and c_i.
+    labels : int
+        The true class of the one example; it takes no part.
+    estimates : array_like, shape (n,)
+        ``phi(c_i).phi(h)``, in any scale common to all classes; some may be negative.
+    tau : float
+        Inverse temperature of the softmax, greater than 0.
+    nu : float
+        Inverse squared width of the Gaussian kernel that the features estimate, greater than 0.
+
+    Returns
+    -------
+    Theorem2Ratio
+        The ratio, both centers, and the smallest gamma for each; infinite beyond the range of
+        float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, a cosine exceeds 1, or the estimates of the negatives do not
+        have a positive sum.
+
+    References
+    ----------
+    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
+       Theorem 2, eq. 20.
+
+    Examples
+    --------
+    The exact kernel, in place of features, needs gamma = 0 once the normaliser is there:
+
+    >>> import numpy as np
+    >>> cosine = np.array([0.9, 0.5, 0.0, -0.5])
+    >>> result = theorem2_ratio(cosine, 0, np.exp(2.0 * cosine), tau=8.0, nu=2.0)
+    >>> print(f"{result.normalizer:.3f} {result.printed_gamma:.3f} {result.corrected_gamma:.3f}")
+    0.073 0.463 0.000
+    """
+    cosines, classes = _check_cosine(cosine, labels)
+    features = as_real_array("estimates", estimates, (1,))
+    tau, nu = as_positive("tau", tau), as_positive("nu", nu)
+    if features.shape != cosines.shape:
+        raise ValueError(
+            f"`estimates` of shape {features.shape} does not match `cosine` of shape "
+            f"{cosines.shape}; give one value for each class in both."
+        )
+    cosines, features = cosines[classes], features[classes]
+    features = features / max(float(np.abs(features).max()), np.finfo(np.float64).tiny)
+    constant = float(features.sum())
+    if constant <= 0.0:
+        raise ValueError(
+            "`estimates` of the negatives must have a positive sum, got one "
+            f"{'of 0' if constant == 0.0 else 'below 0'}: they define no proposal; "
+            "use more features, a smaller nu, or clip them."
+        )
+    log_z_tau, log_z_nu = log_sum_exp(tau * cosines), log_sum_exp(nu * cosines)
+    log_center = (tau - nu) * cosines
+    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        log_ratio = tau * cosines - log_z_tau - np.log(np.abs(features)) + math.log(constant)
+        log_normalizer = log_z_nu - log_z_tau
+        return Theorem2Ratio(
+            classes=classes,
+            ratio=np.exp(log_ratio),
+            printed_center=np.exp(log_center),
+            corrected_center=np.exp(log_center + log_normalizer),
+            normalizer=float(np.exp(log_normalizer)),
+            printed_gamma=_smallest_gamma(log_ratio - log_center),
+            corrected_gamma=_smallest_gamma(log_ratio - log_center - log_normalizer),
+            num_negative=int((features < 0.0).sum()),
+        )
+
+
+def _smallest_gamma(log_x: FloatArray) -> float:
+    """Return the least gamma >= 0 with ``1 - 2 gamma <= x <= 1 + 4 gamma`` for all x."""
+    excess = np.expm1(log_x)
+    return float(max(-excess.min() / 2.0, excess.max() / 4.0, 0.0))
+
+
+def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]:
+    """Return the cosines (n,) of one example, and which classes are negatives, (n - 1,)."""
+    cosines = as_real_array("cosine", cosine, (1,))
+    n = cosines.size
+    t = as_labels("labels", labels, n, ()).item()
+    if n == 1:
+        raise ValueError("`cosine` must cover at least 2 classes, got 1: there is no negative.")
+    largest = float(np.abs(cosines).max())
+    if largest > 1.0 + COSINE_TOLERANCE:
+        raise ValueError(
+            f"`cosine` must lie in [-1, 1], got a size of {largest:.6g}; "
+            "divide h and the class vectors by their norms."
+        )
+    return cosines, np.delete(np.arange(n, dtype=np.int64), t)
+
+
+@dataclass(frozen=True)
+class Theorem2Corrected:
+    """What random Fourier features are sure to do, but for a small chance.
+
+    Attributes
+    ----------
+    classes : ndarray of int, shape (n - 1,)
+        Class indices of the negatives, the order of the arrays below.
+    lower, upper : ndarray, shape (n - 1,)
+        Bounds on ``(e^{o_i} / q_i) / Z_t``, which is 1 where q is the softmax of the negatives.
+    failure : float
+        A bound on the probability, over the frequencies, that a ratio of any negative is outside,
+        or an estimate not positive; at most 1.
+    bias : float
+        Where none is outside, the bias of each coordinate of the gradient is at most
+        ``bias * M / m`` for every number m of draws, M being a bound on the derivatives of the
+        logits; ``(1 - p_t)^2 gamma / (1 - gamma)`` where nu is tau.
+    """
+
+    classes: IntArray
+    lower: FloatArray
+    upper: FloatArray
+    failure: float
+    bias: float
+
+
+def theorem2_corrected(
+    cosine: ArrayLike, labels: int, *, tau: float, nu: float, num_features: int, gamma: float
+) -> Theorem2Corrected:
+    """Return what holds in place of eq. 20 and Corollary 1, without drawing any frequency.
+
+    Logits are ``o_i = tau h.c_i`` and ``q_i`` is in proportion to ``phi(c_i).phi(h)`` of random
+    Fourier features of the Gaussian kernel ``K_i = e^{-nu (1 - h.c_i)}``. Except with the
+    probability `failure`, every estimate is within ``gamma K_i`` of ``K_i``, and then
+
+        ``k^-1 <= (e^{o_i} / q_i) / Z_t / (e^{(tau - nu) h.c_i} Z_nu / Z_tau) <= k``
+
+    for ``k = (1 + gamma) / (1 - gamma)``, with ``Z_x = sum_j e^{x h.c_j}`` over the negatives. The
+    printed ``1 - 2 gamma`` and ``1 + 4 gamma`` are farther out as long as gamma is at most 1/2,
+    and the printed center lacks ``Z_nu / Z_tau``.
+
+    Parameters
+    ----------
+    cosine, labels, tau, nu
+        As for `theorem2_ratio`.
+    num_features : int
+        Number of independent frequencies D, each with a cosine and a sine.
+    gamma : float
+        Relative error of an estimate, between 0 and 1.
+
+    Returns
+    -------
+    Theorem2Corrected
+        The bounds on the ratio, the chance that they fail, and what they make of the bias.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `theorem2_ratio`, or if gamma is not below 1.
+
+    Notes
+    -----
+    ``failure`` is a sum of Bernstein's bounds, at most ``2 n exp(-3 D gamma^2 e^{-4 nu} / 4)``:
+    section 17 of ``samplesoft/bias/README.md``, eqs. (B53) and (B54). Orthogonal and structured
+    frequencies are not independent, and a tree that clips estimates draws from another q.
+
+    References
+    ----------
+    .. [1] A. S. Rawat et al., "Sampled Softmax with Random Fourier Features", NeurIPS 2019,
+       Theorem 2 and Corollary 1, in another form.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cosine = np.array([0.9, 0.5, 0.0, -0.5])
+    >>> for num_features in (10_000, 100_000):
+    ...     holds = theorem2_corrected(
+    ...         cosine, 0, tau=2.0, nu=2.0, num_features=num_features, gamma=0.1
+    ...     )
+    ...     print(f"{holds.upper.max():.3f} {holds.failure:.1e} {holds.bias:.4f}")
+    1.222 1.0e+00 0.0181
+    1.222 1.7e-01 0.0181
+    """
+    cosines, classes = _check_cosine(cosine, labels)
+    tau, nu = as_positive("tau", tau), as_positive("nu", nu)
+    num = as_count("num_features", num_features)
+    gamma = as_positive("gamma", gamma)
+    if gamma >= 1.0:
+        raise ValueError(
+            f"`gamma` must be less than 1, got {gamma:.6g}; from 1 on an estimate may be 0, "
+            "and the ratio has no bound."
+        )
+    x = np.minimum(cosines[classes], 1.0)
+    kappa = (1.0 + gamma) / (1.0 - gamma)
+    with np.errstate(over="ignore", under="ignore"):
+        log_kernel = nu * (x - 1.0)
+        kernel = np.exp(log_kernel)
+        twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
+        spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
+        chances = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
+        log_center = log_softmax(tau * x) - log_softmax(nu * x)
+        center = np.exp(log_center)
+        logits = tau * np.append(x, cosines[labels])
+        log_p = log_softmax(logits)[:-1]
+        probs, joint = np.exp(log_p), np.exp(log_p + log_center)
+        rest = float(probs.sum())  # 1 - p_t
+        # the mean excess of r over Z_t, in units of Z_t: both hold
+        at_once = np.maximum(kappa * joint - probs, 0.0).sum()
+        apart = np.maximum(joint - probs, 0.0).sum()
+        apart += rest * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)
+    return Theorem2Corrected(
+        classes=classes,
+        lower=center / kappa,
+        upper=center * kappa,
+        failure=float(min(chances.sum(), 1.0)),
+        bias=2.0 * rest * float(min(at_once, apart)),
+    )
