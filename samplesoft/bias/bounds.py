@@ -1,25 +1,49 @@
-"""Two-sided bounds on the bias that hold for every number of draws."""
+"""Bounds on the bias that hold for every number of draws, and how many draws a bias needs.
+
+Section 14 of ``samplesoft/bias/README.md`` proves the bounds. Below the two public functions stand
+the bounds of one example, the search for a number of draws, and what the bounds are made of: how
+far the mean of 1/S lies above 1 over the mean of S.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray
+from samplesoft._jit import chunks, njit_sum, thread_each
+from samplesoft._limits import LARGEST_EXPONENT
+from samplesoft._validation import FloatArray, as_positive
+from samplesoft.bias.classes import make_atoms, make_classes
 from samplesoft.bias.draw_law import DrawLaw, make_draw_law
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.jacobian import check_jacobian, times_power, with_room
-from samplesoft.bias.jensen_gap import Gaps, log_part
-from samplesoft.bias.negatives import EPS, make_negatives
+from samplesoft.bias.negatives import EPS, Negatives, make_negatives
+from samplesoft.bias.transform import evaluate_nodes
+from samplesoft.bias.with_replacement import with_replacement_bias
+from samplesoft.kernels.exponential import exp64
 from samplesoft.schemes import Scheme
 
 TINY = float(np.finfo(np.float64).tiny)
 LARGEST = float(np.finfo(np.float64).max)
 WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
+_UNKNOWN = 1e-3  # logits that differ by 1e12 and more: their difference is not known
+_DIGITS = 1e-9  # ratios that are known less well get the bounds of order 2 only
+
+_MOST_DRAWS = 1 << 53
+_SMALLEST_NORM = 1e-300
+
+_STEP = 0.2  # of log v, in the trapezoid rule
+_LEFT = -14.0  # of log (m v mean), the first node
+_CHUNK = 1 << 14
+_ROUNDING = 1e-12  # of the transform, sums and functions; panels hold each exp(-v r) to 2e-15 of 1
+_LOST = 1e8  # nodes where that leaves few digits of the transform are not used
+_FAR = 700.0  # of u times the base: beyond it exp(-700) stands for less
+_GONE = 745.0  # exp(-745) is 0
 
 
 @dataclass(frozen=True)
@@ -178,6 +202,85 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
     return FiniteSampleBounds(*inputs.columns(rows))
 
 
+@dataclass(frozen=True)
+class NumSampled:
+    """Numbers of draws m that keep the L1 norm of the bias at or below a given number.
+
+    Attributes
+    ----------
+    exact : int or ndarray of int, shape (B,)
+        The least m, by `samplesoft.exact_bias`.
+    guaranteed : int or ndarray of int, shape (B,)
+        An m for which `samplesoft.finite_sample_bounds` prove it, the least that was found.
+    """
+
+    exact: Any
+    guaranteed: Any
+
+
+def num_sampled_for(
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    bias: float,
+    *,
+    scheme: str | Scheme = "negatives",
+    h: ArrayLike | None = None,
+) -> NumSampled:
+    """Return how many draws it takes for the bias to have an L1 norm of at most `bias`.
+
+    More draws than either number have a bias of at most `bias`, too.
+
+    Parameters
+    ----------
+    logits : array_like, shape (n,) or (B, n)
+        Finite logits o.
+    labels, q, h
+        As for `samplesoft.exact_bias`.
+    bias : float
+        Wanted ``sum_i |E[p'_i] - p_i|``, in probability, greater than 0; it is never above 2.
+    scheme : str or samplesoft.schemes.Scheme
+        ``negatives`` or ``masked``, those that have bounds.
+
+    Returns
+    -------
+    NumSampled
+        `exact` and `guaranteed`, for each example.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, the proposal misses a negative, the scheme has no bounds, or
+        2**53 draws are too few.
+
+    Notes
+    -----
+    The L1 norm of the bias does not rise with m: section 14 of ``samplesoft/bias/README.md`` has a
+    proof. So a search that brackets the least m finds it; it takes some ten values of
+    `samplesoft.exact_bias`, and as many of the bounds. Where two numbers of draws next to each
+    other differ by less than the numerical error of the bias, either may come out.
+
+    Examples
+    --------
+    >>> import samplesoft
+    >>> found = samplesoft.num_sampled_for([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], bias=0.001)
+    >>> found.exact, found.guaranteed
+    (325, 325)
+    >>> logits, q = [0.0, 1.0, 2.0], [0.2, 0.4, 0.4]
+    >>> [bool(abs(samplesoft.exact_bias(logits, 0, q, m).bias).sum() <= 0.001) for m in (324, 325)]
+    [False, True]
+    """
+    return num_sampled_for_of(check_inputs(logits, labels, q, 1, scheme, h), bias)
+
+
+def num_sampled_for_of(inputs: Inputs, bias: float) -> NumSampled:
+    """Return `num_sampled_for` of other arguments that are checked, whatever their m."""
+    require_bounds(inputs.scheme)
+    wanted = as_positive("bias", bias)
+    rows = [_search(*row, inputs.scheme, wanted) for row in inputs.rows()]
+    return NumSampled(*inputs.columns(rows))
+
+
 def require_bounds(scheme: Scheme) -> None:
     """Raise ValueError for a scheme without bounds."""
     if scheme.jackknife or not scheme.adds_mean:
@@ -194,16 +297,16 @@ def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
     if negatives.log_p.size == 1:
         return np.zeros(n), np.zeros(n)
     rounding = negatives.rounding
-    if rounding > 1e-3:  # logits that differ by 1e12 and more: their difference is not known
+    if rounding > _UNKNOWN:
         return np.full(n, -1.0), np.ones(n)
     slack = WIDEN * rounding
     log_a, log_zt, log_p = negatives.log_a, negatives.log_zt, negatives.log_p
     log_m = math.log(m)
     log_r = log_zt + negatives.log_ratio
-    gaps = Gaps(law, negatives, slack)
+    gaps = _Gaps(law, negatives, slack)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
         log_own = np.logaddexp(log_a, log_r - log_m)  # the label and one draw of class j
-        log_mu = np.logaddexp(log_own, log_zt + log_part(m - 1, m))
+        log_mu = np.logaddexp(log_own, log_zt + _log_part(m - 1, m))
         common = log_p + log_zt - log_m - log_mu
         first = -np.sign(negatives.log_ratio) * np.exp(common + negatives.log_deviation)
         size = np.exp(common + np.logaddexp(negatives.log_ratio, 0.0))
@@ -229,3 +332,231 @@ def _sum_to_zero(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, Floa
     least = upper - float(upper.sum()) - rounding
     most = lower - float(lower.sum()) + rounding
     return np.maximum(lower, least), np.minimum(upper, most)
+
+
+def _search(
+    logits: FloatArray, label: int, q: FloatArray, scheme: Scheme, wanted: float
+) -> tuple[int, int]:
+    """Return both numbers of draws of one example."""
+
+    def exact(m: int) -> float:
+        return float(np.abs(with_replacement_bias(logits, label, q, m, scheme).bias).sum())
+
+    def bound(m: int) -> float:
+        lower, upper = example_bounds(make_draw_law(logits, label, q, m, scheme))
+        # the biases sum to 0: twice the sum of either sign is their norm
+        return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
+
+    least = _least(exact, 1, wanted)
+    return least, _least(bound, least, wanted)
+
+
+def _least(norm: Callable[[int], float], first: int, wanted: float) -> int:
+    """Return the least m from `first` on with ``norm(m) <= wanted``, for a norm that falls.
+
+    The norm is nearly a multiple of 1/m, so the search is for a root of its logarithm in log m, by
+    the Illinois rule.
+    """
+
+    def excess(m: int) -> float:
+        return math.log(max(norm(m), _SMALLEST_NORM)) - math.log(wanted)
+
+    low, above = first, excess(first)
+    if above <= 0.0:
+        return first
+    high, below = low, above
+    while below > 0.0:
+        low, above = high, below
+        high = max(2 * low, math.ceil(low * math.exp(min(above, 50.0))))
+        if high > _MOST_DRAWS:
+            raise ValueError(
+                f"`bias` must be one that 2**53 draws can reach, got {wanted:g}; give a larger one."
+            )
+        below = excess(high)
+    last = 0.0
+    while high - low > 1:
+        part = above / (above - below)
+        middle = round(math.exp((1.0 - part) * math.log(low) + part * math.log(high)))
+        middle = min(max(middle, low + 1), high - 1)
+        now = excess(middle)
+        if now > 0.0:
+            low, above = middle, now
+            below *= 0.5 if last > 0.0 else 1.0
+        else:
+            high, below = middle, now
+            above *= 0.5 if last < 0.0 else 1.0
+        last = 1.0 if now > 0.0 else -1.0
+    return high
+
+
+class _Gaps:
+    """Bounds on ``E[1/S] - 1/E[S]`` of one example, for any number of draws and any base of S.
+
+    ``S = mu + Y``, where Y is the centred sum of r / m over the draws. Two bounds are taken, and
+    the closer one of them counts. `slack` bounds the relative error of any of their numbers.
+    """
+
+    def __init__(self, law: DrawLaw, negatives: Negatives, slack: float) -> None:
+        self._slack = slack
+        self._m = law.num_draws
+        # An error of `rounding` in every ratio moves the root of the divergence by at most
+        # rounding * sqrt(sum_j qn_j (ratio_j + 1)^2), by the triangle inequality.
+        with np.errstate(divide="ignore", over="ignore"):
+            root = float(np.exp(0.5 * negatives.log_chi2))
+            moved = 2.0 * negatives.rounding * math.hypot(root, 2.0)
+            ends = np.log([max(root - moved, 0.0), root + moved])
+        self._log_variance = 2.0 * (negatives.log_zt + ends)  # (2,): not above, and not below V
+        log_r = negatives.log_zt + negatives.log_ratio
+        self._log_ends = float(log_r.max()) + slack, float(log_r.min()) - slack
+        known = negatives.rounding < _DIGITS and law.other_mass > 0.0
+        self._transform = _make_transform(law, negatives.rounding) if known else None
+
+    def logs(
+        self, draws: int, log_base: FloatArray, log_mu: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the logs of bounds on the gap of sums of `draws` draws, both (k,).
+
+        `log_base` (k,) is the log of what is in S besides the draws, `log_mu` (k,) of E[S].
+        """
+        # Var[S] / (E[S]^2 s), with s at either end of the range of S
+        low, high = (
+            v + _log_part(draws, self._m) - math.log(self._m) - 2.0 * log_mu
+            - np.logaddexp(log_base, r + _log_part(draws, self._m))
+            for v, r in zip(self._log_variance, self._log_ends, strict=True)
+        )  # fmt: skip
+        if self._transform is None or draws == 0:
+            return low, high
+        below, above = self._sums(self._transform, draws, np.exp(log_base))
+        # not a number is no bound
+        return np.fmax(low, np.log(below)), np.fmin(high, np.log(above))
+
+    def _sums(
+        self, transform: _Transform, draws: int, base: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return a lower and an upper bound on the gap for each base of S, (k,), eq. (B79).
+
+        ``1/s`` is an integral of ``exp(-u s)``, and the trapezoid rule on log u gives the gap up to
+        a factor near 1 that is known, whatever the law of S.
+        """
+        m, slack, step = self._m, self._slack, transform.step
+        u = m * transform.v
+        decay = draws * transform.v * transform.mean
+        with np.errstate(all="ignore"):  # a bound that is not finite is none
+            # E exp(-u X) - exp(-u E[X]) as a product, and as a difference
+            product = [
+                np.exp(draws * excess - decay + sign * 2.0 * slack * decay)
+                * -np.expm1(-draws * excess)
+                for sign, excess in ((-1.0, transform.excess_low), (1.0, transform.excess_high))
+            ]
+            less = np.exp(draws * transform.log_low) - np.exp(-(1.0 - 2.0 * slack) * decay)
+            most = np.exp(draws * transform.log_high)
+            low = step * u * np.maximum(np.fmax(product[0], less), 0.0)
+            high = step * u * np.fmin(product[1], most)
+            if most[-1] > 0.0:
+                least = float(base.min()) * (1.0 - slack)
+                least += math.exp(self._log_ends[1]) * draws / m
+                high[-1] += step * most[-1] * _beyond(float(u[-1]), step, least)
+            high = np.where(np.isnan(high), np.inf, high)
+        kept = high > 0.0
+        sums = np.empty((2, len(base)))
+
+        def work(part: slice) -> None:
+            _exponential_sums(base[part], u[kept], low[kept], high[kept], sums[:, part])
+
+        thread_each(work, chunks(len(base), _CHUNK))
+        variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
+        sums[1] += _before(float(u[0]), step, variance * draws / m**2)
+        widen = trapezoid_error(step) + 2.0 * _FAR * slack + _ROUNDING
+        return sums[0] * (1.0 - widen), sums[1] * (1.0 + widen)
+
+
+def _log_part(draws: int, m: int) -> float:
+    return math.log(draws) - math.log(m) if draws else -math.inf
+
+
+def _before(u: float, step: float, variance: float) -> float:
+    """Bound what the nodes before the first, which is u, may add for a sum of this variance."""
+    # there E exp(-u Y) - 1 is at most u^2 / 2 times the variance of Y
+    return 0.5 * variance * u**3 * step / math.expm1(3.0 * step)
+
+
+def _beyond(u: float, step: float, least: float) -> float:
+    """Return the sum of ``w exp((u - w) least)`` over the nodes w beyond the last, which is u."""
+    span = math.log(_GONE) - math.log(least) - math.log(u) if least > 0.0 else math.inf
+    if span > _FAR:
+        return math.inf
+    later = u * np.exp(step * np.arange(1.0, max(span / step, 1.0) + 2.0))
+    return float((later * np.exp((u - later) * least)).sum())
+
+
+def trapezoid_error(step: float) -> float:
+    """Return how much of any gap the trapezoid rule in log u of this `step` may miss, at most."""
+    total = 0.0
+    for n in range(1, 20):  # the sum of (B79), which falls like exp(-pi^2 n / step)
+        y = 2.0 * math.pi * n / step
+        gamma = math.sqrt(2.0 * math.pi * y / -math.expm1(-2.0 * math.pi * y))
+        gamma *= math.exp(-0.5 * math.pi * y)
+        total += 2.0 * gamma * (1.0 + 2.0 * y) * math.hypot(1.0, y)
+    return total
+
+
+@njit_sum
+def _exponential_sums(
+    base: FloatArray, u: FloatArray, low: FloatArray, high: FloatArray, out: FloatArray
+) -> None:
+    """Write the sums of `low` and of `high` (K,) times exp(-u base) into `out` (2, k).
+
+    Where u times the base, (k,), is above 700 it is taken for 700, and `low` for 0.
+    """
+    for i in range(len(base)):
+        below = above = 0.0
+        for k in range(len(u)):
+            y = u[k] * base[i]
+            e = exp64(-y if y < _FAR else -_FAR)
+            below += low[k] * (e if y < _FAR else 0.0)
+            above += high[k] * e
+        out[0, i] = below
+        out[1, i] = above
+
+
+class _Transform(NamedTuple):
+    """Bounds on the transform of the ratio of one draw at nodes v, all (K,)."""
+
+    v: FloatArray
+    excess_low: FloatArray  # of log E[exp(-v (r - mean))]
+    excess_high: FloatArray
+    log_low: FloatArray  # of log E[exp(-v r)]
+    log_high: FloatArray
+    mean: float
+    step: float  # of log v
+
+
+def _make_transform(law: DrawLaw, rounding: float) -> _Transform | None:
+    """Compute the transform of one draw where a bound may need it, None if it has no digits."""
+    log_mean = math.log(law.mean)
+    with np.errstate(all="ignore"):
+        classes = make_classes(law)
+        # until the least sum has decayed
+        slowest = math.log(law.num_draws) + float(np.logaddexp(law.log_base, classes.log_least))
+        last = min(math.log(_GONE) - slowest, LARGEST_EXPONENT - math.log(law.num_draws))
+        x = np.arange(_LEFT - math.log(law.num_draws) - log_mean, last, _STEP)
+        nodes = evaluate_nodes(law, classes, make_atoms(law, classes), x, np.zeros_like(x))
+        lost = np.exp(-nodes.log_transform_least)
+    good = np.isfinite(nodes.excess) & (lost < _LOST)
+    if not good.any():
+        return None
+    v, excess = nodes.v[good], nodes.excess[good]
+    relative = 4.0 * rounding + _ROUNDING
+    moved = v * law.mean
+    error = relative * (excess + 2.0 * moved + lost[good] - 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = np.expm1(excess)  # of second order in v, and so is its error
+        root = np.sqrt(2.0 * p * np.exp(moved))
+        near = _ROUNDING * p + 2.0 * rounding * ((2.0 + moved) * p + 2.0 * moved * root)
+    error = np.fmin(error, near)
+    # an error in all ratios moves the log by v times the tilted mean, which is less than its size
+    log = nodes.log_transform[good]
+    off = 2.0 * rounding * np.abs(log) + _ROUNDING * lost[good]
+    ends = log - off, np.minimum(log + off, 0.0)
+    excesses = np.maximum(excess - error, 0.0), excess + error
+    return _Transform(v, *excesses, *ends, law.mean, _STEP)

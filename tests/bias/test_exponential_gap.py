@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from samplesoft import exact_bias, finite_sample_bounds
-from samplesoft.bias import exponential_gap as sums
-from samplesoft.bias import jensen_gap
+from samplesoft.bias import bounds
 
 
 def trapezoid(points, chances, step, shift):
@@ -39,7 +38,7 @@ def trapezoid(points, chances, step, shift):
 def test_the_error_of_the_rule_is_bounded_for_every_law(logs, powers, step, shift):
     chances = 10.0 ** np.array(powers[: len(logs)])
     gap, error = trapezoid(np.exp(logs), chances, step, shift)
-    assert abs(error) <= sums.trapezoid_error(step) * gap * (1.0 + 1e-9) + 1e-25
+    assert abs(error) <= bounds.trapezoid_error(step) * gap * (1.0 + 1e-9) + 1e-25
 
 
 def test_the_bound_on_the_error_is_not_idle():
@@ -47,7 +46,7 @@ def test_the_bound_on_the_error_is_not_idle():
     worst = 0.0
     for shift in np.arange(0.0, 1.0, 0.1):
         gap, error = trapezoid([1.0, 3.0], [0.5, 0.5], 1.5, shift)
-        worst = max(worst, abs(error) / gap / sums.trapezoid_error(1.5))
+        worst = max(worst, abs(error) / gap / bounds.trapezoid_error(1.5))
     assert 0.01 < worst <= 1.0
 
 
@@ -74,30 +73,30 @@ def test_are_close_with_long_tails(scheme):
         for multiple in (3, 25, 75, 10**6):
             m = int(multiple * (p**2 / q).sum()) + 1
             exact = exact_bias(logits, 0, q, m, scheme=scheme)
-            bounds = finite_sample_bounds(logits, 0, q, m, scheme=scheme)
+            found = finite_sample_bounds(logits, 0, q, m, scheme=scheme)
             room = 1e-14 * np.abs(exact.bias).sum()
-            assert (bounds.lower <= exact.bias + room).all()
-            assert (exact.bias - room <= bounds.upper).all()
+            assert (found.lower <= exact.bias + room).all()
+            assert (exact.bias - room <= found.upper).all()
             close = 1e-6 * np.abs(exact.bias).sum()
-            assert (bounds.upper - bounds.lower).sum() <= close
-            assert bounds.upper[0] - bounds.lower[0] <= 1e-6 * exact.bias[0]
-            lower, upper = bounds.gradient(vectors)
+            assert (found.upper - found.lower).sum() <= close
+            assert found.upper[0] - found.lower[0] <= 1e-6 * exact.bias[0]
+            lower, upper = found.gradient(vectors)
             gradient = exact.bias @ vectors
             assert (upper - lower).sum() <= 1e-6 * np.abs(gradient).sum()
 
 
-@pytest.mark.parametrize("part", ["_beyond", "slack", "left"])
+@pytest.mark.parametrize("part", ["_beyond", "trapezoid_error", "_before"])
 def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     """Few nodes and a coarse step: a label of hardly any mass, a step of 1, a late first node."""
-    rng = np.random.default_rng(0)
     outside, inside = 0, 0
-    whole = sums.exponential_gap
+    whole, left_out = bounds._make_transform, getattr(bounds, part)
 
-    def twin(transform, *args):
+    def twin(*args):
+        transform = whole(*args)
         kept = np.arange(len(transform.v))
-        if part == "left":
+        if part == "_before":
             kept = kept[70:]
-        if part == "slack":
+        if part == "trapezoid_error":
             kept = kept[::7]
         if part == "_beyond":
             kept = kept[:90]
@@ -105,23 +104,21 @@ def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
             name: getattr(transform, name)[kept]
             for name in ("v", "excess_low", "excess_high", "log_low", "log_high")
         }
-        step = transform.step * (7 if part == "slack" else 1)
-        found = whole(transform._replace(**arrays, step=step), *args)
-        return found._replace(**{part: 1e-9}) if wrong and part != "_beyond" else found
+        step = transform.step * (7 if part == "trapezoid_error" else 1)
+        return transform._replace(**arrays, step=step)
 
     def none(*args):
-        return 0.0 if wrong else beyond(*args)
+        return 0.0 if wrong else left_out(*args)
 
-    beyond = sums._beyond
-    monkeypatch.setattr(jensen_gap, "exponential_gap", twin)
-    monkeypatch.setattr(sums, "_beyond", none)
+    monkeypatch.setattr(bounds, "_make_transform", twin)
+    monkeypatch.setattr(bounds, part, none)
     for seed in range(20):
         rng = np.random.default_rng(seed)
         logits, q = 2.0 * rng.normal(size=6), rng.dirichlet(np.ones(6))
         bias = exact_bias(logits, 0, q, 5).bias
         for wrong in (False, True):
-            bounds = finite_sample_bounds(logits, 0, q, 5)
-            out = int((bias > bounds.upper + 1e-12).sum() + (bias < bounds.lower - 1e-12).sum())
+            found = finite_sample_bounds(logits, 0, q, 5)
+            out = int((bias > found.upper + 1e-12).sum() + (bias < found.lower - 1e-12).sum())
             inside, outside = (inside, outside + out) if wrong else (inside + out, outside)
     assert inside == 0 < outside
 
@@ -137,9 +134,9 @@ def test_laws_of_few_points(scheme):
     ):
         for m in (2, 5, 47, 1000):
             exact = exact_bias(logits, label, q, m, scheme=scheme)
-            bounds = finite_sample_bounds(logits, label, q, m, scheme=scheme)
-            assert (bounds.lower <= exact.bias + exact.error).all()
-            assert (exact.bias - exact.error <= bounds.upper).all()
+            found = finite_sample_bounds(logits, label, q, m, scheme=scheme)
+            assert (found.lower <= exact.bias + exact.error).all()
+            assert (exact.bias - exact.error <= found.upper).all()
 
 
 def instance(seed, n, spread):
