@@ -2,10 +2,10 @@
 
 Writes ``unbiased.csv`` and ``unbiased.png`` beside this script. For next words of a text, three
 proposals and several numbers of draws: the squared bias of the gradient in h and its variance,
-averaged over the examples, for sampled softmax, its jackknife, and the losses "multilevel",
-"coupled" and "br-snis". All have the same number of draws in the mean. The last two are simulated,
-the others exact. The committed files come from the source of the Python standard library, ten
-minutes on one core::
+averaged over the examples, for sampled softmax, its jackknife, the loss "multilevel", and two
+losses by Markov chains, in ``chains.py``. All have the same number of draws in the mean. The last
+two are simulated, the others exact. The committed files come from the source of the Python
+standard library, ten minutes on one core::
 
     python figures/unbiased.py
 
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chains import BrSnisLoss, coupled_slopes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -41,7 +42,6 @@ from samplesoft import exact_gradient_moments, multilevel_moments
 from samplesoft._levels import last_level
 from samplesoft.bias.levels import expected_draws
 from samplesoft.data import Embeddings
-from samplesoft.losses import make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import ClusterSampler, Sampler, UniformSampler, UnigramSampler
 
@@ -68,7 +68,7 @@ FIELDS = (
     "h_variance",
     "h_variance_stderr",
 )
-BATCH = 256  # trials at a time, but for chains, whose length is that of the longest in a batch
+BATCH = 256  # trials of BR-SNIS at a time
 PILOT = 100  # trials that find the number of draws in a set of a chain
 STEPS = np.geomspace(1.0, 1e6, 61)  # numbers of gradients that are averaged
 
@@ -178,12 +178,12 @@ def measure_one(
         levels = multilevel_moments(*case, m, example.vectors, tau=tau)
         return row(m, levels.num_draws, 0.0, levels.variance)
     if loss == "br-snis":
-        return simulate(example, loss, budget, args.num_trials, BATCH, args.seed)
+        return simulate(example, loss, budget, args.num_trials, args.seed)
     m = max(budget // 4, 1)
     for _ in range(2):  # a chain has as many sets as it needs
-        pilot = simulate(example, loss, m, PILOT, 1, args.seed)
+        pilot = simulate(example, loss, m, PILOT, args.seed)
         m = max(round(m * budget / pilot["num_draws"]), 1)
-    return simulate(example, loss, m, args.num_trials, 1, args.seed + 1)
+    return simulate(example, loss, m, args.num_trials, args.seed + 1)
 
 
 def row(m: int, num_draws: float, squared_bias: float, variance: float) -> dict[str, float]:
@@ -204,24 +204,27 @@ def multilevel_size(budget: int, n: int) -> int:
     return min(sizes, key=lambda m: abs(expected_draws(m, last_level(m, n), n - 1) - budget))
 
 
-def simulate(
-    example: Example, loss: str, m: int, num_trials: int, batch: int, seed: int
-) -> dict[str, float]:
+def simulate(example: Example, loss: str, m: int, num_trials: int, seed: int) -> dict[str, float]:
     """Return bias and variance by trials, with standard errors."""
-    sampler = Counter(example.sampler)
-    layer = SoftmaxLayer(
-        example.vectors,
-        make_loss(loss, tau=example.tau),
-        sampler,
-        num_sampled=m,
-        shared=False,
-    )
-    h, labels = np.tile(example.h, (batch, 1)), np.full(batch, example.label)
-    rng = np.random.default_rng(seed)
+    sampler, rng = Counter(example.sampler), np.random.default_rng(seed)
     trials = []
-    for _ in range(-(-num_trials // batch)):
-        cache = layer.forward(h, labels, rng=rng)[1]
-        trials.append(layer.backward(cache)[0] * batch - example.gradient)
+    if loss == "coupled":
+        h, labels = example.h[None], np.array([example.label])
+
+        def new_set() -> tuple[Any, FloatArray]:
+            drawn = sampler.sample(h, m, exclude=labels, rng=rng)
+            return drawn.ids[0], drawn.log_q[0]
+
+        for _ in range(num_trials):
+            slopes = coupled_slopes(new_set, example.logits, example.label, rng)
+            trials.append(example.tau * slopes[None] @ example.vectors - example.gradient)
+    else:
+        rivals = BrSnisLoss(rng, tau=example.tau)
+        layer = SoftmaxLayer(example.vectors, rivals, sampler, num_sampled=m, shared=False)
+        h, labels = np.tile(example.h, (BATCH, 1)), np.full(BATCH, example.label)
+        for _ in range(-(-num_trials // BATCH)):
+            cache = layer.forward(h, labels, rng=rng)[1]
+            trials.append(layer.backward(cache)[0] * BATCH - example.gradient)
     errors = np.concatenate(trials)
     count, mean = len(errors), errors.mean(axis=0)
     spread = errors - mean

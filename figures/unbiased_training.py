@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chains import BrSnisLoss
 from matplotlib.figure import Figure
 from tables import write_both
 from tqdm import tqdm
@@ -97,9 +98,10 @@ def train(
 ) -> float:
     """Return the full softmax loss after all steps, infinite where training fails."""
     start = np.zeros(data.class_embeddings.shape)
-    layer = SoftmaxLayer(start, make_loss(loss, tau=args.tau), sampler, num_sampled, shared=False)
-    vectors = layer.parameters["class_embeddings"]
     rng = np.random.default_rng(args.seed)
+    made = BrSnisLoss(rng, tau=args.tau) if loss == "br-snis" else make_loss(loss, tau=args.tau)
+    layer = SoftmaxLayer(start, made, sampler, num_sampled, shared=False)
+    vectors = layer.parameters["class_embeddings"]
     for step in range(args.num_steps):
         some = rng.integers(0, len(data.h), args.batch_size)
         cache = layer.forward(data.h[some], data.labels[some], rng=rng)[1]

@@ -131,7 +131,7 @@ def launch_everything(dtype):
     from samplesoft._device.sort_ids_cuda import sort
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
     from samplesoft.losses import SampledSoftmaxLoss
-    from samplesoft.losses.gradients import SparseRows
+    from samplesoft.losses.base import SparseRows
     from samplesoft.models import SoftmaxLayer
     from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
     from samplesoft.samplers import ClusterSampler, RFSoftmaxSampler, UniformSampler

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
+from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
-from samplesoft.kernels.losses.bilateral_terms import bilateral_terms
-from samplesoft.kernels.losses.merged_draws import merge_exponentials
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.kernels.weights import greatest, total
+from samplesoft.losses.pairs import weigh
+from samplesoft.losses.sampled import SampledLoss, merge_exponentials
 from samplesoft.schemes import SCHEMES, Scheme
 
 
@@ -78,3 +81,26 @@ class BilateralSoftmaxLoss(SampledLoss):
 
     def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
         merge_exponentials(logits, merged)
+
+
+@njit
+def bilateral_terms(logits: FloatArray, losses: FloatArray, weight: float) -> None:
+    """Write ``weight * logsumexp(logits[1:]) - logits[0]`` of each row; it becomes its gradient.
+
+    A row of logits (P, 1 + m) without any draw of weight, all -inf, has loss and gradient 0.
+    """
+    for b in range(len(logits)):
+        row = logits[b]
+        top = greatest(row[1:])
+        losses[b] = 0.0 if top == -np.inf else weight * top - row[0]
+        row[0] = 0.0 if top == -np.inf else -1.0
+        for k in range(1, len(row)):
+            row[k] = row[k] if top == -np.inf else row[k] - top
+    for b in range(len(logits)):
+        row = logits[b, 1:]
+        weigh(row)
+        mass = total(row)
+        if mass > 0.0:
+            losses[b] += weight * np.log(mass)
+            for k in range(len(row)):
+                row[k] *= weight / mass

@@ -1,25 +1,31 @@
-"""Cross entropy of the full softmax, in blocks of classes: never a matrix of all scores."""
+"""Cross entropy of the full softmax, in blocks of classes: never a matrix of all scores.
+
+`class_blocks` and what follows it serve every loss that sums over all classes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._jit import chunks, njit
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.losses.full_softmax import add_exponentials, finish, probabilities
-from samplesoft.losses.base import Batch, Loss
-from samplesoft.losses.class_blocks import (
-    Block,
-    LabelPlaces,
-    class_blocks,
-    gradients_by_blocks,
-    label_scores_of,
-)
-from samplesoft.losses.gradients import Gradients
-from samplesoft.losses.targets import Targets
+from samplesoft.kernels.exponential import exp_to
+from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows, Targets
+from samplesoft.losses.candidates import label_scores
+from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
+
+Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
+
+_BLOCK_NUMBERS = 1 << 20  # scores of a block: they stay in the cache between the passes
+_LEAST_CLASSES = 64  # of a block, for a product of matrices to pay
+# Threads do not pay in the passes over a block: those of the product of matrices before are still
+# at their posts, and would be in the way.
+_RUN = 32  # classes that are added up in the type of the scores before they go to float64
 
 
 class FullSoftmaxLoss(Loss):
@@ -66,20 +72,14 @@ class FullSoftmaxLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, _Saved]:
-        if draw is not None:
-            raise TypeError(
-                f"`draw` must be None for {type(self).__name__}, which sums over all classes, got "
-                f"{type(draw).__name__}; leave it out, or take a sampled loss."
-            )
         targets = batch.targets
-        own = label_scores_of(batch, self.normalize).astype(np.float64)
-        signs = np.sign(own) if self.absolute else 1.0
-        if self.absolute:
-            own = np.abs(own)
+        own, signs = own_scores(self, batch, draw)
         shares = np.ones(len(own)) if targets.shares is None else targets.shares
         if self.mask_other_labels:
             return self._without_labels(batch, own, shares, signs)
         pivots = _best_pairs(targets, own)
+        # The best label stays out of the sum, so that log(1 + rest / best) keeps its digits
+        # where the rest is small.
         top, total = self._other_classes(batch, LabelPlaces(targets, pivots))
         best, sums = own[pivots], targets.per_example(shares)
         with np.errstate(all="ignore"):  # what is not finite here, `Loss.forward` explains
@@ -87,6 +87,7 @@ class FullSoftmaxLoss(Loss):
             behind = targets.rows(best) - own
             losses = sums * to_best + targets.per_example(shares * behind)
             d_labels = targets.rows(sums) * np.exp(-behind - targets.rows(to_best)) - shares
+            # of the best label p - 1, for p near 1 too
             d_labels[pivots] = sums * np.expm1(-to_best) + (sums - shares[pivots])
             top = np.maximum(top, best.astype(top.dtype))
             scale = sums * np.exp(top - best - to_best)
@@ -102,9 +103,7 @@ class FullSoftmaxLoss(Loss):
         with np.errstate(all="ignore"):
             behind = targets.rows(top + np.log(total)) - own
             lost = np.logaddexp(0.0, behind)
-            missed = shares * np.exp(
-                behind - lost
-            )  # by how much the label's probability is below 1
+            missed = shares * np.exp(behind - lost)  # how far the label's probability is below 1
             missed[behind == -np.inf] = 0.0
             scale = np.where(total > 0.0, targets.per_example(missed) / total, 0.0)
         return targets.per_example(shares * lost), _Saved(top, scale, -missed * signs)
@@ -141,3 +140,186 @@ def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
     order = np.lexsort((-scores, targets.owners))
     best: IntArray = order[targets.firsts()]
     return best
+
+
+class LabelPlaces:
+    """Where labels of pairs, all by default, stand in the scores of a block of classes."""
+
+    def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
+        pairs = np.arange(len(targets.labels)) if pairs is None else pairs
+        self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
+        self._labels = targets.labels[self._pairs]
+        self._owners = self._pairs if targets.owners is None else targets.owners[self._pairs]
+
+    def of(self, part: slice) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the pairs whose label is in the block, its place there, and its example."""
+        here = slice(*np.searchsorted(self._labels, [part.start, part.stop]))
+        return self._pairs[here], self._labels[here] - part.start, self._owners[here]
+
+
+class Block(NamedTuple):
+    """Scores of a range of classes; valid until the next block is made."""
+
+    part: slice  # the r classes
+    rows: Rows  # (r, d): their vectors, of norm 1 where the loss normalises
+    norms: FloatArray | None  # (r,): the norms that they had
+    offsets: Rows  # (r,) or (0,): their biases, which are not in the scores yet
+    scores: Rows  # (r, B): products of rows and contexts
+
+
+def class_blocks(
+    z: Rows, class_embeddings: Rows, biases: Rows | None, normalize: bool
+) -> Iterator[Block]:
+    """Yield the scores of all n classes for contexts `z` (B, d), block by block, in their order.
+
+    Classes come first in a block, for the product of matrices is fastest so. A class vector that is
+    not finite, or has a norm of 0 and is to be normalised, is an error.
+    """
+    n = len(class_embeddings)
+    size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))
+    buffer = np.empty((size, len(z)), z.dtype)
+    for part in chunks(n, size):
+        rows, norms = class_embeddings[part], None
+        if normalize:
+            ids = np.arange(part.start, part.stop)
+            rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
+        else:
+            require_finite_rows(rows, part.start)
+        offsets = np.empty(0, z.dtype) if biases is None else biases[part]
+        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
+            scores = np.matmul(rows, z.T, out=buffer[: len(rows)])
+        yield Block(part, rows, norms, offsets, scores)
+
+
+def gradients_by_blocks(
+    batch: Batch, normalize: bool, derivatives: Callable[[Block], None], d_labels: FloatArray
+) -> Gradients:
+    """Return gradients from the derivatives of a loss in all scores.
+
+    `derivatives` writes them over the scores of a block, where they are right but for pairs of
+    example and label, whose derivatives are `d_labels` (P,).
+    """
+    z, n = batch.z, len(batch.class_embeddings)
+    labels = LabelPlaces(batch.targets)
+    dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
+    for block in class_blocks(z, batch.class_embeddings, batch.biases, normalize):
+        part, scores = block.part, block.scores
+        derivatives(block)
+        pairs, classes, examples = labels.of(part)
+        scores[classes, examples] = d_labels[pairs]
+        dz += scores.T @ block.rows
+        np.matmul(scores, z, out=dW[part])
+        if batch.biases is not None:
+            np.sum(scores, axis=1, out=db[part])
+        if block.norms is not None:
+            unit_rows_backward(dW[part], block.rows, block.norms)
+    ids = np.arange(n)
+    biases = None if batch.biases is None else SparseRows(ids, db)
+    return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
+
+
+def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
+    """Return the scores (P,) of the pairs, and the factors of derivatives in them.
+
+    A loss that sums over all classes takes no draw.
+    """
+    if draw is not None:
+        raise TypeError(
+            f"`draw` must be None for {type(loss).__name__}, which sums over all classes, got "
+            f"{type(draw).__name__}; leave it out, or take a sampled loss."
+        )
+    labels = batch.targets.labels
+    rows, places = batch.class_embeddings, labels
+    if loss.normalize:
+        rows, _ = unit_rows("class_embeddings", rows[labels], labels)
+        places = np.arange(len(labels))
+    owners = batch.targets.rows(np.arange(len(batch.z)))
+    scores = np.empty(len(labels), batch.z.dtype)
+    label_scores(batch.z, owners, rows, places, scores)
+    if batch.biases is not None:
+        scores += batch.biases[labels]
+    own = scores.astype(np.float64)
+    return (np.abs(own), np.sign(own)) if loss.absolute else (own, 1.0)
+
+
+@njit
+def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
+    """Add ``offsets[j]`` to the scores (r, B) of class j, and take absolute values if `absolute`.
+
+    Offsets, biases of the classes, have shape (r,), or (0,) where there are none.
+    """
+    if len(offsets) > 0:
+        for j in range(len(scores)):
+            row = scores[j]
+            for b in range(len(row)):
+                row[b] += offsets[j]
+    if absolute:
+        for j in range(len(scores)):
+            row = scores[j]
+            for b in range(len(row)):
+                row[b] = abs(row[b])
+
+
+@njit
+def add_exponentials(
+    scores: Floats, excluded: IntArray, examples: IntArray, top: Floats, total: FloatArray
+) -> None:
+    """Add a block of classes to running sums of ``exp(score - top)``.
+
+    Scores (r, B) are overwritten; that of class ``excluded[i]`` of the block stays out of the sum
+    of example ``examples[i]``. The greatest scores `top` (B,), -inf before the first block,
+    and the sums `total` (B,) are updated.
+    """
+    batch = len(top)
+    for i in range(len(excluded)):
+        scores[excluded[i], examples[i]] = -np.inf
+    # A running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: the
+    # sum so far shrinks where a greater score comes.
+    shift = top.copy()
+    for j in range(len(scores)):
+        row = scores[j]
+        for b in range(batch):
+            top[b] = max(top[b], row[b])
+    for b in range(batch):
+        before = np.float64(shift[b])
+        shift[b] = top[b] if top[b] != -np.inf else 0.0  # no class yet but excluded ones
+        total[b] *= np.exp(before - shift[b])
+    run = np.empty_like(top)
+    for begin in range(0, len(scores), _RUN):
+        run[:] = 0.0
+        for j in range(begin, min(begin + _RUN, len(scores))):
+            row = scores[j]
+            for b in range(batch):
+                row[b] -= shift[b]
+            exp_to(row, batch)
+            for b in range(batch):
+                run[b] += row[b]
+        for b in range(batch):
+            total[b] += run[b]
+
+
+@njit
+def probabilities(
+    scores: Floats, offsets: Floats, absolute: bool, top: Floats, factor: Floats
+) -> None:
+    """Replace scores (r, B) by ``factor * exp(score - top)``, the derivatives of a log of a sum.
+
+    `top` (B,) are greatest scores, `factor` (B,) weights divided by the sums of exponentials.
+    Offsets and `absolute` are as in `finish`; with `absolute`, derivatives get the sign of the
+    score.
+    """
+    batch, signed = len(top), factor.copy()
+    for j in range(len(scores)):
+        row = scores[j]
+        if len(offsets) > 0:
+            for b in range(batch):
+                row[b] += offsets[j]
+        if absolute:
+            for b in range(batch):
+                signed[b] = factor[b] * np.sign(row[b])
+                row[b] = abs(row[b])
+        for b in range(batch):
+            row[b] -= top[b]
+        exp_to(row, batch)
+        for b in range(batch):
+            row[b] *= signed[b]

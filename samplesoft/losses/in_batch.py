@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, require_instance
-from samplesoft.losses.base import Batch, Loss
-from samplesoft.losses.draws import no_draw
-from samplesoft.losses.gradients import Gradients
+from samplesoft.losses.base import Batch, Gradients, Loss
+from samplesoft.losses.candidates import no_draw
 from samplesoft.losses.sampled import SampledSoftmaxLoss
 from samplesoft.samplers.base import Draw, Sampler
 from samplesoft.schemes import select

@@ -5,23 +5,133 @@ A new loss is a file, and a line here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
-from samplesoft.losses.br_snis import BrSnisLoss
-from samplesoft.losses.coupled import CoupledLoss
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.full_logistic import FullLogisticLoss
-from samplesoft.losses.importance import ImportanceSamplingLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelLoss
-from samplesoft.losses.nce import NCELoss
-from samplesoft.losses.negative_sampling import NegativeSamplingLoss
-from samplesoft.losses.sampled import SampledSoftmaxLoss
-from samplesoft.losses.spec import LossSpec
+from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
+from samplesoft.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A loss under a name; most facts follow from its class and from its scheme.
+
+    Parameters
+    ----------
+    make : type of Loss
+        Its class.
+    fixed : mapping of str to object
+        Arguments of the class that the name stands for, such as a scheme.
+    masked : str or None
+        For a loss whose draws exclude the label: the name of the same loss for draws that may
+        contain it, as one set for a whole batch does.
+    cuda : bool
+        Whether it takes ``device="cuda"``.
+    classifier : bool
+        Whether `samplesoft.sklearn.SampledSoftmaxClassifier` offers it.
+
+    Examples
+    --------
+    >>> from samplesoft.losses import LOSSES
+    >>> LOSSES["sampled"].excludes_label, LOSSES["sampled"].masked
+    (True, 'sampled-masked')
+    >>> [name for name, spec in LOSSES.items() if not spec.draws]
+    ['full', 'full-absolute', 'full-logistic']
+    >>> LOSSES["jackknife"].bias_scheme, LOSSES["nce"].why_no_bias
+    ('jackknife', 'it is no estimate of the full softmax loss')
+    """
+
+    make: type[Loss]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    masked: str | None = None
+    cuda: bool = False
+    classifier: bool = False
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How it treats draws where no other scheme is asked for; None if it draws nothing."""
+        if not issubclass(self.make, SampledLoss):
+            return None
+        return self.make.schemes[self.fixed.get("scheme", self.make.default_scheme())]
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it is a loss of absolute scores."""
+        return bool(self.fixed.get("absolute"))
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is a loss on drawn classes, which a sampler must draw."""
+        return self.scheme is not None
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether it is on drawn classes, and estimates the full softmax loss."""
+        return issubclass(self.make, SampledLoss) and self.make.is_softmax
+
+    @property
+    def excludes_label(self) -> bool:
+        """Whether no draw may be the label of its example."""
+        return self.scheme is not None and self.scheme.excludes_label
+
+    @property
+    def shares(self) -> bool:
+        """Whether one set of draws may serve a whole batch."""
+        return self.draws and not self.excludes_label
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether an example may have several labels."""
+        return not self.excludes_label
+
+    @property
+    def distinct(self) -> bool:
+        """Whether draws may be without replacement."""
+        return issubclass(self.make, SampledLoss) and not self.make.with_replacement
+
+    @property
+    def takes_certain(self) -> bool:
+        """Whether classes may be in every draw for certain."""
+        return self.distinct and self.scheme is not None and self.scheme.loss_takes_certain
+
+    @property
+    def needs_label_count(self) -> bool:
+        """Whether it must know how many draws of the label are expected."""
+        return self.scheme is not None and self.scheme.needs_label_count
+
+    @property
+    def least_draws(self) -> int:
+        """Smallest number of draws m."""
+        return 0 if self.scheme is None else self.scheme.least_draws
+
+    @property
+    def bias_scheme(self) -> str | None:
+        """The scheme under which `samplesoft.exact_bias` gives its bias, or None."""
+        if self.scheme is None or self.why_no_bias:
+            return None
+        return self.scheme.name
+
+    @property
+    def why_no_bias(self) -> str:
+        """Why `bias_scheme` is None, or an empty string."""
+        if self.scheme is None:
+            return "it sums over all classes, and has no bias"
+        if not self.is_softmax:
+            return "it is no estimate of the full softmax loss"
+        if why := getattr(self.make, "why_no_bias", ""):
+            return str(why)
+        if not self.scheme.has_exact_bias:
+            return f"no exact bias is known for scheme {self.scheme.name!r}"
+        return ""
 
 
 def _softmax(**options: Any) -> LossSpec:
@@ -42,10 +152,6 @@ LOSSES: dict[str, LossSpec] = {
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
     "multilevel": LossSpec(MultilevelLoss, masked="multilevel-masked", classifier=True),
     "multilevel-masked": LossSpec(MultilevelLoss, {"scheme": "masked"}, classifier=True),
-    "coupled": LossSpec(CoupledLoss, masked="coupled-masked"),
-    "coupled-masked": LossSpec(CoupledLoss, {"scheme": "masked"}),
-    "br-snis": LossSpec(BrSnisLoss, masked="br-snis-masked"),
-    "br-snis-masked": LossSpec(BrSnisLoss, {"scheme": "masked"}),
     "nce": LossSpec(NCELoss, classifier=True),
     "negative-sampling": LossSpec(
         NegativeSamplingLoss, masked="negative-sampling-masked", classifier=True
@@ -53,7 +159,6 @@ LOSSES: dict[str, LossSpec] = {
     "negative-sampling-masked": LossSpec(
         NegativeSamplingLoss, {"scheme": "masked"}, classifier=True
     ),
-    "importance": LossSpec(ImportanceSamplingLoss),
     "bilateral": LossSpec(BilateralSoftmaxLoss),
 }
 
@@ -64,12 +169,12 @@ def make_loss(name: str, **options: Any) -> Loss:
     Parameters
     ----------
     name : str
-        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"``,
-        ``"coupled"``, ``"br-snis"`` and ``"negative-sampling"`` take draws that exclude the label;
-        ``"sampled-reject"`` and names that end in ``-masked`` leave accidental hits of the label
-        out, and so can share one set of draws among a batch; ``"sampled-candidate-masked"`` is
-        TensorFlow's ``sampled_softmax_loss`` with ``remove_accidental_hits``,
-        ``"sampled-candidate"`` that without, and CNTK's.
+        A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"`` and
+        ``"negative-sampling"`` take draws that exclude the label; ``"sampled-reject"`` and names
+        that end in ``-masked`` leave accidental hits of the label out, and so can share one set of
+        draws among a batch; ``"sampled-candidate-masked"`` is TensorFlow's
+        ``sampled_softmax_loss`` with ``remove_accidental_hits``, ``"sampled-candidate"`` that
+        without, and CNTK's.
     **options
         Those of `samplesoft.losses.base.Loss`, and ``scheme`` where the loss has several and the
         name says none.

@@ -1,64 +1,52 @@
-"""Losses on the label and a few drawn classes; the first of them is sampled softmax."""
+"""Losses on the label and a few drawn classes; the first of them is sampled softmax.
+
+`SampledLoss._forward` is the path of a step: draws are checked, scored beside the labels, corrected
+for how they were drawn, and a loss makes its terms of the logits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, twin
+from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray, as_choice
-from samplesoft.kernels.losses.candidate_logits import gains_of_kept
-from samplesoft.kernels.losses.merged_draws import merge_exponentials
-from samplesoft.kernels.losses.softmax_terms import softmax_terms
-from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.draws import check_draw, check_label_count, require_replacement
-from samplesoft.losses.examples import merged_draws
-from samplesoft.losses.gradients import Gradients
-from samplesoft.losses.pairs import Pairs, Results, Rules, each_pair, find_label_draws
-from samplesoft.losses.scores import CandidateScores, candidate_scores
-from samplesoft.losses.targets import Targets
+from samplesoft.kernels.weights import greatest, total
+from samplesoft.losses.base import Batch, Cache, Gradients, Loss, Targets
+from samplesoft.losses.candidates import (
+    Scores,
+    check_draw,
+    check_label_count,
+    require_replacement,
+    score_candidates,
+    score_gradients,
+)
+from samplesoft.losses.pairs import (
+    Kernel,
+    Pairs,
+    gains_of_kept,
+    label_draws,
+    log_ratio,
+    pair_terms,
+    weigh,
+)
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
 Seed = int | np.random.Generator | None
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What a layer asks a loss to draw.
-
-    Parameters
-    ----------
-    targets : Targets
-        Labels of the batch.
-    num_classes : int
-        Number of classes n.
-    num_sampled : int
-        Number of draws m that was asked for.
-    sample : callable
-        ``sample(num, rng)`` returns a `Draw` of so many for the contexts of the batch.
-    batch_of : callable
-        ``batch_of(draw)`` returns the `Batch` on which `draw` can be scored, and the draw with its
-        classes as that batch numbers them.
-    """
-
-    targets: Targets
-    num_classes: int
-    num_sampled: int
-    sample: Callable[[int, Seed], Draw]
-    batch_of: Callable[[Draw], tuple[Batch, Draw | None]]
+Sample = Callable[[int, Seed], Draw]  # so many draws for the contexts of a batch
 
 
 @dataclass(frozen=True, eq=False)
 class _Saved:
     """What the backward pass needs: the scores, and the derivatives of each example's loss."""
 
-    scores: CandidateScores
+    scores: Scores
     d_own: Rows  # (P,): in the scores of the labels
     d_drawn: Rows  # (B, m): in those of the draws
 
@@ -70,7 +58,8 @@ class SampledLoss(Loss):
     of its scheme, or `why_no_bias` says why not. One that decides on the number of its draws
     overrides `draw`. With several labels an example, `_terms` is given a row for each of them, with
     all draws, which takes time by the number of labels. A loss for which one logit can stand for
-    many draws may implement `_merge` too, and draws then cost what they cost with one label.
+    many draws may implement ``_merge(logits, merged)`` too, and draws then cost what they cost with
+    one label: see `merge_exponentials`.
 
     Parameters
     ----------
@@ -108,6 +97,10 @@ class SampledLoss(Loss):
     why_no_bias: ClassVar[str] = ""
     offset = 0.0  # added to all scores
 
+    # `_merge(logits, merged)` computes logits (B,) that stand for the rows of logits (B, m) of
+    # draws in the loss, and replaces rows by their derivatives.
+    _merge: Kernel | None = None
+
     def __init__(self, *, scheme: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         name = self.default_scheme() if scheme is None else scheme
@@ -128,13 +121,21 @@ class SampledLoss(Loss):
         """Whether classes may be in every draw for certain."""
         return self.facts.loss_takes_certain and not self.with_replacement
 
-    def draw(self, request: Request, rng: Seed) -> Draw:
+    def draw(
+        self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
+    ) -> Draw:
         """Draw what the loss needs; as many as asked for, unless the loss decides on their number.
 
         Parameters
         ----------
-        request : Request
-            How many are asked for, and for what batch.
+        sample : callable
+            ``sample(num, rng)`` returns a `Draw` of so many for the contexts of the batch.
+        num_sampled : int
+            Number of draws m that was asked for.
+        targets : Targets
+            Labels of the batch.
+        num_classes : int
+            Number of classes n.
         rng : int, numpy.random.Generator or None
             Seed of the draws, and of what else is random.
 
@@ -143,77 +144,89 @@ class SampledLoss(Loss):
         Draw
             For `forward`.
         """
-        return request.sample(request.num_sampled, rng)
+        return sample(num_sampled, rng)
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, _Saved]:
-        targets = batch.targets
+        targets, facts = batch.targets, self.facts
         ids, log_counts = check_draw(draw, len(batch.z), len(batch.class_embeddings))
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
-        if not self.facts.corrects_draws:
-            log_counts = np.zeros_like(log_counts)
-        label_count = None
+        terms = self._terms_of(draw)
         if self.needs_label_count:
-            label_count = check_label_count(label_log_count, targets, self.facts)
-        scores = candidate_scores(batch, ids, self.normalize)
+            label_count = check_label_count(label_log_count, targets, facts)
+
+        # Scores of the labels (P,) and of the draws (B, m).
+        scores = score_candidates(batch, ids, self.normalize)
         own, drawn = scores.own, scores.drawn
         if self.absolute:
             own, drawn = np.abs(own), np.abs(drawn)
-        found = None
-        if targets.owners is not None or self.facts.divides_by_kept:
-            found = find_label_draws(scores, targets)
+
+        # Logits: what a draw stands for is its weight divided by how often it is expected.
         own = own.astype(np.float64) + self.offset
+        if not facts.corrects_draws:
+            log_counts = np.zeros_like(log_counts)
         log_counts = log_counts - self.offset
-        if label_count is not None and self.facts.corrects_label:
+        label_of = None
+        if targets.owners is not None or facts.divides_by_kept:
+            label_of, hits = label_draws(scores)
+        if facts.corrects_label:
             own -= label_count
-        elif label_count is not None and found is not None:
-            hits = found.hits
+        elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
-                hits = targets.rows(targets.per_example(hits))
+                hits_left_out = targets.rows(targets.per_example(hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
-            own -= _gains(drawn.shape[1], hits, label_count)
-        if targets.owners is None:
-            found = None
-        own_draws, others = self.facts.draws_label, not self.mask_other_labels
-        rules = Rules(own_draws, others)
-        if self.label_reduction == "ova":  # all labels of an example are its own
-            rules = Rules(own_draws and others, own_draws and others, once=True)
-        shares = np.ones(len(own)) if targets.shares is None else targets.shares
-        logits = own, drawn, ids, log_counts
-        results = self._results(Pairs(targets, *logits, found, rules, scores.owners, shares, draw))
-        if self.excludes_label and results.hits.any():
-            raise self.contains_label(targets.labels, int(results.hits.argmax()))
+            else:
+                hits_left_out = hits
+            gains = np.empty(len(own))
+            gains_of_kept(drawn.shape[1], hits_left_out, label_count, gains)
+            own -= gains  # the same softmax as if all draws gained it
+
+        # Terms of the loss, and their derivatives in the scores.
+        keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
+        once = self.label_reduction == "ova"
+        if once:  # all labels of an example are its own
+            keeps_own = keeps_others = keeps_own and keeps_others
+        several = targets.owners is not None
+        results = pair_terms(
+            Pairs(
+                own,
+                drawn,
+                ids,
+                log_counts,
+                targets,
+                scores.owners,
+                label_of if several else None,
+                keeps_own,
+                keeps_others,
+                once,
+            ),
+            terms,
+            self._merge,
+        )
+        if self.excludes_label:
+            hits = hits if several else results.hits
+            if hits.any():
+                raise self.contains_label(targets.labels, int(hits.argmax()))
         d_own, d_drawn = results.d_own, results.d_drawn
         if self.absolute:
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        losses = targets.per_example(results.losses * shares)
-        return losses, _Saved(scores, d_own, d_drawn)
-
-    def _results(self, pairs: Pairs) -> Results:
-        """Return losses and derivatives; several labels share their draws where the loss can."""
-        if pairs.found is None or type(self)._merge is SampledLoss._merge:
-            return each_pair(pairs, self._terms)
-        return merged_draws(pairs, self._terms, self._merge)
+        return targets.per_example(results.losses), _Saved(scores, d_own, d_drawn)
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
-        return saved.scores.backward(saved.d_own, saved.d_drawn, weights)
+        return score_gradients(batch, saved.scores, saved.d_own, saved.d_drawn, weights)
+
+    def _terms_of(self, draw: Draw) -> Kernel:
+        """Return `_terms`; a loss whose terms need more of the draw than logits overrides it."""
+        return self._terms
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
         """Compute losses (P,) of corrected logits (P, 1 + m), and replace these by derivatives.
 
-        The label's logit is in column 0. A logit of -inf is a draw without weight. A loss whose
-        terms need more than logits overrides `_results`.
-        """
-        raise NotImplementedError
-
-    def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
-        """Compute logits (B,) that stand for the rows of logits (B, m) of draws in the loss.
-
-        Replace rows by their derivatives. A loss for which no one logit does so leaves this out.
+        The label's logit is in column 0. A logit of -inf is a draw without weight.
         """
         raise NotImplementedError
 
@@ -223,16 +236,6 @@ class SampledLoss(Loss):
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
         )
-
-
-def _gains(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return what the logits of draws gain where those of the label are left out, for each pair.
-
-    A softmax is the same where the label's logit loses it.
-    """
-    gains = np.empty(len(hits))
-    gains_of_kept(m, hits, label_counts, gains)
-    return gains
 
 
 class SampledSoftmaxLoss(SampledLoss):
@@ -293,15 +296,16 @@ class SampledSoftmaxLoss(SampledLoss):
         self.device = as_device(device)
 
     @property
-    def _passes(self) -> Any:
-        """The passes on the device; not kept, for those of a copy must read the copy's options."""
-        return twin(self.device, "samplesoft.losses.sampled:Passes")(self)
+    def _on_gpu(self) -> Any:
+        """The passes on a GPU; not kept, for those of a copy must read the copy's options."""
+        return twin("cuda", "samplesoft.losses.sampled:Passes")(self)
 
     def check_batch(
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts."""
-        batch: Batch = self._passes.check_batch(h, class_embeddings, labels, biases)
+        passes: Any = super() if self.device == "cpu" else self._on_gpu
+        batch: Batch = passes.check_batch(h, class_embeddings, labels, biases)
         return batch
 
     def forward_batch(
@@ -313,27 +317,65 @@ class SampledSoftmaxLoss(SampledLoss):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
-        found: tuple[Any, Cache] = self._passes.forward_batch(
+        passes: Any = super() if self.device == "cpu" else self._on_gpu
+        result: tuple[Any, Cache] = passes.forward_batch(
             batch, draw, label_log_count=label_log_count, weights=weights
         )
-        return found
+        return result
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum."""
-        gradients: Gradients = self._passes.backward(cache)
+        passes: Any = super() if self.device == "cpu" else self._on_gpu
+        gradients: Gradients = passes.backward(cache)
         return gradients
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        softmax_terms(logits, losses, 0)
+        softmax_terms(logits, losses)
 
     def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
         merge_exponentials(logits, merged)
 
 
-class HostPasses:
-    """The passes of a `SampledSoftmaxLoss` on the processor: those of every loss."""
+@njit
+def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
+    """Write ``logsumexp(logits) - logits[0]`` of each row, and turn rows into its gradient.
 
-    def __init__(self, loss: SampledSoftmaxLoss) -> None:
-        self.check_batch = partial(SampledLoss.check_batch, loss)
-        self.forward_batch = partial(SampledLoss.forward_batch, loss)
-        self.backward = partial(SampledLoss.backward, loss)
+    Column 0 of the logits (P, 1 + m) is the label's, and finite.
+    """
+    for b in range(len(logits)):
+        row = logits[b]
+        top = greatest(row)
+        losses[b] = top - row[0]
+        for k in range(len(row)):
+            row[k] -= top
+    weigh(logits.reshape(-1))  # long rows leave few numbers that do not fill a vector
+    for b in range(len(logits)):
+        row = logits[b]
+        own, drawn = row[0], total(row[1:])
+        losses[b] = log_ratio(own, drawn, losses[b])
+        scale = 1.0 / (own + drawn)
+        for k in range(1, len(row)):
+            row[k] *= scale
+        row[0] = -drawn / (own + drawn)  # p - 1 without the rounding of a p near 1
+
+
+@njit
+def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
+    """Write the logit (B,) whose exponential is that of all of a row, which becomes its slopes.
+
+    `logits` are (B, m). A row of -inf merges to -inf.
+    """
+    for b in range(len(logits)):
+        row = logits[b]
+        merged[b] = greatest(row)
+        if merged[b] != -np.inf:
+            for k in range(len(row)):
+                row[k] -= merged[b]
+    weigh(logits.reshape(-1))
+    for b in range(len(logits)):
+        row = logits[b]
+        mass = total(row)
+        if mass > 0.0:
+            merged[b] += np.log(mass)
+            for k in range(len(row)):
+                row[k] /= mass

@@ -1,13 +1,30 @@
-"""Sampled softmax on a CUDA device, for one label an example."""
+"""Sampled softmax on a CUDA device, for one label an example: the twin of `sampled` and below.
+
+A warp computes a score, the loss of an example, or the gradient of a row; each sum has one order.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
+from samplesoft._cuda import (
+    WARP_SIZE,
+    device_function,
+    empty,
+    kernel,
+    lane,
+    launch_threads,
+    launch_warps,
+    thread_index,
+    to_device,
+    warp_index,
+    warp_max,
+    warp_sum,
+)
 from samplesoft._device.arrays_cuda import (
     CudaArrays,
     cast,
@@ -21,13 +38,43 @@ from samplesoft._device.arrays_cuda import (
 )
 from samplesoft._device.select import on_device, to_host
 from samplesoft._device.sort_ids_cuda import equal_runs
-from samplesoft.kernels.losses import sampled_loss_cuda as kernels
-from samplesoft.losses.base import Batch, Cache, check_weights, total_weight
-from samplesoft.losses.draws import check_draw, check_label_count, no_draw, require_shapes
-from samplesoft.losses.gradients import Gradients, SparseRows
-from samplesoft.losses.targets import Targets
+from samplesoft.kernels.lanes_cuda import warp_dot
+from samplesoft.losses.base import (
+    Batch,
+    Cache,
+    Gradients,
+    SparseRows,
+    Targets,
+    check_weights,
+    total_weight,
+)
+from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
+from samplesoft.losses.pairs import gain_of_kept, log_ratio
 from samplesoft.losses.vectors import check_biases, no_norm
 from samplesoft.samplers.base import Draw
+
+
+class Draws(NamedTuple):
+    """What was drawn, and how draws of the label are treated, as in `schemes.Scheme`."""
+
+    ids: Any  # (B, m), or (1, m) for all
+    log_q: Any
+    log_m: float  # 0 where draws are not corrected
+    labels: Any  # (B,)
+    label_counts: Any  # (B,), or (0,) where they are not asked for
+    corrects_label: bool
+    divides_by_kept: bool
+    keeps_label: bool
+    absolute: bool
+
+
+class Places(NamedTuple):
+    """Where the classes of scores (B, 1 + m) stand; `join` lays their classes out in one list."""
+
+    rows: Any  # row of the block for each of that list
+    order: Any  # the list by class
+    starts: Any  # (k,): where each class begins in `order`
+    shared: bool  # the list has labels (B,) and one set (m,); else B times a label and its draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +85,7 @@ class _Saved:
     block: Any  # (k, d): vectors of the classes that occur
     norms: Any  # (k,), or None
     classes: Any  # (k,)
-    places: Any  # of the classes of each score in the block
-    order: Any
-    starts: Any
-    shared: bool
+    places: Places
 
 
 class CudaPasses:
@@ -64,65 +108,70 @@ class CudaPasses:
                 "compute on the processor, or expand the batch to pairs."
             )
         checked = CudaArrays.labels("labels", labels, n, (contexts.shape[0],))
-        offsets = biases
         if on_device(biases):
-            offsets = contiguous("biases", biases, rows.dtype)
-            if offsets.shape != (n,):
-                raise ValueError(f"`biases` must have shape ({n},), got {offsets.shape}.")
+            biases = contiguous("biases", biases, rows.dtype)
+            if biases.shape != (n,):
+                raise ValueError(f"`biases` must have shape ({n},), got {biases.shape}.")
         elif biases is not None:
-            offsets = to_device(check_biases(biases, n, rows.dtype))
+            biases = to_device(check_biases(biases, n, rows.dtype))
         norms = None
         if self._loss.normalize:
             contexts, norms = unit_rows("h", copied(contexts))
         z = contexts if self._loss.tau == 1.0 else cast(contexts, contexts.dtype, self._loss.tau)
-        return Batch(contexts, norms, z, rows, Targets(checked), offsets)
+        return Batch(contexts, norms, z, rows, Targets(checked), biases)
 
     def forward_batch(
         self, batch: Batch, draw: Draw | None, *, label_log_count: Any, weights: Any
     ) -> tuple[Any, Cache]:
         """Compute the loss of arguments that `check_batch` has checked."""
-        size, scheme = batch.z.shape[0], self._loss.facts
+        loss, labels, size = self._loss, batch.targets.labels, batch.z.shape[0]
         ids, log_q = _check_draw(draw, size, batch.class_embeddings.shape[0])
-        m, shared = ids.shape[1], ids.shape[0] == 1 < size
-        counts = self._label_counts(batch, label_log_count)
-        saved = self._scored(batch, ids, shared)
+        draws = Draws(
+            ids,
+            log_q,
+            math.log(ids.shape[1]) if loss.facts.corrects_draws else 0.0,
+            labels,
+            self._label_counts(batch, label_log_count),
+            loss.facts.corrects_label,
+            loss.facts.divides_by_kept,
+            loss.facts.draws_label,
+            loss.absolute,
+        )
+        saved = self._scored(batch, ids)
         losses, hits = empty(size, np.float64), empty(size, np.int64)
-        log_m = float(np.log(m)) if scheme.corrects_draws else 0.0
-        treated = scheme.corrects_label, scheme.divides_by_kept, scheme.draws_label
-        given = saved.slopes, ids, log_q, log_m, batch.targets.labels, counts, *treated
-        launch_warps(kernels.softmax_rows, size, *given, self._loss.absolute, losses, hits)
-        if self._loss.excludes_label:
+        launch_warps(softmax_rows, size, saved.slopes, draws, losses, hits)
+        if loss.excludes_label:
             pair = first_outside(hits, 0, 0)
             if pair is not None:
-                raise self._loss.contains_label(to_host(batch.targets.labels), pair)
+                raise loss.contains_label(to_host(labels), pair)
         value, per_example = self._reduced(batch, losses, weights)
         return value, Cache(batch, per_example, saved)
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute gradients from what `forward_batch` returned."""
         batch, saved = cache.batch, cache.saved
-        dtype = batch.z.dtype
+        dtype, num = batch.z.dtype, saved.block.shape[0]
         weights = cast(cache.weights, dtype)
         dz, d_block = empty(batch.z.shape, dtype), empty(saved.block.shape, dtype)
-        d_biases = empty(0 if batch.biases is None else saved.classes.shape[0], dtype)
-        placed = saved.slopes, saved.block, saved.places, saved.shared, weights, dz
-        launch_warps(kernels.context_sums, dz.shape[0], *placed)
-        runs = saved.slopes, batch.z, saved.order, saved.starts, saved.shared, weights
-        launch_warps(kernels.class_sums, d_block.shape[0], *runs, d_block, d_biases)
+        d_biases = empty(0 if batch.biases is None else num, dtype)
+        slopes, places = saved.slopes, saved.places
+        launch_warps(context_sums, dz.shape[0], slopes, saved.block, places, weights, dz)
+        launch_warps(class_sums, num, slopes, batch.z, places, weights, d_block, d_biases)
         if saved.norms is not None:
-            launch_warps(kernels.unit_gradient, d_block.shape[0], d_block, saved.block, saved.norms)
+            launch_warps(unit_gradient, num, d_block, saved.block, saved.norms)
         dh = dz if self._loss.tau == 1.0 else cast(dz, dtype, self._loss.tau)
         if batch.norms is not None:
-            launch_warps(kernels.unit_gradient, dh.shape[0], dh, batch.contexts, batch.norms)
+            launch_warps(unit_gradient, dh.shape[0], dh, batch.contexts, batch.norms)
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
         return Gradients(dh, SparseRows(saved.classes, d_block), db)
 
-    def _scored(self, batch: Batch, ids: Any, shared: bool) -> _Saved:
+    def _scored(self, batch: Batch, ids: Any) -> _Saved:
         size, m, dtype = batch.z.shape[0], ids.shape[1], batch.z.dtype
-        candidates = empty(size + m if shared else size * (1 + m), np.int64)
-        joined = batch.targets.labels, ids, shared, candidates
-        launch_threads(kernels.join, candidates.size, *joined)
-        classes, places, order, starts = equal_runs(candidates, batch.class_embeddings.shape[0])
+        shared = ids.shape[0] == 1 < size
+        listed = empty(size + m if shared else size * (1 + m), np.int64)
+        launch_threads(join, listed.size, batch.targets.labels, ids, shared, listed)
+        classes, rows, order, starts = equal_runs(listed, batch.class_embeddings.shape[0])
+        places = Places(rows, order, starts, shared)
         block, norms = take_rows(batch.class_embeddings, classes), None
         if self._loss.normalize:
             block, norms = unit_rows("class_embeddings", block, classes)
@@ -130,21 +179,18 @@ class CudaPasses:
         if batch.biases is not None:
             biases = take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
         scores = empty((size, 1 + m), dtype)
-        scored = batch.z, block, biases, places, shared, scores
-        launch_warps(kernels.score, scores.size, *scored)
-        return _Saved(scores, block, norms, classes, places, order, starts, shared)
+        launch_warps(score, scores.size, batch.z, block, biases, places, scores)
+        return _Saved(scores, block, norms, classes, places)
 
     def _label_counts(self, batch: Batch, value: Any) -> Any:
-        size = batch.z.shape[0]
         if not self._loss.needs_label_count:
             return empty(0, np.float64)
-        if on_device(value) and tuple(value.shape) == (size,):
+        if on_device(value) and tuple(value.shape) == (batch.z.shape[0],):
             counts = contiguous("label_log_count", value, np.float64)
             if self._loss.facts.divides_by_kept or first_not_finite(counts) is None:
                 return counts
-        return to_device(
-            check_label_count(to_host(value), _on_host(batch).targets, self._loss.facts)
-        )
+        targets = _on_host(batch).targets
+        return to_device(check_label_count(to_host(value), targets, self._loss.facts))
 
     def _reduced(self, batch: Batch, losses: Any, weights: Any) -> tuple[Any, Any]:
         """Return the value, and its derivatives (B,) in the losses."""
@@ -154,7 +200,7 @@ class CudaPasses:
         else:
             per_example = to_device(check_weights(to_host(weights), size, self._loss.reduction))
         sums = empty(2, np.float64)
-        launch_warps(kernels.weighted_sum, 1, losses, per_example, sums)
+        launch_warps(weighted_sum, 1, losses, per_example, sums)
         value, total = map(float, sums.copy_to_host())
         if not np.isfinite(value):
             self._loss.explain(_on_host(batch), to_host(losses))
@@ -164,7 +210,7 @@ class CudaPasses:
         if self._loss.reduction == "sum":
             return value, per_example
         weighted = copied(losses)
-        launch_threads(kernels.multiply, size, weighted, per_example)
+        launch_threads(multiply, size, weighted, per_example)
         return weighted, per_example
 
 
@@ -197,10 +243,209 @@ def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
 def unit_rows(name: str, rows: Any, ids: Any = None) -> tuple[Any, Any]:
     """Divide rows (N, d) by their norms (N,), in place; `ids` is what they are called."""
     norms = empty(rows.shape[0], np.float64)
-    launch_warps(kernels.divide_by_norms, rows.shape[0], rows, norms)
+    launch_warps(divide_by_norms, rows.shape[0], rows, norms)
     range_of = np.finfo(np.float64)
     row = first_outside(norms, range_of.smallest_subnormal, range_of.max)
     if row is not None:
         named = row if ids is None else int(ids[row : row + 1].copy_to_host()[0])
         raise no_norm(name, float(norms[row : row + 1].copy_to_host()[0]), named)
     return rows, norms
+
+
+@kernel
+def join(labels: Any, ids: Any, shared: bool, out: Any) -> None:
+    """Write labels (B,) and drawn classes into `out`: (B, 1 + m) numbers, or (B + m) if shared."""
+    place, num = thread_index(), ids.shape[1]
+    if place >= out.shape[0]:
+        return
+    if shared:
+        batch = labels.shape[0]
+        out[place] = labels[place] if place < batch else ids[0, place - batch]
+    else:
+        b, k = place // (1 + num), place % (1 + num)
+        out[place] = labels[b] if k == 0 else ids[b, k - 1]
+
+
+@kernel
+def divide_by_norms(rows: Any, norms: Any) -> None:
+    """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite."""
+    i = warp_index()
+    if i >= rows.shape[0]:
+        return
+    greatest = 0.0
+    for f in range(lane(), rows.shape[1], WARP_SIZE):
+        size = abs(float(rows[i, f]))
+        greatest = size if not size <= greatest else greatest
+    greatest = warp_max(greatest)
+    square = 0.0
+    if 0.0 < greatest < math.inf:  # so that no square leaves the range
+        for f in range(lane(), rows.shape[1], WARP_SIZE):
+            part = float(rows[i, f]) / greatest
+            square += part * part
+        square = warp_sum(square)
+        for f in range(lane(), rows.shape[1], WARP_SIZE):
+            rows[i, f] = float(rows[i, f]) / greatest / math.sqrt(square)
+    if lane() == 0:
+        norms[i] = greatest * math.sqrt(square) if greatest < math.inf else greatest
+
+
+@kernel
+def unit_gradient(d_unit: Any, unit: Any, norms: Any) -> None:
+    """Turn `d_unit` (N, d), the derivative in ``x / |x|``, into that in x, a warp for each row."""
+    i = warp_index()
+    if i >= unit.shape[0]:
+        return
+    along = 0.0
+    for f in range(lane(), unit.shape[1], WARP_SIZE):
+        along += float(unit[i, f]) * float(d_unit[i, f])
+    along = warp_sum(along)
+    for f in range(lane(), unit.shape[1], WARP_SIZE):
+        d_unit[i, f] = (float(d_unit[i, f]) - along * float(unit[i, f])) / norms[i]
+
+
+@device_function
+def row_of(b: int, k: int, shape: tuple[int, int], places: Any) -> Any:
+    """Return the row of the block with the class of score (b, k) of a matrix of `shape`."""
+    if not places.shared:
+        return places.rows[b * shape[1] + k]
+    return places.rows[b if k == 0 else shape[0] + k - 1]
+
+
+@kernel
+def score(z: Any, block: Any, biases: Any, places: Any, scores: Any) -> None:
+    """Write scores (B, 1 + m) of labels and draws, a warp for each; `biases` may be empty."""
+    num = scores.shape[1]
+    b, k = warp_index() // num, warp_index() % num
+    if b >= scores.shape[0]:
+        return
+    row = row_of(b, k, scores.shape, places)
+    product = warp_dot(z[b], block[row])
+    if lane() == 0:
+        scores[b, k] = product + biases[row] if biases.shape[0] else product
+
+
+@device_function
+def sign(x: float) -> float:
+    """Return 1, -1, or 0 for 0."""
+    return 1.0 if x > 0.0 else -1.0 if x < 0.0 else 0.0
+
+
+@device_function
+def logit(x: float, draws: Any, b: int, k: int, shift: float) -> Any:
+    """Return the corrected logit of draw k for example b with the score x; -inf if left out."""
+    row = b if draws.ids.shape[0] > 1 else 0
+    if draws.ids[row, k] == draws.labels[b] and not draws.keeps_label:
+        return -math.inf
+    return (abs(x) if draws.absolute else x) - draws.log_q[row, k] - shift
+
+
+@kernel
+def softmax_rows(scores: Any, draws: Any, losses: Any, hits: Any) -> None:
+    """Write the loss (B,) of each example and how many draws are of its label; a warp for each.
+
+    Scores (B, 1 + m) become derivatives.
+    """
+    b, m = warp_index(), draws.ids.shape[1]
+    if b >= scores.shape[0]:
+        return
+    row = b if draws.ids.shape[0] > 1 else 0
+    num_hits, unsound = 0, 0 if abs(scores[b, 0]) < math.inf else 1
+    for k in range(lane(), m, WARP_SIZE):
+        num_hits += 1 if draws.ids[row, k] == draws.labels[b] else 0
+        unsound += 0 if abs(scores[b, 1 + k]) < math.inf else 1
+    num_hits, unsound = warp_sum(num_hits), warp_sum(unsound)
+    shift = draws.log_m
+    if draws.divides_by_kept:
+        shift -= gain_of_kept(m, num_hits, draws.label_counts[b])
+    own = abs(float(scores[b, 0])) if draws.absolute else float(scores[b, 0])
+    if draws.corrects_label:
+        own -= draws.label_counts[b]
+    greatest = own
+    for k in range(lane(), m, WARP_SIZE):
+        greatest = max(greatest, logit(float(scores[b, 1 + k]), draws, b, k, shift))
+    greatest = warp_max(greatest)
+    drawn = 0.0
+    for k in range(lane(), m, WARP_SIZE):
+        drawn += math.exp(logit(float(scores[b, 1 + k]), draws, b, k, shift) - greatest)
+    drawn = warp_sum(drawn)
+    weight = math.exp(own - greatest)
+    for k in range(lane(), m, WARP_SIZE):
+        x = float(scores[b, 1 + k])
+        slope = math.exp(logit(x, draws, b, k, shift) - greatest) / (weight + drawn)
+        scores[b, 1 + k] = slope * sign(x) if draws.absolute else slope
+    if lane() == 0:
+        slope = -drawn / (weight + drawn)
+        scores[b, 0] = slope * sign(float(scores[b, 0])) if draws.absolute else slope
+        losses[b] = log_ratio(weight, drawn, greatest - own) if unsound == 0 else math.nan
+        hits[b] = num_hits
+
+
+@kernel
+def weighted_sum(values: Any, weights: Any, out: Any) -> None:
+    """Write the sum of ``values * weights`` (N,) to ``out[0]`` and that of weights to ``out[1]``.
+
+    For one warp.
+    """
+    if warp_index() > 0:
+        return
+    total, weight = 0.0, 0.0
+    for i in range(lane(), values.shape[0], WARP_SIZE):
+        total += values[i] * weights[i]
+        weight += weights[i]
+    total, weight = warp_sum(total), warp_sum(weight)
+    if lane() == 0:
+        out[0], out[1] = total, weight
+
+
+@kernel
+def multiply(values: Any, factors: Any) -> None:
+    """Multiply `values` (N,) by `factors` (N,), a thread for each."""
+    i = thread_index()
+    if i < values.shape[0]:
+        values[i] *= factors[i]
+
+
+@kernel
+def context_sums(d_scores: Any, block: Any, places: Any, weights: Any, dz: Any) -> None:
+    """Write the gradient (B, d) in the contexts, a warp for each."""
+    b, (batch, num) = warp_index(), d_scores.shape
+    if b >= batch:
+        return
+    for f in range(lane(), dz.shape[1], WARP_SIZE):
+        total = dz.dtype.type(0)
+        for k in range(num):
+            total += d_scores[b, k] * block[row_of(b, k, d_scores.shape, places), f]
+        dz[b, f] = total * weights[b]
+
+
+@kernel
+def class_sums(
+    d_scores: Any, z: Any, places: Any, weights: Any, d_block: Any, d_biases: Any
+) -> None:
+    """Write the gradient (k, d) in the rows of the block, and in biases (k,), if there are any.
+
+    A warp for each class, which adds in the order of the examples.
+    """
+    i, (batch, num) = warp_index(), d_scores.shape
+    if i >= d_block.shape[0]:
+        return
+    start = places.starts[i]
+    stop = places.starts[i + 1] if i + 1 < places.starts.shape[0] else places.order.shape[0]
+    # one more column than features, for the bias, whose feature is 1
+    for f in range(lane(), d_block.shape[1] + (1 if d_biases.shape[0] else 0), WARP_SIZE):
+        bias = f == d_block.shape[1]
+        total = d_block.dtype.type(0)
+        for at in range(start, stop):
+            place = places.order[at]
+            first, last, k = place, place + 1, 0
+            if not places.shared:
+                first, last, k = place // num, place // num + 1, place % num
+            elif place >= batch:  # one draw of all examples
+                first, last, k = 0, batch, place - batch + 1
+            for b in range(first, last):
+                slope = d_scores[b, k] * weights[b]
+                total += slope if bias else slope * z[b, f]
+        if bias:
+            d_biases[i] = total
+        else:
+            d_block[i, f] = total

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks
 from samplesoft._validation import as_array, as_count, as_csr, as_flag, as_float_rows
+from samplesoft.losses.base import check_targets
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.targets import check_targets
 from samplesoft.losses.vectors import check_class_embeddings, unit_rows
 from samplesoft.metrics.best_classes import check_k, top_k_classes
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, thread_each, thread_map
 from samplesoft._validation import as_positive, require_mapping
 from samplesoft.kernels.models.optimizer_rows import multiply, sum_squares
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.module import check_changeable
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from samplesoft._random import as_key
 from samplesoft._validation import IntArray, as_array, as_count, as_ids, require_well_formed
 from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import add_runs, equal_runs
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.module import (
     ParameterGradients,
     Parameters,

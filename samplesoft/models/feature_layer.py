@@ -12,11 +12,9 @@ from scipy import sparse
 
 from samplesoft._validation import FloatArray, IntArray, as_csr, as_real_array
 from samplesoft.kernels.models.penalty import add_penalty
-from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.gradients import SparseRows
-from samplesoft.losses.targets import Targets, check_targets
+from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, check_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.samplers.base import Draw, Rows, SamplerProtocol
+from samplesoft.samplers.base import Rows, SamplerProtocol
 
 
 class FeatureLayer(SoftmaxLayer):
@@ -132,19 +130,14 @@ class FeatureLayer(SoftmaxLayer):
         targets = check_targets(labels, h.shape[0], len(self._rows), self.loss.label_reduction)
         contexts, features = with_intercept(h, self._rows.shape[1] - 1)
 
-        def block_of(draw: Draw | None) -> tuple[Batch, Draw | None, IntArray, Rows]:
-            if draw is None:
-                classes, seen = np.arange(len(self._rows)), labels
-            else:
-                classes = np.union1d(draw.ids, targets.labels)
-                draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
-                seen = _renumbered(labels, targets, classes)
-            block = self._block(features, classes)
-            batch = self.loss.check_batch(contexts, np.ascontiguousarray(block.T), seen, None)
-            return batch, draw, classes, block
-
-        drawn, log_count = self._draw(contexts, targets, lambda draw: block_of(draw)[:2], rng)
-        batch, draw, classes, block = block_of(drawn)
+        draw, log_count = self._draw(contexts, targets, rng)
+        classes, seen = np.arange(len(self._rows)), labels
+        if draw is not None:
+            classes = np.union1d(draw.ids, targets.labels)
+            draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
+            seen = _renumbered(labels, targets, classes)
+        block = self._block(features, classes)
+        batch = self.loss.check_batch(contexts, np.ascontiguousarray(block.T), seen, None)
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )

@@ -28,8 +28,8 @@ from samplesoft._validation import (
     as_real_array,
     require_instance,
 )
-from samplesoft.losses.full_logistic import FullLogisticLoss
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
+from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import check_k, top_k_classes

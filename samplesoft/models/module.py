@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from samplesoft._jit import chunks, thread_each
 from samplesoft._random import mix64, uniform_block
 from samplesoft._validation import as_positive, require_plain
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 
 Parameters = dict[str, NDArray[Any]]
 ParameterGradients = dict[str, NDArray[Any] | SparseRows]

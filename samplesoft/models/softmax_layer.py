@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import isclose
 from typing import Any
 
@@ -11,10 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_copyable, to_host, twin
 from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
-from samplesoft.losses.base import Batch, Cache, Loss
-from samplesoft.losses.gradients import SparseRows
-from samplesoft.losses.sampled import Request, SampledLoss, Seed
-from samplesoft.losses.targets import Targets
+from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
+from samplesoft.losses.sampled import SampledLoss, Seed
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.samplers.base import Draw, Rows, SamplerProtocol, as_sampler
 
@@ -178,7 +176,7 @@ class SoftmaxLayer:
             If so many draws do not fit.
         """
         batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
-        draw, log_count = self._draw(batch.contexts, batch.targets, lambda draw: (batch, draw), rng)
+        draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
             self.sampler.observe(self._for_sampler(batch.targets.labels))
@@ -292,16 +290,9 @@ class SoftmaxLayer:
         return self.parameters["class_embeddings"]
 
     def _draw(
-        self,
-        contexts: Rows,
-        targets: Targets,
-        batch_of: Callable[[Draw], tuple[Batch, Draw | None]],
-        rng: Seed,
+        self, contexts: Rows, targets: Targets, rng: Seed
     ) -> tuple[Draw | None, FloatArray | None]:
-        """Return draws where the loss needs them, and what it must know of the labels in them.
-
-        `batch_of` is that of a `Request`.
-        """
+        """Return draws where the loss needs them, and what it must know of the labels in them."""
         if not isinstance(self.loss, SampledLoss):
             return None, None
         sampler = self.sampler
@@ -319,7 +310,7 @@ class SoftmaxLayer:
 
         sampler.refresh(rng)
         n = self._rows.shape[0]
-        draw = self.loss.draw(Request(targets, n, self.num_sampled, sample, batch_of), rng)
+        draw = self.loss.draw(sample, self.num_sampled, targets, n, rng)
         if not self.loss.needs_label_count:
             return draw, None
         return draw, self._label_log_count(contexts, targets)

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._validation import FloatArray, IntArray, in_small_unit
-from samplesoft.losses.full_logistic import FullLogisticLoss
+from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._random import mix64
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.training.checkpoint import Arrays
 
 Gradient = NDArray[Any] | SparseRows

@@ -12,7 +12,7 @@ import torch
 from bench_bias import pair
 
 from samplesoft._jit import num_threads
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
 

@@ -19,7 +19,6 @@ from sklearn.pipeline import make_pipeline
 import samplesoft
 from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
 from samplesoft.data.corpus import Corpus
-from samplesoft.losses.sampled import Request
 from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -33,7 +32,7 @@ NOT_CALLED = {
         "PositiveFeaturesBias RandomQBias RandomQBound SampledQBias SelfNormalizedTerms "
         "Theorem1Bounds Theorem1Corrected Theorem2Corrected Theorem2Ratio LossReport TuneReport "
         "VerificationReport VerificationRow Batch Cache Gradients SparseRows Evaluation Draw "
-        "ChainDraw MultilevelDraw "
+        "MultilevelDraw "
         "SparseExamples Vocabulary Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
     ),
     "a line of a registry, written by developers": "FeatureMapSpec LossSpec SamplerSpec",
@@ -241,9 +240,6 @@ MADE: dict[str, Call] = {
     "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
     "SecondJackknifeLoss": _call(losses.SecondJackknifeLoss, **_loss, scheme="masked"),
     "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
-    "CoupledLoss": _call(losses.CoupledLoss, **_loss, scheme="masked"),
-    "BrSnisLoss": _call(losses.BrSnisLoss, **_loss, scheme="masked", rounds=2, burn_in=1),
-    "ImportanceSamplingLoss": _call(losses.ImportanceSamplingLoss, **_loss),
     "NCELoss": _call(losses.NCELoss, **_loss, scheme="candidate"),
     "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
     "make_loss": _call(losses.make_loss, name="sampled-masked", **_loss),
@@ -517,7 +513,7 @@ def _draw(loss: losses.SampledLoss) -> samplers.Draw:
     def sample(num: int, rng: Any) -> samplers.Draw:
         return sampler.sample(H, num, exclude=exclude, rng=rng)
 
-    return loss.draw(Request(batch.targets, N, 3, sample, lambda draw: (batch, draw)), 0)
+    return loss.draw(sample, 3, batch.targets, N, 0)
 
 
 def missing() -> set[str]:

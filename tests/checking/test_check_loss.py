@@ -163,7 +163,6 @@ OWN = {
     "nce": "nce",
     "negative-sampling": "negative_sampling",
     "negative-sampling-masked": "negative_sampling_masked",
-    "importance": "importance",
 }
 
 

@@ -194,7 +194,7 @@ def test_what_is_refused_on_the_processor_is_refused_there():
 
 def test_gradients_that_are_refused_change_nothing():
     from samplesoft._cuda import to_device
-    from samplesoft.losses.gradients import SparseRows
+    from samplesoft.losses.base import SparseRows
 
     optimizer = make_optimizer("adagrad", 0.1)
     parameters = {"w": to_device(np.ones((3, 2)))}

@@ -7,7 +7,7 @@ from oracles import naive_losses_full as naive
 from scipy import sparse
 
 from samplesoft.kernels.exponential import exp32_to
-from samplesoft.losses import class_blocks
+from samplesoft.losses import full
 from samplesoft.losses.full import FullSoftmaxLoss
 
 MODELS = [
@@ -39,8 +39,8 @@ def dense_gradients(gradients):
 
 @pytest.fixture(params=[1, 2, 7, 13, 1000])
 def block_size(request, monkeypatch):
-    monkeypatch.setattr(class_blocks, "_LEAST_CLASSES", request.param)
-    monkeypatch.setattr(class_blocks, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(full, "_LEAST_CLASSES", request.param)
+    monkeypatch.setattr(full, "_BLOCK_NUMBERS", 1)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

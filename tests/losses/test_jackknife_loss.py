@@ -8,8 +8,7 @@ from mpmath import mp, mpf
 from oracles.naive_losses import derivative, every_draw, exact, jackknife, negatives
 
 from samplesoft import exact_bias
-from samplesoft.kernels.losses.jackknife_terms import jackknife_terms
-from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.jackknife import JackknifeLoss, jackknife_terms
 from samplesoft.losses.sampled import SampledSoftmaxLoss
 from samplesoft.samplers import UniformSampler
 from samplesoft.samplers.base import Draw

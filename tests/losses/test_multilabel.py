@@ -5,9 +5,9 @@ import pytest
 from oracles import naive_losses_full as naive
 from scipy import sparse
 
+from samplesoft.losses.base import check_targets
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.sampled import SampledSoftmaxLoss
-from samplesoft.losses.targets import check_targets
 from samplesoft.samplers.base import Draw
 
 DENSE = np.array([[0.0, 2.0, 0.0, 6.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.0, 0.5]])

@@ -12,10 +12,9 @@ from oracles.loss_cases import full_softmax, of_scores
 from oracles.naive_losses import derivative, exact, multilevel
 from scipy import stats
 
-from samplesoft.kernels.losses.multilevel_terms import multilevel_terms
 from samplesoft.losses import MultilevelLoss, SampledSoftmaxLoss
-from samplesoft.losses.sampled import Request
-from samplesoft.losses.targets import Targets
+from samplesoft.losses.base import Targets
+from samplesoft.losses.multilevel import multilevel_terms
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import CertainSampler, UniformSampler
 from samplesoft.samplers.base import Draw
@@ -39,7 +38,7 @@ def levels(loss, label, q, m):
             draw, chances = every_draw(given, num)
             return draw
 
-        draw = loss.draw(Request(Targets(np.array([label])), len(q), m, sample, None), seed)
+        draw = loss.draw(sample, m, Targets(np.array([label])), len(q), seed)
         found[draw.chance] = draw, chances
     assert sum(found) == pytest.approx(1.0, rel=1e-14)
     return found
@@ -131,7 +130,7 @@ def test_chances_of_levels_and_cost():
     layer = SoftmaxLayer(rows, loss, sampler, m)
     widths = []
     for seed in range(num):
-        draw, _ = layer._draw(np.zeros((1, 1)), Targets(np.array([0])), None, seed)
+        draw, _ = layer._draw(np.zeros((1, 1)), Targets(np.array([0])), seed)
         widths.append(draw.ids.shape[1])
     last = 6  # 10 * 2**7 is the first number of draws that is at least 1000
     sizes = [m << (k + 1) for k in range(last)] + [(m << last) + n]
@@ -153,10 +152,9 @@ def test_what_it_refuses():
     sampler, loss = UniformSampler(5), MultilevelLoss()
     with pytest.raises(TypeError, match="`draw` must be a MultilevelDraw, got Draw; take it from"):
         loss.forward(h, rows, labels, sampler.sample(h, 2, exclude=labels, rng=0))
-    request = Request(
-        Targets(labels), 5, 2, lambda num, rng: sampler.sample(h, num, exclude=labels), None
+    draw = loss.draw(
+        lambda num, rng: sampler.sample(h, num, exclude=labels), 2, Targets(labels), 5, 0
     )
-    draw = loss.draw(request, 0)
     for wrong in (
         {"num_draws": 3},
         {"num_sampled": 3},

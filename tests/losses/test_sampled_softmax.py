@@ -13,7 +13,7 @@ from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.base import Draw
 
 COUNTS = np.array([1, 2, 3, 1, 3])  # q is COUNTS / 10
-IMPORTANCE_CONVENTION = ["sampled", "sampled-masked", "sampled-reject", "importance"]
+IMPORTANCE_CONVENTION = ["sampled", "sampled-masked", "sampled-reject"]
 
 
 def proposal(loss):
@@ -203,7 +203,7 @@ def test_at_the_true_model_the_mean_gradient_over_the_data_is_zero(name):
     assert population(name, *drawn, own - np.log(3.0), o)[0] > 0.01  # q for m q
 
 
-@pytest.mark.parametrize("name", ["sampled-masked", "sampled-reject", "importance"])
+@pytest.mark.parametrize("name", ["sampled-masked", "sampled-reject"])
 def test_that_of_the_importance_convention_is_not(name):
     assert population(name, *with_replacement(3))[0] > 0.01
 

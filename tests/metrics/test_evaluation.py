@@ -7,7 +7,7 @@ import pytest
 from oracles import naive_losses_full as naive
 from scipy import sparse
 
-from samplesoft.losses import class_blocks
+from samplesoft.losses import full
 from samplesoft.metrics.best_classes import top_k_classes
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 
@@ -31,8 +31,8 @@ def case(n=23, d=5, batch=11, seed=0):
 
 @pytest.fixture(params=[1, 2, 7, 23])
 def block_size(request, monkeypatch):
-    monkeypatch.setattr(class_blocks, "_LEAST_CLASSES", request.param)
-    monkeypatch.setattr(class_blocks, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(full, "_LEAST_CLASSES", request.param)
+    monkeypatch.setattr(full, "_BLOCK_NUMBERS", 1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 1000])

@@ -13,7 +13,7 @@ from samplesoft.samplers.registry import SamplerInputs
 DRAWN = {"sampler": "uniform", "num_sampled": 3}
 NONE = {"sampler": None, "num_sampled": None}
 DIRECT = ["full", "full-logistic", "sampled", "sampled-masked", "jackknife", "nce"]
-DIRECT += ["multilevel", "coupled-masked"]
+DIRECT += ["multilevel", "multilevel-masked"]
 
 
 def settings(loss="full", **options):
@@ -72,7 +72,7 @@ def test_gradients_are_derivatives(name, dense):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("name", ["sampled-masked", "sampled-reject", "nce", "coupled-masked"])
+@pytest.mark.parametrize("name", ["sampled-masked", "sampled-reject", "nce", "multilevel-masked"])
 def test_a_step_is_that_of_a_layer_of_all_numbers(name, shared):
     made, x = model(name, num_classes=40, shared=shared), inputs()
     rows = made.class_vectors()

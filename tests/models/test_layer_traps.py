@@ -17,7 +17,7 @@ from samplesoft.losses import (
     SampledSoftmaxLoss,
     make_loss,
 )
-from samplesoft.losses.targets import check_targets
+from samplesoft.losses.base import check_targets
 from samplesoft.metrics import evaluate
 from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers import LearnedUnigramSampler, SoftmaxSampler, UniformSampler

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models import Linear, LinearSoftmax, LinearSoftmaxSettings, make_optimizer
 
 FULL = {"loss": "full", "sampler": None, "num_sampled": None}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from oracles import naive_optimizers as naive
 
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, Momentum, make_optimizer
 from samplesoft.models.optimizers import steps as optimizer_steps

@@ -27,7 +27,6 @@ ROOMS = [  # the first that fits; the quickest tests come first
     ("samplesoft/samplers", "samplers/test_static_samplers.py samplers"),
     ("samplesoft/kernels/samplers", "samplers/test_static_samplers.py samplers kernels"),
     ("samplesoft/losses", "losses metrics models/test_softmax_layer.py"),
-    ("samplesoft/kernels/losses", "kernels losses metrics"),
     ("samplesoft/kernels/models", "models"),
     ("samplesoft/kernels", "kernels feature_maps losses samplers models"),
 ]

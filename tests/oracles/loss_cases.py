@@ -5,20 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from mpmath import mp, mpf
 
-from oracles.naive_losses import (
-    CHANCE,
-    ORACLES,
-    block_of,
-    derivative,
-    exact,
-    rounds_of,
-    scores,
-    sets_of,
-    uniforms_of,
-)
-from samplesoft.losses.br_snis import BrSnisLoss
-from samplesoft.losses.chains import ChainDraw
-from samplesoft.losses.coupled import CoupledLoss
+from oracles.naive_losses import CHANCE, ORACLES, block_of, derivative, exact, scores
 from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import SampledLoss
@@ -26,7 +13,6 @@ from samplesoft.samplers.base import Draw
 
 NAMES = sorted(LOSSES)
 SAMPLED = [name for name in NAMES if LOSSES[name].draws]
-CHAINS = (BrSnisLoss, CoupledLoss)  # whose steps hang on the scores
 HITS = [name for name in SAMPLED if not LOSSES[name].excludes_label]  # take draws of the label
 
 SCORES = np.array([0.3, -1.0, 1.2, 0.0, 2.0])  # of the classes, where nothing else is said
@@ -94,14 +80,6 @@ def fitted(loss, draw, n, labels):
             log_q = np.hstack([np.broadcast_to(log_q, (len(ids), m)), 0.0 * np.array(every)])
             ids = np.hstack([ids, every])
         return MultilevelDraw(ids, log_q, None, block_of(m), m, CHANCE)
-    if isinstance(loss, CoupledLoss):
-        ids, log_q = draw.ids, draw.log_q
-        if ids.shape[1] == 1:  # two sets that are the same
-            ids, log_q = (np.hstack([x, x]) for x in (ids, log_q))
-        return ChainDraw(ids, log_q, None, uniforms_of(sets_of(ids.shape[1]) - 1)[None])
-    if isinstance(loss, BrSnisLoss):
-        uniforms = uniforms_of(rounds_of(draw.ids.shape[1]))[None]
-        return ChainDraw(draw.ids, draw.log_q, None, uniforms)
     return draw
 
 

@@ -39,11 +39,6 @@ def candidate_masked(scores, label, ids, counts, own_count):
     return candidate(scores, label, ids, counts, own_count, masked=True)
 
 
-def importance(scores, label, ids, counts, own_count):
-    drawn = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
-    return mp.log(mp.fsum(drawn)) - scores[label]
-
-
 def bilateral(scores, label, ids, counts, own_count, weight="1.2"):
     """A weight for the log-sum-exp of the draws of others; nothing is lost where there are none."""
     kept = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True) if j != label]
@@ -92,64 +87,6 @@ def multilevel(scores, label, ids, counts, own_count):
     return mp.fsum(blocks) / len(blocks) + more / mpf(CHANCE)
 
 
-def sets_of(m):
-    """How many sets the m draws of chains make."""
-    return 4 if m % 4 == 0 else 2 if m % 2 == 0 else m
-
-
-def uniforms_of(steps):
-    """What decides on so many steps; the last is always taken."""
-    return np.append(np.random.default_rng(5).uniform(0.5, 1.0, steps)[1:], 0.0)
-
-
-def coupled(scores, label, ids, counts, own_count):
-    """Go by the definition: two chains with the same sets and uniforms, a step apart."""
-    sets, size = sets_of(len(ids)), len(ids) // sets_of(len(ids))
-    if sets < 2:  # it is its own second set
-        return negatives(scores, label, ids, counts, own_count)
-    parts = [slice(k * size, (k + 1) * size) for k in range(sets)]
-    values = [
-        negatives(scores, label, ids[part], [c / sets for c in counts[part]], own_count)
-        for part in parts
-    ]
-    uniforms = [mpf(float(x)) for x in uniforms_of(sets - 1)]
-
-    def move(state, k):
-        return k if uniforms[k - 1] < mp.exp(values[k] - values[state]) else state
-
-    total, k, one, other = values[0], 1, move(0, 1), 1
-    while one != other:
-        total += values[one] - values[other]
-        k += 1
-        one, other = move(one, k), move(other, k)
-    return total
-
-
-def rounds_of(m, most=2):
-    """How many rounds BR-SNIS makes of m draws, one of which is the first state."""
-    return max(1, min(most, m - 1))
-
-
-def br_snis(scores, label, ids, counts, own_count, most=2, burn_in=1):
-    """Go by the definition: rounds of a state and new candidates, one of which is the next."""
-    m, rounds = len(ids), rounds_of(len(ids), most)
-    uniforms, state, values = uniforms_of(rounds), 0, []
-    for r in range(rounds):
-        new = range(1 + (m - 1) * r // rounds, 1 + (m - 1) * (r + 1) // rounds)
-        seen = [state, *new]
-        given = [ids[i] for i in seen], [counts[i] * len(seen) / m for i in seen]
-        values.append(negatives(scores, label, *given, own_count))
-        drawn = [mp.exp(scores[ids[i]]) * m / counts[i] for i in seen]
-        hits = [ids[i] == label for i in seen]
-        own = mp.exp(scores[label])
-        weights = [own if hit else own + x for hit, x in zip(hits, drawn, strict=True)]
-        target = mpf(float(uniforms[r])) * mp.fsum(weights)
-        below = [mp.fsum(weights[: i + 1]) for i in range(len(seen))]
-        state = next(i for i, x in zip(seen, below, strict=True) if x > target)
-    kept = values[min(burn_in, rounds - 1) :]
-    return mp.fsum(kept) / len(kept)
-
-
 def _softplus(x):
     return mp.log(1 + mp.exp(x))
 
@@ -190,14 +127,9 @@ ORACLES = {  # of the losses by their names
     "jackknife-masked": jackknife,
     "multilevel": multilevel,
     "multilevel-masked": multilevel,
-    "coupled": coupled,
-    "coupled-masked": coupled,
-    "br-snis": br_snis,
-    "br-snis-masked": br_snis,
     "nce": nce,
     "negative-sampling": negative_sampling,
     "negative-sampling-masked": negative_sampling_masked,
-    "importance": importance,
     "bilateral": bilateral,
 }
 

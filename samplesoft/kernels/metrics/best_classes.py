@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import IntArray
-from samplesoft.kernels.losses.candidate_scores import Floats
+from samplesoft.kernels.rows import Real as Floats
 from samplesoft.kernels.rows import divide_by_norms
 
 

@@ -16,7 +16,7 @@ from samplesoft._validation import (
     as_nonnegative,
     require_mapping,
 )
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.optimizers.updates import LARGEST, Update
 
 Array = NDArray[Any]

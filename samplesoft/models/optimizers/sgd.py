@@ -27,7 +27,7 @@ class SGD(Optimizer):
     Examples
     --------
     >>> import numpy as np
-    >>> from samplesoft.losses.gradients import SparseRows
+    >>> from samplesoft.losses.base import SparseRows
     >>> parameters = {"bias": np.zeros(4)}
     >>> SGD(0.5).step(parameters, {"bias": SparseRows(np.array([1, 3]), np.array([1.0, -2.0]))})
     >>> parameters["bias"]

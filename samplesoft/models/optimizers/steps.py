@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, num_threads, thread_each
 from samplesoft._validation import IntArray, as_array, require_plain
 from samplesoft.kernels.models.optimizer_rows import are_rows, count_beyond, count_beyond_in_rows
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.module import check_changeable
 from samplesoft.models.optimizers.updates import (
     LARGEST,

@@ -11,7 +11,7 @@ from samplesoft._cuda import as_device_array, first_found, launch_threads, to_de
 from samplesoft._device.arrays_cuda import contiguous, filled, first_outside
 from samplesoft._device.select import on_device
 from samplesoft.kernels.models.optimizer_rows_cuda import find_not_rising, step_kernel
-from samplesoft.losses.gradients import SparseRows
+from samplesoft.losses.base import SparseRows
 from samplesoft.models.optimizers.updates import (
     Update,
     greatest,

@@ -8,12 +8,12 @@ from mpmath import mp
 from scipy.special import logsumexp, softmax
 
 from samplesoft.kernels.exponential import log1p_to
-from samplesoft.kernels.losses.candidate_logits import are_drawable, correct, share_out_slopes
-from samplesoft.kernels.losses.logistic_terms import logistic_terms
-from samplesoft.kernels.losses.logit_rows import weigh
-from samplesoft.kernels.losses.merged_draws import merge_exponentials, merge_softplus
-from samplesoft.kernels.losses.softmax_terms import softmax_terms
 from samplesoft.kernels.weights import greatest, total
+from samplesoft.losses.bilateral import bilateral_terms
+from samplesoft.losses.candidates import are_drawable
+from samplesoft.losses.logistic import logistic_terms, merge_softplus
+from samplesoft.losses.pairs import correct, share_out_slopes, weigh
+from samplesoft.losses.sampled import merge_exponentials, softmax_terms
 
 INF = np.inf
 
@@ -62,7 +62,7 @@ RANDOM = np.random.default_rng(3).normal(size=(5, 7)) * [[0.1], [1.0], [10.0], [
 
 
 def test_softmax_with_the_label():
-    losses, found = run(softmax_terms, RANDOM, 0)
+    losses, found = run(softmax_terms, RANDOM)
     np.testing.assert_allclose(losses, logsumexp(RANDOM, axis=1) - RANDOM[:, 0], rtol=1e-12)
     wanted = softmax(RANDOM, axis=1)
     wanted[:, 0] -= 1.0
@@ -70,21 +70,21 @@ def test_softmax_with_the_label():
 
 
 def test_softmax_without_the_label():
-    losses, found = run(softmax_terms, RANDOM, 1)
+    losses, found = run(bilateral_terms, RANDOM, 1.0)
     np.testing.assert_allclose(losses, logsumexp(RANDOM[:, 1:], axis=1) - RANDOM[:, 0], rtol=1e-12)
     np.testing.assert_allclose(found[:, 0], -1.0)
     np.testing.assert_allclose(found[:, 1:], softmax(RANDOM[:, 1:], axis=1), rtol=1e-11, atol=1e-15)
 
 
 def test_a_masked_draw_has_exactly_no_part_in_the_softmax():
-    losses, found = run(softmax_terms, [[0.0, -INF, 1.0, -INF], [3.0, -INF, -INF, -INF]], 0)
+    losses, found = run(softmax_terms, [[0.0, -INF, 1.0, -INF], [3.0, -INF, -INF, -INF]])
     assert (found[:, [1, 3]] == 0.0).all()
     assert losses[1] == 0.0 and not found[1].any()
     assert losses[0] == pytest.approx(np.log1p(np.e))
 
 
 def test_small_losses_keep_their_digits():
-    losses, found = run(softmax_terms, [[0.0, -80.0, -81.0]], 0)
+    losses, found = run(softmax_terms, [[0.0, -80.0, -81.0]])
     small = np.exp(-80.0) + np.exp(-81.0)
     assert losses[0] == pytest.approx(small, rel=1e-14)
     assert found[0, 0] == pytest.approx(-small, rel=1e-14)
