@@ -28,7 +28,7 @@ from tqdm import tqdm
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft._files import replaced
 from samplesoft.samplers import SamplerInputs, dense_proposals
-from samplesoft.training.examples import read_examples
+from samplesoft.training.trained import read_examples
 
 NUM_SAMPLED = 100
 STYLES = {  # Okabe and Ito's colours, safe for the colour-blind

@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from tables import write_csv
+from toy_task import LEARNING_RATE, MOMENTUM, ToySettings, ToyTask
 from tqdm import tqdm
 
 from samplesoft._files import replaced
 from samplesoft._jit import num_threads
 from samplesoft.models.optimizers import Momentum
-from samplesoft.training.toy import LEARNING_RATE, MOMENTUM, ToySettings, ToyTask
 
 # minibatch: cross entropy that the tutorial prints, of its one run on uniform data
 PRINTED = {

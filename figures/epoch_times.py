@@ -20,20 +20,18 @@ from typing import Any
 
 import numpy as np
 from fig3_ptb_samplers import METHODS, STYLES
+from language_model.task import LanguageModelSettings, LanguageModelTask
+from language_model.text import Corpus, read_corpus
 from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
 from samplesoft._jit import num_threads
-from samplesoft.data.corpus import Corpus, read_corpus
 from samplesoft.losses import make_loss
-from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers import SamplerInputs, make_sampler
-from samplesoft.training.language_model import LanguageModelTask
-from samplesoft.training.language_settings import LanguageModelSettings
 
 BLOCK = 20  # steps, one update of the sampler among them
 FIELDS = ("part", "method", "num_classes", "step_ms", "epoch_s", "ratio_to_full")
@@ -97,7 +95,6 @@ def epoch_row(
 
     def step(index: int) -> None:
         _, gradients = task.step(0, index % task.num_steps)
-        clip_by_global_norm(gradients, 5.0)
         optimizer.step(task.parameters, gradients)
         task.after_step(gradients)
 

@@ -18,17 +18,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from language_model.task import LanguageModelSettings, LanguageModelTask
+from language_model.text import read_corpus
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from tables import write_csv
 from tqdm import tqdm
 
 from samplesoft._files import replaced
-from samplesoft.data.corpus import read_corpus
-from samplesoft.training.language_model import LanguageModelTask
-from samplesoft.training.language_settings import LanguageModelSettings
-from samplesoft.training.settings import Settings
-from samplesoft.training.trainer import CHECKPOINT, LOG, train
+from samplesoft.training import CHECKPOINT, LOG, Settings, train
 
 UPDATE_EVERY = 20  # steps from one update of a sampler to the next
 INIT_SCALE = 0.3  # with 0.1 outputs start near 0, and dividing by their norms blows gradients up
@@ -192,11 +190,8 @@ def _run(job: _Job, progress: bool = False) -> None:
         if task is None:
             corpus = read_corpus(job.corpus, vocabulary_size=job.vocabulary)
             task = LanguageModelTask(corpus, job.settings)
-        settings = Settings(
-            epoch, schedule="zaremba", schedule_options={"hold": 4, "decay": 2}, clip=5.0
-        )
         resume = (job.folder / CHECKPOINT).exists()
-        train(task, settings, job.folder, resume=resume, progress=progress)
+        train(task, Settings(epoch), job.folder, resume=resume, progress=progress)
         with replaced(kept) as draft:
             shutil.copyfile(job.folder / CHECKPOINT, draft)
 

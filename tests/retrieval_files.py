@@ -25,3 +25,10 @@ def write_files(folder):
     for part, lines in lists.items():
         (folder / f"items-{part}.txt").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def small_run(folder, *options):
+    """Write examples; return arguments of ``train xc`` for ten steps in an epoch, without --out."""
+    path = write_files(folder) / "single-train.txt"
+    model = "--batch 10 --embedding-dim 4 --sampler unigram --num-sampled 3 --validation 0".split()
+    return ["train", "xc", "--train", str(path), *model, *options]

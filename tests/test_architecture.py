@@ -149,8 +149,8 @@ def test_imports_never_point_up(path):
     [
         "from samplesoft import training",
         "from samplesoft import exact_bias",
-        "import samplesoft.training.run as run",
-        "def f():\n    from samplesoft.training.run import Run",
+        "import samplesoft.training.trainer as run",
+        "def f():\n    from samplesoft.training.trainer import Run",
         "from importlib import import_module\nimport_module('samplesoft.training')",
     ],
 )

@@ -3,15 +3,14 @@
 import re
 import sys
 import time
-from dataclasses import replace
 
 import pytest
+from retrieval_files import small_run
 
 from samplesoft import _progress
 from samplesoft._progress import Pace, progress_bar, progress_line, progress_phase
 from samplesoft.cli import main
-from samplesoft.commands.train import MODELS
-from samplesoft.training.toy import ToyTask
+from samplesoft.training import RetrievalTask
 
 TIME = r"[\d.]+ s"
 
@@ -105,7 +104,7 @@ def test_a_stream_that_is_closed_is_no_error(soon, monkeypatch, tmp_path):
         ("examples", "checkpoint: "),
         ("step", "epoch 1: step "),
         ("validate", "epoch 1, validation: "),
-        ("results", "evaluating the best epoch: "),
+        ("evaluate", "evaluating the best epoch: "),
     ],
 )
 def test_each_part_of_training_shows_that_it_is_alive(
@@ -115,11 +114,9 @@ def test_each_part_of_training_shows_that_it_is_alive(
         time.sleep(0.1)
         return original(*args, **options)
 
-    if method == "results":
-        original = MODELS["toy"].results
-        monkeypatch.setitem(MODELS, "toy", replace(MODELS["toy"], results=slow))
-    else:
-        original = getattr(ToyTask, method)
-        monkeypatch.setattr(ToyTask, method, slow)
-    assert main(["train", "toy", "--out", str(tmp_path), "--epochs", "1"]) == 0
+    original = getattr(RetrievalTask, method)
+    monkeypatch.setattr(RetrievalTask, method, slow)
+    small = small_run(tmp_path)
+    args = [*small, "--test", small[3], "--out", str(tmp_path / "run"), "--epochs", "1"]
+    assert main(args) == 0
     assert any(line.startswith(start) for line in lines(capsys))

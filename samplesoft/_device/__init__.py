@@ -3,8 +3,8 @@
 What takes ``device="cuda"``:
 
 - random Fourier and positive features;
-- `RFSoftmaxSampler`, `PositiveSampler`, `KernelTree` and `ClusterSampler`; a layer on a GPU takes
-  the other samplers too, which draw on the processor for it, with replacement;
+- `RFSoftmaxSampler`, `PositiveSampler`, `KernelTree`, `ClusterSampler`, `SoftmaxSampler`, and with
+  replacement `UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler`;
 - `SampledSoftmaxLoss` with its `SoftmaxLayer`, one label an example, and all optimizers;
 - `exact_bias` (but for ``scheme="poisson"``) and `monte_carlo_bias`.
 

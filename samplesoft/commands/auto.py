@@ -5,32 +5,28 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samplesoft._progress import progress_bar, progress_line, progress_phase
 from samplesoft.commands.options import flag, given, say, show_part
-from samplesoft.commands.softmax_options import check_softmax, refuse
+from samplesoft.commands.train_options import Model, make_settings, make_task, refuse
 from samplesoft.losses.registry import LOSSES
-from samplesoft.models.softmax_settings import SoftmaxSettings
+from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
+from samplesoft.training.settings import Settings
+from samplesoft.training.trainer import Run
 from samplesoft.tuning.pilot import PILOT, check_auto, choose, is_auto, pilot_steps
 
-if TYPE_CHECKING:
-    from samplesoft.commands.model import Model
-    from samplesoft.training.settings import Settings
-    from samplesoft.training.task import Task
-
-NAMES = ("sampler", "num_sampled")  # options that may be auto
 _OF_A_SAMPLER = ("nu", "num_features", "update_every")
 
 
-def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> Task:
+def make_chosen_task(
+    model: Model, options: argparse.Namespace, settings: Settings
+) -> RetrievalTask:
     """Make the task of a model; options that are auto are chosen first, and then have a value.
 
     ``options.auto`` says which ones these are, and ``options.verdict`` why they have it.
     """
-    from samplesoft.training.task import SoftmaxTask
-
-    names = [name for name in NAMES if is_auto(getattr(options, name, None))]
+    names = [name for name in ("sampler", "num_sampled") if is_auto(getattr(options, name))]
     if not names:
         return _prepared(model, options)
     if options.resume:
@@ -43,16 +39,14 @@ def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> 
     of_sampler = {n: getattr(options, n) for n in _OF_A_SAMPLER if getattr(options, n) is not None}
     _set(options, PILOT | dict.fromkeys(_OF_A_SAMPLER))
     task = _prepared(model, options)
-    assert isinstance(task, SoftmaxTask)
     _train(task, settings)
-    defaults = type(task.settings)
-    loss = wanted["loss"] or defaults.loss
-    shared = False if LOSSES[loss].excludes_label and wanted["loss"] else wanted["shared"]
+    loss = wanted["loss"] or RetrievalSettings.loss
+    shared = False if LOSSES[loss].excludes_label else wanted["shared"]
     choice = choose(
         task.tune_inputs(),
         loss,
-        wanted["sampler"] or defaults.sampler,
-        wanted["num_sampled"] or defaults.num_sampled,
+        wanted["sampler"] or RetrievalSettings.sampler,
+        wanted["num_sampled"] or RetrievalSettings.num_sampled,
         shared=shared,
         progress=True,
         rng=options.seed or 0,
@@ -68,24 +62,18 @@ def make_task(model: Model, options: argparse.Namespace, settings: Settings) -> 
         return task.with_settings(**chosen)
 
 
-def _prepared(model: Model, options: argparse.Namespace) -> Task:
+def _prepared(model: Model, options: argparse.Namespace) -> RetrievalTask:
     """Make a task of the options as they are, and say so."""
     with progress_phase(True, f"preparing {options.out}"):
-        return model.make_task(options)
-
-
-def results(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what is to be reported of the choice, if there was one."""
-    names = getattr(options, "auto", None)
-    return {"auto": {"chosen": names, "verdict": options.verdict}} if names else {}
+        return make_task(model, options)
 
 
 def _check(options: argparse.Namespace, names: list[str]) -> None:
     """Raise ValueError for options that do not go together, before any work."""
-    values = given(options, SoftmaxSettings)
+    values = given(options, RetrievalSettings)
     if options.loss and not LOSSES[options.loss].draws:
-        check_softmax(values, SoftmaxSettings())
-    if getattr(options, "no_embedding", None):
+        make_settings(values)  # which refuses options of draws
+    if options.no_embedding:
         raise ValueError(
             f"{flag(names[0])} auto does not go with --no-embedding, which takes draws that do not "
             "look at inputs; name them, such as --sampler unigram --num-sampled 300."
@@ -94,10 +82,7 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
     refuse(values, ["num_certain"], f"{flag(names[0])} auto, which measures draws alone")
     if "sampler" in names:
         refuse(values, _OF_A_SAMPLER, "--sampler auto")
-    stand_ins = {name: PILOT[name] for name in names}
-    if options.loss is None:
-        stand_ins["loss"] = PILOT["loss"]
-    check_softmax({**values, **stand_ins}, SoftmaxSettings())
+    make_settings({**values, **{name: PILOT[name] for name in names}})
 
 
 def _set(options: argparse.Namespace, values: dict[str, Any]) -> None:
@@ -108,10 +93,8 @@ def _set(options: argparse.Namespace, values: dict[str, Any]) -> None:
         options.shared = None
 
 
-def _train(task: Task, settings: Settings) -> None:
+def _train(task: RetrievalTask, settings: Settings) -> None:
     """Train a pilot for some steps."""
-    from samplesoft.training.run import Run
-
     run, steps = Run(task, settings, Path()), pilot_steps(settings.epochs * task.num_steps)
     progress_line(True, f"pilot of {steps:,} steps, by which the sampler is chosen")
     with progress_bar(True, desc="pilot", total=steps, unit="step") as bar:

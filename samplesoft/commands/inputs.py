@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from samplesoft.data.xml_repository import SparseExamples
-    from samplesoft.training.linear_model import TrainedLinearSoftmax
+    from samplesoft.training.trained import TrainedLinearSoftmax
 
 
 def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:

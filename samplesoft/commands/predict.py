@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft predict``."""
-    from samplesoft.training.linear_model import read_linear_softmax
+    from samplesoft.training.trained import read_linear_softmax
 
     if options.output:
         check_writable("--output", options.output)

@@ -1,20 +1,17 @@
-"""``samplesoft train``: train a model, and report on its epochs.
-
-A new model is a file such as `train_lm`, and an entry of `MODELS`.
-"""
+"""``samplesoft train``: train a model that ranks classes, and report on its epochs."""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samplesoft._interrupts import advise
+from samplesoft._json import read_json
 from samplesoft._progress import Pace, progress_phase
 from samplesoft._report import Column, Table
-from samplesoft.commands import auto, saved_options, train_items, train_lm, train_toy, train_xc
-from samplesoft.commands.model import Model
+from samplesoft.commands.auto import make_chosen_task
 from samplesoft.commands.options import (
     check_folder,
     check_writable,
@@ -26,16 +23,25 @@ from samplesoft.commands.options import (
     show_report,
     write_json,
 )
+from samplesoft.commands.train_options import EPOCHS, MODELS, RATES, add_model, training_settings
+from samplesoft.training import (
+    BEST,
+    CHECKPOINT,
+    LOG,
+    Progress,
+    load_parameters,
+    read_log,
+    require_free,
+    require_run,
+)
+from samplesoft.training.lock import LOCK, locked
+from samplesoft.training.retrieval import RetrievalTask
+from samplesoft.training.trainer import train_locked
+from samplesoft.tuning.pilot import is_auto
 
-if TYPE_CHECKING:
-    from samplesoft.training.settings import Progress
-
-MODELS: dict[str, Model] = {
-    "lm": train_lm.MODEL,
-    "toy": train_toy.MODEL,
-    "xc": train_xc.MODEL,
-    "items": train_items.MODEL,
-}
+OPTIONS = "options.json"  # of the run, beside its checkpoint, so that --resume needs none of them
+_NOT_SAVED = ("command", "run", "out", "resume", "json")
+_MAY_CHANGE = ("epochs", "patience", "train", "test")  # training refuses other changes
 # what the report shows of a line of the log
 _OF_AN_EPOCH = {"epoch", "train_loss", "validation_loss", "examples_per_second"}
 
@@ -55,12 +61,12 @@ def add(parser: argparse.ArgumentParser) -> None:
             epilog="Exit status: 0 if training was completed, 1 if it diverged, 2 for bad usage or "
             "bad input, 130 if it was interrupted.",
         )
-        model.add_options(one)
-        _add_run(one.add_argument_group("run"), model)
+        add_model(one, model)
+        _add_run(one.add_argument_group("run"))
         one.set_defaults(run=run)
 
 
-def _add_run(group: Any, model: Model) -> None:
+def _add_run(group: Any) -> None:
     group.add_argument(
         "--out",
         required=True,
@@ -78,7 +84,7 @@ def _add_run(group: Any, model: Model) -> None:
         "--epochs",
         type=positive_int,
         metavar="N",
-        help=f"passes over the training data (default {model.epochs})",
+        help=f"passes over the training data (default {EPOCHS})",
     )
     group.add_argument(
         "--patience",
@@ -90,14 +96,14 @@ def _add_run(group: Any, model: Model) -> None:
         "--learning-rate",
         type=positive_float,
         metavar="RATE",
-        help=f"learning rate of the first epoch (default {model.learning_rate})",
+        help="default "
+        + ", ".join(f"{learning_rate} for {name}" for name, learning_rate in RATES.items()),
     )
     group.add_argument(
         "--checkpoint-every",
         type=positive_int,
         metavar="N",
-        help="write a checkpoint after every N steps of an epoch, besides the one at its end "
-        f"(default {model.checkpoint_every or 'only at the end'})",
+        help="write a checkpoint after every N steps of an epoch, besides the one at its end",
     )
     group.add_argument("--seed", type=seed, help="seed of everything random (default 0)")
     group.add_argument("--json", metavar="FILE", help="write the results as JSON")
@@ -109,9 +115,6 @@ def run(options: argparse.Namespace) -> int:
     Divergence raises FloatingPointError. An interrupt raises KeyboardInterrupt, whose message says
     how to continue.
     """
-    from samplesoft.training import CHECKPOINT, require_run
-    from samplesoft.training.lock import locked
-
     out = Path(options.out)
     advise(lambda: _how_to_continue(out / CHECKPOINT))
     check_folder("--out", out)
@@ -127,19 +130,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, out: Path) -> int:
     """Train and report in ``--out``, which is locked."""
-    from samplesoft.training import LOG, load_parameters, read_log, require_free
-    from samplesoft.training.trainer import train_locked
-
     if options.resume:
-        saved_options.fill_in_saved_options(options)
+        _fill_in_saved_options(options)
     else:
         require_free(out)
     model = MODELS[options.model]
-    if options.checkpoint_every is None:
-        options.checkpoint_every = model.checkpoint_every
-    settings = model.make_settings(options)
-    task = auto.make_task(model, options, settings)
-    saved_options.save_options(options)
+    settings = training_settings(options)
+    task = make_chosen_task(model, options, settings)
+    _save_options(options)
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
     if options.resume and (out / LOG).exists():
@@ -159,19 +157,75 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     records = _epochs(read_log(out / LOG))
     load_parameters(_best(out), task)
     with progress_phase(True, "evaluating the best epoch"):
-        of_best = model.results(task)
+        of_best = _results(task)
+    chosen = getattr(options, "auto", None)
+    if chosen:
+        of_best["auto"] = {"chosen": chosen, "verdict": options.verdict}
     results = {
         "config": task.config(),
         "epochs": records,
         "best_epoch": at.best_epoch,
         "validation": _of_best_epoch(records, at),
-        **auto.results(options),
         **of_best,
     }
     show_report(_report(results, at, model.headline))
     if options.json:
         write_json(options.json, results)
     return 0
+
+
+def _results(task: RetrievalTask) -> dict[str, Any]:
+    """Return what is to be reported of the task at its best epoch."""
+    found: dict[str, Any] = {"num_unlabeled": task.num_unlabeled}
+    return found if task.test is None else {**found, "test": task.evaluate(*task.test)}
+
+
+def _fill_in_saved_options(options: argparse.Namespace) -> None:
+    """Set the options that are not given, which are None, to those that were saved in ``--out``."""
+    found = _saved_options(options)
+    if not found:  # of a run that was begun from Python
+        return
+    if found.get("model") != options.model:
+        raise ValueError(
+            f"{str(options.out)!r} holds a run of samplesoft train {found.get('model')}, but train "
+            f"{options.model} was asked to resume it; correct the model or --out."
+        )
+    chosen = found.get("auto")
+    for name in chosen if isinstance(chosen, list) else ():
+        if is_auto(getattr(options, str(name), None)):
+            setattr(options, name, None)
+    for name, value in found.items():
+        if getattr(options, name, None) is None:
+            setattr(options, name, value)
+
+
+def _save_options(options: argparse.Namespace) -> None:
+    """Write the options into ``--out``, which is made; on resuming, only those that may change."""
+    values = {
+        name: value
+        for name, value in vars(options).items()
+        if value is not None and name not in _NOT_SAVED
+    }
+    if options.resume:
+        found = _saved_options(options)
+        if not found:
+            return
+        values = found | {name: values[name] for name in _MAY_CHANGE if name in values}
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    write_json(Path(options.out, OPTIONS), values)
+
+
+def _saved_options(options: argparse.Namespace) -> dict[str, Any]:
+    path = Path(options.out, OPTIONS)
+    if not path.exists():
+        return {}
+    try:
+        return dict(read_json(path.read_bytes()))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{str(path)!r} must hold the options of the run as JSON, but does not; delete it, and "
+            "give all options of the run with --resume."
+        ) from None
 
 
 def _epochs(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,13 +235,10 @@ def _epochs(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _check_json(json: str | None, out: Path) -> None:
     """Check before the training that the results can be written."""
-    from samplesoft.training import BEST, CHECKPOINT, LOG
-    from samplesoft.training.lock import LOCK
-
     if json is None:
         return
     path, own = Path(json).resolve(), out.resolve()
-    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOCK, LOG, saved_options.FILE))):
+    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOCK, LOG, OPTIONS))):
         raise ValueError(
             f"--json must name a file of its own, got {json!r}, which is --out or one of the files "
             "of the run; rename it, for example results.json."
@@ -203,8 +254,6 @@ def _how_to_continue(checkpoint: Path) -> str:
 
 
 def _best(out: Path) -> Path:
-    from samplesoft.training import BEST, CHECKPOINT
-
     path = out / BEST
     if not path.exists():
         raise FileNotFoundError(
@@ -228,11 +277,7 @@ def _columns(headline: str) -> list[Column]:
         Column("epoch", lambda line: line["epoch"]),
         Column("train loss", lambda line: line["train_loss"], ".4f"),
         Column("validation loss", lambda line: line["validation_loss"], ".4f"),
-        Column(
-            _words(headline),
-            lambda line: line.get(f"validation_{headline}"),
-            lambda line: _figure(line, f"validation_{headline}"),
-        ),
+        Column(_words(headline), lambda line: line.get(f"validation_{headline}"), ".4f"),
         Column("examples/s", lambda line: line["examples_per_second"], ",.0f"),
     ]
 
@@ -251,15 +296,13 @@ def _words(name: str) -> str:
 
 def _figure(figures: dict[str, Any], name: str) -> str:
     value = figures.get(name)
-    if value is None:
-        return "?"
-    return f"{value:.2f}" if name.endswith("perplexity") else f"{value:.4f}"
+    return "?" if value is None else f"{value:.4f}"
 
 
 def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     rows: list[Any] = results["epochs"]
     test = results.get("test", {})
-    others = [name for name in test if name not in ("loss", "perplexity")]
+    others = [name for name in test if name != "loss"]
     reached = f", test {_figure(test, headline)}" if test else ""
     best = _figure(results["validation"], headline)
     found = results.get("auto")

@@ -14,8 +14,7 @@ from samplesoft.commands.options import (
     show_report,
 )
 from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs
-from samplesoft.commands.source import load_source
-from samplesoft.commands.source_options import add_source, check_source
+from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
 

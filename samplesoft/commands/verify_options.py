@@ -15,8 +15,8 @@ from samplesoft.commands.options import (
     seed,
 )
 from samplesoft.commands.outputs import add_outputs, check_outputs
-from samplesoft.commands.softmax_options import add_random_features
-from samplesoft.commands.source_options import add_source, check_source
+from samplesoft.commands.source import add_source, check_source
+from samplesoft.commands.train_options import add_random_features
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.blocks import WRT

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray, as_csr, as_real_array
-from samplesoft.kernels.models.penalty import add_penalty
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, check_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, SamplerProtocol
@@ -157,7 +157,7 @@ class FeatureLayer(SoftmaxLayer):
         if self.alpha:
             every = len(found.ids) == len(cache.classes)
             block = cache.block if every else cache.block[:, found.ids]
-            add_penalty(block, *self._penalty(features, classes), gradient)
+            _add_penalty(block, *self._penalty(features, classes), gradient)
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
         places = np.add.outer(features * len(self._rows), classes)
@@ -204,6 +204,15 @@ class FeatureLayer(SoftmaxLayer):
         seldom[0] *= self.alpha
         seldom[0][-1] = 0.0  # the intercept
         return seldom[0], seldom[1]
+
+
+@njit
+def _add_penalty(weights: Rows, of_rows: Rows, of_columns: Rows, gradient: Rows) -> None:
+    """Add ``of_rows[i] * of_columns[j] * weights[i, j]`` to a gradient (k, d)."""
+    for i in range(len(gradient)):
+        row, weight, out = of_rows[i], weights[i], gradient[i]
+        for j in range(len(out)):
+            out[j] += row * of_columns[j] * weight[j]
 
 
 class FeatureCache(NamedTuple):

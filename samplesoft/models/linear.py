@@ -1,24 +1,26 @@
-"""A linear layer whose input may be sparse."""
+"""A linear layer whose input may be sparse, and what arrays of layers must be."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
+from samplesoft._jit import chunks, row_chunks, thread_each
 from samplesoft._limits import quiet
-from samplesoft._random import as_key, mix64
-from samplesoft._validation import as_count, as_float_rows
-from samplesoft.models.encoders import SparseLinear, check_csr
-from samplesoft.models.module import (
-    ParameterGradients,
-    as_float_dtype,
-    check_array,
-    check_products,
-    uniform_weights,
-)
+from samplesoft._memory import require_room
+from samplesoft._random import as_key, mix64, uniform_block
+from samplesoft._validation import as_count, as_float_rows, require_plain, require_well_formed
+from samplesoft.kernels.rows import weighted_rows
+from samplesoft.kernels.sort_ids import equal_runs
+from samplesoft.losses.base import SparseRows
+
+Gradient = NDArray[Any] | SparseRows  # of a parameter, of all its rows or of a few
+
+_CHUNK_NUMBERS = 1 << 17  # numbers of output that a thread computes at a time
+_DRAWN_NUMBERS = 1 << 20  # uniforms drawn at a time: memory for them, whatever the weights take
 
 
 class Linear:
@@ -78,15 +80,13 @@ class Linear:
     ) -> None:
         key, kind = as_key(rng), as_float_dtype(dtype)
         embedding_dim = as_count("embedding_dim", embedding_dim)
-        self._sparse = SparseLinear(num_inputs, embedding_dim, dtype=kind, rng=int(key))
+        shape = as_count("num_inputs", num_inputs), embedding_dim
+        require_room("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
-        intercept = uniform_weights((embedding_dim,), scale, kind, stream)
-        self.parameters = {**self._sparse.parameters, "intercept": intercept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Share the weights again, which some kinds of copies part."""
-        self.__dict__.update(state)
-        self._sparse.parameters["weights"] = self.parameters["weights"]
+        self.parameters = {
+            "weights": uniform_weights(shape, scale, kind, as_key(int(key))),
+            "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
+        }
 
     def check_inputs(self, x: Any) -> Any:
         """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
@@ -120,7 +120,8 @@ class Linear:
         y: NDArray[Any]
         cache: Any
         if sparse.issparse(x):
-            y, cache = self._sparse.forward(x)
+            cache = check_csr(x, weights)
+            y = _product(cache, weights)
         else:
             cache = as_float_rows("x", x, len(weights), weights.dtype)
             with quiet():
@@ -129,13 +130,128 @@ class Linear:
         check_products(y)
         return y, cache
 
-    def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, ParameterGradients]:
+    def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
         """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
         weights = self.parameters["weights"]
-        if isinstance(cache, np.ndarray):
-            check_array("dy", dy, (len(cache), weights.shape[1]), weights.dtype)
+        dense = isinstance(cache, np.ndarray)
+        batch = len(cache) if dense else len(cache.starts) - 1
+        check_array("dy", dy, (batch, weights.shape[1]), weights.dtype)
+        if dense:
             with quiet():  # optimizers refuse what overflows
-                gradients: ParameterGradients = {"weights": cache.T @ dy}
+                of_weights: Gradient = cache.T @ dy
         else:
-            _, gradients = self._sparse.backward(cache, dy)
-        return None, {**gradients, "intercept": dy.sum(axis=0)}
+            of_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
+        return None, {"weights": of_weights, "intercept": dy.sum(axis=0)}
+
+
+class _Entries(NamedTuple):
+    """A matrix (B, v) in compressed rows."""
+
+    starts: NDArray[Any]
+    columns: NDArray[Any]
+    values: NDArray[Any]
+
+
+def _product(x: _Entries, weights: NDArray[Any]) -> NDArray[Any]:
+    """Return sparse rows (B, v) times weights (v, d), at a cost that does not depend on v."""
+    y = np.empty((len(x.starts) - 1, weights.shape[1]), weights.dtype)
+
+    def multiply(part: slice) -> None:
+        starts = x.starts[part.start : part.stop + 1]
+        weighted_rows(starts, x.columns, x.values, weights, y[part])
+
+    thread_each(multiply, row_chunks(y.shape, _CHUNK_NUMBERS))
+    return y
+
+
+def _transposed_product(x: _Entries, dy: NDArray[Any], num_inputs: int) -> SparseRows:
+    """Return ``x.T @ dy`` in the inputs that occur; no two threads write to the same row."""
+    ids, _, order, starts = equal_runs(x.columns.astype(np.int64), num_inputs)
+    owners = np.repeat(np.arange(len(dy)), np.diff(x.starts))[order]  # the example of each entry
+    values = x.values[order]
+    rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
+
+    def add(part: slice) -> None:
+        weighted_rows(starts[part.start : part.stop + 1], owners, values, dy, rows[part])
+
+    thread_each(add, row_chunks(rows.shape, _CHUNK_NUMBERS))
+    return SparseRows(ids, rows)
+
+
+def check_csr(x: Any, weights: NDArray[Any]) -> _Entries:
+    """Return the entries of a CSR matrix, once sound: kernels follow its indices without a look."""
+    if getattr(x, "format", None) != "csr":
+        raise TypeError(
+            f"`x` must be a scipy.sparse CSR matrix, got {type(x).__name__}; "
+            "make one with scipy.sparse.csr_array(x)."
+        )
+    if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] != len(weights):
+        raise ValueError(f"`x` must have shape (B, {len(weights)}), not empty, got {x.shape}.")
+    if x.dtype != weights.dtype:
+        raise TypeError(
+            f"`x` must be of the layer's type {weights.dtype}, got {x.dtype}; "
+            f"convert it with x.astype({weights.dtype})."
+        )
+    require_well_formed("x", x)
+    used = x.indptr[-1]
+    if not np.isfinite(x.data[:used]).all():
+        raise ValueError("`x` must be finite, got NaN or infinity; remove or replace them.")
+    return _Entries(x.indptr, x.indices[:used], x.data[:used])
+
+
+def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return `dtype` if it is float32 or float64."""
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(f"`dtype` must be float32 or float64: {error}.") from None
+    if kind not in (np.float32, np.float64):
+        raise TypeError(f"`dtype` must be float32 or float64, got {kind}.")
+    return kind
+
+
+def check_array(name: str, value: Any, shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
+    """Require an array of type `dtype` and of `shape`, where None stands for any length but 0."""
+    require_plain(name, value)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"`{name}` must be a numpy array, got {type(value).__name__}.")
+    wanted = tuple("*" if length is None else length for length in shape)
+    if value.ndim != len(shape) or any(
+        have != want if want is not None else have < 1
+        for have, want in zip(value.shape, shape, strict=True)
+    ):
+        described = ", ".join(map(str, wanted)) + ("," if len(wanted) == 1 else "")
+        raise ValueError(f"`{name}` must have shape ({described}), not empty, got {value.shape}.")
+    if value.dtype != dtype:
+        raise TypeError(
+            f"`{name}` must be of the layer's type {dtype}, got {value.dtype}; "
+            f"convert it with {name}.astype({dtype})."
+        )
+
+
+def check_products(y: NDArray[Any]) -> None:
+    """Require that what a layer has computed is finite."""
+    if not np.isfinite(y).all():
+        raise ValueError(
+            f"`x` must have products with the weights within the range of {y.dtype}, got some that "
+            "are not finite; scale it down, or look at the weights."
+        )
+
+
+def uniform_weights(
+    shape: tuple[int, ...], init_scale: float, dtype: np.dtype[Any], key: np.uint64
+) -> NDArray[Any]:
+    """Return weights of a shape, uniform in [-init_scale, init_scale] by the stream of a key.
+
+    They are the same at any number of threads.
+    """
+    weights = np.empty(shape, dtype)
+    flat = weights.reshape(-1)
+
+    def fill(part: slice) -> None:
+        stream = mix64(key, np.uint64(part.start))
+        uniforms = uniform_block(np.uint64(stream), 1, part.stop - part.start)[0]
+        flat[part] = init_scale * (2.0 * uniforms - 1.0)
+
+    thread_each(fill, chunks(flat.size, _DRAWN_NUMBERS))
+    return weights

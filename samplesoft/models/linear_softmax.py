@@ -20,30 +20,33 @@ from samplesoft._temperature import times_tau
 from samplesoft._validation import (
     FloatArray,
     IntArray,
-    as_choice,
     as_count,
     as_csr,
+    as_float_rows,
     as_named_arrays,
     as_nonnegative,
     as_real_array,
     require_instance,
 )
-from samplesoft.losses.base import SparseRows
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import check_k, top_k_classes
-from samplesoft.models.dropout import Dropout
-from samplesoft.models.linear import Linear
-from samplesoft.models.module import as_float_dtype, uniform_weights
+from samplesoft.models.feature_layer import FeatureLayer, with_intercept
+from samplesoft.models.linear import (
+    Gradient,
+    Linear,
+    as_float_dtype,
+    check_csr,
+    uniform_weights,
+)
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
 
 _SCORES = 1 << 24  # scores at a time, where all classes are scored
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
-
-Gradient = NDArray[Any] | SparseRows
+_PENALTY = 0.003  # of all classes together, by default
 
 
 def normalizes(embedding_dim: int | None, loss: str) -> bool:
@@ -91,7 +94,6 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     """
 
     loss: str = "sampled-masked"
-    normalize: bool = None  # type: ignore[assignment]
     embedding_dim: int | None = 64
     alpha: float | None = None
     dropout: float = 0.0
@@ -99,11 +101,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     mask_other_labels: bool = True
 
     def __post_init__(self) -> None:
-        direct = self.embedding_dim is None
-        if self.normalize is None:
-            loss = as_choice("loss", self.loss, LOSSES)
-            object.__setattr__(self, "normalize", normalizes(self.embedding_dim, loss))
-        if direct:
+        if self.embedding_dim is None:
             self._check_direct()
         super().__post_init__()
         if self.normalize and LOSSES[self.loss].make is FullLogisticLoss:
@@ -115,8 +113,11 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
         as_nonnegative("dropout", self.dropout, below=1.0)
-        if not direct:
+        if self.embedding_dim is not None:
             as_count("embedding_dim", self.embedding_dim)
+
+    def _normalizes(self) -> bool:
+        return normalizes(self.embedding_dim, self.loss)
 
     def _check_direct(self) -> None:
         """Raise ValueError unless a model on the inputs themselves can be so."""
@@ -234,7 +235,6 @@ class LinearSoftmax:
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, int(streams[2]), reduction="sum")
-        self._dropout = Dropout(settings.dropout)
         self._name_parameters()
 
     def _name_parameters(self) -> None:
@@ -355,15 +355,15 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        settings, rows = self.settings, self.softmax.parameters["class_embeddings"]
+        loss, rows = self.softmax.loss, self.softmax.parameters["class_embeddings"]
         x, k = self.check_inputs(x), check_k(k, len(rows))
         absent = self._absent(leave_out, x.shape[0])
         found = [
             top_k_classes(
                 *self._scored(x[part], rows),
                 k,
-                tau=settings.tau,
-                normalize=settings.normalize,
+                tau=loss.tau,
+                normalize=loss.normalize,
                 leave_out=None if absent is None else absent[part],
             )
             for part in chunks(x.shape[0], self._rows_at_a_time)
@@ -427,12 +427,153 @@ class LinearSoftmax:
         if rate == 0.0:
             return x
         if isinstance(x, np.ndarray):
-            return self._dropout.forward(x, rng=int(key), training=True)[0]
-        kept = uniform_block(key, 1, x.nnz)[0] >= rate
-        thin = some_entries(x, kept)
-        with quiet():  # the embedding refuses infinity
+            kept = uniform_block(as_key(int(key)), *x.shape) >= rate
+            with quiet():  # the embedding refuses infinity
+                return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
+        thin = some_entries(x, uniform_block(key, 1, x.nnz)[0] >= rate)
+        with quiet():
             thin.data /= x.dtype.type(1.0 - rate)
         return thin
+
+
+class DirectSoftmax(LinearSoftmax):
+    """Class scores ``tau * (x . c_j + b_j)``: `LinearSoftmax` for an `embedding_dim` of None.
+
+    Parameters
+    ----------
+    num_inputs, num_classes, settings, counts, dtype, rng
+        As for `LinearSoftmax`. Parameters are zeros at first; random are dropout and draws.
+
+    Attributes
+    ----------
+    parameters : dict of str to ndarray
+        ``softmax.weights``: of each feature, a number for each class, and last the intercepts, as
+        in `FeatureLayer.weights`.
+    softmax : FeatureLayer
+        Loss, sampler and class vectors.
+
+    Raises
+    ------
+    MemoryError
+        If the parameters would not fit.
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> from samplesoft.models import make_optimizer
+    >>> settings = LinearSoftmaxSettings(
+    ...     loss="full", sampler=None, num_sampled=None, embedding_dim=None
+    ... )
+    >>> model, optimizer = DirectSoftmax(4, 4, settings), make_optimizer("adagrad", 1.0)
+    >>> x, labels = sparse.csr_array(np.eye(4, dtype=np.float32)), np.array([1, 2, 3, 0])
+    >>> for step in range(10):
+    ...     loss, gradients = model.step(x, labels, rng=step)
+    ...     optimizer.step(model.parameters, gradients)
+    >>> ids, scores = model.top_k(x, 1)
+    >>> ids.ravel()
+    array([1, 2, 3, 0])
+    """
+
+    softmax: FeatureLayer
+    _rows_at_a_time = 64  # with few features that occur
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_classes: int,
+        settings: LinearSoftmaxSettings,
+        *,
+        counts: ArrayLike | None = None,
+        dtype: DTypeLike = np.float32,
+        rng: int | np.random.Generator | None = None,
+    ) -> None:
+        require_instance("settings", settings, LinearSoftmaxSettings)
+        self.settings, self.dtype = settings, as_float_dtype(dtype)
+        settings.require_room(num_inputs, num_classes, self.dtype)
+        sampler = None
+        if settings.sampler is not None:  # which does not look at class vectors
+            sampler = settings.make_sampler(np.zeros((num_classes, 1)), counts, int(as_key(rng)))
+        self.softmax = FeatureLayer(
+            num_inputs,
+            num_classes,
+            settings.make_loss(num_classes, num_inputs, "sum"),
+            sampler,
+            settings.num_sampled,
+            shared=settings.shared,
+            alpha=_PENALTY / num_classes if settings.alpha is None else settings.alpha,
+            dtype=self.dtype,
+        )
+        self._name_parameters()
+
+    def _name_parameters(self) -> None:
+        self.parameters = {"softmax.weights": self.softmax.weights}
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns v of an input."""
+        return int(self.softmax.parameters["class_embeddings"].shape[1]) - 1
+
+    def check_inputs(self, x: Any) -> Any:
+        """Return inputs (B, v) whose rows can be taken."""
+        of_features = self.softmax.parameters["class_embeddings"][0, :-1]
+        if sparse.issparse(x):
+            check_csr(x, of_features)
+            return x
+        return as_float_rows("x", x, len(of_features), self.dtype)
+
+    def _gradients(
+        self, x: Any, labels: Any, weights: FloatArray, draws: int
+    ) -> tuple[float, dict[str, Gradient]]:
+        loss, saved = self.softmax.forward(x, labels, weights=weights, rng=draws)
+        _, gradients = self.softmax.backward(saved)
+        return float(loss), prefixed({"softmax": gradients})
+
+    def after_step(self, gradients: Mapping[str, Gradient]) -> None:
+        """Do nothing: the sampler does not follow class vectors."""
+
+    def embed(self, x: Any) -> Rows:
+        """Return inputs (B, v) as dense contexts (B, v + 1), with a one for the intercept."""
+        x = self.check_inputs(x)
+        dense = x if isinstance(x, np.ndarray) else x.toarray()
+        return with_intercept(dense, dense.shape[1])[0]
+
+    def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
+        contexts, features = with_intercept(x, self.num_inputs)
+        return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
+
+
+def make_linear_softmax(
+    num_inputs: int, num_classes: int, settings: LinearSoftmaxSettings, **options: Any
+) -> LinearSoftmax:
+    """Make a `LinearSoftmax`, or for an `embedding_dim` of None a `DirectSoftmax`.
+
+    Parameters
+    ----------
+    num_inputs, num_classes, settings, **options
+        As for `LinearSoftmax`.
+
+    Returns
+    -------
+    LinearSoftmax
+        The model.
+
+    Raises
+    ------
+    MemoryError
+        If the parameters would not fit.
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Examples
+    --------
+    >>> settings = LinearSoftmaxSettings(embedding_dim=None, sampler="uniform")
+    >>> type(make_linear_softmax(4, 4, settings)).__name__
+    'DirectSoftmax'
+    """
+    require_instance("settings", settings, LinearSoftmaxSettings)
+    model = DirectSoftmax if settings.embedding_dim is None else LinearSoftmax
+    return model(num_inputs, num_classes, settings, **options)
 
 
 def some_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:

@@ -10,9 +10,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_copyable, to_host, twin
-from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_flag,
+    as_float_rows,
+    as_ids,
+    as_named_arrays,
+)
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
+from samplesoft.losses.vectors import check_biases, unit_rows
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.samplers.base import Draw, Rows, SamplerProtocol, as_sampler
 
@@ -108,7 +117,7 @@ class SoftmaxLayer:
                 "samplesoft.losses.make_loss(name)."
             )
         as_flag("allow_other_tau", allow_other_tau)
-        self._device = twin(loss.device, "samplesoft.models.layer_rows:Layer")
+        self._device = twin(loss.device, "samplesoft.models.softmax_layer:Layer")
         rows = self._device.own_rows(class_embeddings)
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
@@ -385,3 +394,36 @@ class SoftmaxLayer:
                 f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "
                 "SampledSoftmaxLoss with scheme='masked' or 'negatives'."
             )
+
+
+class HostLayer:
+    """What the layer does with rows and ids on the processor."""
+
+    @staticmethod
+    def own_rows(class_embeddings: Any) -> Rows:
+        """Return a copy of class vectors (n, d)."""
+        return as_float_rows("class_embeddings", class_embeddings).copy()
+
+    @staticmethod
+    def own_biases(biases: Any, rows: Rows) -> Rows:
+        """Return a copy of class biases (n,) of the type of the class vectors."""
+        return check_biases(biases, len(rows), rows.dtype)
+
+    @staticmethod
+    def own_ids(ids: Any, num_classes: int) -> IntArray:
+        """Return a copy of ids (k,), or all."""
+        return np.arange(num_classes) if ids is None else as_ids("ids", ids, num_classes).copy()
+
+    @staticmethod
+    def union(ids: list[IntArray], num_classes: int) -> IntArray:
+        """Return the ids that occur, rising and each once."""
+        if len(ids) == 1 and (ids[0][1:] > ids[0][:-1]).all():  # as from a gradient
+            return ids[0]
+        every: IntArray = np.unique(np.concatenate(ids))
+        return every
+
+    @staticmethod
+    def taken(rows: Rows, ids: IntArray, normalize: bool) -> Rows:
+        """Return some class vectors, perhaps of norm 1."""
+        some: Rows = rows[ids]
+        return unit_rows("class_embeddings", some, ids)[0] if normalize else some

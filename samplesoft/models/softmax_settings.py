@@ -33,8 +33,8 @@ class SoftmaxSettings:
         one to 4.6 million (``"sampled-masked"``: 359).
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
-    normalize : bool
-        Divide contexts and class vectors by their norms.
+    normalize : bool, optional
+        Divide contexts and class vectors by their norms; the default.
     sampler : str, sampler, callable or None
         A key of `samplesoft.samplers.SAMPLERS`; or a sampler, any object with the methods of
         `samplesoft.samplers.SamplerProtocol`, of which a layer takes a copy; or a function that
@@ -73,7 +73,7 @@ class SoftmaxSettings:
 
     loss: str = "sampled"
     tau: float | None = None
-    normalize: bool = True
+    normalize: bool | None = None
     sampler: Any = "clusters"
     num_sampled: int | None = 100
     num_certain: int = 0
@@ -86,9 +86,10 @@ class SoftmaxSettings:
         for name in ("num_features", "update_every"):
             as_count(name, getattr(self, name))
         as_positive("nu", self.nu)
-        as_flag("normalize", self.normalize)
-        object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=self.normalize))
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
+        normalize = self._normalizes() if self.normalize is None else self.normalize
+        object.__setattr__(self, "normalize", as_flag("normalize", normalize))
+        object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=normalize))
         if as_count("num_certain", self.num_certain, 0) and not loss.takes_certain:
             able = ", ".join(name for name, spec in LOSSES.items() if spec.takes_certain)
             raise ValueError(
@@ -120,12 +121,22 @@ class SoftmaxSettings:
                 "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "
                 "'unigram'."
             )
+        if not own and loss.needs_label_count and not SAMPLERS[str(self.sampler)].every_class:
+            raise ValueError(
+                f"`sampler` must draw every class with loss={self.loss!r}, got {self.sampler!r}, "
+                "which never draws labels that are not among its candidates; take a loss such as "
+                "'sampled' or 'sampled-masked'."
+            )
         if self.shared and not loss.shares:
             able = repr(loss.masked or "sampled-masked")
             raise ValueError(
                 f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
                 f"leave out the label of each example; take loss={able}."
             )
+
+    def _normalizes(self) -> bool:
+        """Return what `normalize` is by default, for the loss that is given."""
+        return True
 
     def _sampler_follows(self) -> bool:
         """Return whether draws depend on contexts and class vectors."""

@@ -9,10 +9,11 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from samplesoft._random import uniform_block
+from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.recommend.interactions import Matrix
 from samplesoft.training.linear_epochs import LinearEpochs
-from samplesoft.training.task import Gradient, sub_seed
+from samplesoft.training.task import sub_seed
 
 _KEPT = 0.3  # what an item that is still in the history weighs as a label; one left out: 1
 _HISTORIES = 100  # stream of the seed, beside those of `LinearSteps`

@@ -9,7 +9,7 @@ from scipy import sparse
 
 from samplesoft._validation import IntArray, as_csr, require_finite
 from samplesoft.models.linear_softmax import some_entries
-from samplesoft.training.linear_steps import held_out_order
+from samplesoft.training.linear_epochs import held_out_order
 
 Matrix = sparse.csr_array
 

@@ -22,8 +22,8 @@ from samplesoft.recommend.vectors import propagated, user_vectors
 from samplesoft.samplers.base import Rows
 from samplesoft.training.average import Average, Best
 from samplesoft.training.checkpoint import Arrays
+from samplesoft.training.linear_epochs import unit_norm
 from samplesoft.training.task import sub_seed
-from samplesoft.training.unit_norm import unit_norm
 
 _WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of the propagation, to choose from
 _EPOCH_WEIGHT = 0.05  # with which it chooses the epoch

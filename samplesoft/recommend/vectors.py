@@ -13,7 +13,7 @@ from samplesoft._validation import IntArray
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
 from samplesoft.samplers.base import Rows
-from samplesoft.training.unit_norm import unit_norm
+from samplesoft.training.linear_epochs import unit_norm
 
 _USERS = 4096  # at a time
 

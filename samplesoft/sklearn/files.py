@@ -26,7 +26,7 @@ from samplesoft.training.checkpoint import (
     rebuilding,
     write_checkpoint,
 )
-from samplesoft.training.linear_model import linear_softmax_config, require_sizes
+from samplesoft.training.trained import linear_softmax_config, require_sizes
 from samplesoft.tuning.pilot import PILOT
 
 _FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_", "validation_scores_", "auto_choice_")

@@ -15,9 +15,7 @@ from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.label_codec import LabelCodec
-from samplesoft.training.linear_epochs import LinearEpochs
-from samplesoft.training.linear_steps import held_out_order
-from samplesoft.training.unit_norm import unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
 
 _CALIBRATED = 1000  # examples at most, and so many of their scores
 _SCORES = 1 << 24

@@ -54,7 +54,7 @@ def of_run(path: str | Path, run: Checkpoint) -> Checkpoint:
     parameters["random_state"] = task["seed"]
     parameters |= {name: training[name] for name in ("optimizer", "learning_rate")}
     kept = {name: a for name, a in run.arrays.items() if name.startswith(_KEPT)}
-    if training["optimizer_options"] or training["clip"] is not None:
+    if training["optimizer_options"]:
         kept = {name: a for name, a in kept.items() if not name.startswith("optimizer/")}
     classes = np.arange(len(counts))
     config = {

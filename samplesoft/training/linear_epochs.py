@@ -1,22 +1,30 @@
-"""Epochs of a linear softmax model in memory: an optimizer takes its steps."""
+"""Epochs of a linear softmax model in memory: order, seeds, steps, and the sampler that follows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import sparse
 
+from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.models.linear import Gradient
+from samplesoft.models.linear_softmax import LinearSoftmaxSettings, make_linear_softmax
 from samplesoft.models.optimizers import Optimizer
-from samplesoft.training.linear_steps import LinearSteps
+from samplesoft.training.task import sub_seed
+
+_MODEL, _ORDER, _STEP, _SPLIT, _LABELS = range(5)  # streams of the seed
+_FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
-class LinearEpochs(LinearSteps):
-    """Steps of a linear softmax model, with the optimizer that takes them, and their number.
+class LinearEpochs:
+    """A linear softmax model, what each of its steps takes from one seed, and its optimizer.
 
-    The optimizer is None for a model that cannot be trained further.
+    The seed, below ``2**64``, is that of parameters, order, dropout, draws and held-out examples.
+    The optimizer is None for a model that is not trained further, or not here.
     """
 
     def __init__(
@@ -29,19 +37,17 @@ class LinearEpochs(LinearSteps):
         optimizer: Optimizer | None,
         dtype: Any = np.float32,
     ) -> None:
-        super().__init__(num_inputs, num_classes, settings, counts, seed, dtype)
+        self._seed, self._step = seed, 0
+        self.model = make_linear_softmax(
+            num_inputs,
+            num_classes,
+            settings,
+            counts=counts,
+            dtype=dtype,
+            rng=sub_seed(seed, _MODEL),
+        )
         self.optimizer = optimizer
         self.num_steps = self.num_epochs = 0
-
-    def step(self, x: Any, labels: Any, weights: FloatArray, learning_rate: float) -> float:
-        """Take a step on a batch; return its mean loss."""
-        assert self.optimizer is not None
-        self.optimizer.learning_rate = learning_rate
-        loss, gradients = self.gradients(self.num_steps, x, labels, weights)
-        self.optimizer.step(self.model.parameters, gradients)
-        self.after_step(gradients)
-        self.num_steps += 1
-        return loss
 
     def epoch(
         self,
@@ -64,3 +70,76 @@ class LinearEpochs(LinearSteps):
         """Return the rows of each step of the next epoch, which counts as begun."""
         self.num_epochs += 1
         return self.batches(rows, self.num_epochs - 1, batch_size)
+
+    def step(self, x: Any, labels: Any, weights: FloatArray, learning_rate: float) -> float:
+        """Take a step on a batch; return its mean loss."""
+        assert self.optimizer is not None
+        self.optimizer.learning_rate = learning_rate
+        loss, gradients = self.gradients(self.num_steps, x, labels, weights)
+        self.optimizer.step(self.model.parameters, gradients)
+        self.after_step(gradients)
+        self.num_steps += 1
+        return loss
+
+    def order(self, rows: IntArray, epoch: int) -> IntArray:
+        """Return examples (N,) in the order in which an epoch takes them."""
+        return np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
+
+    def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
+        """Return the examples of each step of an epoch."""
+        order = self.order(rows, epoch)
+        return [order[part] for part in chunks(len(order), batch_size)]
+
+    def gradients(
+        self, step: int, x: Any, labels: Any, weights: ArrayLike | None = None
+    ) -> tuple[float, dict[str, Gradient]]:
+        """Go forward and back over a batch, as `LinearSoftmax.step`, with the seed of a step."""
+        self._step = step
+        return self.model.step(x, labels, weights=weights, rng=sub_seed(self._seed, _STEP, step))
+
+    def after_step(self, gradients: Mapping[str, Gradient]) -> None:
+        """Let the sampler follow the class vectors that an optimizer has just changed.
+
+        It is made anew at times, for vectors that began at random leave the cells they were in.
+        """
+        self.model.after_step(gradients)
+        done = self._step + 1
+        if done >= _FIRST_REFRESH and done & (done - 1) == 0:
+            self.model.softmax.refresh()
+
+    def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
+        """Return arguments of `samplesoft.tune` for inputs (N, v) and their labels.
+
+        Labels are (N,) or, where examples have several, a CSR matrix (N, n) without empty rows; of
+        each the first is taken of a random order of the classes.
+        """
+        model = self.model
+        if not isinstance(labels, np.ndarray):
+            places = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
+            order = np.lexsort((places, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
+            labels = labels.indices[order[labels.indptr[:-1]]]
+        return {
+            "class_embeddings": model.class_vectors(),
+            "h": model.embed(x),
+            "labels": labels,
+            "tau": model.settings.tau,
+        }
+
+
+def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
+    """Return examples (N,) in the order in which they are held out, for the seed of the steps."""
+    return np.random.default_rng(sub_seed(seed, _SPLIT)).permutation(rows)
+
+
+def unit_norm(matrix: Any) -> sparse.csr_array:
+    """Divide the rows of a CSR matrix (N, v) by their norms, as float32; empty ones stay empty."""
+    owners = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    values = matrix.data.astype(np.float64)
+    largest = np.zeros(matrix.shape[0])
+    np.maximum.at(largest, owners, np.abs(values))
+    values /= np.where(largest > 0.0, largest, 1.0)[owners]
+    norms = np.sqrt(np.bincount(owners, values**2, minlength=matrix.shape[0]))
+    values /= np.where(norms > 0.0, norms, 1.0)[owners]
+    return sparse.csr_array(
+        (values.astype(np.float32), matrix.indices, matrix.indptr), matrix.shape
+    )

@@ -23,13 +23,12 @@ from samplesoft._validation import (
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.metrics.propensities import LEAST_EXAMPLES, propensities
 from samplesoft.metrics.ranking import ranking_scores
+from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain
-from samplesoft.training.linear_examples import one_label_each
-from samplesoft.training.linear_model import linear_softmax_config
-from samplesoft.training.linear_steps import LinearSteps, held_out_order
-from samplesoft.training.task import NUM_EXAMPLES, Gradient, SoftmaxTask, sub_seed
-from samplesoft.training.unit_norm import unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
+from samplesoft.training.task import NUM_EXAMPLES, Task, sub_seed
+from samplesoft.training.trained import linear_softmax_config, one_label_each
 
 CUTS = (1, 3, 5, 20)  # lengths of the lists that are scored
 _VALIDATED = 2000  # examples of a validation
@@ -77,7 +76,7 @@ class RetrievalSettings(LinearSoftmaxSettings):
         as_nonnegative("validation", self.validation, below=1.0)
 
 
-class RetrievalTask(SoftmaxTask):
+class RetrievalTask(Task):
     """Rank classes for sparse inputs.
 
     Parameters
@@ -136,7 +135,7 @@ class RetrievalTask(SoftmaxTask):
         sizes = inputs.shape[1], labels.shape[1]
         settings.require_room(*sizes, np.dtype(np.float32))
         self._counts = np.bincount(labels.indices, minlength=sizes[1])
-        self._steps = LinearSteps(*sizes, settings, self._counts, self._key)
+        self._steps = LinearEpochs(*sizes, settings, self._counts, self._key, None)
         self.model = self._steps.model
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from samplesoft._validation import as_choice, as_count, as_positive, shown
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
-from samplesoft.models.schedules import SCHEDULES, make_schedule
 from samplesoft.training.checkpoint import plain
 
 
@@ -25,15 +23,9 @@ class Settings:
     optimizer : str
         A name in `OPTIMIZERS`.
     learning_rate : float
-        That of the first epoch, for a schedule that starts at 1.
+        That of an epoch is this times the task's `Task.rate_factor`.
     optimizer_options : mapping
         Further arguments of `make_optimizer`, in JSON.
-    schedule : str
-        A name in `SCHEDULES`: the factor of the learning rate in each epoch.
-    schedule_options : mapping
-        Arguments of the schedule, in JSON.
-    clip : float or None
-        Largest global norm of the gradients of a step; larger ones are scaled down to it.
     patience : int or None
         Stop after so many epochs without a lower validation loss; None goes on to the end.
     checkpoint_every : int or None
@@ -48,19 +40,14 @@ class Settings:
 
     Examples
     --------
-    >>> Settings(epochs=3, schedule="zaremba", schedule_options={"hol": 3})
-    Traceback (most recent call last):
-        ...
-    TypeError: `schedule_options` must fit zaremba: ... unexpected keyword argument 'hol'...
+    >>> Settings(epochs=3, optimizer="momentum", optimizer_options={"momentum": 0.5}).config()
+    {'optimizer': 'momentum', 'learning_rate': 1.0, 'optimizer_options': {'momentum': 0.5}, ...}
     """
 
     epochs: int
     optimizer: str = "sgd"
     learning_rate: float = 1.0
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    schedule: str = "constant"
-    schedule_options: Mapping[str, Any] = field(default_factory=dict)
-    clip: float | None = None
     patience: int | None = None
     checkpoint_every: int | None = None
     log_every: int = 100
@@ -69,14 +56,11 @@ class Settings:
         as_count("epochs", self.epochs)
         as_positive("learning_rate", self.learning_rate)
         as_choice("optimizer", self.optimizer, OPTIMIZERS)
-        as_choice("schedule", self.schedule, SCHEDULES)
-        with _about("optimizer_options", self.optimizer):
+        try:
             make_optimizer(self.optimizer, self.learning_rate, **self.optimizer_options)
-        with _about("schedule_options", self.schedule):
-            make_schedule(self.schedule, **self.schedule_options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`optimizer_options` must fit {self.optimizer}: {error}") from None
         as_count("log_every", self.log_every)
-        if self.clip is not None:
-            as_positive("clip", self.clip)
         for name in ("patience", "checkpoint_every"):
             if getattr(self, name) is not None:
                 as_count(name, getattr(self, name))
@@ -86,15 +70,6 @@ class Settings:
         config = plain(asdict(self))
         del config["epochs"], config["patience"]
         return config
-
-
-@contextmanager
-def _about(name: str, what: str) -> Iterator[None]:
-    """Say which argument an error of the body is about."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"`{name}` must fit {what}: {error}") from None
 
 
 def _require_finite(name: str, value: Any) -> None:
@@ -112,8 +87,8 @@ class Progress:
         Whole epochs done, and steps done in the one that is going on.
     step : int
         Steps done since the run began.
-    loss_sum, norm_sum, epoch_seconds : float
-        Sums over those of the epoch: losses, norms of gradients before clipping, times.
+    loss_sum, epoch_seconds : float
+        Sums over those of the epoch: losses, times.
     seconds : float
         Time of all steps, without validation and checkpoints.
     best_epoch : int or None
@@ -126,7 +101,6 @@ class Progress:
     index: int = 0
     step: int = 0
     loss_sum: float = 0.0
-    norm_sum: float = 0.0
     epoch_seconds: float = 0.0
     seconds: float = 0.0
     best_epoch: int | None = None
@@ -135,7 +109,7 @@ class Progress:
     def __post_init__(self) -> None:
         for name in ("epoch", "index", "step"):
             as_count(name, getattr(self, name), 0)
-        for name in ("loss_sum", "norm_sum", "epoch_seconds", "seconds"):
+        for name in ("loss_sum", "epoch_seconds", "seconds"):
             _require_finite(name, getattr(self, name))
         if (self.best_epoch, self.best_loss) != (None, None):
             as_count("best_epoch", self.best_epoch)
@@ -146,12 +120,11 @@ class Progress:
         """Mean loss of the steps of the epoch."""
         return self.loss_sum / self.index
 
-    def add(self, loss: float, norm: float, seconds: float) -> None:
+    def add(self, loss: float, seconds: float) -> None:
         """Count a step."""
         self.index += 1
         self.step += 1
         self.loss_sum += loss
-        self.norm_sum += norm
         self.epoch_seconds += seconds
         self.seconds += seconds
 
@@ -159,7 +132,7 @@ class Progress:
         """Count an epoch with its validation loss; return whether it is the best."""
         self.epoch += 1
         self.index = 0
-        self.loss_sum = self.norm_sum = self.epoch_seconds = 0.0
+        self.loss_sum = self.epoch_seconds = 0.0
         better = self.best_loss is None or loss < self.best_loss
         if better:
             self.best_epoch, self.best_loss = self.epoch, loss

@@ -6,13 +6,11 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._random import mix64
-from samplesoft.losses.base import SparseRows
+from samplesoft.models.linear import Gradient
 from samplesoft.training.checkpoint import Arrays
 
-Gradient = NDArray[Any] | SparseRows
 NUM_EXAMPLES = 300  # contexts that a task puts into a checkpoint
 
 
@@ -70,6 +68,10 @@ class Task(ABC):
     def validate(self) -> dict[str, float]:
         """Return figures of the validation data, the one to be minimised as ``loss``."""
 
+    def rate_factor(self, epoch: int) -> float:
+        """Return what multiplies the learning rate in an epoch, counted from 0."""
+        return 1.0
+
     def after_step(self, gradients: dict[str, Gradient]) -> None:  # noqa: B027
         """Follow the parameters, which the optimizer has just changed."""
 
@@ -90,26 +92,6 @@ class Task(ABC):
 
     def load_state(self, state: Arrays) -> None:  # noqa: B027
         """Go back to a `state`."""
-
-
-class SoftmaxTask(Task):
-    """A task with a softmax layer, whose settings can be chosen by `samplesoft.tune`.
-
-    Attributes
-    ----------
-    settings : dataclass
-        A `SoftmaxSettings`, with what else the model has.
-    """
-
-    settings: Any
-
-    @abstractmethod
-    def tune_inputs(self) -> dict[str, Any]:
-        """Return arguments of `samplesoft.tune`: class vectors, contexts, and what is known."""
-
-    @abstractmethod
-    def with_settings(self, **changes: Any) -> SoftmaxTask:
-        """Return a new task on the same data, with random parameters and other settings."""
 
 
 def sub_seed(seed: int | np.uint64, *path: int) -> int:

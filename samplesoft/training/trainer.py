@@ -1,26 +1,39 @@
-"""Training in a folder: begin or resume, and load what was trained."""
+"""Training in a folder: begin or resume, steps and epochs, log, checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samplesoft._progress import progress_phase
+import numpy as np
+
+from samplesoft._json import read_json
+from samplesoft._names import prefixed
+from samplesoft._progress import progress_bar, progress_phase
+from samplesoft._validation import shown
+from samplesoft.data.files import missing
+from samplesoft.models.optimizers import make_optimizer
 from samplesoft.training.checkpoint import (
+    Checkpoint,
     copy_arrays,
     part_of,
     read_checkpoint,
     rebuilding,
     require_config,
+    write_checkpoint,
+    writing,
 )
 from samplesoft.training.lock import locked
-from samplesoft.training.log import Log
-from samplesoft.training.run import BEST, CHECKPOINT, LOG, Run
 from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
 
-__all__ = ["BEST", "CHECKPOINT", "LOG", "load_parameters", "require_free", "require_run", "train"]
+CHECKPOINT, BEST, LOG = "checkpoint.npz", "best.npz", "log.jsonl"
 
 
 def train(
@@ -84,13 +97,15 @@ def train(
     Examples
     --------
     >>> import tempfile
-    >>> from samplesoft.training.toy import ToySettings, ToyTask
+    >>> from scipy.sparse import csr_array
+    >>> from samplesoft.training import RetrievalSettings, RetrievalTask
+    >>> X = csr_array(np.eye(4, dtype=np.float32))
+    >>> model = RetrievalSettings(num_sampled=2, validation=0.0, batch_size=2)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = train(ToyTask(ToySettings()), Settings(epochs=1, learning_rate=0.01), folder)
-    ...     more = Settings(epochs=3, learning_rate=0.01)
-    ...     at = train(ToyTask(ToySettings()), more, folder, resume=True)
+    ...     _ = train(RetrievalTask(X, X, model), Settings(epochs=1), folder)
+    ...     at = train(RetrievalTask(X, X, model), Settings(epochs=3), folder, resume=True)
     >>> at.epoch, at.step
-    (3, 30)
+    (3, 6)
     """
     if resume:
         require_run(folder)
@@ -192,3 +207,252 @@ def load_parameters(path: str | Path, task: Task) -> None:
     with rebuilding(path):
         require_config(path, checkpoint.config.get("task", {}), task.config())
         copy_arrays(path, part_of(checkpoint, "parameters"), task.parameters)
+
+
+class Diverged(FloatingPointError):
+    """Training is lost: a number is not finite any more."""
+
+
+class Run:
+    """A task with its optimizer and files, and how far they have come."""
+
+    log: Log
+
+    def __init__(self, task: Task, settings: Settings, folder: Path) -> None:
+        self.task, self.settings, self.folder = task, settings, folder
+        self.at = Progress()
+        self.optimizer = make_optimizer(
+            settings.optimizer, settings.learning_rate, **settings.optimizer_options
+        )
+
+    def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
+        """Do the rest of an epoch: steps, validation, a line of the log, checkpoints."""
+        self.optimizer.learning_rate = self.settings.learning_rate * self.task.rate_factor(
+            self.at.epoch
+        )
+        name = f"epoch {self.at.epoch + 1}"
+        with progress_bar(
+            bool(progress),
+            desc=name,
+            initial=self.at.index,
+            total=self.task.num_steps,
+            unit="step",
+        ) as bar:
+            for index in range(self.at.index, self.task.num_steps):
+                self.step(index)
+                bar.set_postfix(loss=f"{self.at.mean_loss:.3f}", refresh=False)
+                bar.update()
+                if self.at.index < self.task.num_steps:
+                    if self.at.index % self.settings.log_every == 0:
+                        self.write_line({})
+                    if self.at.index % (self.settings.checkpoint_every or math.inf) == 0:
+                        self.save()
+        with progress_phase(bool(progress), f"{name}, validation"):
+            line = self.end_epoch()
+        if callable(progress):
+            progress(line)
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Validate, write the checkpoints, and return the line of the log."""
+        with self.watched():
+            figures = self.task.validate()
+        for name, value in figures.items():
+            self.require_finite(f"validation {name}", value)
+        line = self.write_line({f"validation_{name}": value for name, value in figures.items()})
+        is_best = self.at.end_epoch(figures["loss"])
+        self.save(best=is_best)
+        return line
+
+    def step(self, index: int) -> None:
+        """Do one step."""
+        start = time.perf_counter()
+        with self.watched():
+            loss, gradients = self.task.step(self.at.epoch, index)
+            self.require_finite("loss", loss)
+            try:
+                self.optimizer.step(self.task.parameters, gradients)
+            except ValueError as error:
+                rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
+                if all(np.isfinite(array).all() for array in rows):
+                    raise
+                raise self.diverged(str(error)) from error
+            self.task.after_step(gradients)
+        self.at.add(loss, time.perf_counter() - start)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Treat overflow as divergence, name the step in errors, and let Ctrl-C be Ctrl-C."""
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                yield
+        except Diverged:
+            raise
+        except FloatingPointError as error:
+            raise self.diverged(str(error)) from error
+        except ValueError as error:  # of a model or sampler that refuses its input
+            self.require_finite_parameters()
+            raise ValueError(f"{self.where}: {error}") from error
+        except SystemError as error:  # as a compiled function may call what came meanwhile
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
+
+    @property
+    def where(self) -> str:
+        """How far the run has come, for messages."""
+        return f"epoch {self.at.epoch + 1}, after {self.at.index} of {self.task.num_steps} steps"
+
+    def require_finite(self, what: str, value: float) -> None:
+        """Raise if training has diverged."""
+        if not math.isfinite(value):
+            raise self.diverged(f"the {what} is {value}")
+
+    def require_finite_parameters(self) -> None:
+        """Raise if training has diverged."""
+        for name, array in self.task.parameters.items():
+            if not np.isfinite(array).all():
+                self.require_finite(f"parameter {name!r}", math.nan)
+
+    def diverged(self, reason: str) -> Diverged:
+        """Return the error for a training that is lost."""
+        return Diverged(
+            f"{self.where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
+            "folder with a lower learning rate."
+        )
+
+    def write_line(self, figures: dict[str, float]) -> dict[str, Any]:
+        """Write a line of the log, and return it."""
+        at = self.at
+        line = {
+            "epoch": at.epoch + 1,
+            "step": at.step,
+            "train_loss": at.mean_loss,
+            "learning_rate": self.optimizer.learning_rate,
+            "seconds": at.seconds,
+            "examples_per_second": at.index * self.task.num_examples / at.epoch_seconds,
+            **figures,
+        }
+        self.log.write(line)
+        return line
+
+    def save(self, *, best: bool = False) -> None:
+        """Write the checkpoint, that of the best epoch before it."""
+        self.require_finite_parameters()
+        with self.watched():
+            self.task.refresh()
+            examples = self.task.examples()
+        checkpoint = Checkpoint(
+            {"task": self.task.config(), "training": self.settings.config()},
+            asdict(self.at),
+            prefixed(
+                {
+                    "parameters": self.task.parameters,
+                    "optimizer": self.optimizer.state(),
+                    "state": self.task.state(),
+                    "examples": examples,
+                },
+                "/",
+            ),
+        )
+        if best:
+            write_checkpoint(self.folder / BEST, checkpoint)
+        write_checkpoint(self.folder / CHECKPOINT, checkpoint)
+
+    def load(self, path: Path) -> None:
+        """Go back to a checkpoint, or raise and change nothing."""
+        try:
+            checkpoint = read_checkpoint(path)
+        except ValueError as error:
+            if not (self.folder / BEST).exists():
+                raise
+            raise ValueError(
+                f"{error} Or copy {BEST} over it: the run then goes on from its best epoch."
+            ) from None
+        wanted = {"task": self.task.config(), "training": self.settings.config()}
+        require_config(path, checkpoint.config, wanted)
+        with rebuilding(path):
+            at, steps = Progress(**checkpoint.values), self.task.num_steps
+            if at.index >= steps or at.step != at.epoch * steps + at.index:
+                raise ValueError(f"step {at.step} of {at.epoch} epochs of {steps} and {at.index}")
+            self.optimizer.load_state(part_of(checkpoint, "optimizer"))
+            self.task.load_state(part_of(checkpoint, "state"))
+            copy_arrays(path, part_of(checkpoint, "parameters"), self.task.parameters)
+            self.task.refresh()
+        self.at = at
+
+
+class Log:
+    """A file of JSON lines, one for each record; created if there is none.
+
+    Lines of steps after `step`, that of the checkpoint from which the run continues, are removed,
+    and so is a last line that is incomplete.
+    """
+
+    def __init__(self, path: str | Path, step: int) -> None:
+        self.path = Path(path)
+        with writing(self.path), open(self.path, "a+b") as stream:
+            stream.seek(0)
+            stream.truncate(_end(self.path, stream.read(), step))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record, which is in the file at once, even if the process is killed then."""
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record, allow_nan=False) + "\n")
+
+
+def read_log(path: str | Path) -> list[dict[str, Any]]:
+    """Return the records of a log.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of `Log`.
+
+    Returns
+    -------
+    list of dict
+        One for each complete line. ``epoch`` is counted from 1. ``step`` counts the steps since
+        the run began, and ``seconds`` is their time. ``train_loss`` is the mean
+        over the epoch so far, and so is ``examples_per_second``. ``learning_rate`` is that of the
+        optimizer. The last line of an epoch also has ``validation_...``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a line is damaged, with its number.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise missing(path) from None
+    return [record for _, record in _records(Path(path), content)]
+
+
+def _end(path: Path, content: bytes, step: int) -> int:
+    """Return the number of bytes of the lines up to `step`."""
+    end = 0
+    for size, record in _records(path, content):
+        if record["step"] > step:
+            break
+        end += size
+    return end
+
+
+def _records(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the size and the record of each complete line."""
+    *lines, _ = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = read_json(line)
+            sound = all(isinstance(value, (int, float)) for value in record.values())
+            sound &= isinstance(record["step"], int)
+        except (AttributeError, KeyError, ValueError):
+            sound = False
+        if not sound:
+            raise ValueError(
+                f"{str(path)!r}, line {number}: expected a JSON object of numbers with a step, got "
+                f"{shown(line)}; repair the line, or move the file away."
+            )
+        yield len(line) + 1, record

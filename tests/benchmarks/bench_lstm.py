@@ -5,15 +5,20 @@ pytest does not collect this file.
 """
 
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from bench_bias import pair
 from scipy.sparse import csr_array
 
 from samplesoft._jit import num_threads
-from samplesoft.models.encoders import Embedding, SparseLinear
-from samplesoft.models.lstm import LSTM
+from samplesoft.models import Linear
+
+sys.path.append(str(Path(__file__).parents[2] / "figures"))
+from language_model.layers import Embedding  # noqa: E402
+from language_model.lstm import LSTM  # noqa: E402
 
 try:
     import torch
@@ -77,7 +82,7 @@ def bench_sparse_linear(num_inputs, dim=256, batch=128, nonzeros=100):
     used = batch * nonzeros
     values, columns = rng.random(used, np.float32), rng.integers(0, num_inputs, used)
     x = csr_array((values, columns, np.arange(batch + 1) * nonzeros), (batch, num_inputs))
-    layer = SparseLinear(num_inputs, dim, rng=0)
+    layer = Linear(num_inputs, dim, rng=0)
     weights = layer.parameters["weights"]
     y, cache = layer.forward(x)
     ours, scipy = pair(lambda: layer.forward(x), lambda: x @ weights, 31)

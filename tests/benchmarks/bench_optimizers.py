@@ -13,7 +13,6 @@ from bench_bias import pair
 
 from samplesoft._jit import num_threads
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.clipping import clip_by_global_norm
 from samplesoft.models.optimizers import make_optimizer
 
 PEERS = {
@@ -109,32 +108,9 @@ def bench_call(repeats=1999):
         )
 
 
-def bench_clipping(k=228, d=64, repeats=999):
-    rows = np.random.default_rng(0).normal(size=(k, d)).astype(np.float32)
-    gradients = {"w": SparseRows(np.arange(k), rows)}
-    theirs = torch.nn.Parameter(torch.zeros(k, d))
-    theirs.grad = torch.tensor(rows)
-    for max_norm, what in ((1e9, "nothing to clip"), (1.0, "clipped")):
-
-        def ours(max_norm=max_norm):
-            rows.fill(1.0)
-            clip_by_global_norm(gradients, max_norm)
-
-        def torchs(max_norm=max_norm):
-            theirs.grad.fill_(1.0)
-            torch.nn.utils.clip_grad_norm_([theirs], max_norm)
-
-        us, them = pair(ours, torchs, repeats)
-        print(
-            f"norm of ({k}, {d}), {what}: {1e6 * us:.1f} us, {them / us:.1f} times faster than "
-            "torch.nn.utils.clip_grad_norm_"
-        )
-
-
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "Sparse invariant checks")  # in what torch makes itself
     torch.set_num_threads(num_threads())
     bench_call()
     bench_sparse()
     bench_dense()
-    bench_clipping()

@@ -18,7 +18,6 @@ from sklearn.pipeline import make_pipeline
 
 import samplesoft
 from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
-from samplesoft.data.corpus import Corpus
 from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -37,7 +36,7 @@ NOT_CALLED = {
     ),
     "a line of a registry, written by developers": "FeatureMapSpec LossSpec SamplerSpec",
     "a base class or a protocol, of which nobody makes one": (
-        "FeatureMap Loss SampledLoss Layer Optimizer DenseSampler Sampler SamplerProtocol Task"
+        "FeatureMap Loss SampledLoss Optimizer DenseSampler Sampler SamplerProtocol Task"
     ),
     "reads or writes a file, which is damaged elsewhere": (
         "load_embeddings load_interactions load_logits load_xml_repository read_tokens "
@@ -247,14 +246,10 @@ MADE: dict[str, Call] = {
     "propensities": _call(metrics.propensities, counts=COUNTS, num_examples=9, a=0.55, b=1.5),
     "ranking_scores": _call(metrics.ranking_scores, ids=IDS, labels=Y[:2], k=[1, 2]),
     "top_k_classes": _call(metrics.top_k_classes, **_scores, k=2),
-    "LSTM": _call(models.LSTM, input_size=3, hidden_size=2, num_layers=1, dropout=0.1, **_layer),
     "SGD": _call(models.SGD, learning_rate=0.1),
     "Momentum": _call(models.Momentum, learning_rate=0.1, momentum=0.9, nesterov=True),
     "Adagrad": _call(models.Adagrad, learning_rate=0.1, epsilon=1e-8, initial_accumulator=0.1),
     "Adam": _call(models.Adam, learning_rate=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8),
-    "Dropout": _call(models.Dropout, rate=0.5),
-    "Embedding": _call(models.Embedding, num_embeddings=N, embedding_dim=D, **_layer),
-    "SparseLinear": _call(models.SparseLinear, num_inputs=5, embedding_dim=D, **_layer),
     "Linear": _call(models.Linear, num_inputs=5, embedding_dim=D, dtype=np.float64, rng=0),
     "SoftmaxSettings": _call(models.SoftmaxSettings, **_settings),
     "LinearSoftmaxSettings": _call(models.LinearSoftmaxSettings, **_linear),
@@ -274,16 +269,9 @@ MADE: dict[str, Call] = {
         **{"sampler": samplers.UniformSampler(N), "num_sampled": 3, "shared": False},
         **{"update_every": 1, "allow_other_tau": False},
     ),
-    "clip_by_global_norm": _call(
-        models.clip_by_global_norm,
-        gradients={"x": H, "w": losses.SparseRows(LABELS, H)},
-        max_norm=1,
-    ),
     "make_optimizer": _call(
         models.make_optimizer, name="adam", learning_rate=0.1, beta1=0.9, epsilon=1e-8
     ),
-    "make_schedule": _call(models.make_schedule, name="zaremba", hold=2, decay=2.0),
-    "schedule": _call(models.make_schedule("exponential", decay=2.0), epoch=2.5),
     "CertainSampler": _call(
         samplers.CertainSampler, tail=samplers.UniformSampler(N - 2), certain=[0, 3]
     ),
@@ -348,38 +336,19 @@ MADE: dict[str, Call] = {
     ),
     "Settings": _call(
         training.Settings,
-        **{"epochs": 2, "optimizer": "momentum", "learning_rate": 0.1, "schedule": "zaremba"},
-        **{"optimizer_options": {"momentum": 0.5}, "schedule_options": {"decay": 2.0}},
-        **{"clip": 1.0, "patience": 2, "checkpoint_every": 2, "log_every": 5},
-    ),
-    "ToySettings": _call(
-        training.ToySettings,
-        **{"num_classes": N, "embedding_dim": 3, "data": "zipf", "proposal": "uniform"},
-        **{"loss": "sampled-candidate", "num_sampled": 3, "batch_size": 4, "num_steps": 2},
-        **{"test_size": 4, "seed": 0},
-    ),
-    "ToyTask": _call(
-        training.ToyTask,
-        settings=training.ToySettings(**SMALL, num_classes=N),
+        **{"epochs": 2, "optimizer": "momentum", "learning_rate": 0.1},
+        **{
+            "optimizer_options": {"momentum": 0.5},
+            "patience": 2,
+            "checkpoint_every": 2,
+            "log_every": 5,
+        },
     ),
     "RetrievalSettings": _call(training.RetrievalSettings, **_linear, batch_size=2, seed=0),
     "RetrievalTask": _call(
         training.RetrievalTask,
         **{"inputs": X, "labels": Y, "leave_out": False},
         settings=training.RetrievalSettings(**_linear, batch_size=2, validation=0.5),
-    ),
-    "LanguageModelSettings": _call(
-        training.LanguageModelSettings,
-        **_settings,
-        **{"embedding_dim": 3, "num_layers": 1, "batch_size": 2, "num_steps": 3, "dropout": 0.1},
-        **{"init_scale": 0.1, "seed": 0},
-    ),
-    "LanguageModelTask": _call(
-        training.LanguageModelTask,
-        corpus=Corpus(data.build_vocabulary(list("abcd"), 4), _ids, _ids, _ids),
-        settings=training.LanguageModelSettings(
-            **_settings, embedding_dim=3, num_layers=1, batch_size=2, num_steps=3
-        ),
     ),
     "SampledSoftmaxClassifier": _call(
         _fitted,
@@ -427,10 +396,6 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "FeatureMap": MAP,
     "Loss": LOSS,
     "Optimizer": STEP,
-    "LSTM": {"forward": {"x": np.ones((3, 2, 3)), "state": None, "rng": 0, "training": True}},
-    "Dropout": {"forward": {"x": H, "rng": 0, "training": True}},
-    "Embedding": {"forward": {"x": LABELS}},
-    "SparseLinear": {"forward": {"x": X}},
     "Linear": {"forward": {"x": X.toarray()}},
     "LinearSoftmax": {
         "step": {"x": X, "labels": Y, "weights": np.ones(4), "rng": 0},

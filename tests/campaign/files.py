@@ -19,8 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft import data, training
-from samplesoft.commands import saved_options
-from samplesoft.data.corpus import Corpus
+from samplesoft.commands import train as train_command
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from tests.campaign import damage
 
@@ -209,26 +208,25 @@ def _checkpoints(folder: Path) -> Iterator[Case]:
         lambda: training.read_linear_softmax(linear).top_k(inputs, 2),
         checked=True,
     )
-    toy = folder / "toy"
-    task = training.ToyTask(training.ToySettings(num_classes=5, num_sampled=2))
-    training.train(task, training.Settings(epochs=3), toy)
-    best, log, options = toy / "best.npz", toy / "log.jsonl", toy / "options.json"
+    run = folder / "xc"
+    training.train(_task(), training.Settings(epochs=3, learning_rate=0.1), run)
+    best, log, options = run / "best.npz", run / "log.jsonl", run / "options.json"
     yield Case("read_examples", best, lambda: training.read_examples(best), checked=True)
     yield Case("read_log", log, lambda: training.read_log(log))
-    checkpoint = toy / "checkpoint.npz"
+    checkpoint = run / "checkpoint.npz"
     yield Case(
         "read_checkpoint", checkpoint, lambda: training.read_checkpoint(checkpoint), checked=True
     )
-    options.write_text('{"model": "toy", "epochs": 3, "seed": 0, "data": "zipf"}\n')
-    given = {"model": "toy", "out": str(toy)}
+    options.write_text('{"model": "xc", "epochs": 3, "seed": 0, "loss": "full"}\n')
+    given = {"model": "xc", "out": str(run)}
     yield Case(
         "train --resume",
         options,
-        lambda: saved_options.fill_in_saved_options(argparse.Namespace(**given)),
-        named=("toy",),
+        lambda: train_command._fill_in_saved_options(argparse.Namespace(**given)),
+        named=("xc",),
     )
     run_ = folder / "run"
-    training.train(_language_model(), SETTINGS, run_)
+    training.train(_task(), SETTINGS, run_)
     resumed = run_ / "resumed.npz"
     resumed.write_bytes((run_ / "checkpoint.npz").read_bytes())
     yield Case(
@@ -245,20 +243,19 @@ def _predicted(path: Path, X: Any) -> Any:
     return clf.predict_proba(X), [str(label) for label in clf.classes_], str(clf.get_params())
 
 
-def _language_model() -> training.LanguageModelTask:
-    ids = np.arange(60) % 4
-    corpus = Corpus(data.Vocabulary(tuple("abcd"), np.bincount(ids)), ids, ids, ids)
-    settings = training.LanguageModelSettings(
-        sampler="learned-unigram", embedding_dim=3, batch_size=2, num_steps=8, num_sampled=2
+def _task() -> training.RetrievalTask:
+    X = sparse.random_array((20, 5), density=0.5, rng=np.random.default_rng(0), format="csr")
+    settings = training.RetrievalSettings(
+        sampler="learned-unigram", embedding_dim=3, batch_size=4, num_sampled=2
     )
-    return training.LanguageModelTask(corpus, settings)
+    return training.RetrievalTask(X, X, settings)
 
 
 def _resumed(path: Path) -> Any:
     """Resume a run for an epoch more, from a copy of the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, training.CHECKPOINT).write_bytes(path.read_bytes())
-        task = _language_model()
+        task = _task()
         more = training.Settings(**{**vars(SETTINGS), "epochs": 3})
         at = training.train(task, more, folder, resume=True)
         return at.epoch, at.step, task.parameters

@@ -45,11 +45,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
     (folder / "xc.txt").write_text("\n".join(["200 50 20", *examples]) + "\n")
     small = ["--embedding-dim", "8", "--num-sampled", "5", *SEVERAL]
     out = ["--out", "{out}"]
-    lm = ["--corpus", str(folder / "text"), "--batch", "5", "--window", "8", "--layers", "1"]
     verify = ["--corpus", str(folder / "text"), "--samplers", "uniform,rff", "--trials", "20000"]
     return {
-        "train toy": ["train", "toy", "--epochs", "30", "--checkpoint-every", "3", *out],
-        "train lm": ["train", "lm", *lm, "--num-features", "16", *small, *out],
         "train xc": ["train", "xc", "--train", str(folder / "xc.txt"), *small, *out],
         "train items": ["train", "items", "--train", str(folder / "items.txt"), *small, *out],
         "verify": ["verify", *verify, "--json", "{out}/report.json"],
@@ -77,7 +74,7 @@ def run(seconds: float, seed: int) -> Iterator[dict[str, object]]:
             sent = SIGNALS[number // (len(wholes) + 1) % len(SIGNALS)]
             if what == "two at once":
                 row = found.setdefault((what, "none"), Counter())
-                two_at_once(wholes["train toy"], out, rng, row)
+                two_at_once(wholes["train xc"], out, rng, row)
             else:
                 row = found.setdefault((what, sent.name), Counter())
                 interrupted(wholes[what], out, sent, rng, row)

@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 import pytest
+from oracles.linear_task import LinearTask
 from retrieval_files import write_files
 
 from samplesoft.cli import main
 from samplesoft.commands.source import load_source
 from samplesoft.data import load_interactions, load_xml_repository
-from samplesoft.training import ToySettings, ToyTask, read_checkpoint, train, write_checkpoint
-from samplesoft.training.settings import Settings
+from samplesoft.training import Settings, read_checkpoint, train, write_checkpoint
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "2", "--loss", "full"]
 QUICK = ["--trials", "1500", "--num-sampled", "5"]
@@ -150,8 +150,8 @@ def test_what_is_refused(files, tmp_path, capsys):
     texts = {"wide": "1 21 10\n0 1:1\n", "labels": "1 20 11\n0 1:1\n", "none": "1 20 10\n 1:1\n"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    train(ToyTask(ToySettings()), Settings(epochs=1), tmp_path / "toy")
-    toy = str(tmp_path / "toy" / "best.npz")
+    train(LinearTask(), Settings(epochs=1, learning_rate=0.1), tmp_path / "other")
+    other = str(tmp_path / "other" / "best.npz")
     for options, message in [
         (["--input", given], "--input needs --checkpoint with it"),
         (["--checkpoint", model, "--tau", "3"], "--tau has no effect with --checkpoint"),
@@ -162,7 +162,7 @@ def test_what_is_refused(files, tmp_path, capsys):
             "labels of some examples, got 1 without",
         ),
         (["--checkpoint", model, "--input", str(tmp_path / "absent")], "no such file"),
-        (["--checkpoint", toy, "--input", given], "that ranks classes for sparse inputs"),
+        (["--checkpoint", other, "--input", given], "that ranks classes for sparse inputs"),
     ]:
         for command in ("verify", "tune"):
             assert main([command, *options]) == 2

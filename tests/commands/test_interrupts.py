@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from retrieval_files import small_run
 from run_files import assert_same_end, log_values
 
 from samplesoft.cli import main
@@ -55,7 +56,7 @@ sys.meta_path.insert(0, Finder)
 """
 IN_A_KERNEL = """
 import numba
-from samplesoft.training import toy
+from samplesoft.training import retrieval
 raise_signal = ctypes.CDLL(None)["raise"]
 raise_signal.argtypes, raise_signal.restype = [ctypes.c_int], ctypes.c_int
 
@@ -63,15 +64,24 @@ raise_signal.argtypes, raise_signal.restype = [ctypes.c_int], ctypes.c_int
 def kernel(x):
     return raise_signal({number}) + x.sum()
 
-toy.ToyTask.after_step = lambda self, _: kernel(self.parameters["softmax.biases"])
+retrieval.RetrievalTask.after_step = lambda self, _: kernel(
+    self.parameters["embedding.intercept"]
+)
 """
 HALF_A_LINE = """lambda log, _: open(log.path, "a").write('{"epoch": 2, "st')"""
+TASK = "samplesoft.training.retrieval:RetrievalTask"
 TRAIN = {
     "importing": (STARTING, "interrupted"),
-    "preparing": (at_call("samplesoft.training.toy:ToyTask.__init__", 1), "before the first"),
-    "first epoch": (at_call("samplesoft.training.toy:ToyTask.step", 3), "--out {out} --resume"),
+    "preparing": (
+        at_call(f"{TASK}.__init__", 1),
+        "before the first",
+    ),
+    "first epoch": (
+        at_call(f"{TASK}.step", 3),
+        "--out {out} --resume",
+    ),
     "kernel": (IN_A_KERNEL, "--out {out} --resume"),
-    "log": (at_call("samplesoft.training.log:Log.write", 2, HALF_A_LINE), "--resume"),
+    "log": (at_call("samplesoft.training.trainer:Log.write", 2, HALF_A_LINE), "--resume"),
     "checkpoint": (
         at_call("numpy:savez", 5, "lambda stream, **_: stream.write(b'half')"),
         "--resume",
@@ -100,9 +110,9 @@ def listening(monkeypatch):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return the folder of a run that nothing has interrupted."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    assert main(["train", "toy", "--out", str(folder), *EVERY]) == 0
-    return folder
+    folder = tmp_path_factory.mktemp("whole")
+    assert main([*small_run(folder), "--out", str(folder / "run"), *EVERY]) == 0
+    return folder / "run"
 
 
 @pytest.mark.slow
@@ -111,18 +121,19 @@ def test_training_goes_on_to_the_same_bits(moment, whole, tmp_path):
     out = tmp_path / "run"
     number = signal.SIGINT if list(TRAIN).index(moment) % 2 else signal.SIGTERM
     code, advice = TRAIN[moment]
-    done = interrupted(["train", "toy", "--out", str(out), *EVERY], code, number)
+    small = small_run(whole.parent)
+    done = interrupted([*small, "--out", str(out), *EVERY], code, number)
     assert advice.format(out=out) in done.stderr
     assert done.stderr.startswith("samplesoft: interrupted") and done.stderr.count("\n") == 1
     if (out / "checkpoint.npz").exists():
         assert "--resume" in done.stderr
-        assert main(["train", "toy", "--out", str(out), "--resume"]) == 0
+        assert main(["train", "xc", "--out", str(out), "--resume"]) == 0
     else:
-        assert main(["train", "toy", "--out", str(out), *EVERY]) == 0
+        assert main([*small, "--out", str(out), *EVERY]) == 0
     assert_same_end(whole, out)
     assert {p.name for p in out.iterdir()} == {p.name for p in whole.iterdir()}  # no drafts
     if moment not in ("importing", "preparing"):
-        assert done.stdout.startswith("- toy in ")
+        assert done.stdout.startswith("- xc in ")
     if moment == "report":
         assert done.stdout.count("- epoch ") == 4 == log_values(out)[-1]["epoch"]
 
@@ -154,9 +165,9 @@ def test_on_a_terminal_the_advice_has_a_line_of_its_own(tmp_path):
     termios = pytest.importorskip("termios")
     reader, writer = os.openpty()
     termios.tcsetwinsize(writer, (24, 80))
-    moment = at_call("samplesoft.training.toy:ToyTask.validate", 1)
+    moment = at_call(f"{TASK}.validate", 1)
     code = PROGRAM.replace("{moment}", moment).replace("{number}", "2")
-    args = ["train", "toy", "--out", str(tmp_path)]
+    args = [*small_run(tmp_path), "--out", str(tmp_path / "run")]
     process = subprocess.Popen([sys.executable, "-c", code, *args], stdout=writer, stderr=writer)
     os.close(writer)
     shown = b""

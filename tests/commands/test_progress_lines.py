@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from retrieval_files import small_run
 
 from samplesoft.training import read_checkpoint, read_log
 
@@ -34,17 +35,17 @@ def logits(tmp_path):
 
 
 def test_training_prints_each_epoch(tmp_path):
-    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path / "run"), "--epochs", "3"]
+    command = [*SAMPLESOFT, *small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.fullmatch(SLOW, done.stderr)
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("- toy in ")
+    assert lines[0].startswith("- xc in ")
     records = [r for r in read_log(tmp_path / "run" / "log.jsonl") if "validation_loss" in r]
     for epoch, (line, record) in enumerate(zip(lines[1:4], records, strict=True), start=1):
         assert line.startswith(f"- epoch {epoch}: train loss {record['train_loss']:.4f}, ")
         assert f"validation loss {record['validation_loss']:.4f}" in line
         left = "" if epoch == 3 else rf", about {TIME} left"
-        assert re.search(rf", perplexity [\d.]+, {TIME}{left}$", line)
+        assert re.search(rf", precision@1 [\d.]+, {TIME}{left}$", line)
     assert lines[4] == ""
     assert lines[5].startswith("epoch  train loss")
 
@@ -76,12 +77,12 @@ def killed(args, **place):
 
 
 def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
-    args = ["train", "toy", "--out", str(tmp_path), "--epochs", "9"]
-    place = {"module": "samplesoft.training.toy", "owner": "ToyTask", "name": "step"}
+    args = [*small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "9"]
+    place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "step"}
     first, *lines = killed(args, **place, call=34).splitlines(keepends=True)
     assert all(line.endswith("\n") for line in (first, *lines))
     assert [re.match(r"- epoch (\d+): ", line)[1] for line in lines] == ["1", "2", "3"]
-    assert read_checkpoint(tmp_path / "checkpoint.npz").values["epoch"] == 3
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.npz").values["epoch"] == 3
 
 
 def test_killed_verification_has_printed_each_part_that_ended(logits):
@@ -96,7 +97,9 @@ def test_killed_verification_has_printed_each_part_that_ended(logits):
 @pytest.mark.parametrize("which", ["train", "verify"])
 def test_reader_that_leaves_ends_neither_the_work_nor_the_lines(which, logits, tmp_path):
     out, result = tmp_path / "run", tmp_path / "result.json"
-    args = logits if which == "verify" else ["train", "toy", "--out", str(out), "--epochs", "30"]
+    args = (
+        logits if which == "verify" else [*small_run(tmp_path), "--out", str(out), "--epochs", "30"]
+    )
     args = [*args, "--json", str(result)]
     with subprocess.Popen(
         [*SAMPLESOFT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -108,7 +111,7 @@ def test_reader_that_leaves_ends_neither_the_work_nor_the_lines(which, logits, t
     assert result.exists()
 
 
-@pytest.mark.parametrize("args", [["--help"], ["train", "lm", "--help"], ["--version"]])
+@pytest.mark.parametrize("args", [["--help"], ["train", "xc", "--help"], ["--version"]])
 def test_reader_that_leaves_before_the_help_is_no_error(args):
     with subprocess.Popen(
         [*SAMPLESOFT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -120,7 +123,7 @@ def test_reader_that_leaves_before_the_help_is_no_error(args):
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
 def test_output_that_is_closed_is_no_error(closed, tmp_path):
-    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path / "run"), "--epochs", "2"]
+    command = [*SAMPLESOFT, *small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "2"]
     shell = f"exec {shlex.join(command)} {closed}"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
     assert done.stdout.count("- epoch") == (2 if closed == "2>&-" else 0)
@@ -131,7 +134,7 @@ def test_a_terminal_has_bars_and_no_lines(tmp_path):
     termios = pytest.importorskip("termios")
     reader, writer = os.openpty()
     termios.tcsetwinsize(writer, (24, 80))
-    command = [*SAMPLESOFT, "train", "toy", "--out", str(tmp_path), "--epochs", "2"]
+    command = [*SAMPLESOFT, *small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "2"]
     with subprocess.Popen(command, stdout=writer, stderr=writer) as process:
         os.close(writer)
         shown = b""

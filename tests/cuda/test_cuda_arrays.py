@@ -10,7 +10,7 @@ from samplesoft._device.arrays import ARRAYS
 from samplesoft._device.select import DEVICES, as_device, twin
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss, make_loss
-from samplesoft.models import SoftmaxLayer, clip_by_global_norm
+from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import (
     SAMPLERS,
     MixtureSampler,
@@ -179,7 +179,6 @@ class TestOnDevice:
             (SampledSoftmaxLoss(scheme="masked").forward, (np.eye(3), np.eye(3), [0, 1, 2], draw)),
             (SoftmaxSampler, (W,)),
             (UniformSampler(3).log_prob, (None, to_device(np.zeros((1, 1), np.int64)))),
-            (clip_by_global_norm, ({"w": W}, 1.0)),
         ]:
             with pytest.raises(TypeError, match="in the host's memory here.*samplesoft.to_host"):
                 function(*arguments)

@@ -10,9 +10,8 @@ from hypothesis.extra import numpy as hnp
 from oracles import naive_optimizers as naive
 
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.clipping import clip_by_global_norm
+from samplesoft.models import optimizer_steps
 from samplesoft.models.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, Momentum, make_optimizer
-from samplesoft.models.optimizers import steps as optimizer_steps
 
 OPTIONS = [
     ("sgd", {}),
@@ -418,86 +417,6 @@ def test_a_schedule_may_not_set_a_malformed_rate():
     with pytest.raises(ValueError, match="`learning_rate`"):
         optimizer.learning_rate = -1.0
     assert optimizer.learning_rate == 0.1
-
-
-# clipping
-
-
-def gradients_of(rng, dtype, scale):
-    ids = np.array([1, 5])
-    return {
-        "w": (scale * rng.normal(size=(4, 3))).astype(dtype),
-        "e": SparseRows(ids, (scale * rng.normal(size=(2, 7))).astype(dtype)),
-        "b": SparseRows(ids, (scale * rng.normal(size=2)).astype(dtype)),
-    }
-
-
-def numbers(gradients):
-    arrays = [g.rows if isinstance(g, SparseRows) else g for g in gradients.values()]
-    return np.concatenate([a.ravel() for a in arrays])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [(np.float32, s) for s in (1e-30, 1.0, 1e30, 1e37)]
-    + [(np.float64, s) for s in (1e-310, 1e-200, 1.0, 1e200, 1e306)],
-)
-def test_clipping_scales_all_gradients_in_place(dtype, scale):
-    gradients = gradients_of(np.random.default_rng(7), dtype, scale)
-    before = numbers(gradients)
-    wanted = naive.norm(before)
-    result, norm = clip_by_global_norm(gradients, 2 * wanted)
-    assert result is gradients and numbers(gradients).tobytes() == before.tobytes()
-    assert norm == pytest.approx(wanted, rel=1e-13, abs=0)
-    result, norm = clip_by_global_norm(gradients, 0.25)
-    if wanted <= 0.25:
-        assert numbers(gradients).tobytes() == before.tobytes()
-        return
-    assert norm == pytest.approx(wanted, rel=1e-13, abs=0)
-    share = before.astype(np.float64) / wanted
-    np.testing.assert_allclose(numbers(gradients), 0.25 * share, rtol=1e-6, atol=0)
-    assert naive.norm(numbers(gradients)) == pytest.approx(0.25, rel=1e-6, abs=0)
-
-
-def test_clipping_by_a_factor_that_float32_does_not_have():
-    gradient = np.full(4, 3e38, np.float32)
-    clip_by_global_norm({"w": gradient}, 1e-5)
-    np.testing.assert_allclose(gradient, 5e-6, rtol=1e-6)
-
-
-def test_clipping_nothing():
-    assert clip_by_global_norm({}, 1.0) == ({}, 0.0)
-    assert clip_by_global_norm({"w": np.zeros((0, 3))}, 1.0)[1] == 0.0
-    assert clip_by_global_norm({"w": np.zeros(3)}, 1.0)[1] == 0.0
-
-
-def test_clipping_in_parts():
-    gradient = np.random.default_rng(8).normal(size=700_001)
-    wanted = np.sqrt(np.sum(gradient**2))
-    before = gradient.copy()
-    assert clip_by_global_norm({"w": gradient}, 1.0)[1] == pytest.approx(wanted, rel=1e-12)
-    np.testing.assert_allclose(gradient, before / wanted, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("bad", "error", "message"),
-    [
-        (np.array([1.0, np.nan]), ValueError, "finite, got nan for 'bad'"),
-        (np.array([1.0, -np.inf], np.float32), ValueError, "finite, got inf for 'bad'"),
-        (np.full(2, 1.7e308), ValueError, "norm that is finite"),
-        (np.array([1, 2]), TypeError, "int64 for 'bad'"),
-        ([1.0], TypeError, "list for 'bad'"),
-        (np.ones(4)[::2], ValueError, "'bad'"),
-        (np.broadcast_to(1.0, 2), ValueError, "'bad'"),
-    ],
-)
-def test_clipping_refuses_and_changes_nothing(bad, error, message):
-    good = np.full(3, 10.0)
-    with pytest.raises(error, match=message):
-        clip_by_global_norm({"good": good, "bad": bad}, 1.0)
-    assert (good == 10).all()
-    with pytest.raises(ValueError, match="`max_norm`"):
-        clip_by_global_norm({"good": good}, 0.0)
 
 
 # torch

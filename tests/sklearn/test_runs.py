@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from oracles.linear_task import LinearTask
 from retrieval_files import write_files
 
 pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
@@ -16,8 +17,6 @@ from samplesoft.training import (
     RetrievalSettings,
     RetrievalTask,
     Settings,
-    ToySettings,
-    ToyTask,
     read_checkpoint,
     train,
     write_checkpoint,
@@ -33,11 +32,10 @@ RUNS = {
     "items": ["items", *DRAWS],
     "direct": ["xc", "--no-embedding", "--loss", "full-logistic", "--alpha", "1e-4"],
     "adam": ["xc", *DRAWS, "--optimizer", "adam"],
-    "clip": ["items", *DRAWS, "--clip", "0.5"],
     "certain": ["xc", *DRAWS, "--num-certain", "3"],
     "absolute": ["xc", "--loss", "full-absolute"],
 }
-DATA = {"single": "single", "items": "items", "clip": "items"}
+DATA = {"single": "single", "items": "items"}
 
 
 @pytest.fixture(scope="module")
@@ -215,21 +213,17 @@ def test_training_goes_on(name, run, files, tmp_path):
         clf.partial_fit(X, y)
 
 
-@pytest.mark.parametrize("name", ["options", "clip"])
-def test_what_a_classifier_lacks_is_not_gone_on_with(name, run, files, tmp_path):
-    X, y = examples(files, "xc" if name == "options" else name)
+def test_what_a_classifier_lacks_is_not_gone_on_with(files, tmp_path):
+    X, y = examples(files, "xc")
     X, y = X[:7], y[:7]
-    if name == "options":
-        how = {"optimizer": "momentum", "optimizer_options": {"momentum": 0.5}}
-        small = {"sampler": "unigram", "num_sampled": 5, "embedding_dim": 6, "validation": 0.0}
-        task = RetrievalTask(X, y, RetrievalSettings(**small))
-        train(task, Settings(epochs=1, learning_rate=0.1, **how), tmp_path / "run")
-        clf = load(tmp_path / "run" / "best.npz")
-    else:
-        clf = load(run(name) / "best.npz")
+    how = {"optimizer": "momentum", "optimizer_options": {"momentum": 0.5}}
+    small = {"sampler": "unigram", "num_sampled": 5, "embedding_dim": 6, "validation": 0.0}
+    task = RetrievalTask(X, y, RetrievalSettings(**small))
+    train(task, Settings(epochs=1, learning_rate=0.1, **how), tmp_path / "run")
+    clf = load(tmp_path / "run" / "best.npz")
     clf.save(tmp_path / "saved.npz")
     for model in (clf, load(tmp_path / "saved.npz")):
-        with pytest.raises(ValueError, match="with clipped gradients, or with options of"):
+        with pytest.raises(ValueError, match="with options of"):
             model.partial_fit(X, y)
         with pytest.raises(ValueError, match="call fit without warm_start"):
             model.set_params(warm_start=True).fit(X, y)
@@ -240,9 +234,9 @@ def test_what_a_classifier_lacks_is_not_gone_on_with(name, run, files, tmp_path)
 
 def test_checkpoints_that_are_refused(run, tmp_path):
     path = tmp_path / "best.npz"
-    train(ToyTask(ToySettings()), Settings(epochs=1), tmp_path / "toy")
+    train(LinearTask(), Settings(epochs=1, learning_rate=0.1), tmp_path / "other")
     for model, message in [
-        (tmp_path / "toy" / "best.npz", "ranks classes for sparse inputs, got 'toy'; take best"),
+        (tmp_path / "other" / "best.npz", "sparse inputs, got 'linear'; take best"),
         (run("absolute") / "best.npz", "a model of plain scores, got one of absolute"),
     ]:
         with pytest.raises(ValueError, match=message):

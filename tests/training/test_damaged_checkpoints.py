@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from archives import about, npy, write_archive, zeros
 from oracles.linear_task import LinearTask
+from retrieval_files import small_run
 from scipy.sparse import csr_array
 
 from samplesoft.cli import main
@@ -16,8 +17,6 @@ from samplesoft.training import (
     RetrievalSettings,
     RetrievalTask,
     Settings,
-    ToySettings,
-    ToyTask,
     load_parameters,
     read_checkpoint,
     read_examples,
@@ -151,32 +150,36 @@ def test_a_run_is_not_resumed(kind, run, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
-    train(ToyTask(ToySettings(num_classes=5, num_sampled=2)), Settings(epochs=1), folder)
+def linear(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("linear")
+    X = csr_array(np.eye(4, dtype=np.float32))
+    settings = RetrievalSettings(
+        loss="full", sampler=None, num_sampled=None, validation=0.0, embedding_dim=3
+    )
+    train(RetrievalTask(X, X, settings), Settings(epochs=1, learning_rate=0.1), folder)
     return (folder / "best.npz").read_bytes()
 
 
 EXAMPLES = {
     "a list as task": put("config", "task", []),
-    "a list as softmax": put("config", "task", "softmax", [1]),
-    "no tau": put("config", "task", "softmax", "tau", None),
-    "tau beyond float64": put("config", "task", "softmax", "tau", 10**400),
-    "normalize": put("config", "task", "softmax", "normalize", "yes"),
+    "a list as softmax": put("config", "task", "linear_softmax", [1]),
+    "no tau": put("config", "task", "linear_softmax", "tau", None),
+    "tau beyond float64": put("config", "task", "linear_softmax", "tau", 10**400),
+    "normalize": put("config", "task", "linear_softmax", "normalize", "yes"),
     "no class vectors": put("arrays", "parameters/softmax.class_embeddings", None),
     "no labels": put("arrays", "examples/labels", None),
-    "labels": put("arrays", "examples/labels", np.full(300, 7)),
-    "text": put("arrays", "examples/h", np.full((300, 10), "x")),
-    "complex numbers": put("arrays", "examples/h", np.ones((300, 10), complex)),
-    "biases": put("arrays", "parameters/softmax.biases", np.ones((5, 2))),
+    "labels": put("arrays", "examples/labels", np.full(4, 7)),
+    "text": put("arrays", "examples/h", np.full((4, 3), "x")),
+    "complex numbers": put("arrays", "examples/h", np.ones((4, 3), complex)),
+    "biases": put("arrays", "parameters/softmax.biases", np.ones((4, 2))),
     "step": put("values", "step", None),
 }
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_examples_of_a_checkpoint(kind, toy, tmp_path):
+def test_examples_of_a_checkpoint(kind, linear, tmp_path):
     path = tmp_path / "c.npz"
-    path.write_bytes(toy)
+    path.write_bytes(linear)
     crafted(path, EXAMPLES[kind])
     with pytest.raises(ValueError, match=r"c\.npz' must hold"):
         read_examples(path)
@@ -194,17 +197,6 @@ LINEAR = {
     "no parameters": put("arrays", "parameters/softmax.class_embeddings", None),
     "names of classes": put("arrays", "classes", np.zeros((4, 2))),
 }
-
-
-@pytest.fixture(scope="module")
-def linear(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("linear")
-    X = csr_array(np.eye(4, dtype=np.float32))
-    settings = RetrievalSettings(
-        loss="full", sampler=None, num_sampled=None, validation=0.0, embedding_dim=3
-    )
-    train(RetrievalTask(X, X, settings), Settings(epochs=1, learning_rate=0.1), folder)
-    return (folder / "best.npz").read_bytes()
 
 
 @pytest.mark.parametrize("kind", LINEAR)
@@ -259,19 +251,19 @@ def test_logs(line, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 10**5, "[1]", f'{{"epochs": {MANY}}}', '{"model": "toy", "epochs": "x"}']
+    "text", ["[" * 10**5, "[1]", f'{{"epochs": {MANY}}}', '{"model": "xc", "epochs": "x"}']
 )
 def test_options_of_a_run(text, tmp_path, capsys):
-    train(ToyTask(ToySettings()), Settings(epochs=1), tmp_path)
+    train(LinearTask(), Settings(epochs=1, learning_rate=0.1), tmp_path)
     (tmp_path / "options.json").write_text(text)
-    assert main(["train", "toy", "--out", str(tmp_path), "--resume"]) == 2
+    assert main(["train", "xc", "--out", str(tmp_path), "--resume"]) == 2
     assert re.search("options.json' must hold the options|`epochs` must", capsys.readouterr().err)
 
 
 def test_a_line_without_figures_is_left_out_of_the_report(tmp_path, capsys):
-    args = ["train", "toy", "--out", str(tmp_path)]
+    args = [*small_run(tmp_path), "--out", str(tmp_path / "run")]
     assert main([*args, "--epochs", "1"]) == 0
-    with (tmp_path / "log.jsonl").open("a") as stream:
+    with (tmp_path / "run" / "log.jsonl").open("a") as stream:
         stream.write(json.dumps({"step": 5, "validation_loss": 1.0}) + "\n")
     assert main([*args, "--resume"]) == 0
-    assert capsys.readouterr().out.count("\n| 1 ") == 2
+    assert capsys.readouterr().out.count("\n    1  ") == 2

@@ -6,7 +6,7 @@ from scipy import sparse
 from scipy.stats import chisquare
 
 from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, read_examples, train
-from samplesoft.training.linear_examples import one_label_each
+from samplesoft.training.trained import one_label_each
 
 FULL = {"loss": "full", "sampler": None, "num_sampled": None, "embedding_dim": 6}
 

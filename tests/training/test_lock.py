@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from oracles.linear_task import LinearTask
+from retrieval_files import small_run
 from run_files import assert_same_end
 
 from samplesoft.cli import main
@@ -105,10 +106,10 @@ def test_never_two_at_once(tmp_path):
 
 TRAINING = """
 import sys
-from samplesoft.training import toy
+from samplesoft.training import RetrievalTask
 from samplesoft.cli import main
 
-original, calls = toy.ToyTask.step, []
+original, calls = RetrievalTask.step, []
 
 def waiting(self, *args):
     calls.append(args)
@@ -117,7 +118,7 @@ def waiting(self, *args):
         sys.stdin.readline()
     return original(self, *args)
 
-toy.ToyTask.step = waiting
+RetrievalTask.step = waiting
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -125,12 +126,12 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_two_processes(tmp_path, capsys):
     """The first is killed; another takes over, and a third cannot resume beside it."""
-    toy = ["train", "toy", "--epochs", "3"]
+    small = small_run(tmp_path, "--epochs", "3")
     whole, out = (["--out", str(tmp_path / name)] for name in ("whole", "run"))
-    assert main([*toy, *whole]) == 0
+    assert main([*small, *whole]) == 0
     for options in ([], ["--resume"]):
         with subprocess.Popen(
-            [sys.executable, "-c", TRAINING, *toy, *out, *options],
+            [sys.executable, "-c", TRAINING, *small, *out, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -140,7 +141,7 @@ def test_two_processes(tmp_path, capsys):
             before = contents(tmp_path / "run")
             capsys.readouterr()
             for attempt in ([*out, "--seed", "3"], [*out, "--resume", "--epochs", "9"]):
-                assert main(["train", "toy", *attempt]) == 2
+                assert main(["train", "xc", *attempt]) == 2
                 message = capsys.readouterr().err
                 assert f"in use for training by process {first.pid} on" in message
                 assert message.count("\n") == 1

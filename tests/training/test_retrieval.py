@@ -15,14 +15,13 @@ from samplesoft.training import (
     RetrievalSettings,
     RetrievalTask,
     Settings,
-    linear_steps,
+    linear_epochs,
     read_checkpoint,
     read_linear_softmax,
     read_log,
     train,
 )
-from samplesoft.training.linear_steps import LinearSteps
-from samplesoft.training.unit_norm import unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, unit_norm
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "3"]
 DRAWS = ["--sampler", "rff+softmax-leaf", "--num-sampled", "6", "--num-features", "16"]
@@ -168,7 +167,7 @@ def test_what_predict_refuses(files, tmp_path, capsys):
     ("options", "message"),
     [
         (["--loss", "full", "--sampler", "rff"], "--sampler has no effect with"),
-        (["--no-normalize", "--sampler", "rff"], "--no-normalize does not go with"),
+        (["--no-normalize", "--sampler", "rff"], "--normalize must be True with"),
         (["--optimizer", "momentum"], "--learning-rate must be given"),
         (["--loss", "jackknife"], "invalid choice"),
         (["--label-reduction", "ova"], "must not be 'ova' for SampledSoftmaxLoss"),
@@ -233,7 +232,7 @@ def test_data_that_is_refused(x, labels, message):
 
 
 def test_the_sampler_is_made_anew_whenever_steps_have_doubled(monkeypatch):
-    monkeypatch.setattr(linear_steps, "_FIRST_REFRESH", 4)
+    monkeypatch.setattr(linear_epochs, "_FIRST_REFRESH", 4)
     x = sparse.csr_array(np.eye(6))
     settings = RetrievalSettings(sampler="unigram", num_sampled=2, batch_size=2, validation=0.0)
     task, anew = RetrievalTask(x, x, settings), []
@@ -249,7 +248,7 @@ def test_labels_for_tune_are_one_of_each_example():
     labels = sparse.csr_array(rng.random((500, 9)) < 0.3, dtype=float)
     labels = labels[np.diff(labels.indptr) > 0]
     x = sparse.csr_array(rng.random((labels.shape[0], 4)), dtype=np.float32)
-    steps = LinearSteps(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0)
+    steps = LinearEpochs(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0, None)
     found = steps.tune_inputs(x, labels)
     rows = np.arange(labels.shape[0])
     assert np.all(labels.toarray()[rows, found["labels"]] == 1.0)

@@ -11,13 +11,9 @@ import pytest
 from oracles.linear_task import LinearTask
 from run_files import assert_same_end, log_values
 
-from samplesoft.losses.registry import LOSSES
 from samplesoft.training.checkpoint import read_checkpoint
-from samplesoft.training.language_settings import LanguageModelSettings
-from samplesoft.training.log import read_log
 from samplesoft.training.settings import Settings
-from samplesoft.training.toy import TOY_LOSSES, ToySettings, ToyTask
-from samplesoft.training.trainer import load_parameters, train
+from samplesoft.training.trainer import load_parameters, read_log, train
 
 
 def settings(**changes):
@@ -173,7 +169,6 @@ def test_log_lines(tmp_path):
     assert set(lines[2]) - set(lines[1]) == {"validation_loss", "validation_bias"}
     for line in lines:
         assert line["learning_rate"] == 0.05
-        assert line["gradient_norm"] > 0.0
         assert line["examples_per_second"] > 0.0
 
 
@@ -192,16 +187,14 @@ def test_train_loss_is_the_mean_of_the_epoch(tmp_path):
     np.testing.assert_allclose(lines[5]["train_loss"], np.mean(losses[9:]), rtol=1e-12)
 
 
-def test_schedule_and_clip(tmp_path):
-    options = {"schedule": "zaremba", "schedule_options": {"hold": 2, "decay": 4}}
-    train(LinearTask(), settings(epochs=4, optimizer="sgd", **options), tmp_path / "schedule")
-    lines = [r for r in read_log(tmp_path / "schedule" / "log.jsonl") if "validation_loss" in r]
+def test_a_task_changes_the_learning_rate(tmp_path):
+    class Falling(LinearTask):
+        def rate_factor(self, epoch):
+            return 0.25 ** max(epoch - 1, 0)
+
+    train(Falling(), settings(epochs=4, optimizer="sgd"), tmp_path)
+    lines = [r for r in read_log(tmp_path / "log.jsonl") if "validation_loss" in r]
     assert [line["learning_rate"] for line in lines] == [0.05, 0.05, 0.0125, 0.003125]
-    task = LinearTask()
-    train(task, settings(epochs=1, optimizer="sgd", clip=1e-3), tmp_path / "clip")
-    moved = math.sqrt(sum(float((p**2).sum()) for p in task.parameters.values()))
-    longest = 9 * 0.05 * 1e-3  # nine steps in one direction
-    assert 0.5 * longest < moved <= 1.0001 * longest
 
 
 class Worsening(LinearTask):
@@ -337,10 +330,7 @@ def test_damaged_checkpoint_is_refused_and_the_best_can_take_its_place(tmp_path)
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"optimizer": "adamw"}, "optimizer"),
         ({"optimizer_options": {"beta": 3}}, "optimizer_options"),
-        ({"schedule": "zaremba", "schedule_options": {"hol": 3}}, "schedule_options"),
-        ({"schedule": "zaremba", "schedule_options": {"hold": -3}}, "schedule_options"),
-        ({"schedule": "other"}, "schedule"),
-        ({"clip": -1.0}, "clip"),
+        ({"optimizer_options": {"momentum": -3}}, "optimizer_options"),
         ({"patience": 0}, "patience"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
         ({"log_every": 0}, "log_every"),
@@ -352,51 +342,9 @@ def test_malformed_settings(options, name):
 
 
 def test_settings_are_plain_json():
-    config = settings(schedule="zaremba", schedule_options={"hold": 2}).config()
+    config = settings(optimizer_options={"momentum": 0.5}).config()
     assert json.loads(json.dumps(config)) == config
     assert "epochs" not in config and "patience" not in config
-
-
-@pytest.mark.parametrize(
-    "options, name",
-    [
-        ({"embedding_dim": -1}, "embedding_dim"),
-        ({"loss": "x"}, "loss"),
-        ({"sampler": None}, "sampler"),
-        ({"sampler": "x"}, "sampler"),
-        ({"num_sampled": None}, "num_sampled"),
-        ({"loss": "full"}, "sampler"),
-        ({"shared": True}, "shared"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"nu": 0.0}, "nu"),
-        ({"seed": -1}, "seed"),
-    ],
-)
-def test_malformed_settings_of_the_language_model(options, name):
-    with pytest.raises((TypeError, ValueError), match=f"`{name}`"):
-        LanguageModelSettings(**options)
-
-
-@pytest.mark.parametrize(
-    "options, name",
-    [
-        ({"num_classes": 5}, "num_sampled"),
-        ({"loss": "full"}, "num_sampled"),
-        ({"data": "x"}, "data"),
-        ({"embedding_dim": 0}, "embedding_dim"),
-        *(({"loss": name}, "loss") for name in sorted(set(LOSSES) - set(TOY_LOSSES))),
-    ],
-)
-def test_malformed_settings_of_the_toy_task(options, name):
-    with pytest.raises((TypeError, ValueError), match=f"`{name}`"):
-        ToySettings(**options)
-
-
-@pytest.mark.parametrize("loss", TOY_LOSSES)
-def test_losses_of_the_toy_task(loss, tmp_path):
-    options = {"loss": loss, "num_sampled": 10 if LOSSES[loss].draws else None}
-    at = train(ToyTask(ToySettings(**options)), Settings(1, learning_rate=0.001), tmp_path)
-    assert at.step == 10
 
 
 def test_first_step_that_fails_leaves_no_run(tmp_path):

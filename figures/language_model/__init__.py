@@ -1,0 +1,1 @@
+"""The recurrent language model of the papers' experiments on the Penn Treebank."""

@@ -1,0 +1,113 @@
+"""A text for a language model: in three parts, and in rows that are read in windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._validation import IntArray, as_count
+from samplesoft.data import EOS, UNK, Vocabulary, build_vocabulary, read_tokens
+from samplesoft.data.corpus import find_part
+
+PARTS = ("train", "valid", "test")
+VOCABULARY_SIZE = 10_000  # of the Penn Treebank as language models have it
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """The parts of a text, each (N,), as classes of the training part's vocabulary."""
+
+    vocabulary: Vocabulary
+    train: IntArray
+    valid: IntArray
+    test: IntArray
+
+
+def read_corpus(path: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -> Corpus:
+    """Read a training, a validation and a test text of at most `vocabulary_size` classes.
+
+    `path` is a folder that holds one file for each of ``*train*``, ``*valid*`` and ``*test*``, each
+    ``.txt``, ``.txt.gz``, ``.txt.xz`` or ``.txt.bz2`` with one sentence a line; or one such file:
+    its first 80% of the lines are for training, the next 10% for validation, the rest for the test.
+
+    Where training left no word out, but the other parts have words that it has not, its two
+    rarest words become ``<unk>`` with them: a class that is never seen would not be trained.
+    """
+    if Path(path).is_dir():
+        tokens = {part: read_tokens(find_part(path, part)) for part in PARTS}
+    else:
+        tokens = _split(path, read_tokens(path))
+    vocabulary = build_vocabulary(tokens["train"], vocabulary_size)
+    unseen = set(tokens["valid"] + tokens["test"]) - set(vocabulary.words)
+    if unseen and UNK not in vocabulary.words:
+        if len(vocabulary.words) < 3:
+            raise ValueError(
+                f"the training text of {str(path)!r} must hold more than one word where other "
+                f"parts have words such as {min(unseen)!r}; give a longer one."
+            )
+        vocabulary = build_vocabulary(tokens["train"], len(vocabulary.words) - 1)
+    return Corpus(vocabulary, **{part: vocabulary.encode(tokens[part]) for part in PARTS})
+
+
+def _split(path: str | Path, tokens: list[str]) -> dict[str, list[str]]:
+    """Return 80%, 10% and 10% of the lines of a text, in their order."""
+    ends = [place + 1 for place, token in enumerate(tokens) if token == EOS]
+    if len(ends) < len(PARTS):
+        raise ValueError(
+            f"{str(path)!r} must have at least {len(PARTS)} lines to be split into training, "
+            f"validation and test, got {len(ends)}; give a longer text."
+        )
+    tenth = max(len(ends) // 10, 1)
+    first, second = ends[-2 * tenth - 1], ends[-tenth - 1]
+    return {"train": tokens[:first], "valid": tokens[first:second], "test": tokens[second:]}
+
+
+class Windows:
+    """A text (N,) in B contiguous rows, cut into windows of T tokens with the next ones.
+
+    Row b holds the tokens from ``b * (N // B)`` on, and goes on where the window before ended, so
+    that the hidden state of one window starts the next [1]_. The last ``N % B`` tokens are left
+    out, and a last window of less than T tokens too unless `keep_short`.
+
+    References
+    ----------
+    .. [1] W. Zaremba, I. Sutskever and O. Vinyals, "Recurrent Neural Network Regularization",
+       arXiv:1409.2329, section 4.1.
+    """
+
+    def __init__(
+        self, ids: NDArray[np.int64], batch_size: int, num_steps: int, *, keep_short: bool
+    ) -> None:
+        self.batch_size = as_count("batch_size", batch_size)
+        self.num_steps = as_count("num_steps", num_steps)
+        length = len(ids) // self.batch_size
+        predicted = length - 1  # the last token of a row has no next one
+        self._len = -(-predicted // self.num_steps) if keep_short else predicted // self.num_steps
+        if self._len < 1:
+            needed = self.batch_size * (2 if keep_short else self.num_steps + 1)
+            raise ValueError(
+                f"`ids` must hold at least {needed} tokens for {self.batch_size} rows of a window "
+                f"of {self.num_steps}, got {len(ids)}; give a longer text, or lower `batch_size` "
+                "or `num_steps`."
+            )
+        self._columns = np.ascontiguousarray(
+            ids[: length * self.batch_size].reshape(self.batch_size, length).T
+        )
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, index: int) -> tuple[IntArray, IntArray]:
+        """Return inputs and targets of window `index`, each (T, B)."""
+        if not 0 <= index < self._len:
+            raise IndexError(f"window {index} of {self._len}")
+        start = index * self.num_steps
+        stop = min(start + self.num_steps, len(self._columns) - 1)
+        return self._columns[start:stop], self._columns[start + 1 : stop + 1]
+
+    def __iter__(self) -> Iterator[tuple[IntArray, IntArray]]:
+        return (self[index] for index in range(self._len))

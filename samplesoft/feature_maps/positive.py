@@ -1,0 +1,149 @@
+"""Positive random features of the exponential kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._limits import LARGEST_EXPONENT
+from samplesoft._random import as_key
+from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
+from samplesoft.feature_maps.base import (
+    ROW,
+    FeatureMap,
+    inner_products,
+    over_rows,
+    shrink,
+    squared_norms,
+)
+from samplesoft.feature_maps.frequencies import (
+    DRAWS,
+    orthogonal_moment,
+    orthogonal_pairs,
+    require_frequencies,
+)
+
+
+class PositiveRandomFeatures(FeatureMap):
+    r"""Exponentials of random projections, for ``k(x, y) = exp(tau x . y)``.
+
+    .. math:: \phi_j(u) = D^{-1/2} \exp(\sqrt\tau w_j u - \tau |u|^2 / 2), \qquad w_j \sim N(0, I)
+
+    Estimates are never negative. Their relative variance, ``(exp(tau |x + y|^2) - 1) / D`` for
+    independent frequencies, is the largest where the kernel is: at tau = 5, 5e8 / D for two equal
+    unit vectors. For unit vectors the exponents lie about tau / 2 below 0, so that float32
+    underflows from tau = 150 or so, and float64 from tau = 1300 or so.
+
+    Parameters
+    ----------
+    dim : int
+        Length d of the vectors.
+    num_features : int
+        Number of frequencies D, which is F.
+    tau : float, default 1.0
+        Inverse temperature.
+    frequencies : {"iid", "orthogonal"}, default "iid"
+        Independent, or in orthogonal blocks of d, with a smaller variance.
+    rng : int, numpy.random.Generator or None, optional
+        Seed of the frequencies.
+    device : {"cpu", "cuda"}
+        Where features are computed, and stay.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not of its type or out of its range; and, from `transform`, if all
+        features of a row underflow to 0 or one overflows.
+    MemoryError
+        If so many features do not fit.
+
+    References
+    ----------
+    Choromanski et al. (2021), "Rethinking attention with Performers", lemmas 1 and 2.
+
+    Examples
+    --------
+    >>> phi = PositiveRandomFeatures(3, 2000, tau=0.5, rng=0)
+    >>> x, y = [[1.0, 0.0, 0.0]], [[0.6, 0.8, 0.0]]
+    >>> estimate = phi.transform(x) @ phi.transform(y).T
+    >>> bool(abs(estimate - phi.kernel(x, y)) < 4 * phi.variance(x, y) ** 0.5)
+    True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_features: int,
+        tau: float = 1.0,
+        *,
+        frequencies: str = "iid",
+        rng: int | np.random.Generator | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.tau = as_positive("tau", tau)
+        self.num_features = as_count("num_features", num_features)
+        super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
+        # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
+        self.frequencies = as_choice("frequencies", frequencies, ("iid", "orthogonal"))
+        generator = np.random.default_rng(int(as_key(rng)))
+        require_frequencies(self.num_features, self.dim)
+        self.projections = DRAWS[frequencies](
+            self.dim, num_features, self.tau**0.5, generator, self.device
+        )
+
+    def _write(self, X: Any, out: Any) -> None:
+        if self.device != "cpu":
+            self.projections.write_positive(self, X, out)
+            return
+
+        def write(part: slice) -> None:
+            rows, features = X[part], out[part]
+            with np.errstate(all="ignore"):
+                self.projections.project(rows, features)
+                # one exponential of the difference: exp(a) exp(-b) would overflow before it need
+                shifts = 0.5 * (self.tau * squared_norms(rows) + np.log(self.num_features))
+                features -= shifts[:, None]
+                np.exp(features, out=features)
+            self.require_in_range(features)
+
+        over_rows(write, out)
+
+    def require_in_range(self, features: NDArray[Any]) -> None:
+        """Raise for rows of features, on the processor, that overflow or are all 0."""
+        largest = features.max(axis=1)
+        if not np.all((largest > 0.0) & (largest < np.inf)):
+            what = "overflow" if np.any(largest == np.inf) else "are all 0"
+            raise ValueError(
+                f"positive features of {ROW} {what} in {features.dtype}: with tau = {self.tau:g} "
+                f"the row is too large; lower tau, or {shrink(features.dtype)}."
+            )
+
+    def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
+        return np.exp(self.tau * inner_products(X, Y))
+
+    def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray:
+        num = self.num_features
+        dots = self.tau * inner_products(X, Y)
+        exponent = 0.5 * self.tau * (squared_norms(X)[:, None] + squared_norms(Y)) + dots
+        exponent = np.maximum(exponent, 0.0)  # tau |x + y|^2 / 2, which may round below
+        variance: FloatArray = np.exp(2.0 * (dots + exponent)) * -np.expm1(-2.0 * exponent) / num
+        if self.frequencies == "orthogonal":
+            # beyond both limits the part above is all, and the hypergeometric series overflows
+            exponent = np.minimum(exponent, 300.0)
+            square = np.exp(np.minimum(2.0 * dots, LARGEST_EXPONENT))
+            together = orthogonal_moment(self.dim, exponent) * np.exp(-2.0 * exponent) - 1.0
+            variance += orthogonal_pairs(self.dim, num) / num**2 * together * square
+        return np.maximum(variance, 0.0)
+
+    def _covariance(self, x: FloatArray, Y: FloatArray) -> FloatArray | None:
+        if self.frequencies != "iid":
+            return None
+        # k(x, y) k(x, y') (exp(s) - 1) / D with s = tau (x + y) . (x + y'), without inf - inf
+        both = x + Y
+        s = self.tau * inner_products(both, both)
+        dots = self.tau * inner_products(Y, x)
+        exponent = dots + dots.T + np.maximum(s, 0.0)
+        out: FloatArray = np.exp(exponent) * -np.expm1(-np.abs(s)) / self.num_features
+        return np.copysign(out, s)

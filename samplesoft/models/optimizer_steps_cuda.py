@@ -1,0 +1,128 @@
+"""Parameters on a CUDA device: checks of their gradients, their state and their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from samplesoft._cuda import (
+    as_device_array,
+    cuda,
+    first_found,
+    for_device,
+    kernel,
+    launch_threads,
+    thread_index,
+    to_device,
+)
+from samplesoft._device.arrays_cuda import contiguous, filled, first_outside
+from samplesoft._device.select import on_device
+from samplesoft.losses.base import SparseRows
+from samplesoft.models.optimizer_steps import (
+    Update,
+    greatest,
+    rows_out_of_order,
+    too_large,
+    wrong_shape,
+)
+
+
+class CudaSteps:
+    """Checks and changes parameters on the device."""
+
+    @staticmethod
+    def as_update(name: str, parameters: Mapping[str, Any], gradient: Any, squares: bool) -> Update:
+        """Return the update of a parameter, as `HostSteps` does."""
+        parameter = as_device_array(parameters[name])
+        if parameter.dtype not in (np.float32, np.float64) or not parameter.flags["C_CONTIGUOUS"]:
+            raise TypeError(
+                f"`parameters` must hold C-contiguous arrays of float32 or float64, got "
+                f"{parameter.dtype} with strides {parameter.strides} for {name!r}."
+            )
+        ids, given, shape = None, gradient, tuple(parameter.shape)
+        if isinstance(gradient, SparseRows):
+            ids, given = _there(name, gradient.ids, np.dtype(np.int64)), gradient.rows
+            place = first_found(launch_threads, _find_not_rising, ids.size, ids, parameter.shape[0])
+            if place is not None:
+                raise rows_out_of_order(name, ids.copy_to_host(), parameter.shape[0])
+            shape = (ids.shape[0], *shape[1:])
+        given = _there(name, given, parameter.dtype)
+        if tuple(given.shape) != shape:
+            raise wrong_shape(name, tuple(given.shape), shape, tuple(parameter.shape), ids)
+        limit = greatest(parameter.dtype, squares)
+        place = first_outside(given, -limit, limit)
+        if place is not None:
+            worst = given.reshape(-1)[place : place + 1].copy_to_host()[0]
+            raise too_large(name, worst, limit, parameter.dtype)
+        width = given.size // (1 if ids is None else max(1, ids.shape[0]))
+        return Update(name, parameter, ids, given.reshape(-1, width) if width else given)
+
+    @staticmethod
+    def state_like(parameter: Any, state: Any) -> Any:
+        """Return a state on the device: zeros of the shape of a parameter where there is none."""
+        if state is None:
+            return filled(tuple(parameter.shape), parameter.dtype.type(0))
+        return state if on_device(state) else to_device(state)
+
+    @staticmethod
+    def apply(
+        rows_kernel: Callable[..., None],
+        update: Update,
+        state: tuple[Any, ...],
+        numbers: tuple[Any, ...],
+    ) -> None:
+        """Change a parameter and its state in place."""
+        ids, rows = update.ids, update.rows
+        if ids is None:
+            ids, shape = to_device(np.zeros(1, np.int64)), (1, update.parameter.size)
+            rows = rows.reshape(shape)
+        else:
+            shape = (update.parameter.shape[0], rows.shape[1])
+        parameter, *states = (array.reshape(shape) for array in (update.parameter, *state))
+        step = _step_kernel(rows_kernel, len(states))
+        launch_threads(step, rows.size, ids, rows, parameter, tuple(states) or (rows,), numbers)
+
+
+def _there(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+    if not on_device(value):
+        return to_device(np.asarray(value, dtype))
+    return contiguous(f"gradients[{name!r}]", value, dtype)
+
+
+@cache
+def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
+    """Return the kernel that does what one of the processor does, a thread for each number.
+
+    It takes ids (k,), gradients (k, d), parameters (n, d), a tuple of state arrays (n, d) and a
+    tuple of numbers.
+    """
+    body = for_device(function)
+
+    def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
+        place, width = thread_index(), gradients.shape[1]
+        i, c = place // width, place % width
+        if i >= ids.shape[0]:
+            return
+        one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
+        if num_states == 0:
+            body(*one, *numbers)
+        elif num_states == 1:
+            body(*one, states[0][:, c : c + 1], *numbers)
+        else:
+            body(*one, states[0][:, c : c + 1], states[1][:, c : c + 1], *numbers)
+
+    step.__name__ = f"{function.__name__}_on_device"
+    return kernel(step)
+
+
+@kernel
+def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
+    """Look for ids (k,) that do not rise, or are not in ``range(stop)``, a thread for each."""
+    i = thread_index()
+    if i < ids.shape[0]:
+        before = ids[i - 1] if i > 0 else -1
+        if not before < ids[i] < stop:
+            cuda.atomic.min(found, 0, i)

@@ -1,0 +1,553 @@
+"""Optimizers that change named parameters in place, all rows of them or a few.
+
+A kernel takes a step over the rows that have a gradient in one pass: ``ids`` (k,) are the rows,
+ascending and each once, `gradients` (k, d) their gradients; `parameters` (n, d) and the state, of
+the same shape, change in place. All numbers come in the type of the parameters, so that float32
+stays float32.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._device.select import device_of, to_host, twin
+from samplesoft._jit import njit
+from samplesoft._validation import (
+    IntArray,
+    as_array,
+    as_choice,
+    as_flag,
+    as_named_arrays,
+    as_nonnegative,
+    require_mapping,
+)
+from samplesoft.losses.base import SparseRows
+from samplesoft.models.optimizer_steps import LARGEST, Update
+
+Array = NDArray[Any]
+
+_SMALLEST = 1e-37  # a number of float32 with all its digits
+
+
+class Optimizer(ABC):
+    """Changes parameters in place by their gradients, of all rows or of a few.
+
+    A new optimizer is a kernel, a subclass with the names of its state and the numbers of a step,
+    and a line in `OPTIMIZERS`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step; finite and at least 0.
+
+    Attributes
+    ----------
+    steps : int
+        Steps taken.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    A gradient that is `SparseRows` touches only its rows, of the parameter and of the state: the
+    others keep their values and their state, which does not decay meanwhile, as in LazyAdam of
+    TensorFlow Addons and ``torch.optim.SparseAdam``. Where it has all rows, the result equals the
+    dense one to the last bit. The cost of a step does not depend on how many rows there are
+    besides; state is made of zeros when a parameter has its first gradient, with a shape and a
+    type like the parameter.
+    """
+
+    _state_names: ClassVar[tuple[str, ...]] = ()
+    _squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
+    _kernel: ClassVar[Callable[..., None]]
+
+    def __init__(self, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
+        self.steps = 0
+        self._state: dict[str, tuple[Array, ...]] = {}
+
+    @abstractmethod
+    def _numbers(self) -> tuple[float, ...]:
+        """Return what the kernel takes after the arrays, for the step that `steps` counts."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Size of a step, which a schedule may set before any of them."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = as_nonnegative("learning_rate", value)
+
+    def step(
+        self, parameters: Mapping[str, Array], gradients: Mapping[str, Array | SparseRows]
+    ) -> None:
+        """Change parameters in place.
+
+        Parameters
+        ----------
+        parameters : mapping of str to ndarray
+            C-contiguous float32 or float64. Those without a gradient stay as they are. Those on a
+            GPU change there.
+        gradients : mapping of str to ndarray or SparseRows
+            By the same names: of the shape of the parameter, or some of its rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a name, a shape, a type or a row number is wrong, or a gradient is not finite, nor,
+            on the processor, a row that it changes; no parameter and no state has changed then.
+        """
+        require_mapping("parameters", parameters)
+        require_mapping("gradients", gradients)
+        updates = [self._read(name, parameters, gradients[name]) for name in gradients]
+        states = {update.name: self._state_of(update) for update in updates}
+        numbers = self._next_numbers(updates)
+        self._state.update(states)
+        for update in updates:
+            self._apply(update, states[update.name], numbers)
+
+    def _read(self, name: str, parameters: Mapping[str, Array], gradient: Any) -> Update:
+        if name not in parameters:
+            raise ValueError(
+                f"`gradients` has {name!r}, which `parameters` has not; it has "
+                f"{', '.join(map(repr, parameters))}."
+            )
+        update: Update = _steps_of(parameters[name]).as_update(
+            name, parameters, gradient, self._squares
+        )
+        return update
+
+    def _next_numbers(self, updates: list[Update]) -> tuple[float, ...]:
+        """Count a step, and return its numbers; if a type cannot hold them, there is no step."""
+        self.steps += 1
+        numbers = self._numbers()
+        for update in updates:
+            if not max(numbers) <= LARGEST[update.parameter.dtype]:
+                self.steps -= 1
+                raise ValueError(
+                    f"`learning_rate` must be within the range of {update.parameter.dtype} for "
+                    f"{update.name!r}, got {self._learning_rate}; lower it."
+                )
+        return numbers
+
+    def _state_of(self, update: Update) -> tuple[Array, ...]:
+        like = update.parameter
+        found: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
+        state = tuple(_steps_of(like).state_like(like, array) for array in found)
+        for array in state:
+            if array.shape != like.shape or array.dtype != like.dtype:
+                raise ValueError(
+                    f"`parameters` has {update.name!r} of shape {like.shape} and {like.dtype}, but "
+                    f"its state is of shape {array.shape} and {array.dtype}; make a new optimizer "
+                    "for new parameters."
+                )
+        return state
+
+    def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
+        number = update.parameter.dtype.type
+        _steps_of(update.parameter).apply(self._kernel, update, state, tuple(map(number, numbers)))
+
+    def state(self) -> dict[str, Array]:
+        """Return a copy of all that the next steps depend on, but for the settings.
+
+        Returns
+        -------
+        dict of str to ndarray
+            ``"steps"``, and by names such as ``"velocity/class_embeddings"`` the state of each
+            parameter; fit for `numpy.savez`. An optimizer of the same settings that loads it goes
+            on to the last bit as this one would.
+        """
+        state = {"steps": np.array(self.steps)}
+        for parameter, arrays in self._state.items():
+            for name, array in zip(self._state_names, arrays, strict=True):
+                state[f"{name}/{parameter}"] = to_host(array).copy()
+        return state
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `state` returned.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray
+            Of an optimizer of this class.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a name is missing or unknown, or arrays are malformed; nothing has changed then.
+        """
+        state = as_named_arrays("state", state)
+        steps = as_array("state['steps']", state.get("steps"))
+        if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
+            raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
+        parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
+        wanted = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
+        if wanted != set(state):
+            raise ValueError(
+                f"`state` of {type(self).__name__} must have {', '.join(sorted(wanted))}; got "
+                f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
+            )
+        loaded = {
+            key: tuple(_as_state(f"{name}/{key}", state) for name in self._state_names)
+            for key in parameters
+        }
+        self.steps, self._state = int(steps), loaded
+
+
+@njit
+def sgd_rows(ids: IntArray, gradients: Array, parameters: Array, rate: float) -> None:
+    """Step against the gradient."""
+    for i in range(len(ids)):
+        gradient, row = gradients[i], parameters[ids[i]]
+        for c in range(len(row)):
+            row[c] -= rate * gradient[c]
+
+
+class SGD(Optimizer):
+    r"""Stochastic gradient descent: :math:`w \leftarrow w - \eta g`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    References
+    ----------
+    .. [1] H. Robbins and S. Monro, "A Stochastic Approximation Method", Annals of Mathematical
+       Statistics 22, 1951.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.losses.base import SparseRows
+    >>> parameters = {"bias": np.zeros(4)}
+    >>> SGD(0.5).step(parameters, {"bias": SparseRows(np.array([1, 3]), np.array([1.0, -2.0]))})
+    >>> parameters["bias"]
+    array([ 0. , -0.5,  0. ,  1. ])
+    """
+
+    _kernel = staticmethod(sgd_rows)
+
+    def _numbers(self) -> tuple[float, ...]:
+        return (self.learning_rate,)
+
+
+@njit
+def momentum_rows(
+    ids: IntArray,
+    gradients: Array,
+    parameters: Array,
+    velocities: Array,
+    momentum: float,
+    of_gradient: float,
+    of_velocity: float,
+) -> None:
+    """Add to a sum of gradients that decays by `momentum`; step against a mixture of the two."""
+    for i in range(len(ids)):
+        gradient, row, velocity = gradients[i], parameters[ids[i]], velocities[ids[i]]
+        for c in range(len(row)):
+            velocity[c] = momentum * velocity[c] + gradient[c]
+            row[c] -= of_gradient * gradient[c] + of_velocity * velocity[c]
+
+
+class Momentum(Optimizer):
+    r"""Gradient descent along a decaying sum of gradients.
+
+    .. math:: v \leftarrow \mu v + g, \qquad w \leftarrow w - \eta v
+
+    or with Nesterov's correction :math:`w \leftarrow w - \eta (g + \mu v)`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+    momentum : float
+        What remains of the sum after a step, :math:`\mu`; at least 0 and less than 1.
+    nesterov : bool
+        Step by the gradient and what the sum will step next time.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    As in PyTorch, the learning rate is outside of the sum :math:`v`, where the papers have it
+    inside; the two are the same while it does not change. With `SparseRows`, the velocity of a row
+    decays only when the row has a gradient.
+
+    References
+    ----------
+    .. [1] B. T. Polyak, "Some methods of speeding up the convergence of iteration methods", USSR
+       Computational Mathematics and Mathematical Physics 4, 1964.
+    .. [2] I. Sutskever et al., "On the importance of initialization and momentum in deep
+       learning", ICML 2013, equations 1 to 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parameters, optimizer = {"w": np.zeros(2)}, Momentum(1.0, momentum=0.5)
+    >>> for _ in range(2):
+    ...     optimizer.step(parameters, {"w": np.array([1.0, 0.0])})
+    >>> parameters["w"]
+    array([-2.5,  0. ])
+    """
+
+    _kernel = staticmethod(momentum_rows)
+    _state_names = ("velocity",)
+
+    def __init__(
+        self, learning_rate: float, momentum: float = 0.9, *, nesterov: bool = False
+    ) -> None:
+        super().__init__(learning_rate)
+        self.momentum = as_nonnegative("momentum", momentum, below=1.0)
+        self.nesterov = as_flag("nesterov", nesterov)
+
+    def _numbers(self) -> tuple[float, ...]:
+        rate = self.learning_rate
+        return self.momentum, *((rate, rate * self.momentum) if self.nesterov else (0.0, rate))
+
+
+@njit
+def adagrad_rows(
+    ids: IntArray,
+    gradients: Array,
+    parameters: Array,
+    squares: Array,
+    rate: float,
+    epsilon: float,
+    initial: float,
+) -> None:
+    """Step by the gradient over the root of `initial` and the squares of all gradients so far."""
+    for i in range(len(ids)):
+        gradient, row, square = gradients[i], parameters[ids[i]], squares[ids[i]]
+        for c in range(len(row)):
+            square[c] += gradient[c] * gradient[c]
+            row[c] -= rate * gradient[c] / (sqrt(initial + square[c]) + epsilon)
+
+
+class Adagrad(Optimizer):
+    r"""Adagrad: each entry has a step of its own, which shrinks with its gradients so far.
+
+    .. math:: s \leftarrow s + g^2, \qquad w \leftarrow w - \eta g / (\sqrt{s_0 + s} + \epsilon)
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+    epsilon : float
+        What keeps the first steps finite, :math:`\epsilon`; at least 1e-37.
+    initial_accumulator : float
+        Sum of squares before the first gradient, :math:`s_0`; finite and at least 0. TensorFlow
+        takes 0.1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    The state holds :math:`s` without :math:`s_0`, so that rows without a gradient stay zeros.
+
+    References
+    ----------
+    .. [1] J. Duchi, E. Hazan and Y. Singer, "Adaptive Subgradient Methods for Online Learning and
+       Stochastic Optimization", JMLR 12, 2011, figure 1 with diagonal matrices.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parameters, optimizer = {"w": np.zeros(2)}, Adagrad(1.0)
+    >>> optimizer.step(parameters, {"w": np.array([100.0, -0.1])})
+    >>> parameters["w"].round(6)
+    array([-1.,  1.])
+    """
+
+    _kernel = staticmethod(adagrad_rows)
+    _state_names = ("sum_of_squares",)
+    _squares = True
+
+    def __init__(
+        self, learning_rate: float, epsilon: float = 1e-10, initial_accumulator: float = 0.0
+    ) -> None:
+        super().__init__(learning_rate)
+        self.epsilon = _as_epsilon("epsilon", epsilon)
+        self.initial_accumulator = as_nonnegative("initial_accumulator", initial_accumulator)
+
+    def _numbers(self) -> tuple[float, ...]:
+        return self.learning_rate, self.epsilon, self.initial_accumulator
+
+
+@njit
+def adam_rows(
+    ids: IntArray,
+    gradients: Array,
+    parameters: Array,
+    firsts: Array,
+    seconds: Array,
+    rate: float,
+    new_first: float,
+    new_second: float,
+    correction: float,
+    epsilon: float,
+) -> None:
+    """Step by the mean of gradients over the root of the mean of their squares.
+
+    `new_first` and `new_second` are what a new gradient weighs in the means, 1 - beta; `rate` and
+    `correction` hold the corrections of the bias of the first mean and of the root of the second.
+    """
+    for i in range(len(ids)):
+        j = ids[i]
+        gradient, row, first, second = gradients[i], parameters[j], firsts[j], seconds[j]
+        for c in range(len(row)):
+            g = gradient[c]
+            # in this order, and not as a step towards g, a beta of 0 leaves nothing of the old
+            first[c] = (first[c] - new_first * first[c]) + new_first * g
+            second[c] = (second[c] - new_second * second[c]) + new_second * g * g
+            row[c] -= rate * first[c] / (correction * sqrt(second[c]) + epsilon)
+
+
+class Adam(Optimizer):
+    r"""Adam: steps by the mean of gradients, relative to the root of the mean of their squares.
+
+    .. math::
+        m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
+        w \leftarrow w - \eta \hat m / (\sqrt{\hat v} + \epsilon)
+
+    with :math:`\hat m = m / (1 - \beta_1^t)` and :math:`\hat v = v / (1 - \beta_2^t)` after t
+    steps.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Size of a step :math:`\eta`; finite and at least 0.
+    beta1, beta2 : float
+        What remains of the means after a step; at least 0 and less than 1.
+    epsilon : float
+        What keeps steps by small gradients finite, :math:`\epsilon`; at least 1e-37.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    With `SparseRows`, the means of a row change only when the row has a gradient, and t counts all
+    steps. As in the paper, :math:`\epsilon` is added after the correction of :math:`v`;
+    ``torch.optim.SparseAdam`` adds it before.
+
+    References
+    ----------
+    .. [1] D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015,
+       algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parameters, optimizer = {"w": np.zeros(2)}, Adam(0.1)
+    >>> for _ in range(3):
+    ...     optimizer.step(parameters, {"w": np.array([100.0, -0.1])})
+    >>> parameters["w"].round(6)
+    array([-0.3,  0.3])
+    """
+
+    _kernel = staticmethod(adam_rows)
+    _state_names = ("first_moment", "second_moment")
+    _squares = True
+
+    def __init__(
+        self,
+        learning_rate: float,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+    ) -> None:
+        super().__init__(learning_rate)
+        self.beta1 = as_nonnegative("beta1", beta1, below=1.0)
+        self.beta2 = as_nonnegative("beta2", beta2, below=1.0)
+        self.epsilon = _as_epsilon("epsilon", epsilon)
+
+    def _numbers(self) -> tuple[float, ...]:
+        rate = self.learning_rate / (1.0 - self.beta1**self.steps)
+        correction = 1.0 / sqrt(1.0 - self.beta2**self.steps)
+        return rate, 1.0 - self.beta1, 1.0 - self.beta2, correction, self.epsilon
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adagrad": Adagrad,
+    "adam": Adam,
+}
+
+
+def make_optimizer(name: str, learning_rate: float, **options: Any) -> Optimizer:
+    """Make an optimizer by its name in `OPTIMIZERS`.
+
+    Parameters
+    ----------
+    name : str
+        A key of `OPTIMIZERS`.
+    learning_rate : float
+        Size of a step; finite and at least 0.
+    **options : float or bool
+        What else its class takes.
+
+    Returns
+    -------
+    Optimizer
+        A new optimizer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the name is unknown, or its class refuses the learning rate or an option.
+
+    Examples
+    --------
+    >>> make_optimizer("momentum", 0.1, nesterov=True).nesterov
+    True
+    """
+    return OPTIMIZERS[as_choice("name", name, OPTIMIZERS)](learning_rate, **options)
+
+
+def _as_epsilon(name: str, value: Any) -> float:
+    """Return `value` as a float that is greater than 0 in float32 too."""
+    number = as_nonnegative(name, value)
+    if number < _SMALLEST:
+        raise ValueError(f"`{name}` must be at least {_SMALLEST}, got {value}; 1e-8 is usual.")
+    return number
+
+
+def _as_state(name: str, state: Mapping[str, Array]) -> Array:
+    array = np.array(as_array(f"state[{name!r}]", state[name]), order="C")
+    if array.dtype.kind != "f" or not np.isfinite(array).all():
+        raise ValueError(
+            f"`state` must hold finite floating-point numbers, got {name!r} of {array.dtype} with "
+            f"{np.ravel(array)[:3]}...; save it again."
+        )
+    return array
+
+
+def _steps_of(parameter: Any) -> Any:
+    """Return what checks and changes a parameter where it lies."""
+    return twin(device_of(parameter), "samplesoft.models.optimizer_steps:Steps")

@@ -1,0 +1,386 @@
+"""What a file of a trained model holds, made again: to rank classes, and to look at its bias."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samplesoft._random import as_key
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_count,
+    as_counts,
+    as_positive,
+    as_real_array,
+    shown,
+)
+from samplesoft.data.embeddings import Embeddings, choose
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.linear_softmax import (
+    LinearSoftmax,
+    LinearSoftmaxSettings,
+    make_linear_softmax,
+    some_entries,
+)
+from samplesoft.models.softmax_layer import SoftmaxLayer
+from samplesoft.samplers.base import Rows
+from samplesoft.training.checkpoint import (
+    Arrays,
+    Checkpoint,
+    copy_arrays,
+    part_of,
+    read_checkpoint,
+    rebuilding,
+)
+from samplesoft.training.linear_epochs import unit_norm
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedLinearSoftmax:
+    """A model that ranks classes for sparse inputs.
+
+    Attributes
+    ----------
+    model : LinearSoftmax
+        Without a sampler.
+    unit_inputs : bool
+        Whether the model wants inputs divided by their norms.
+    leave_out : bool
+        Whether inputs are items, which are left out of the lists.
+    classes : ndarray, shape (n,), or None
+        What classes are called, if not by their numbers.
+    counts : ndarray of float64, shape (n,), or None
+        How often each class occurs in the training data, where the file has that.
+    absolute : bool
+        Whether the scores that were trained are absolute values of the model's.
+    step : int
+        Steps of training.
+    """
+
+    model: LinearSoftmax
+    unit_inputs: bool
+    leave_out: bool
+    classes: Any
+    counts: FloatArray | None
+    absolute: bool
+    step: int
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns v of an input."""
+        return self.model.num_inputs
+
+    @property
+    def num_classes(self) -> int:
+        """Classes n."""
+        return self.model.num_classes
+
+    def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
+        """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
+        return self.model.top_k(
+            self._prepared(inputs), k, leave_out=inputs if self.leave_out else None
+        )
+
+    def embed(self, inputs: Any) -> Rows:
+        """Return contexts (B, d), as `LinearSoftmax.embed`, of inputs (B, v) as they were read."""
+        return self.model.embed(self._prepared(inputs))
+
+    def _prepared(self, inputs: Any) -> Any:
+        return (unit_norm(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
+
+
+def linear_softmax_config(
+    model: LinearSoftmax, *, unit_inputs: bool, leave_out: bool
+) -> dict[str, Any]:
+    """Return what `read_linear_softmax` must know: ``linear_softmax`` in a checkpoint's config.
+
+    The checkpoint holds the parameters of the model as its part ``parameters``.
+    """
+    settings = model.settings
+    return {
+        "num_inputs": model.num_inputs,
+        "num_classes": model.num_classes,
+        "embedding_dim": settings.embedding_dim,
+        "tau": settings.tau,
+        "normalize": settings.normalize,
+        "absolute": model.softmax.loss.absolute,
+        "dtype": str(model.dtype),
+        "unit_inputs": unit_inputs,
+        "leave_out": leave_out,
+    }
+
+
+def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
+    """Read a model for prediction.
+
+    Parameters
+    ----------
+    path : str or Path
+        A checkpoint of ``samplesoft train xc`` or ``items``, or a file of
+        `samplesoft.sklearn.SampledSoftmaxClassifier.save`.
+
+    Returns
+    -------
+    TrainedLinearSoftmax
+        The model.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    MemoryError
+        If the model would not fit.
+    ValueError
+        If it is damaged, of another format, or holds another model.
+    """
+    checkpoint = read_checkpoint(path)
+    with rebuilding(path):
+        config = checkpoint.config.get("task", checkpoint.config)
+        about = config.get("linear_softmax")
+        if about is None:
+            raise ValueError(
+                f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
+                f"{shown(config.get('model', 'something else'))}; take best.npz of samplesoft "
+                "train xc or items, or what SampledSoftmaxClassifier.save wrote."
+            )
+        return _linear_softmax_of(path, about, checkpoint)
+
+
+def _linear_softmax_of(
+    path: str | Path, about: dict[str, Any], checkpoint: Checkpoint
+) -> TrainedLinearSoftmax:
+    parameters, arrays = part_of(checkpoint, "parameters"), checkpoint.arrays
+    classes, counts = arrays.get("classes"), arrays.get("counts", arrays.get("examples/counts"))
+    require_sizes(about, parameters)
+    if classes is not None and classes.shape != (about["num_classes"],):
+        raise ValueError(f"{about['num_classes']} classes of shape {classes.shape}")
+    if counts is not None:
+        counts = as_counts("counts", counts, about["num_classes"])
+    about = {"absolute": False, **about}  # which files of before do not say
+    for name in ("normalize", "absolute", "unit_inputs", "leave_out"):
+        if not isinstance(about[name], bool):
+            raise TypeError(f"{name} is {shown(about[name])}")
+    settings = LinearSoftmaxSettings(
+        loss="full",
+        sampler=None,
+        num_sampled=None,
+        tau=about["tau"],
+        normalize=about["normalize"],
+        embedding_dim=about["embedding_dim"],
+    )
+    model = make_linear_softmax(
+        about["num_inputs"], about["num_classes"], settings, dtype=np.dtype(about["dtype"]), rng=0
+    )
+    if model.settings.embedding_dim is None:  # a model that draws classes keeps them in one row
+        shape = model.parameters["softmax.weights"].shape
+        parameters = {"softmax.weights": parameters["softmax.weights"].reshape(shape)}
+    copy_arrays(path, parameters, model.parameters)
+    values = checkpoint.values
+    return TrainedLinearSoftmax(
+        model,
+        about["unit_inputs"],
+        about["leave_out"],
+        classes,
+        counts,
+        about["absolute"],
+        as_count("step", values.get("step", values.get("num_steps")), 0),
+    )
+
+
+def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:
+    """Raise ValueError unless parameters have the sizes of their `linear_softmax_config`.
+
+    A model of other sizes, which may be huge, is then not made.
+    """
+    dim, inputs, classes = (about[k] for k in ("embedding_dim", "num_inputs", "num_classes"))
+    wanted: dict[str, tuple[int, ...]] = {
+        "embedding.weights": (inputs, dim),
+        "softmax.class_embeddings": (classes, dim),
+    }
+    if dim is None:
+        wanted = {"softmax.weights": (inputs + 1, classes)}
+        parameters = {name: array.reshape(-1, classes) for name, array in parameters.items()}
+    for name, shape in wanted.items():
+        if parameters[name].shape != shape:
+            raise ValueError(f"{name} of shape {parameters[name].shape} where it says {shape}")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedSoftmax:
+    """A softmax layer as it was trained, and contexts that its model made.
+
+    Attributes
+    ----------
+    embeddings : Embeddings
+        Contexts, labels, class vectors and counts, in float64; of norm 1 where the layer
+        normalises. Biases, where there are some, are one more coordinate of the class vectors.
+    tau : float
+        Inverse temperature: logits are ``tau * h @ class_embeddings.T``.
+    absolute : bool
+        Whether scores are absolute values of these.
+    step : int
+        Steps of training.
+    """
+
+    embeddings: Embeddings
+    tau: float
+    absolute: bool
+    step: int
+
+
+def softmax_config(layer: SoftmaxLayer) -> dict[str, Any]:
+    """Return what `read_examples` must know of a layer, to be ``softmax`` in the config of a task.
+
+    The task calls the parameters ``softmax.class_embeddings`` and ``softmax.biases``.
+    """
+    loss = layer.loss
+    return {"tau": loss.tau, "normalize": loss.normalize, "absolute": loss.absolute}
+
+
+def read_examples(path: str | Path) -> TrainedSoftmax:
+    """Read the softmax layer of a checkpoint, with the contexts that were stored with it.
+
+    Parameters
+    ----------
+    path : str or Path
+        A checkpoint of `samplesoft.training.train`. Contexts are those of held-out examples; of an
+        example with several labels it holds one, which was drawn at random.
+
+    Returns
+    -------
+    TrainedSoftmax
+        The layer.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    MemoryError
+        If its arrays would not fit.
+    ValueError
+        If it is damaged, or its task stored no contexts.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from scipy.sparse import csr_array
+    >>> from samplesoft.training import RetrievalSettings, RetrievalTask, Settings, train
+    >>> X = csr_array(np.eye(4, dtype=np.float32))
+    >>> model = RetrievalSettings(num_sampled=2, embedding_dim=8, validation=0.0, batch_size=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = train(RetrievalTask(X, X, model), Settings(epochs=1), folder)
+    ...     trained = read_examples(Path(folder, "best.npz"))
+    >>> trained.embeddings.class_embeddings.shape, trained.step
+    ((4, 8), 2)
+    """
+    checkpoint = read_checkpoint(path)
+    with rebuilding(path):
+        return _softmax_of(path, checkpoint)
+
+
+def _softmax_of(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
+    task, found = checkpoint.config.get("task", {}), part_of(checkpoint, "examples")
+    softmax = task.get("softmax", task.get("linear_softmax"))
+    if softmax is None or "h" not in found:
+        linear = "linear_softmax" in {**checkpoint.config, **task}
+        remedy = (
+            "name a file of examples with --input" if linear else "take one of samplesoft train"
+        )
+        raise ValueError(
+            f"{str(path)!r} must hold contexts of a softmax layer, got "
+            f"{', '.join(found) or 'none'}; {remedy}."
+        )
+    for name in ("normalize", "absolute"):
+        if not isinstance(softmax[name], bool):
+            raise TypeError(f"{name} is {shown(softmax[name])}")
+    step = as_count("step", checkpoint.values["step"], 0)
+    return trained_softmax(softmax, found, part_of(checkpoint, "parameters"), step)
+
+
+def trained_softmax(
+    softmax: Mapping[str, Any], examples: Arrays, parameters: Arrays, step: int
+) -> TrainedSoftmax:
+    """Return a softmax layer of `softmax_config`, with the arrays ``h`` and ``labels`` of examples.
+
+    Where there is an array ``counts``, it says how often each class occurs.
+    """
+    tau, h = as_positive("tau", softmax["tau"]), as_real_array("h", examples["h"], (2,))
+    rows = as_real_array("class_embeddings", parameters["softmax.class_embeddings"], (2,))
+    if softmax["normalize"]:
+        h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
+    if "softmax.biases" in parameters:
+        h = np.column_stack([h, np.ones(len(h))])
+        biases = as_real_array("biases", parameters["softmax.biases"], (1,))
+        rows = np.column_stack([rows, biases / tau])
+    return TrainedSoftmax(
+        Embeddings(h, rows, examples["labels"], examples.get("counts")),
+        tau,
+        softmax["absolute"],
+        step,
+    )
+
+
+def linear_examples(
+    trained: TrainedLinearSoftmax, inputs: Any, labels: Any, num_examples: int, seed: int
+) -> TrainedSoftmax:
+    """Return the softmax layer of a model, with some of the examples that are given.
+
+    Parameters
+    ----------
+    trained : TrainedLinearSoftmax
+        The model.
+    inputs, labels : scipy.sparse.csr_array, shapes (N, v) and (N, n)
+        Inputs as they were read; those without a label are not taken.
+    num_examples : int
+        How many to draw; all where there are no more.
+    seed : int
+        Of the examples, and of the label of an example that has several.
+
+    Returns
+    -------
+    TrainedSoftmax
+        Contexts that the model makes, and one label of each.
+
+    Raises
+    ------
+    ValueError
+        If no example has a label.
+    """
+    rows = np.flatnonzero(np.diff(labels.indptr))
+    if not len(rows):
+        raise ValueError(
+            f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
+        )
+    rows = rows[choose(len(rows), num_examples, seed)]
+    given, drawn = one_label_each(inputs[rows], labels[rows], trained.leave_out, int(as_key(seed)))
+    settings = trained.model.settings
+    softmax = {
+        "tau": settings.tau,
+        "normalize": settings.normalize,
+        "absolute": trained.absolute,
+    }
+    found = {"h": trained.embed(given), "labels": drawn}
+    if trained.counts is not None:
+        found["counts"] = trained.counts
+    return trained_softmax(softmax, found, trained.model.parameters, trained.step)
+
+
+def one_label_each(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:
+    """Return inputs (B, v) and labels (B,) of examples that have one or more, as CSR matrices.
+
+    One of several is drawn by their weights, so that on average its loss is that of the example.
+    With `leave_out` labels are items of the input, which loses the one that is drawn.
+    """
+    size, each = len(labels.indptr) - 1, np.diff(labels.indptr)
+    times = np.random.default_rng(seed).standard_exponential(labels.nnz) / labels.data
+    order = np.lexsort((times, np.repeat(np.arange(size), each)))  # the first comes by its weight
+    drawn = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
+    if leave_out:
+        owners = np.repeat(np.arange(size), np.diff(inputs.indptr))
+        inputs = some_entries(inputs, inputs.indices != drawn[owners])
+    return inputs, drawn
