@@ -92,7 +92,10 @@ class Report(ABC):
         str
             Lines of at most 80 characters, but for tables that are wider.
         """
-        parts = self._parts() + (self._details() if details else [])
+        more = self._details()
+        parts = self._parts() + (more if details else [])
+        if more and not details:
+            parts.append(Paragraph("All columns: --details, or to_text(details=True)."))
         return "\n\n".join(part.text() for part in parts)
 
     def to_html(self, settings: Mapping[str, Any] | None = None) -> str:
@@ -252,7 +255,7 @@ class Settings:
 class Column:
     """A column of a table: its title, the value of a row, and how that is written."""
 
-    title: str
+    title: str  # of one or two lines
     value: Callable[[Any], Any]  # a number, a text, or None for a cell that is absent
     form: str | Callable[[Any], str] = ""  # of a number as `format` takes it, or the row's text
 
@@ -261,7 +264,10 @@ class Column:
         value = self.value(row)
         if value is None:
             return "-"
-        text = self.form(row) if callable(self.form) else format(value, self.form)
+        if callable(self.form):
+            text = self.form(row)
+        else:  # a zero has no digits to show
+            text = "0" if value == 0.0 else format(value, self.form)
         return " ".join(text.split())
 
     def is_of_numbers(self, rows: Iterable[Any]) -> bool:
@@ -292,11 +298,14 @@ class Table:
     def text(self) -> str:
         """Return it with numbers to the right and words to the left."""
         columns = []
+        height = max(len(column.title.splitlines()) for column in self.columns)
         for column in self.columns:
-            cells = [column.title, *(column.written(row) for row in self.rows)]
+            title = column.title.splitlines()
+            cells = [*[""] * (height - len(title)), *title]
+            cells += (column.written(row) for row in self.rows)
             width = max(map(len, cells))
             put = str.rjust if column.is_of_numbers(self.rows) else str.ljust
-            cells.insert(1, "-" * width)
+            cells.insert(height, "-" * width)
             columns.append([put(cell, width) for cell in cells])
         return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 

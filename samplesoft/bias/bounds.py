@@ -347,11 +347,11 @@ def _search(
         # the biases sum to 0: twice the sum of either sign is their norm
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
-    least = _least(exact, 1, wanted)
-    return least, _least(bound, least, wanted)
+    least = least_num_sampled(exact, 1, wanted)
+    return least, least_num_sampled(bound, least, wanted)
 
 
-def _least(norm: Callable[[int], float], first: int, wanted: float) -> int:
+def least_num_sampled(norm: Callable[[int], float], first: int, wanted: float) -> int:
     """Return the least m from `first` on with ``norm(m) <= wanted``, for a norm that falls.
 
     The norm is nearly a multiple of 1/m, so the search is for a root of its logarithm in log m, by

@@ -91,7 +91,7 @@ def check_inputs(
         batched=o.ndim == 2,
         certain=check_certain(certain, q, n, facts),
     )
-    _check_support(inputs)
+    check_support(inputs)
     return inputs
 
 
@@ -169,7 +169,7 @@ def _check_proposal(
     return proposal
 
 
-def _check_support(inputs: Inputs) -> None:
+def check_support(inputs: Inputs) -> None:
     """Raise where a class that the scheme draws has probability zero."""
     zeros = inputs.q == 0.0
     if not zeros.any() and inputs.logits.shape[1] > 1:

@@ -64,7 +64,7 @@ def _paths(options: argparse.Namespace) -> dict[str, str]:
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options, given or by default, that make the report what it is."""
-    other = (*_OUTPUTS, "command", "run")
+    other = (*_OUTPUTS, "command", "run", "details")
     return {
         name: value
         for name, value in vars(options).items()

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         progress=show_part,
         settings=_settings(options, source, inputs, left_out),
     )
-    show_report(report.to_text() + "\n")
+    show_report(report.to_text(options.details) + "\n")
     write_outputs(options, report)
     return 0 if report.ok else 1
 

@@ -19,7 +19,7 @@ from samplesoft.commands.source import add_source, check_source
 from samplesoft.commands.train_options import add_random_features
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs
 from samplesoft.schemes import SCHEMES, exact_schemes
-from samplesoft.verification.blocks import WRT
+from samplesoft.verification.bounds import BLOCKS
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
 OF_VECTORS = ("tau", "nu", "num_features")  # without use for logits
@@ -30,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_source(parser, examples=5, logits=True)
     _add_checks(parser.add_argument_group("what is checked"))
     _add_model(parser.add_argument_group("model and samplers (not with --logits)"))
-    add_outputs(parser.add_argument_group("output"), ("json", "html", "csv", "figure"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--details", action="store_true", help="print the tables of all columns")
+    add_outputs(output, ("json", "html", "csv", "figure"))
 
 
 def _add_checks(group: Any) -> None:
@@ -52,9 +54,9 @@ def _add_checks(group: Any) -> None:
     group.add_argument(
         "--wrt",
         type=name_list,
-        default=list(WRT),
+        default=list(BLOCKS),
         metavar="BLOCKS",
-        help=f"gradients to check, out of {','.join(WRT)} (default: all that the input allows)",
+        help=f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
     )
     group.add_argument(
         "--scheme",
@@ -113,8 +115,8 @@ def _check_what_is_checked(options: argparse.Namespace) -> None:
                 f"--samplers must be of {', '.join(SAMPLERS)}; got {name!r}; correct the name."
             )
     for name in options.wrt:
-        if name not in WRT:
-            raise ValueError(f"--wrt must be of {', '.join(WRT)}; got {name!r}.")
+        if name not in BLOCKS:
+            raise ValueError(f"--wrt must be of {', '.join(BLOCKS)}; got {name!r}.")
     if options.logits and "logits" not in options.wrt:
         raise ValueError(
             f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "

@@ -141,7 +141,7 @@ def _draw_pictures(part: Any, report: VerificationReport, columns: int) -> None:
         sharex=True,
         sharey=True,
     )
-    values = np.concatenate([np.abs(p.coordinates.bias) * p.num_sampled for p in report.pictures])
+    values = np.concatenate([np.abs(p.bias) * p.num_sampled for p in report.pictures])
     values = values[values > _NO_BIAS]
     linear = 10.0 ** np.floor(np.log10(np.quantile(values, 0.3))) if values.size else 1.0
     for axis, picture in zip(axes, report.pictures, strict=True):
@@ -167,14 +167,11 @@ def _draw_pictures(part: Any, report: VerificationReport, columns: int) -> None:
 
 
 def _draw_picture(axis: Any, picture: Picture) -> None:
-    block, order, x, m = picture.coordinates, picture.order, picture.position, picture.num_sampled
-    printed, lower, upper = block.printed, block.lower, block.upper
-    if printed is None or lower is None or upper is None:
-        return
-    bias = m * block.bias[order]
-    outside = printed.outside[order]
-    axis.vlines(x, m * lower[order], m * upper[order], color=_BAND, linewidth=2, rasterized=True)
-    for bound in (printed.lower, printed.upper):
+    order, x, m = picture.order, picture.position, picture.num_sampled
+    lower, upper = (m * end[order] for end in picture.ends)
+    bias, outside = m * picture.bias[order], picture.outside[order]
+    axis.vlines(x, lower, upper, color=_BAND, linewidth=2, rasterized=True)
+    for bound in picture.printed:
         axis.plot(x, m * bound[order], color=_PRINTED, linestyle="--", linewidth=1.4)
     axis.plot(x[~outside], bias[~outside], ".", color=_EXACT, markersize=4, rasterized=True)
     axis.plot(x[outside], bias[outside], "D", color=_PRINTED, markersize=5)

@@ -1,7 +1,8 @@
-"""The arguments of `verify`, checked once."""
+"""The arguments of `verify`, checked once, and whether its logits are those of its vectors."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._jit import chunks
+from samplesoft._limits import quiet
 from samplesoft._temperature import require_squares
 from samplesoft._validation import (
     FloatArray,
@@ -22,9 +25,13 @@ from samplesoft._validation import (
     as_real_array,
 )
 from samplesoft.bias.certain import require_none_certain
-from samplesoft.bias.inputs import check_inputs, probs_of
+from samplesoft.bias.inputs import Inputs, check_support, probs_of
 from samplesoft.schemes import Scheme, as_scheme
-from samplesoft.verification.blocks import WRT
+from samplesoft.verification.bounds import BLOCKS
+
+_FLOAT32 = float(np.finfo(np.float32).eps)
+_AT_A_TIME = 1 << 20  # logits
+_SAME = 1e-6  # share of the squares that a better tau may leave unexplained
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,9 @@ class Problem:
     h: FloatArray | None
     class_embeddings: FloatArray | None
     tau: float
-    wrt: tuple[str, ...]
+    blocks: tuple[str, ...]  # of `BLOCKS`
     scheme: Scheme
+    counts: list[int]  # numbers of draws m, from the least to the largest
     num_trials: int
 
     @property
@@ -49,6 +57,7 @@ class Problem:
 def check_problem(
     logits: ArrayLike,
     labels: Any,
+    num_sampled: int | Iterable[int],
     h: ArrayLike | None,
     class_embeddings: ArrayLike | None,
     tau: float,
@@ -56,32 +65,16 @@ def check_problem(
     scheme: str | Scheme,
     num_trials: int,
 ) -> Problem:
-    """Check the arguments of `verify` except the proposals and the numbers of draws."""
+    """Check the arguments of `verify` except the proposals."""
     o = as_real_array("logits", logits, (1, 2))
     t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
     o = np.atleast_2d(o)
-    if isinstance(wrt, str):
-        wrt = (wrt,)
+    wrt = (wrt,) if isinstance(wrt, str) else wrt
     if as_array("wrt", wrt).ndim != 1:
         raise TypeError(f"`wrt` must be a list of names, got {type(wrt).__name__}.")
-    blocks = tuple(dict.fromkeys(as_choice("wrt", name, WRT) for name in wrt))
-    if (h is None) != (class_embeddings is None):
-        names = ("h", "class_embeddings")
-        given, absent = names if class_embeddings is None else names[::-1]
-        raise ValueError(f"`{absent}` must be given together with `{given}`, got None.")
-    vectors: tuple[FloatArray | None, FloatArray | None] = (None, None)
-    if h is not None and class_embeddings is not None:
-        contexts = np.atleast_2d(as_real_array("h", h, (1, 2)))
-        classes = as_real_array("class_embeddings", class_embeddings, (2,))
-        wanted = (len(o), o.shape[1])
-        if (len(contexts), len(classes)) != wanted or contexts.shape[1] != classes.shape[1]:
-            raise ValueError(
-                f"`h` and `class_embeddings` must have shapes ({wanted[0]}, d) and "
-                f"({wanted[1]}, d) to match `logits` of shape {o.shape}, got {contexts.shape} "
-                f"and {classes.shape}."
-            )
-        vectors = contexts, classes
-    else:
+    blocks = tuple(dict.fromkeys(as_choice("wrt", name, BLOCKS) for name in wrt))
+    contexts, classes = _check_vectors(h, class_embeddings, o)
+    if contexts is None:
         blocks = tuple(name for name in blocks if name == "logits")
     if not blocks:
         raise ValueError(
@@ -89,48 +82,116 @@ def check_problem(
             "and `class_embeddings`, or include 'logits'."
         )
     scale = as_positive("tau", tau)
-    require_squares(np.ones(1) if vectors[1] is None else vectors[1], scale)
-    return Problem(
-        o,
-        t,
-        *vectors,
-        scale,
-        blocks,
-        as_scheme(scheme),
-        as_count("num_trials", num_trials, 2),
-    )
-
-
-def check_counts(num_sampled: int | Iterable[int], scheme: Scheme) -> list[int]:
-    """Return the numbers of draws, each checked, as a list."""
+    require_squares(np.ones(1) if classes is None else classes, scale)
+    facts = as_scheme(scheme)
     values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
-    counts = [as_count("num_sampled", value, scheme.least_draws) for value in values]
+    counts = sorted(as_count("num_sampled", value, facts.least_draws) for value in values)
     if not counts or len(set(counts)) < len(counts):
         raise ValueError(
-            f"`num_sampled` must hold one or more different numbers of draws, got {counts}."
+            f"`num_sampled` must hold one or more different numbers of draws, got {values}."
         )
-    return sorted(counts)
+    trials = as_count("num_trials", num_trials, 2)
+    return Problem(o, t, contexts, classes, scale, blocks, facts, counts, trials)
 
 
-def check_proposals(
-    proposals: Mapping[str, Any], problem: Problem, counts: list[int]
-) -> dict[str, FloatArray]:
-    """Return each proposal as (1, n) or (B, n); that of a sampler is taken at the contexts."""
+def _check_vectors(
+    h: ArrayLike | None, class_embeddings: ArrayLike | None, logits: FloatArray
+) -> tuple[FloatArray | None, FloatArray | None]:
+    """Return contexts (B, d) and class vectors (n, d) that match the logits, or None for both."""
+    if h is None and class_embeddings is None:
+        return None, None
+    if h is None or class_embeddings is None:
+        names = ("h", "class_embeddings")
+        present, absent = names if class_embeddings is None else names[::-1]
+        raise ValueError(f"`{absent}` must be given together with `{present}`, got None.")
+    contexts = np.atleast_2d(as_real_array("h", h, (1, 2)))
+    classes = as_real_array("class_embeddings", class_embeddings, (2,))
+    batch, n = logits.shape
+    if (len(contexts), len(classes)) != (batch, n) or contexts.shape[1] != classes.shape[1]:
+        raise ValueError(
+            f"`h` and `class_embeddings` must have shapes ({batch}, d) and ({n}, d) to match "
+            f"`logits` of shape {logits.shape}, got {contexts.shape} and {classes.shape}."
+        )
+    return contexts, classes
+
+
+def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str, Inputs]:
+    """Return each proposal with the problem's logits; that of a sampler is taken at the contexts.
+
+    The number of draws is the least, and q not yet that of inclusions where a scheme asks for them.
+    """
     if not isinstance(proposals, Mapping) or not proposals:
         raise ValueError(
             "`proposals` must map at least one name to probabilities, got "
             f"{type(proposals).__name__}; write for example {{'uniform': numpy.full(n, 1 / n)}}."
         )
     checked = {}
+    batch, n = problem.logits.shape
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
         require_none_certain(title, value)
-        n = problem.logits.shape[1]
-        q = probs_of(value, problem.h, problem.labels, n, problem.scheme, title)
-        q = np.atleast_2d(as_proposal(title, q, n))
+        probs = probs_of(value, problem.h, problem.labels, n, problem.scheme, title)
+        q = np.atleast_2d(as_proposal(title, probs, n))
+        if len(q) not in (1, batch):
+            raise ValueError(
+                f"`{title}` of shape {q.shape} does not match `logits` of shape ({batch}, {n}); "
+                "give one row for all examples, or one row for each."
+            )
+        none = np.empty(0, np.int64)
+        inputs = Inputs(
+            problem.logits, problem.labels, q, problem.counts[0], problem.scheme, True, none
+        )
         try:
-            check_inputs(problem.logits, problem.labels, q, counts[0], problem.scheme)
+            check_support(inputs)
         except ValueError as error:
             raise ValueError(f"{title}: {error}") from None
-        checked[str(name)] = q
+        checked[str(name)] = inputs
     return checked
+
+
+def warn_unless_products(
+    logits: FloatArray, h: FloatArray, class_embeddings: FloatArray, tau: float
+) -> None:
+    """Warn where logits (B, n) are not ``tau h . c``, in the name of the caller's caller.
+
+    A bias of each class and a constant of each example are allowed, and rounding as of logits and
+    vectors in float32. The biases are taken from the example with the shortest context, so that one
+    example by itself fits always.
+    """
+    with quiet():  # numbers whose products overflow say nothing
+        norms = np.linalg.norm(h, axis=1)
+        base, n = int(norms.argmin()), len(class_embeddings)
+        # d products and their sum, the norms before, and what was added
+        unit = _FLOAT32 * (h.shape[1] + 4) * tau * np.linalg.norm(class_embeddings, axis=1)
+        size, allowed, place, squares = 0.0, 0.0, 0, np.zeros(3)
+        for rows in chunks(len(h), max(1, _AT_A_TIME // n)):
+            y = logits[rows] - logits[base]
+            x = (h[rows] - h[base]) @ class_embeddings.T
+            slack = (norms[rows, None] + norms[base]) * unit
+            slack += 4.0 * _FLOAT32 * (np.abs(logits[rows]) + np.abs(logits[base]))
+            slack += np.median(slack, axis=1, keepdims=True)
+            off = y - tau * x
+            # a median stands for the constant, so that one wrong logit does not move the others
+            off = np.abs(off - np.median(off, axis=1, keepdims=True))
+            worst = int(np.argmax(off - slack))
+            if off.flat[worst] - slack.flat[worst] > size - allowed:
+                size, allowed = float(off.flat[worst]), float(slack.flat[worst])
+                place = rows.start * n + worst
+            y -= y.mean(axis=1, keepdims=True)
+            x -= x.mean(axis=1, keepdims=True)
+            squares += [np.vdot(y, y), np.vdot(y, x), np.vdot(x, x)]
+    if size <= allowed:
+        return
+    row, column = divmod(place, n)
+    yy, xy, xx = squares
+    remedy = "pass the vectors and the tau that the logits were made of, or leave the vectors out"
+    if xy > 0.0 and yy - xy / xx * xy <= _SAME * yy:  # what the best tau leaves is next to nothing
+        remedy = f"pass tau={xy / xx:.6g}, which fits"
+    warnings.warn(
+        "`logits` must be tau h . c of `h` and `class_embeddings`, to which a bias of each "
+        "class and a constant of each example may be added, else gradients in these are wrong: "
+        f"with tau = {tau:g} class {column} of example {row} is off by {size:.3g} against "
+        f"example {base}, and rounding explains {allowed:.1g}; {remedy}.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

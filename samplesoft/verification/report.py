@@ -1,8 +1,9 @@
-"""The verification report: its rows, what it says of them, and its tables."""
+"""The verification report: its rows, the summary and the verdict, and the tables of all columns."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,14 @@ from samplesoft._report import (
     plain,
 )
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.verification.blocks import Coordinates
+from samplesoft.verification.bounds import BoolArray, Ends
 from samplesoft.verification.plots import draw_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TITLES = {
-    "logits": "Gradient in the logits (bias in probability)",
-    "h": "Gradient in h",
-    "class_embeddings": "Gradient in the class vectors",
-}
+WANTED_BIAS = 0.01  # whose number of draws the summary names
+
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
@@ -49,6 +47,9 @@ class VerificationRow:
     max_bias, l1_bias : float
         Largest absolute value and sum of absolute values of the exact bias, in units of the
         gradient.
+    resolved : bool
+        Whether `l1_bias` is larger than its numerical error, in every example; if not, it is 0 as
+        far as float64 can tell.
     monte_carlo_max, monte_carlo_l1 : float or None
         Unbiased estimates of both norms, for ``logits`` only.
     monte_carlo_max_stderr, monte_carlo_l1_stderr : float or None
@@ -64,6 +65,8 @@ class VerificationRow:
         Largest absolute value that the printed LB and UB allow for a coordinate.
     outside_printed, outside_printed_limit : int or None
         Coordinates outside the printed bounds at this m, and in the limit of many draws.
+    outside_with_sign : int or None
+        Those outside at this m in which g >= 0, which the printed upper bound asks for.
     sign_condition : int or None
         Number of examples with g >= 0 in every coordinate.
     corrected_max : float or None
@@ -80,6 +83,8 @@ class VerificationRow:
         Sum of the widths of the finite-m intervals divided by the L1 norm of the bias.
     finite_min_max, finite_max_max : float or None
         Bounds on `max_bias` that follow from the finite-m bounds.
+    finite_max_l1 : float or None
+        The bound on `l1_bias` that follows from them.
     leading_ratio, agapiou_ratio : float or None
         L1 norm of the leading term of the bias, and the bound ``12 rho / m`` on that of the bias,
         of `self_normalized_terms`, divided by the L1 norm of the bias; for ``logits`` only.
@@ -91,6 +96,9 @@ class VerificationRow:
         Largest |z| of the loss.
     squared_bias, variance, mse : float or None
         Exact moments of the gradient in h, summed over coordinates, averaged over examples.
+    draws_needed : int or None
+        The least m whose `l1_bias` in the logits is at most 0.01, for this sampler; None where no
+        number of draws is enough, or it is not known that more draws never have a larger bias.
     """
 
     sampler: str
@@ -99,6 +107,7 @@ class VerificationRow:
     num_coordinates: int
     max_bias: float
     l1_bias: float
+    resolved: bool
     monte_carlo_max: float | None
     monte_carlo_max_stderr: float | None
     monte_carlo_l1: float | None
@@ -110,6 +119,7 @@ class VerificationRow:
     printed_max: float | None
     outside_printed: int | None
     outside_printed_limit: int | None
+    outside_with_sign: int | None
     sign_condition: int | None
     corrected_max: float | None
     corrected_outside: int | None
@@ -119,6 +129,7 @@ class VerificationRow:
     finite_tightness: float | None
     finite_min_max: float | None
     finite_max_max: float | None
+    finite_max_l1: float | None
     leading_ratio: float | None
     agapiou_ratio: float | None
     effective_sample_size: float | None
@@ -127,11 +138,12 @@ class VerificationRow:
     squared_bias: float | None = None
     variance: float | None = None
     mse: float | None = None
+    draws_needed: int | None = None
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The coordinates of one example for one sampler, in the order of the figure."""
+    """The P coordinates of one example for one sampler, and their order in the figure."""
 
     sampler: str
     num_sampled: int
@@ -139,7 +151,11 @@ class Picture:
     example: int
     order: IntArray  # (P,): coordinates from left to right
     position: FloatArray  # (P,): probability of the class, or rank of the printed UB for h
-    coordinates: Coordinates
+    bias: FloatArray  # (P,)
+    ends: Ends  # bounds that hold for every m
+    printed: Ends  # LB and UB
+    outside: BoolArray  # whether the bias is outside LB and UB
+    outside_limit: BoolArray  # whether its limit for many draws is
 
 
 @dataclass(frozen=True)
@@ -158,8 +174,9 @@ class VerificationReport(Report):
         Inverse temperature.
     alpha : float
         Probability that `agrees` is False by chance, if all statistics are normal.
-    num_tests : int
-        Number of statistics tested in the whole report.
+    num_tests, num_untested : int
+        Number of statistics tested in the whole report, and of those that were not as they have
+        too few effective draws.
     max_abs_z, z_limit : float
         Largest |z| of the report, and the limit by Bonferroni's correction.
     settings : dict
@@ -179,6 +196,7 @@ class VerificationReport(Report):
     tau: float
     alpha: float
     num_tests: int
+    num_untested: int
     max_abs_z: float
     z_limit: float
     settings: dict[str, Any] = field(default_factory=dict)
@@ -217,6 +235,11 @@ class VerificationReport(Report):
             sum(row.outside_printed_limit or 0 for row in self.rows),
         )
 
+    @property
+    def verdict(self) -> str:
+        """What was found, in three sentences or fewer."""
+        return " ".join(filter(None, (_of_trials(self), _of_bounds(self), _of_draws(self))))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, numbers and strings.
 
@@ -226,7 +249,9 @@ class VerificationReport(Report):
             Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
         """
         names = [one.name for one in fields(self) if one.name not in ("rows", "pictures")]
-        values = {name: getattr(self, name) for name in (*names, "agrees", "bounds_hold", "ok")}
+        values = {
+            name: getattr(self, name) for name in (*names, "agrees", "bounds_hold", "ok", "verdict")
+        }
         values["rows"] = [asdict(row) for row in self.rows]
         return dict(plain(values))
 
@@ -243,152 +268,268 @@ class VerificationReport(Report):
         return csv_table(["scheme", *names], rows)
 
     def _parts(self) -> list[Part]:
-        parts: list[Part] = [Paragraph(headline(self), is_verdict=True)]
-        if self.settings:
-            parts.append(Settings(self.settings))
-        for wrt, title in _TITLES.items():
+        return [
+            Settings(self._settings()),
+            _summary(self),
+            Items(_summary_legend(self)),
+            Paragraph(self.verdict, is_verdict=True),
+        ]
+
+    def _details(self) -> list[Part]:
+        parts: list[Part] = []
+        titles = set()
+        for wrt in _blocks(self):
             rows = [row for row in self.rows if row.wrt == wrt]
-            if rows:
-                caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
-                parts += [Heading(title), Table(rows, columns_of(self, wrt), caption)]
-        return [*parts, Items(legend(self))]
+            columns = _all_columns(self, wrt, rows)
+            titles |= {column.title for column in columns}
+            where = f"{rows[0].num_coordinates:,} coordinates"
+            caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
+            parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), Table(rows, columns, caption)]
+        chance = (
+            "Monte Carlo agrees where every |z| of the report is within Bonferroni's limit for a "
+            f"chance of {self.alpha:g} of one false alarm in all."
+        )
+        return [*parts, Items([*(_LEGEND[one] for one in _LEGEND if one in titles), chance])]
 
     def _figure(self) -> Figure:
         return draw_report(self)
 
     def _settings(self) -> dict[str, Any]:
-        names = ("scheme", "num_classes", "num_examples", "num_trials", "tau", "alpha")
-        return {name: getattr(self, name) for name in names} | self.settings
+        sizes = {
+            "scheme": self.scheme,
+            "classes": f"{self.num_classes:,}",
+            "examples": f"{self.num_examples:,}",
+            "trials of each": f"{self.num_trials:,}",
+            "tau": self.tau,
+        }
+        return sizes | self.settings
 
 
-def headline(report: VerificationReport) -> str:
-    """Return the verdict in a few sentences."""
-    agrees = "agrees" if report.agrees else "DISAGREES"
-    sign = "<=" if report.agrees else ">"
+# the summary -------------------------------------------------------------------------------------
+
+Group = Sequence[VerificationRow]  # the rows of one sampler at one m, a block each
+
+
+def _groups(report: VerificationReport) -> list[Group]:
+    groups: dict[tuple[str, int], list[VerificationRow]] = {}
+    for row in report.rows:
+        groups.setdefault((row.sampler, row.num_sampled), []).append(row)
+    return list(groups.values())
+
+
+def _tested(group: Group) -> Group:
+    """Return the rows with tests of their own: class vectors share those of the logits."""
+    return [row for row in group if row.wrt != "class_embeddings"] or group
+
+
+def _summary(report: VerificationReport) -> Table:
+    columns = [
+        Column("proposal", lambda group: group[0].sampler),
+        Column("m", lambda group: group[0].num_sampled),
+        Column("exact\nbias", lambda group: _shown(group[0], group[0].l1_bias), "#.3g"),
+        Column("Monte Carlo\nagrees", lambda group: _agreement(report, group)),
+    ]
+    if report.has_theorem:
+        columns.append(Column("printed\nTheorem 1", _total_outside, _theorem_text))
+    if report.has_bounds:
+        columns += [
+            Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
+            Column(f"draws for\na bias of {WANTED_BIAS:g}", lambda g: g[0].draws_needed, ","),
+        ]
+    return Table(_groups(report), columns, "Each proposal at each number of draws m")
+
+
+def _shown(row: VerificationRow, bias: float) -> float:
+    """Return a bias, or 0 where it is within its numerical error."""
+    return bias if row.resolved else 0.0
+
+
+def _agreement(report: VerificationReport, group: Group) -> str:
+    rows = _tested(group)
+    tested = sum(row.num_tested for row in rows)
+    if not tested:
+        return "not tested"
+    scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
+    if max(scores) > report.z_limit:
+        return f"NO, |z| = {max(scores):.3g}"
+    share = tested / (tested + sum(row.num_untested for row in rows))
+    return f"yes, {math.floor(100.0 * share)}%" if share >= 0.01 else "yes, < 1%"
+
+
+def _total_outside(group: Group) -> int:
+    return sum(row.outside_printed or 0 for row in group)
+
+
+def _theorem_text(group: Group) -> str:
+    outside = _total_outside(group)
+    return f"{outside:,} outside" if outside else "holds"
+
+
+def _bound_text(group: Group) -> str:
+    if any(row.finite_hold is False for row in group):
+        return "VIOLATED"
+    return f"{group[0].finite_max_l1:#.3g}" if group[0].resolved else "0"
+
+
+def _summary_legend(report: VerificationReport) -> list[str]:
+    """Return what the columns of the summary mean."""
+    wrt = report.rows[0].wrt
+    most = ", which is at most 2" if wrt == "logits" else ""
+    lines = [
+        f"exact bias: of the gradient in {_NAMES[wrt]}, summed over its coordinates without their "
+        f"signs (L1 norm){most}; the mean of {_count(report.num_examples, 'example')}.",
+        f"Monte Carlo agrees: all of {report.num_trials:,} trials within {report.z_limit:.2f} "
+        "standard errors; in % the statistics with enough effective draws to be tested.",
+    ]
+    if report.has_theorem:
+        lines.append(
+            "printed Theorem 1: of Rawat et al. (2019), a bound to leading order; else how many "
+            f"coordinates of {_and([_NAMES[wrt] for wrt in _blocks(report)])} are outside."
+        )
+    if report.has_bounds:
+        lines.append(
+            "bound for every m: on the same norm, proved; draws: the least m with a bias of at "
+            f"most {WANTED_BIAS:g} in the logits."
+        )
+    return lines
+
+
+def _blocks(report: VerificationReport) -> list[str]:
+    return list(dict.fromkeys(row.wrt for row in report.rows))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+# the verdict -------------------------------------------------------------------------------------
+
+
+def _of_trials(report: VerificationReport) -> str:
+    """Say whether Monte Carlo agrees, and what could not be tested."""
     if report.num_tests == 0:
         return (
             f"NOTHING was tested: {report.num_trials:,} trials are too few for any statistic of "
             "this input; give more trials."
         )
-    examples = f"{report.num_examples} example{'s' if report.num_examples > 1 else ''}"
-    lines = [
-        f"Monte Carlo {agrees} with the exact bias: largest |z| {report.max_abs_z:.2f} {sign} "
-        f"{report.z_limit:.2f} among {report.num_tests:,} statistics "
-        f"(scheme {report.scheme}, {report.num_classes:,} classes, {examples}, "
-        f"{report.num_trials:,} trials each).",
-    ]
-    if report.has_bounds:
-        hold = "hold everywhere" if report.bounds_hold else "are VIOLATED"
-        what = " and the corrected Theorem 1" if report.has_theorem else ""
-        lines.append(f"The finite-m bounds{what} {hold}.")
-    if report.has_theorem:
-        now, limit = report.outside_printed
-        lines.append(
-            f"Outside the printed bounds of Theorem 1 lie {now:,} coordinates at these m and "
-            f"{limit:,} in the limit."
+    if not report.agrees:
+        return (
+            f"Monte Carlo DISAGREES with the exact bias: of {report.num_tests:,} statistics the "
+            f"largest |z| is {report.max_abs_z:.2f}, where {report.z_limit:.2f} is the limit."
         )
-    return " ".join(lines)
+    text = f"Monte Carlo agrees with the exact bias in all {report.num_tests:,} statistics"
+    if not report.num_untested:
+        return f"{text}."
+    share = 100.0 * report.num_untested / (report.num_untested + report.num_tests)
+    rows = [row for group in _groups(report) for row in _tested(group)]
+    least = min(rows, key=lambda row: row.num_tested / (row.num_tested + row.num_untested))
+    return (
+        f"{text} that could be tested; {report.num_untested:,} ({share:.2g}%) could not, for lack "
+        f"of effective draws ({least.sampler}, m = {least.num_sampled:,}: only "
+        f"{least.num_tested:,} of {least.num_tested + least.num_untested:,} in "
+        f"{_NAMES[least.wrt]} could)."
+    )
 
 
-def one_line(row: VerificationRow) -> str:
-    """Return what a reader wants to see of a row as soon as it is there."""
-    z = "nothing could be tested" if row.max_abs_z is None else f"largest |z| {row.max_abs_z:.2f}"
-    return f"{row.sampler}, m = {row.num_sampled}: L1 bias {row.l1_bias:.2e} in {row.wrt}, {z}"
+def _of_bounds(report: VerificationReport) -> str:
+    """Say which bounds hold, and where the printed theorem does not."""
+    if not report.has_bounds:
+        return ""
+    proved = "The bounds for every m" + " and the corrected Theorem 1" * report.has_theorem
+    text = f"{proved} {'hold' if report.bounds_hold else 'are VIOLATED'}"
+    if not report.has_theorem:
+        return f"{text}."
+    outside, _ = report.outside_printed
+    if not outside:
+        return f"{text}; nothing is outside Theorem 1 as printed."
+    with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
+    where = f"{with_sign:,} of them" if with_sign else "none"
+    return (
+        f"{text}; as printed, Theorem 1 fails in {_count(outside, 'coordinate')}, {where} where "
+        "its condition g >= 0 is met."
+    )
 
 
-def columns_of(report: VerificationReport, wrt: str) -> list[Column]:
-    """Return the columns of the table of a block."""
+def _of_draws(report: VerificationReport) -> str:
+    """Say what the proposals are worth, in draws."""
+    needed = {row.sampler: row.draws_needed for row in report.rows if row.draws_needed}
+    biased = {name: m for name, m in needed.items() if m > 1}
+    if not biased:
+        return ""
+    best, worst = min(biased, key=biased.__getitem__), max(biased, key=biased.__getitem__)
+    if biased[best] == biased[worst]:
+        return f"A bias of {WANTED_BIAS:g} takes {biased[best]:,} draws of {best}."
+    return (
+        f"For a bias of {WANTED_BIAS:g}, {biased[best]:,} draws of {best} are as good as "
+        f"{biased[worst]:,} of {worst}."
+    )
+
+
+# all columns -------------------------------------------------------------------------------------
+
+
+def _all_columns(report: VerificationReport, wrt: str, rows: Group) -> list[Column]:
+    """Return the columns of a block's table; figures that no row has are left out."""
     columns = [
         Column("sampler", lambda row: row.sampler),
         Column("m", lambda row: row.num_sampled),
-        Column("max bias", lambda row: row.max_bias, ".2e"),
-        Column("L1 bias", lambda row: row.l1_bias, ".2e"),
+        Column("max bias", lambda row: _shown(row, row.max_bias), ".2e"),
+        Column("L1 bias", lambda row: _shown(row, row.l1_bias), ".2e"),
+        Column("max z", lambda row: row.max_abs_z, ".2f"),
+        Column("tests", lambda row: row.num_tested, _tests_text),
+        Column("outside\nLB/UB", lambda row: row.outside_printed, ","),
+        Column("in limit", lambda row: row.outside_printed_limit, ","),
+        Column("where\ng >= 0", lambda row: row.outside_with_sign, ","),
+        Column(
+            "all\ng >= 0",
+            lambda row: row.sign_condition,
+            lambda row: f"{row.sign_condition}/{report.num_examples}",
+        ),
+        Column("corrected\n/max", _corrected, _corrected_text),
+        Column("m/rho", lambda row: row.draws_per_moment, ".3g"),
+        Column("finite-m", lambda row: row.finite_outside, _finite_text),
+        Column("width\n/L1", lambda row: row.finite_tightness, ".1e"),
+        Column("leading\n/L1", lambda row: row.leading_ratio, ".3g"),
+        Column("Agapiou\n/L1", lambda row: row.agapiou_ratio, ".3g"),
+        Column("ESS", lambda row: row.effective_sample_size, ".3g"),
     ]
-    if wrt != "class_embeddings":
-        columns.append(Column("max z", lambda row: row.max_abs_z, ".2f"))
-        columns.append(Column("tests", lambda row: row.num_tested, _tests))
-    if report.has_theorem:
-        columns += [
-            Column("outside LB/UB", lambda row: row.outside_printed, ","),
-            Column("in limit", lambda row: row.outside_printed_limit, ","),
-            Column(
-                "g >= 0",
-                lambda row: row.sign_condition,
-                lambda row: f"{row.sign_condition}/{report.num_examples}",
-            ),
-            Column("corrected/max", _corrected, _corrected_text),
-            Column("m/rho", lambda row: row.draws_per_moment, ".3g"),
-        ]
-    if report.has_bounds:
-        columns += [
-            Column("finite-m", lambda row: row.finite_outside, _finite_text),
-            Column("width/L1", lambda row: row.finite_tightness, ".1e"),
-        ]
     if wrt == "logits":
-        if _has_classical(report):
-            columns += [
-                Column("leading/L1", lambda row: row.leading_ratio, ".3g"),
-                Column("Agapiou/L1", lambda row: row.agapiou_ratio, ".3g"),
-                Column("ESS", lambda row: row.effective_sample_size, ".3g"),
-            ]
-        columns.append(Column("loss bias", lambda row: row.loss_bias, ".2e"))
+        columns.append(Column("loss bias", lambda row: _shown(row, row.loss_bias), ".2e"))
         columns.append(Column("loss z", lambda row: row.loss_z, ".2f"))
-    if wrt == "h" and report.has_bounds:
-        columns.append(Column("squared bias", lambda row: row.squared_bias, ".2e"))
-        columns.append(Column("variance", lambda row: row.variance, ".2e"))
-        columns.append(Column("MSE", lambda row: row.mse, ".2e"))
-    return columns
-
-
-def legend(report: VerificationReport) -> list[str]:
-    """Return what the columns mean and in which units they are."""
-    sizes = {row.wrt: row.num_coordinates for row in report.rows}
-    units = ["in probability for the logits"] if "logits" in sizes else []
-    vectors = " and ".join(_NAMES[wrt] for wrt in ("h", "class_embeddings") if wrt in sizes)
-    units += [f"in units of the gradient for {vectors}"] if vectors else []
-    lines = [
-        "max bias, L1 bias: norms of E[gradient] - gradient, exact, averaged over the examples; "
-        + ", ".join(units)
-        + ".",
-        "max z: largest |Monte Carlo - exact| in standard errors; tests: statistics tested "
-        "(+ left out, having too few effective draws)."
-        + (" Class vectors share those of the logits." if "class_embeddings" in sizes else ""),
+    columns += [
+        Column("squared\nbias", _squared_bias, ".2e"),
+        Column("variance", lambda row: row.variance, ".2e"),
+        Column("MSE", lambda row: row.mse, ".2e"),
     ]
-    if report.has_theorem:
-        totals = ", ".join(f"{size:,} of {_NAMES[wrt]}" for wrt, size in sizes.items())
-        lines.append(
-            f"outside LB/UB: coordinates outside the printed bounds at this m, in limit: as m "
-            f"grows; out of {totals}. g >= 0: examples where the sign condition of the printed UB "
-            "holds. corrected/max: the bound of the corrected Theorem 1, which holds for every m, "
-            "over the max bias. m/rho: rho = E[r^2]/Z^2 with r = exp(o)/q; a large bias needs a "
-            "small one."
-        )
-    if report.has_bounds:
-        lines.append(
-            "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their widths "
-            "over the L1 bias, most often below 1e-6."
-        )
-    if report.has_bounds and "h" in sizes:
-        lines.append(
-            "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates."
-        )
-    if _has_classical(report):
-        lines.append(
-            "Of self-normalised importance sampling, leading/L1: L1 norm of the bias's term of "
-            "order 1/m, Agapiou/L1: the bound 12 (1 + Var[r]/Z^2)/m, over the L1 bias; "
-            "ESS: effective sample size m/(1 + Var[r]/Z^2)."
-        )
-    if "logits" in sizes:
-        lines.append("loss bias: E[L'] - L in nats.")
-    lines.append(
-        "Verdict: every |z| of the report within Bonferroni's limit for a chance of "
-        f"{report.alpha:g} of one false alarm in all."
-    )
-    return lines
+    return [one for one in columns if any(one.value(row) is not None for row in rows)]
 
 
-def _has_classical(report: VerificationReport) -> bool:
-    return any(row.effective_sample_size is not None for row in report.rows)
+_LEGEND = {  # by a column that a sentence is about
+    "L1 bias": "max bias, L1 bias: norms of E[gradient] - gradient, exact, averaged over the "
+    "examples; in probability for the logits, in units of the gradient for vectors.",
+    "tests": "max z: largest |Monte Carlo - exact| in standard errors; tests: statistics tested "
+    "(+ left out, having too few effective draws). Class vectors share those of the logits.",
+    "in limit": "outside LB/UB: coordinates outside the printed bounds at this m; in limit: as m "
+    "grows; where g >= 0: those outside at this m where the sign condition of the printed UB "
+    "holds; all g >= 0: examples where it holds everywhere. corrected/max: the bound of the "
+    "corrected Theorem 1, which holds for every m, over the max bias. m/rho: rho = E[r^2]/Z^2 with "
+    "r = exp(o)/q; a large bias needs a small one.",
+    "finite-m": "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their "
+    "widths over the L1 bias, most often below 1e-6.",
+    "ESS": "Of self-normalised importance sampling, leading/L1: L1 norm of the bias's term of "
+    "order 1/m, Agapiou/L1: the bound 12 (1 + Var[r]/Z^2)/m, over the L1 bias; ESS: effective "
+    "sample size m/(1 + Var[r]/Z^2).",
+    "loss bias": "loss bias: E[L'] - L in nats.",
+    "MSE": "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates.",
+}
+
+
+def _squared_bias(row: VerificationRow) -> float | None:
+    return None if row.squared_bias is None else _shown(row, row.squared_bias)
 
 
 def _corrected(row: VerificationRow) -> float | None:
@@ -408,5 +549,12 @@ def _finite_text(row: VerificationRow) -> str:
     return "hold" if row.finite_hold else f"{row.finite_outside} OUT"
 
 
-def _tests(row: VerificationRow) -> str:
+def _tests_text(row: VerificationRow) -> str:
     return f"{row.num_tested}" + (f" (+{row.num_untested})" if row.num_untested else "")
+
+
+def one_line(row: VerificationRow) -> str:
+    """Return what a reader wants to see of a row as soon as it is there."""
+    bias = f"{row.l1_bias:.2e}" if row.resolved else "0"
+    z = "nothing could be tested" if row.max_abs_z is None else f"largest |z| {row.max_abs_z:.2f}"
+    return f"{row.sampler}, m = {row.num_sampled}: L1 bias {bias} in {row.wrt}, {z}"

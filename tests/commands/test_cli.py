@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import samplesoft
+from samplesoft.bias.exact import exact_bias_of
 from samplesoft.cli import main
 from samplesoft.samplers import SAMPLERS
-from samplesoft.verification import cells
+from samplesoft.verification import verify as verify_module
 
 QUICK = ["--trials", "1500", "--num-sampled", "5,20"]
 
@@ -57,7 +59,7 @@ def test_embeddings(files, tmp_path, capsys):
     assert len(values["rows"]) == 6 * 2 * 3
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "r.csv").read_text().count("\n") == 1 + 6 * 2 * 3
-    assert (tmp_path / "r.html").read_text().count("<table>") == 3
+    assert (tmp_path / "r.html").read_text().count("<table>") == 4
     names = ["r.csv", "r.html", "report.json", "report.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
@@ -74,10 +76,10 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
 
 def test_legend_counts_the_block_that_is_shown(files, capsys):
     args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "uniform", *QUICK]
-    assert main([*args, "--wrt", "h"]) == 0
+    assert main([*args, "--wrt", "h", "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "out of 12 of h." in text
-    assert "logits" not in text
+    assert "Gradient in h: 12 coordinates" in text
+    assert "Gradient in the logits" not in text
 
 
 def test_a_reader_that_leaves_is_no_error(files, tmp_path):
@@ -103,7 +105,7 @@ def test_overflow_is_bad_input(monkeypatch, capsys):
 def test_corpus_and_schemes(files, scheme, capsys):
     args = ["verify", "--corpus", str(files / "text.txt"), "--scheme", scheme, "--wrt", "logits"]
     assert main([*args, *QUICK, "--samplers", "uniform,unigram", "--seed", "3"]) == 0
-    assert f"scheme {scheme}" in capsys.readouterr().out
+    assert f"scheme: {scheme};" in capsys.readouterr().out
 
 
 def test_a_folder_stands_for_its_training_text(files, tmp_path):
@@ -130,11 +132,10 @@ def test_tau_is_10_for_vectors_of_norm_1_alone(norm, tau, files, tmp_path, capsy
 
 
 def test_wrong_exact_values_exit_1(files, monkeypatch, capsys):
-    def twin(logits, labels, q, m, scheme):
-        wrong = np.full(logits.shape[1], 1.0 / logits.shape[1])
-        return samplesoft.exact_bias(logits, labels, wrong, m, scheme=scheme)
+    def twin(inputs):
+        return exact_bias_of(replace(inputs, q=np.full((1, 30), 1 / 30)))
 
-    monkeypatch.setattr(cells, "exact_bias", twin)
+    monkeypatch.setattr(verify_module, "exact_bias_of", twin)
     args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "unigram", *QUICK]
     assert main([*args, "--tau", "2"]) == 1
     assert "DISAGREES" in capsys.readouterr().out

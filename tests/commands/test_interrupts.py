@@ -142,7 +142,7 @@ def test_training_goes_on_to_the_same_bits(moment, whole, tmp_path):
 def test_verification_has_printed_its_parts(tmp_path):
     (tmp_path / "words.txt").write_text("the cat sat on the mat\n" * 50)
     args = ["--corpus", str(tmp_path / "words.txt"), "--samplers", "uniform", "--trials", "100"]
-    moment = at_call("samplesoft.verification.cells:compare", 1)
+    moment = at_call("samplesoft.verification.verify:compare", 1)
     done = interrupted(["verify", *args, "--num-sampled", "2"], moment, signal.SIGINT)
     assert done.stderr == "samplesoft: interrupted\n"
     assert done.stdout.startswith("- input: ") and done.stdout.count("\n") == 1

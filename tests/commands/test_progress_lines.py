@@ -86,7 +86,7 @@ def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
 
 
 def test_killed_verification_has_printed_each_part_that_ended(logits):
-    place = {"module": "samplesoft.verification", "owner": "cells", "name": "compare"}
+    place = {"module": "samplesoft.verification", "owner": "verify", "name": "compare"}
     first, *lines = killed(logits, **place, call=9).splitlines(keepends=True)
     assert first.startswith("- input: logits of ")
     assert len(lines) == 2  # of 3 examples each

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from samplesoft.verification import fit
+from samplesoft.verification import problem
 from samplesoft.verification.verify import verify
 
 N, D, B, TAU = 30, 6, 4, 3.0
@@ -14,7 +14,7 @@ N, D, B, TAU = 30, 6, 4, 3.0
 @pytest.fixture(params=["one block", "blocks of one row"])
 def vectors(request, monkeypatch):
     if request.param != "one block":
-        monkeypatch.setattr(fit, "_BLOCK", 1)
+        monkeypatch.setattr(problem, "_AT_A_TIME", 1)
     rng = np.random.default_rng(0)
     return rng.normal(size=(B, D)), rng.normal(size=(N, D))
 
@@ -89,7 +89,7 @@ def test_rounding_to_float32_is_no_misfit(dim, norm):
 def call(logits, h, c, tau=TAU):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        fit.warn_unless_products(logits.astype(np.float64), h, c, tau)
+        problem.warn_unless_products(logits.astype(np.float64), h, c, tau)
     return found
 
 

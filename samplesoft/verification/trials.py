@@ -1,4 +1,4 @@
-"""Which Monte Carlo statistics are close to normal, predicted from the proposal.
+"""Monte Carlo against the exact bias: z-scores, how large they may be, and which are tested.
 
 A mean over trials is close to normal unless its variance comes from few, rare trials. How much a
 rare trial contributes follows from the distribution of S, whose inverse moments are
@@ -10,18 +10,147 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.exact import ExactBias
+from samplesoft.bias.inputs import Inputs
+from samplesoft.bias.monte_carlo import simulate
 from samplesoft.schemes import Scheme
 
+ALPHA = 1e-4  # chance of one false alarm in a whole report, for normal statistics
 HITS = 400  # trials that are expected to hit a bin; the skewness of a mean is below 1/20 then
 MAX_SKEWNESS = 1.0 / math.sqrt(HITS)
+_LEAST_STDERR = 0.1  # of the predicted standard error
+_ROUNDING = 1e-12  # relative rounding error of p' in a trial of many draws
 _MAX_BINS = 128
 _ATOM = 0.1  # classes whose log weights agree to 0.1 are one atom of the distribution of S
 _STEP = 0.3  # of log u: the trapezoid rule is good to three digits
+
+
+@dataclass(frozen=True)
+class Scores:
+    """z-scores of the statistics that were tested, and the number of those that were not."""
+
+    z: FloatArray  # Monte Carlo mean minus exact value, in standard errors
+    num_untested: int  # with too few effective draws to be close to normal
+
+    @property
+    def max_abs_z(self) -> float:
+        """Largest |z|; 0 if nothing was tested."""
+        return float(np.abs(self.z).max(initial=0.0))
+
+
+def merge(parts: list[Scores]) -> Scores:
+    """Join the statistics of several examples."""
+    return Scores(np.concatenate([part.z for part in parts]), sum(p.num_untested for p in parts))
+
+
+def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
+    """Return the |z| that one of `num_tests` normal statistics exceeds with chance `alpha`."""
+    return -NormalDist().inv_cdf(alpha / (2.0 * max(num_tests, 1)))
+
+
+def p_value(max_abs_z: float, num_tests: int) -> float:
+    """Return the p-value of the largest |z| of `num_tests` statistics, by Bonferroni."""
+    return min(1.0, 2.0 * num_tests * NormalDist().cdf(-max_abs_z))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Monte Carlo of one example compared with its exact bias b.
+
+    The norms are ``sign(b_i) b_i`` for the largest coordinate i of b, and ``sign(b) . b``. As both
+    are linear in b, their estimates are unbiased, which the norm of a noisy estimate is not.
+    """
+
+    logits: Scores  # of bins of classes, and of the norms
+    h: Scores  # of its coordinates
+    loss: Scores
+    max_bias: tuple[float, float]  # estimate and standard error
+    l1_bias: tuple[float, float]
+
+
+def compare(
+    inputs: Inputs,
+    exact: ExactBias,
+    example: int,
+    jacobian: FloatArray | None,
+    num_trials: int,
+    key: np.uint64,
+) -> Comparison:
+    """Simulate one example of a batch and compare it with its exact bias.
+
+    `jacobian` (n, d) holds the derivatives of the logits in h.
+    """
+    logits, label = inputs.logits[example], int(inputs.labels[example])
+    q = inputs.q[example if len(inputs.q) > 1 else 0]
+    m, scheme = inputs.num_sampled, inputs.scheme
+    p, bias, error = exact.probs[example], exact.bias[example], float(exact.error[example])
+    tails = predict_tails(p, label, q, m, scheme)
+    expected = p + bias
+    bins = bin_classes(label, tails, num_trials)
+    top = int(np.argmax(np.abs(bias)))
+    norms = np.zeros((len(p), 2))
+    norms[top, 0] = np.sign(bias[top])
+    norms[:, 1] = np.sign(bias)
+    directions = norms if jacobian is None else np.hstack([norms, jacobian])
+    trials = simulate(logits, label, q, m, scheme, num_trials, key, bins, directions)
+
+    p_bin = _sum_bins(bins, p)
+    of_bins = _z_scores(
+        trials.bias - _sum_bins(bins, bias),
+        trials.stderr,
+        error + _ROUNDING * p_bin,
+        predict_bins(tails, bins, _sum_bins(bins, expected), num_trials),
+    )
+    mean, stderr = trials.projection_bias, trials.projection_stderr
+    difference = mean - bias @ directions
+    rounding = (error + _ROUNDING) * np.abs(directions).max(axis=0, initial=0.0)
+    predicted = predict_projections(tails, label, directions - expected @ directions, num_trials)
+    of_norms, of_h = (
+        _z_scores(
+            difference[some],
+            stderr[some],
+            rounding[some],
+            Predicted(*(column[some] for column in predicted)),
+        )
+        for some in (slice(2), slice(2, None))
+    )
+    of_loss = _z_scores(
+        np.array([trials.loss_bias - float(exact.loss_bias[example])]),
+        np.array([trials.loss_stderr]),
+        np.array([error + _ROUNDING * (1.0 + float(np.abs(logits).max()))]),
+        predict_loss(tails, label, q, p, m, scheme, num_trials),
+    )
+    return Comparison(
+        merge([of_bins, of_norms]),
+        of_h,
+        of_loss,
+        (float(mean[0]), float(stderr[0])),
+        (float(mean[1]), float(stderr[1])),
+    )
+
+
+def _z_scores(
+    difference: FloatArray, stderr: FloatArray, rounding: FloatArray, predicted: Predicted
+) -> Scores:
+    """Return z-scores of differences from exact values, 0 where one is within rounding."""
+    apart = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
+    z = np.divide(apart, stderr, out=np.where(apart == 0.0, 0.0, np.inf), where=stderr > 0.0)
+    z[apart == 0.0] = 0.0
+    normal = predicted.skewness <= MAX_SKEWNESS
+    # a standard error far below the predicted one: the rare trials that cause it are missing
+    normal &= (apart == 0.0) | (stderr >= _LEAST_STDERR * predicted.stderr)
+    return Scores(z[normal], int((~normal).sum()))
+
+
+def _sum_bins(bins: IntArray, values: FloatArray) -> FloatArray:
+    return np.bincount(bins, values).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -36,15 +165,11 @@ class Tails:
     base: float  # mean share of p' that the base mass has
 
 
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(NamedTuple):
     """Approximate skewness and standard errors of P means over the trials, each (P,)."""
 
     skewness: FloatArray
     stderr: FloatArray
-
-    def __getitem__(self, part: slice) -> Predicted:
-        return Predicted(self.skewness[part], self.stderr[part])
 
 
 def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Tails:
