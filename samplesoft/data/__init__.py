@@ -1,11 +1,16 @@
 """Real input: text, vocabularies, embeddings from counts, and loaders of files that users hold."""
 
-from samplesoft.data.embeddings import Embeddings, examples_from_corpus
+from samplesoft.data.embeddings import Embeddings, load_embeddings, load_logits
 from samplesoft.data.interactions import load_interactions
-from samplesoft.data.loaders import load_embeddings, load_logits
-from samplesoft.data.ppmi import ppmi_svd
-from samplesoft.data.text import EOS, read_tokens, stdlib_tokens
-from samplesoft.data.vocabulary import UNK, Vocabulary, build_vocabulary
+from samplesoft.data.ppmi import examples_from_corpus, ppmi_svd
+from samplesoft.data.text import (
+    EOS,
+    UNK,
+    Vocabulary,
+    build_vocabulary,
+    read_tokens,
+    stdlib_tokens,
+)
 from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
 
 __all__ = [

@@ -17,6 +17,7 @@ from samplesoft._validation import as_count
 LONGEST_LINE = 1 << 24
 _PIECE = 1 << 20  # characters that are read at a time
 _ASKED = 1 << 24  # characters between two looks at the memory
+_MOST_DIGITS = 25
 _OPENED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}  # some Pythons lack one of them
 
 
@@ -47,34 +48,44 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         ) from None
 
 
+class Malformed(Exception):
+    """What is wrong with a line of a file; `open_lines` adds which file and which line."""
+
+
 @contextmanager
-def open_lines(path: str | Path, longest_line: int) -> Iterator[Iterator[str]]:
+def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Iterator[str]]:
     """Open a text file as `open_text`, for its lines, each with the end that it has in the file.
 
     Also raises ValueError at a line of more than `longest_line` characters, before the rest of it
-    is read, and MemoryError as `pieces`.
+    is read, MemoryError as `pieces`, and for a `Malformed` of the body ValueError, which names the
+    last line that it has taken and ends with the remedy.
     """
     as_count("longest_line", longest_line)
+    number = 1  # of the line that the body works on, or that is being read
+
+    def lines(stream: TextIO) -> Iterator[str]:
+        nonlocal number
+        begun, size = [], 0  # pieces of a line whose end has not come
+        for piece in pieces(path, stream):
+            begun.append(piece)
+            ended = piece[-1] == "\n"
+            size += len(piece) - ended
+            if size > longest_line:
+                raise ValueError(
+                    f"{str(path)!r}, line {number}: got more than {longest_line:,} characters, the "
+                    "limit for a line; check that this is the right file, or raise `longest_line`."
+                )
+            if ended:
+                yield piece if len(begun) == 1 else "".join(begun)
+                number, begun, size = number + 1, [], 0
+        if begun:
+            yield "".join(begun)
+
     with open_text(path) as stream:
-        yield _lines(path, stream, longest_line)
-
-
-def _lines(path: str | Path, stream: TextIO, longest_line: int) -> Iterator[str]:
-    number, parts, size = 1, [], 0
-    for piece in pieces(path, stream):
-        parts.append(piece)
-        ended = piece[-1] == "\n"
-        size += len(piece) - ended
-        if size > longest_line:
-            raise ValueError(
-                f"{str(path)!r}, line {number}: got more than {longest_line:,} characters, the "
-                "limit for a line; check that this is the right file, or raise `longest_line`."
-            )
-        if ended:
-            yield piece if len(parts) == 1 else "".join(parts)
-            number, parts, size = number + 1, [], 0
-    if parts:
-        yield "".join(parts)
+        try:
+            yield lines(stream)
+        except Malformed as error:
+            raise ValueError(f"{str(path)!r}, line {number}: {error}{remedy}.") from None
 
 
 def pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
@@ -101,3 +112,14 @@ def missing(path: str | Path) -> FileNotFoundError:
     return FileNotFoundError(
         f"no such file: {str(path)!r}; check the path, it is taken relative to {str(Path.cwd())!r}."
     )
+
+
+def whole_number(word: str) -> int | None:
+    """Return the number that a word of ASCII digits is, and None for other words.
+
+    One of more than 25 digits is returned as one of 25, beyond any limit of a file.
+    """
+    if not (word.isascii() and word.isdecimal()):
+        return None
+    # Python refuses to read more than 4,300 digits, with a message that names no file
+    return int(word if len(word) <= _MOST_DIGITS else word.lstrip("0")[:_MOST_DIGITS] or "0")

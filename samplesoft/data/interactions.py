@@ -10,9 +10,9 @@ from scipy import sparse
 
 from samplesoft._memory import require_bytes
 from samplesoft._validation import shown
-from samplesoft.data.digits import whole_number
-from samplesoft.data.files import LONGEST_LINE, open_lines
+from samplesoft.data.files import LONGEST_LINE, Malformed, open_lines, whole_number
 
+_REMEDY = "; each line is 'user item item ...', of numbers counted from 0"
 _LARGEST = 10**9
 
 
@@ -54,23 +54,16 @@ def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> 
     ...     load_interactions(path).toarray().tolist()
     [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    users, items, num_users = array("q"), array("q"), 0
+    users, items, num_users = array("q"), array("q"), 0  # 8 bytes a number, not 28
     seen: set[int] = set()
-    with open_lines(path, longest_line) as lines:
-        for line_number, line in enumerate(lines, 1):
-            numbers = []
-            for word in line.split():
-                number = whole_number(word)
-                if number is None:
-                    raise _malformed(path, line_number, f"{shown(word)}, which is no number")
-                if number > _LARGEST:
-                    raise _malformed(path, line_number, f"a number outside 0 to {_LARGEST:,}")
-                numbers.append(number)
+    with open_lines(path, longest_line, _REMEDY) as lines:
+        for line in lines:
+            numbers = list(map(_number, line.split()))
             if not numbers:
                 continue
             user, *taken = numbers
             if user in seen:
-                raise _malformed(path, line_number, f"user {user} a second time")
+                raise Malformed(f"got user {user} a second time")
             seen.add(user)
             users.extend([user] * len(taken))
             items.extend(taken)
@@ -86,7 +79,7 @@ def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> 
     shape = num_users, int(columns.max()) + 1
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)
     matrix.sum_duplicates()
-    matrix.data[:] = 1.0
+    matrix.data[:] = 1.0  # however often an item was listed
     return matrix
 
 
@@ -97,8 +90,10 @@ def padded(matrix: sparse.csr_array, shape: tuple[int, ...]) -> sparse.csr_array
     return found
 
 
-def _malformed(path: str | Path, line_number: int, got: str) -> ValueError:
-    return ValueError(
-        f"{str(path)!r}, line {line_number}: got {got}; each line is 'user item item ...', of "
-        "numbers counted from 0."
-    )
+def _number(word: str) -> int:
+    number = whole_number(word)
+    if number is None:
+        raise Malformed(f"got {shown(word)}, which is no number")
+    if number > _LARGEST:
+        raise Malformed(f"got a number outside 0 to {_LARGEST:,}")
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_labels
+from samplesoft.data.embeddings import Embeddings, choose
+from samplesoft.data.text import as_words, build_vocabulary
 
 SMOOTHING = 0.75  # of the next words' distribution: raw PMI ranks the rarest words first
 NORM_QUANTILE = 0.99  # a few very long class vectors would otherwise flatten all others
@@ -17,6 +20,60 @@ OVERSAMPLING = 32  # with these, twelve iterations fix singular values to three 
 ITERATIONS = 12
 _BLOCKS = 6  # arrays (n, rank) at a time
 _PAIR = 64  # bytes of a pair of words
+
+
+def examples_from_corpus(
+    tokens: Sequence[str],
+    *,
+    vocabulary_size: int = 10_000,
+    dim: int = 64,
+    window: int = 1,
+    num_examples: int | None = 1000,
+    rng: int | np.random.Generator | None = None,
+) -> Embeddings:
+    """Make next-word examples from a text: the vectors of `ppmi_svd`, the labels that came next.
+
+    Parameters
+    ----------
+    tokens : sequence of str
+        The text.
+    vocabulary_size, dim, window : int
+        Passed on to `build_vocabulary` and `ppmi_svd`.
+    num_examples : int or None
+        How many places of the text to draw, without replacement; None takes all there are.
+    rng : int or numpy.random.Generator or None
+        Seed of the draw; the vectors do not depend on it.
+
+    Returns
+    -------
+    Embeddings
+        ``h`` is the unit vector of the word before, or of the sum over `window` words with
+        weights 1/k; classes are numbered by falling frequency.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed or the text too short.
+    MemoryError
+        If the vectors would not fit.
+
+    Examples
+    --------
+    >>> text = "the cat sat on the mat <eos> the cat ran <eos>".split() * 20
+    >>> examples = examples_from_corpus(text, dim=6, num_examples=4, rng=0)
+    >>> examples.h.shape, examples.class_embeddings.shape
+    ((4, 6), (7, 6))
+    """
+    tokens = as_words("tokens", tokens)
+    window = as_count("window", window)
+    places = choose(len(tokens) - window, num_examples, rng) + window
+    vocabulary = build_vocabulary(tokens, as_count("vocabulary_size", vocabulary_size, 2))
+    ids = vocabulary.encode(tokens)
+    contexts, classes = ppmi_svd(ids, len(vocabulary.words), dim, window)
+    total = np.zeros((len(places), contexts.shape[1]))
+    for k in range(1, window + 1):
+        total += contexts[ids[places - k]] / k
+    return Embeddings(_unit_rows(total), classes, ids[places], vocabulary.counts.astype(np.float64))
 
 
 def ppmi_svd(
@@ -91,7 +148,7 @@ def ppmi_svd(
     root = np.sqrt(values)
     contexts = np.zeros((n, rank + 1))
     contexts[:, :rank] = left * root
-    return normalise(contexts), _lift(right.T * root)
+    return _unit_rows(contexts), _lift(right.T * root)
 
 
 def _ppmi(text: IntArray, n: int, window: int) -> Any:
@@ -147,7 +204,7 @@ def _principal_axes(block: FloatArray) -> tuple[FloatArray, FloatArray]:
     return scaled, norms
 
 
-def normalise(vectors: FloatArray) -> FloatArray:
+def _unit_rows(vectors: FloatArray) -> FloatArray:
     """Divide rows by their norms; rows that vanish take the direction of the rows' sum."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     empty = norms[:, 0] <= 1e-12 * norms.max()

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._validation import shown
-from samplesoft.data.digits import whole_number
-from samplesoft.data.files import LONGEST_LINE, open_lines
+from samplesoft.data.files import LONGEST_LINE, Malformed, open_lines, whole_number
 
+_REMEDY = "; the format is that of the extreme classification repository"
 _LARGEST = 10**12
-_NUMBER = "[0-9]{1,18}"
+_LARGEST_VALUE = 3.4028235e38  # of float32
+_NUMBER = "[0-9]{1,18}"  # which 64 bits hold
 # values are printed ASCII but for colons; nothing is tried in a second way, which costs memory
 _ENTRIES = re.compile(rf"(?:[ \t]++{_NUMBER}+:[!-9;-~]++)*+[ \t]*+")
 _LABELS = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*+")
@@ -80,23 +81,20 @@ def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -
     >>> inputs.toarray().tolist(), labels.toarray().tolist()
     ([[1.5, 0.0, 1.0], [0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     """
-    features, values, labels = array("q"), array("f"), array("q")
+    features, values, labels = array("q"), array("f"), array("q")  # a few bytes a number
     feature_starts, label_starts = array("q", [0]), array("q", [0])
-    with open_lines(path, longest_line) as lines:
-        num, width, num_labels = _read_header(path, next(lines, ""))
-        for line_number, line in enumerate(lines, 2):
+    with open_lines(path, longest_line, _REMEDY) as lines:
+        num, width, num_labels = _sizes(next(lines, ""))
+        for line in lines:
             if len(feature_starts) > num:
                 if line.strip():
-                    raise _malformed(path, line_number, f"more points than the {num} of line 1")
+                    raise Malformed(f"got more points than the {num} of line 1")
                 continue
-            names, entries = _split(path, line_number, line.rstrip("\r\n"))
-            own = [int(name) for name in names]
-            numbers = [int(entry.partition(":")[0]) for entry in entries]
-            _check(path, line_number, "label", own, num_labels)
-            _check(path, line_number, "feature", numbers, width)
-            labels.extend(own)
-            features.extend(numbers)
-            values.extend(_values(path, line_number, entries))
+            names, entries = _parts(line.rstrip("\r\n"))
+            labels.extend(_distinct("label", names, num_labels))
+            numbers = [entry.partition(":")[0] for entry in entries]
+            features.extend(_distinct("feature", numbers, width))
+            values.extend(map(_value, entries))
             feature_starts.append(len(features))
             label_starts.append(len(labels))
     if len(feature_starts) <= num:
@@ -105,83 +103,61 @@ def load_xml_repository(path: str | Path, *, longest_line: int = LONGEST_LINE) -
             "it may be cut short."
         )
     return SparseExamples(
-        _matrix(_as_array(values), features, feature_starts, width),
+        _matrix(np.array(values), features, feature_starts, width),
         _matrix(np.ones(len(labels)), labels, label_starts, num_labels),
     )
 
 
-def _read_header(path: str | Path, line: str) -> tuple[int, int, int]:
-    words = line.split()
-    num, width, num_labels = map(whole_number, words) if len(words) == 3 else 3 * (None,)
-    if num is None or width is None or num_labels is None:
-        raise _malformed(path, 1, "no 'points features labels', three whole numbers")
-    if not 1 <= min(num, width, num_labels) <= max(num, width, num_labels) <= _LARGEST:
-        raise _malformed(path, 1, f"a number outside 1 to {_LARGEST:,} in {shown(line.strip())}")
-    return num, width, num_labels
+def _sizes(line: str) -> list[int]:
+    """Return the numbers of points, features and labels in the first line."""
+    numbers = list(map(whole_number, line.split()))
+    sizes = [number for number in numbers if number is not None]
+    if len(sizes) != 3 or len(numbers) != 3:
+        raise Malformed("got no 'points features labels', three whole numbers")
+    if not 1 <= min(sizes) <= max(sizes) <= _LARGEST:
+        raise Malformed(f"got a number outside 1 to {_LARGEST:,} in {shown(line.strip())}")
+    return sizes
 
 
-def _split(path: str | Path, line_number: int, line: str) -> tuple[list[str], list[str]]:
+def _parts(line: str) -> tuple[list[str], list[str]]:
     """Return the labels and the entries of a line."""
     head = line.partition(" ")[0].partition("\t")[0]
     if ":" in head:
-        raise _malformed(
-            path, line_number, f"{shown(head)} for labels; a line without any starts with a space"
-        )
+        raise Malformed(f"got {shown(head)} for labels; a line without any starts with a space")
     if head and not _LABELS.fullmatch(head):
-        raise _malformed(path, line_number, f"{shown(head)} for labels, as in '1,2'")
+        raise Malformed(f"got {shown(head)} for labels, as in '1,2'")
     rest = line[len(head) :]
-    if not _ENTRIES.fullmatch(rest):
+    if not _ENTRIES.fullmatch(rest):  # of the whole line at once, which is quick
         words = rest.split(" ")
         bad = next((w for w in words if w and not _ENTRIES.fullmatch(f" {w}")), rest.strip())
-        raise _malformed(path, line_number, f"{shown(bad)} for a feature, as in '7:0.5'")
+        raise Malformed(f"got {shown(bad)} for a feature, as in '7:0.5'")
     return head.split(",") if head else [], rest.split()
 
 
-def _check(path: str | Path, line_number: int, what: str, numbers: list[int], stop: int) -> None:
-    if not numbers:
-        return
-    if max(numbers) >= stop:
-        raise _malformed(
-            path, line_number, f"{what} {max(numbers)}, and line 1 allows 0 to {stop - 1}"
-        )
+def _distinct(what: str, names: list[str], stop: int) -> list[int]:
+    """Return numbers below `stop`, each once."""
+    numbers = list(map(int, names))
+    if numbers and max(numbers) >= stop:
+        raise Malformed(f"got {what} {max(numbers)}, and line 1 allows 0 to {stop - 1}")
     if len(set(numbers)) < len(numbers):
-        twice = Counter(numbers).most_common(1)[0][0]
-        raise _malformed(path, line_number, f"{what} {twice} twice")
+        raise Malformed(f"got {what} {Counter(numbers).most_common(1)[0][0]} twice")
+    return numbers
 
 
-def _values(path: str | Path, line_number: int, entries: list[str]) -> list[float]:
-    values = []
-    for entry in entries:
-        text = entry.partition(":")[2]
-        try:
-            values.append(float(text.replace("_", "?")))  # Python would allow 1_0
-        except ValueError:
-            raise _malformed(
-                path, line_number, f"{shown(entry)} with a value that is no number"
-            ) from None
-    if not all(abs(value) <= 3.4028235e38 for value in values):
-        raise _malformed(path, line_number, "a value that is not finite in float32")
-    return values
+def _value(entry: str) -> float:
+    try:
+        value = float(entry.partition(":")[2].replace("_", "?"))  # Python would allow 1_0
+    except ValueError:
+        raise Malformed(f"got {shown(entry)} with a value that is no number") from None
+    if not abs(value) <= _LARGEST_VALUE:  # so that NaN is refused too
+        raise Malformed("got a value that is not finite in float32")
+    return value
 
 
 def _matrix(
     values: NDArray[Any], columns: array[int], starts: array[int], width: int
 ) -> sparse.csr_array:
     """Return a matrix whose indices have 32 bits if they can, which some libraries insist on."""
-    small = max(len(columns), width) <= np.iinfo(np.int32).max
-    indices, indptr = (
-        _as_array(part).astype(np.int32 if small else np.int64) for part in (columns, starts)
-    )
+    kind = np.int32 if max(len(columns), width) <= np.iinfo(np.int32).max else np.int64
+    indices, indptr = np.array(columns, kind), np.array(starts, kind)
     return sparse.csr_array((values, indices, indptr), shape=(len(starts) - 1, width))
-
-
-def _as_array(numbers: array[int] | array[float]) -> NDArray[Any]:
-    kind = np.float32 if numbers.typecode == "f" else np.int64
-    return np.frombuffer(numbers, kind) if len(numbers) else np.empty(0, kind)
-
-
-def _malformed(path: str | Path, line_number: int, got: str) -> ValueError:
-    return ValueError(
-        f"{str(path)!r}, line {line_number}: got {got}; the format is that of the extreme "
-        "classification repository."
-    )

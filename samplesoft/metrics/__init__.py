@@ -7,7 +7,6 @@ best classes themselves, and `ranking_scores` precision, recall and nDCG of such
 
 from samplesoft.metrics.best_classes import top_k_classes
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.metrics.propensities import propensities
-from samplesoft.metrics.ranking import ranking_scores
+from samplesoft.metrics.ranking import propensities, ranking_scores
 
 __all__ = ["Evaluation", "evaluate", "propensities", "ranking_scores", "top_k_classes"]

@@ -1,17 +1,20 @@
-"""The classes of the greatest scores, without a matrix of all scores."""
+"""The classes of the greatest scores, without a matrix of all scores.
+
+Threads take parts of the classes and keep heaps of the best; scores exist by the tile only.
+"""
 
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._jit import chunks, num_threads, thread_map
+from samplesoft._jit import chunks, njit, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import IntArray, as_count, as_csr, as_flag, as_float_rows
-from samplesoft.kernels.metrics.best_classes import LeftOut, Scoring, keep_best
+from samplesoft.kernels.rows import divide_by_norms
 from samplesoft.losses.vectors import (
     check_biases,
     check_class_embeddings,
@@ -90,11 +93,12 @@ def top_k_classes(
     ids, scores = best_classes(
         z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=without
     )
-    missing = np.zeros(len(z), np.int64)
+    missing = np.zeros(len(z), np.int64)  # places of a list for which no class is left
     if without is not None:
         missing = np.maximum(np.diff(without.indptr) - (n - size), 0)
-        for b in np.flatnonzero(missing):
+        for b in np.flatnonzero(missing):  # they get the first classes left out, in place of -1
             ids[b, size - missing[b] :] = without.indices[without.indptr[b] :][: missing[b]]
+    # NaN has come out as infinity, so that one look at the best finds all that went wrong
     finite = np.isfinite(scores).sum(axis=1) == size - missing
     if not finite.all():
         row = int(np.argmin(finite))
@@ -125,8 +129,8 @@ def best_classes(
     fewer are left, a list ends with ids of -1 and scores of -inf. Of equal scores the first class
     is better. The result does not depend on the number of threads.
     """
-    none = np.empty(0, z.dtype) if offsets is None else offsets
-    scoring = Scoring(normalize, none, absolute)
+    # empty arrays, not None, for what is not given: compiled code has one type for both
+    scoring = _Scoring(normalize, np.empty(0, z.dtype) if offsets is None else offsets, absolute)
     nowhere = np.empty(0, np.bool_) if absent is None else absent
     ids, best = np.empty((len(z), k), np.int64), np.empty((len(z), k), z.dtype)
     for part in chunks(len(z), _CONTEXTS):
@@ -143,7 +147,7 @@ def check_k(k: Any, n: int) -> int:
 
 
 def _best(
-    z: Rows, rows: Rows, k: int, scoring: Scoring, leave_out: Any, absent: NDArray[np.bool_]
+    z: Rows, rows: Rows, k: int, scoring: _Scoring, leave_out: Any, absent: NDArray[np.bool_]
 ) -> tuple[IntArray, Rows]:
     """Let threads search parts of the classes, and join what they have found."""
     n, sides = len(rows), _tile(z.shape)
@@ -151,23 +155,24 @@ def _best(
     if leave_out is not None:
         starts, unwanted = (x.astype(np.int64) for x in (leave_out.indptr, leave_out.indices))
     classes = chunks(n, _CLASSES)
+    # few parts of the classes would leave threads idle: then contexts are parted too
     contexts = chunks(len(z), _SOME if len(classes) < _FEW else len(z))
-    left = iter([(c, b) for c in classes for b in contexts])
+    left = iter([(c, b) for c in classes for b in contexts])  # `next` of a list's is atomic
 
     def search(_: int) -> tuple[int, Rows, IntArray]:
         best, ids = np.full((len(z), k), -np.inf, z.dtype), np.full((len(z), k), n)
         for c, b in left:  # which threads share: each has its classes in their order
-            own = LeftOut(starts[b.start : b.stop + 1], unwanted, absent)
-            bad = keep_best(z[b], rows, c.start, c.stop, sides, scoring, own, best[b], ids[b])
+            left_out = _LeftOut(starts[b.start : b.stop + 1], unwanted, absent)
+            bad = _keep_best(z[b], rows, c.start, c.stop, sides, scoring, left_out, best[b], ids[b])
             if bad >= 0:
                 return bad, best, ids
         return n, best, ids
 
-    bad, bests, found = zip(*thread_map(search, range(num_threads())), strict=True)
-    if min(bad) < n:
+    bad, bests, numbers = zip(*thread_map(search, range(num_threads())), strict=True)
+    if min(bad) < n:  # the first of all threads, so that the message is always the same
         _refuse(rows, min(bad), scoring.normalize)
-    best, ids = np.concatenate(bests, axis=1), np.concatenate(found, axis=1)
-    order = np.lexsort((ids, -best), axis=1)[:, :k]
+    best, ids = np.concatenate(bests, axis=1), np.concatenate(numbers, axis=1)
+    order = np.lexsort((ids, -best), axis=1)[:, :k]  # by falling score, then by class
     best, ids = np.take_along_axis(best, order, 1), np.take_along_axis(ids, order, 1)
     ids[ids == n] = -1
     return ids, best
@@ -193,6 +198,155 @@ def _checked(leave_out: Any, shape: tuple[int, int]) -> Any:
 def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:
     """Raise ValueError for a class vector that cannot be used."""
     row = rows[class_id : class_id + 1]
-    if normalize:
+    if normalize:  # raises for a vector of norm 0 too
         unit_rows("class_embeddings", row.copy(), np.array([class_id]))
     require_finite_rows(row, class_id)
+
+
+class _Scoring(NamedTuple):
+    """What is made of products of contexts and class vectors."""
+
+    normalize: bool  # divide class vectors by their norms
+    offsets: Rows  # (n,): biases, or (0,)
+    absolute: bool
+
+
+class _LeftOut(NamedTuple):
+    """Classes that are not wanted."""
+
+    starts: IntArray  # (B + 1,): where those of a context begin in `ids`; zeros if there are none
+    ids: IntArray  # (P,): ascending for each context
+    absent: NDArray[np.bool_]  # (n,): those of all contexts, or (0,)
+
+
+@njit
+def _keep_best(
+    z: Rows,
+    rows: Rows,
+    first: int,
+    end: int,
+    tile: tuple[int, int],
+    scoring: _Scoring,
+    left_out: _LeftOut,
+    best: Rows,
+    ids: IntArray,
+) -> int:
+    """Let classes from `first` to before `end` into the k best of each context in `z` (B, d).
+
+    `best` (B, k) are scores so far, a heap with the worst in column 0, -inf where there is none
+    yet; `ids` (B, k) their classes, n where there is none. Classes come in their order: of equal
+    scores the first is better. NaN counts as infinite, so that it is seen. A `tile` has so many
+    contexts and classes. The return value is the first class whose vector is not finite or cannot
+    be normalised, at which the search ends, or -1.
+    """
+    height, width = tile
+    block, norms = np.empty((width, rows.shape[1]), rows.dtype), np.empty(width)
+    buffer = np.empty(height * width, rows.dtype)
+    for start in range(first, end, width):
+        count = min(width, end - start)
+        vectors = rows[start : start + count]
+        if scoring.normalize:
+            unit = block[:count]  # a copy: the vectors are the caller's, and may be read-only
+            for j in range(count):
+                for i in range(rows.shape[1]):
+                    unit[j, i] = vectors[j, i]
+            divide_by_norms(unit, norms[:count])
+            for j in range(count):
+                if not (0.0 < norms[j] < np.inf):  # so that NaN is refused too
+                    return start + j
+            _search(z, unit, start, height, buffer, scoring, left_out, best, ids)
+        else:
+            for j in range(count):
+                if not _is_finite(vectors[j]):
+                    return start + j
+            _search(z, vectors, start, height, buffer, scoring, left_out, best, ids)
+    return -1
+
+
+@njit
+def _search(
+    z: Rows,
+    rows: Rows,
+    first: int,
+    height: int,
+    buffer: Rows,
+    scoring: _Scoring,
+    left_out: _LeftOut,
+    best: Rows,
+    ids: IntArray,
+) -> None:
+    """Search classes from `first` on, of vectors `rows` (r, d), for `height` contexts at a time."""
+    for begin in range(0, len(z), height):
+        contexts = z[begin : begin + height]
+        scores = buffer[: len(contexts) * len(rows)].reshape((len(contexts), len(rows)))
+        np.dot(contexts, rows.T, scores)
+        _finish(scores, first, scoring)
+        for i in range(len(contexts)):
+            if _some_above(scores[i], best[begin + i, 0]):
+                _let_in(scores[i], first, left_out, begin + i, best[begin + i], ids[begin + i])
+
+
+@njit_sum
+def _is_finite(row: Rows) -> bool:
+    total = row[0] - row[0]  # 0, but NaN for infinity and NaN: one sum, without a branch
+    for i in range(1, len(row)):
+        total += row[i] - row[i]
+    return bool(total == 0.0)
+
+
+@njit
+def _finish(scores: Rows, first: int, scoring: _Scoring) -> None:
+    if len(scoring.offsets) == 0 and not scoring.absolute:
+        return
+    for i in range(len(scores)):
+        row = scores[i]
+        if len(scoring.offsets) > 0:
+            for j in range(len(row)):
+                row[j] += scoring.offsets[first + j]
+        if scoring.absolute:
+            for j in range(len(row)):
+                row[j] = abs(row[j])
+
+
+@njit
+def _some_above(scores: Rows, bound: float) -> bool:
+    some = False
+    for j in range(len(scores)):  # without an early end, which keeps it a loop of vectors
+        some |= not (scores[j] <= bound)  # true of NaN
+    return some
+
+
+@njit
+def _let_in(
+    scores: Rows, first: int, left_out: _LeftOut, example: int, best: Rows, ids: IntArray
+) -> None:
+    unwanted = left_out.ids[left_out.starts[example] : left_out.starts[example + 1]]
+    for j in range(len(scores)):
+        if not (scores[j] <= best[0]):
+            class_id = first + j
+            if len(left_out.absent) > 0 and left_out.absent[class_id]:
+                continue
+            place = np.searchsorted(unwanted, class_id)
+            if place < len(unwanted) and unwanted[place] == class_id:
+                continue
+            score = np.inf if np.isnan(scores[j]) else scores[j]
+            _replace_worst(best, ids, score, class_id)
+
+
+@njit
+def _replace_worst(best: Rows, ids: IntArray, score: float, class_id: int) -> None:
+    place, k = 0, len(best)  # the root, which is the worst, goes: sift the new one down
+    while 2 * place + 1 < k:
+        child = 2 * place + 1
+        if child + 1 < k and _worse(best[child + 1], ids[child + 1], best[child], ids[child]):
+            child += 1
+        if not _worse(best[child], ids[child], score, class_id):
+            break
+        best[place], ids[place] = best[child], ids[child]
+        place = child
+    best[place], ids[place] = score, class_id
+
+
+@njit
+def _worse(score: float, class_id: int, other_score: float, other_id: int) -> bool:
+    return score < other_score or (score == other_score and class_id > other_id)

@@ -112,8 +112,8 @@ def evaluate(
     sliceable: Any = targets.labels
     if targets.owners is not None:  # not all sparse matrices can be sliced
         sliceable = as_csr("labels", labels)
-    owners = targets.rows(np.arange(len(contexts)))
-    total, found = 0.0, np.zeros(max(sizes, default=0))
+    owners = targets.rows(np.arange(len(contexts)))  # the example of each label
+    total, in_place = 0.0, np.zeros(max(sizes, default=0))  # labels in each place of the lists
     for part in chunks(len(contexts), as_count("batch_size", batch_size)):
         value, _ = loss.forward(contexts[part], rows, sliceable[part], biases=biases)
         total += value
@@ -122,10 +122,10 @@ def evaluate(
         ids, _ = top_k_classes(contexts[part], rows, sizes[-1], biases=biases, **model)
         pairs = slice(*np.searchsorted(owners, [part.start, part.stop]))
         best = ids[owners[pairs] - part.start]
-        found += (best == targets.labels[pairs, None]).sum(axis=0)
-    hits = {size: float(found[:size].sum()) for size in sizes}
+        in_place += (best == targets.labels[pairs, None]).sum(axis=0)
+    hits = {size: float(in_place[:size].sum()) for size in sizes}
     mean = total / len(contexts)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # infinity is the answer then
         perplexity = float(np.exp(mean))
     return Evaluation(
         mean,

@@ -21,8 +21,7 @@ from samplesoft._validation import (
     require_instance,
 )
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.metrics.propensities import LEAST_EXAMPLES, propensities
-from samplesoft.metrics.ranking import ranking_scores
+from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from samplesoft.metrics.propensities import propensities
-from samplesoft.metrics.ranking import ranking_scores
+from samplesoft.metrics.ranking import propensities, ranking_scores
 
 
 def naive(ids, labels, k):

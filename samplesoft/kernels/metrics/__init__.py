@@ -1,1 +1,0 @@
-"""Measures: the best classes of contexts."""
