@@ -46,7 +46,7 @@ from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
 from samplesoft.metrics.ranking import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
-from samplesoft.recommend.interactions import as_interactions, hide
+from samplesoft.recommend.training import as_interactions, hide
 
 FIELDS = ("data", "method", "seconds", "recall_at_20", "ndcg_at_20", "seeds", "ndcg_sd", "tuned")
 OURS: dict[str, dict[str, Any]] = {

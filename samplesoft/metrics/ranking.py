@@ -11,6 +11,7 @@ from scipy import sparse
 
 from samplesoft._validation import (
     FloatArray,
+    IntArray,
     as_array,
     as_count,
     as_csr,

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from samplesoft.recommend import files
-from samplesoft.recommend.factors import Factors
-from samplesoft.recommend.interactions import as_interactions, normalized
-from samplesoft.recommend.training import trained
-from samplesoft.recommend.vectors import propagated, user_vectors
+from samplesoft._memory import require_bytes
+from samplesoft._names import part, prefixed
+from samplesoft._validation import (
+    IntArray,
+    as_array,
+    as_count,
+    as_flag,
+    as_ids,
+    as_nonnegative,
+    require_finite,
+    shown,
+)
+from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.linear import Linear
+from samplesoft.recommend.training import (
+    Matrix,
+    as_interactions,
+    best_items,
+    check_parameters,
+    train,
+    user_vectors,
+)
+from samplesoft.samplers.base import Rows
+from samplesoft.training.checkpoint import (
+    Checkpoint,
+    copy_arrays,
+    plain,
+    read_checkpoint,
+    rebuilding,
+    write_checkpoint,
+)
+
+Lists = tuple[NDArray[np.int32], Rows]
+_MODEL = "SampledSoftmaxRecommender"
+_CURVES = ("loss_curve_", "validation_scores_")
 
 
-class SampledSoftmaxRecommender(Factors):
+@dataclass(eq=False, repr=False)
+class SampledSoftmaxRecommender:
     """Recommend items by a linear embedding of what a user has taken, under a sampled softmax.
 
     A user is the sum of the vectors of the items that the user has taken, divided by its norm: a
@@ -148,48 +181,24 @@ class SampledSoftmaxRecommender(Factors):
     [0, 5]
     """
 
-    propagation_: float
-    loss_curve_: list[float]
-    validation_scores_: list[float]
-
-    def __init__(
-        self,
-        embedding_dim: int = 256,
-        *,
-        loss: str = "bilateral",
-        sampler: str = "uniform",
-        num_sampled: int | None = None,
-        shared: bool | None = None,
-        negative_weight: float = 1.1,
-        tau: float = 13.0,
-        dropout: float = 0.5,
-        propagation: float | str = "auto",
-        max_iter: int = 30,
-        batch_size: int = 256,
-        learning_rate: float = 0.05,
-        early_stopping: bool = True,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 15,
-        random_state: int | np.random.Generator | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.embedding_dim = embedding_dim
-        self.loss = loss
-        self.sampler = sampler
-        self.num_sampled = num_sampled
-        self.shared = shared
-        self.negative_weight = negative_weight
-        self.tau = tau
-        self.dropout = dropout
-        self.propagation = propagation
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.verbose = verbose
+    embedding_dim: int = 256
+    _: KW_ONLY
+    loss: str = "bilateral"
+    sampler: str = "uniform"
+    num_sampled: int | None = None
+    shared: bool | None = None
+    negative_weight: float = 1.1
+    tau: float = 13.0
+    dropout: float = 0.5
+    propagation: float | str = "auto"
+    max_iter: int = 30
+    batch_size: int = 256
+    learning_rate: float = 0.05
+    early_stopping: bool = True
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 15
+    random_state: int | np.random.Generator | None = None
+    verbose: bool = False
 
     @property
     def n_iter_(self) -> int:
@@ -222,14 +231,167 @@ class SampledSoftmaxRecommender(Factors):
             raise ValueError(
                 f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
             )
-        found = trained(self, taken)
-        users = user_vectors(found.embedding, taken)
-        self.item_factors = propagated(
-            found.class_vectors, users, normalized(taken), found.propagation
+        trained = train(self, taken)
+        self._embedding, self.propagation_ = trained.embedding, trained.propagation
+        self.item_factors, self.user_factors = trained.item_factors, trained.user_factors
+        self.loss_curve_, self.validation_scores_ = trained.losses, trained.scores
+        return self
+
+    def recommend(
+        self,
+        userids: ArrayLike,
+        user_items: Any = None,
+        N: int = 10,
+        filter_already_liked_items: bool = True,
+        filter_items: ArrayLike | None = None,
+        recalculate_user: bool = False,
+        items: ArrayLike | None = None,
+    ) -> Lists:
+        """Return the items of the greatest scores.
+
+        Parameters
+        ----------
+        userids : int or array_like of int, shape (B,)
+            Users, by their rows in `fit`; any numbers where `recalculate_user` is set.
+        user_items : scipy.sparse matrix, shape (B, items), optional
+            What each of them has taken, a row for each; needed for the next two.
+        N : int
+            Length of a list.
+        filter_already_liked_items : bool
+            Leave out what is in `user_items`.
+        filter_items : array_like of int, shape (k,), optional
+            Items to leave out for all.
+        recalculate_user : bool
+            Make the vectors of the users from `user_items`, as for users who are new.
+        items : array_like of int, shape (k,), optional
+            The only items to choose from.
+
+        Returns
+        -------
+        ids : ndarray of int32, shape (B, N), or (N,) for one user
+            Items, the best first; -1 where too few are left.
+        scores : ndarray of float32, of the same shape
+            Their scores; -inf where too few are left.
+
+        Raises
+        ------
+        AttributeError
+            If `fit` has not been called.
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        self._require_fitted()
+        length, num_items = as_count("N", N), len(self.item_factors)
+        liked = as_flag("filter_already_liked_items", filter_already_liked_items)
+        anew = as_flag("recalculate_user", recalculate_user)
+        single = as_array("userids", userids).ndim == 0
+        ids = _user_ids(userids)
+        taken = self._histories(user_items, len(ids)) if liked or anew else None
+        if not anew and len(ids) and ids.max() >= len(self.user_factors):
+            raise ValueError(
+                f"`userids` must be below {len(self.user_factors)}, the number of users, got "
+                f"{ids.max()}; call partial_fit_users, or pass recalculate_user=True."
+            )
+        vectors = user_vectors(self._embedding, taken) if anew else self.user_factors[ids]
+        absent = _absent(num_items, filter_items, items)
+        lists = best_items(vectors, self.item_factors, length, taken if liked else None, absent)
+        return _for_one(lists, single)
+
+    def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
+        """Return the items whose vectors have the greatest cosines with that of an item.
+
+        Parameters
+        ----------
+        itemid : int or array_like of int, shape (B,)
+            Items.
+        N : int
+            Length of a list, which begins with the item itself, or others of the same vector.
+
+        Returns
+        -------
+        ids : ndarray of int32, shape (B, N), or (N,) for one item
+            Items, the most similar first; -1 where there are fewer.
+        scores : ndarray of float32, of the same shape
+            Cosines.
+
+        Raises
+        ------
+        AttributeError
+            If `fit` has not been called.
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        self._require_fitted()
+        return _similar("itemid", itemid, self.item_factors, N, "items")
+
+    def similar_users(self, userid: ArrayLike, N: int = 10) -> Lists:
+        """Return the users whose vectors have the greatest cosines with that of a user.
+
+        Parameters
+        ----------
+        userid : int or array_like of int, shape (B,)
+            Users, by their rows in `fit`.
+        N : int
+            Length of a list, which begins with the user, or others of the same vector.
+
+        Returns
+        -------
+        ids : ndarray of int32, shape (B, N), or (N,) for one user
+            Users, the most similar first; -1 where there are fewer.
+        scores : ndarray of float32, of the same shape
+            Cosines.
+
+        Raises
+        ------
+        AttributeError
+            If `fit` has not been called.
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        self._require_fitted()
+        return _similar("userid", userid, self.user_factors, N, "users")
+
+    def partial_fit_users(self, userids: ArrayLike, user_items: Any) -> Self:
+        """Make the vectors of some users anew, from what they have taken; items stay as they are.
+
+        Parameters
+        ----------
+        userids : array_like of int, shape (B,)
+            Users, each once; numbers beyond those of `fit` are new users, and users between are
+            without items.
+        user_items : scipy.sparse matrix, shape (B, items)
+            What each of them has taken by now, a row for each.
+
+        Returns
+        -------
+        SampledSoftmaxRecommender
+            The recommender.
+
+        Raises
+        ------
+        AttributeError
+            If `fit` has not been called.
+        MemoryError
+            If so many users do not fit.
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        self._require_fitted()
+        ids = _user_ids(userids)
+        if len(np.unique(ids)) < len(ids):
+            raise ValueError("`userids` must hold each user once; add the rows of a user up.")
+        vectors = user_vectors(self._embedding, self._histories(user_items, len(ids)))
+        old, number = self.user_factors, max(len(self.user_factors), int(ids.max(initial=-1)) + 1)
+        require_bytes(
+            f"vectors of {number:,} users, up to the largest of `userids`,",
+            number * old[:1].nbytes,
+            "number users from 0 without gaps",
         )
-        self.user_factors, self._embedding = users, found.embedding
-        self.propagation_ = found.propagation
-        self.loss_curve_, self.validation_scores_ = found.losses, found.scores
+        # users between those of `fit` and new ones have taken nothing, and so the same vector
+        of_none = user_vectors(self._embedding, Matrix((1, len(self.item_factors))))
+        users = np.concatenate([old, of_none.repeat(number - len(old), axis=0)])
+        users[ids] = vectors
+        self.user_factors = users
         return self
 
     def save(self, path: str | Path) -> None:
@@ -248,7 +410,18 @@ class SampledSoftmaxRecommender(Factors):
             If it cannot be written.
         """
         self._require_fitted()
-        files.write_recommender(path, self)
+        parameters = asdict(self)
+        seed = parameters.pop("random_state")
+        if isinstance(seed, (int, np.integer)):  # a generator has no number to go by
+            parameters["random_state"] = int(seed)
+        values = {name: getattr(self, name) for name in (*_CURVES, "propagation_")}
+        arrays = {
+            "item_factors": self.item_factors,
+            "user_factors": self.user_factors,
+            **prefixed({"embedding": self._embedding.parameters}, "/"),
+        }
+        config = {"model": _MODEL, "parameters": parameters}
+        write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
     @classmethod
     def load(cls, path: str | Path) -> SampledSoftmaxRecommender:
@@ -273,5 +446,81 @@ class SampledSoftmaxRecommender(Factors):
         ValueError
             If it is damaged, of another format, or holds another model.
         """
-        found: SampledSoftmaxRecommender = files.read_recommender(path, cls)
-        return found
+        checkpoint = read_checkpoint(path)
+        with rebuilding(path):
+            model = checkpoint.config.get("model")
+            if model != _MODEL:
+                raise ValueError(
+                    f"{str(path)!r} must hold a {_MODEL}, got {shown(model)}; read it with what "
+                    "wrote it."
+                )
+            recommender = cls(**checkpoint.config["parameters"])
+            check_parameters(recommender)
+            items, users = (checkpoint.arrays[f"{name}_factors"] for name in ("item", "user"))
+            embedding = Linear(*items.shape)
+            copy_arrays(path, part("embedding", checkpoint.arrays, "/"), embedding.parameters)
+            for name, factors in (("item_factors", items), ("user_factors", users)):
+                if factors.dtype != np.float32 or factors.shape[1:] != items.shape[1:]:
+                    raise ValueError(f"{name} of {factors.dtype} and shape {factors.shape}")
+                require_finite(name, factors)
+                setattr(recommender, name, factors)
+            recommender._embedding = embedding
+            weight = as_nonnegative("propagation_", checkpoint.values["propagation_"])
+            recommender.propagation_ = weight
+            for name in _CURVES:
+                setattr(recommender, name, [float(x) for x in checkpoint.values[name]])
+        return recommender
+
+    def _histories(self, user_items: Any, batch: int) -> Matrix:
+        if user_items is None:
+            raise ValueError(
+                "`user_items` must hold what the users have taken, got None; pass their rows, or "
+                "filter_already_liked_items=False."
+            )
+        taken = as_interactions("user_items", user_items, len(self.item_factors))
+        if taken.shape[0] != batch:
+            raise ValueError(
+                f"`user_items` must have a row for each of the {batch} users, got "
+                f"{taken.shape[0]}; pass user_items[userids]."
+            )
+        return taken
+
+    def _require_fitted(self) -> None:
+        if not hasattr(self, "item_factors"):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet; call fit first.")
+
+
+def _user_ids(userids: ArrayLike) -> IntArray:
+    """Return numbers of users (B,), be they of `fit` or new."""
+    ids = np.atleast_1d(as_array("userids", userids))
+    if ids.size and ids.dtype.kind == "i" and ids.min() < 0:
+        raise ValueError(f"`userids` must be at least 0, got {ids.min()}.")
+    return as_ids("userids", ids, np.iinfo(int).max, of="users")
+
+
+def _similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -> Lists:
+    """Return the rows of the greatest cosines with some rows (B,) of vectors (n, d)."""
+    array = as_array(name, value)
+    ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
+    vectors = unit_rows("factors", factors.copy())[0]
+    return _for_one(best_items(vectors[ids], vectors, as_count("N", number)), array.ndim == 0)
+
+
+def _for_one(lists: Lists, single: bool) -> Lists:
+    """Return the one list of one user or item, where that was asked for without a sequence."""
+    return (lists[0][0], lists[1][0]) if single else lists
+
+
+def _absent(
+    num_items: int, filter_items: ArrayLike | None, items: ArrayLike | None
+) -> NDArray[np.bool_] | None:
+    """Return which items (num_items,) are in no list."""
+    if filter_items is None and items is None:
+        return None
+    absent = np.zeros(num_items, bool)
+    if items is not None:
+        absent[:] = True
+        absent[as_ids("items", items, num_items, of="items")] = False
+    if filter_items is not None:
+        absent[as_ids("filter_items", filter_items, num_items, of="items")] = True
+    return absent

@@ -1,106 +1,188 @@
-"""How a recommender is trained."""
+"""How a recommender is trained: interactions, the start, epochs, what is held out, propagation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
+from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar, progress_phase
-from samplesoft._random import as_key
+from samplesoft._random import as_key, uniform_block
+from samplesoft._validation import (
+    IntArray,
+    as_choice,
+    as_count,
+    as_csr,
+    as_flag,
+    as_nonnegative,
+    as_positive,
+    require_finite,
+    shown,
+)
+from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.models.linear import Linear
-from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.metrics.best_classes import best_classes
+from samplesoft.metrics.ranking import ranking_scores
+from samplesoft.models.linear import Gradient, Linear
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
-from samplesoft.recommend.denoising import DenoisingEpochs
-from samplesoft.recommend.held_out import HeldOut
-from samplesoft.recommend.interactions import Matrix, normalized
-from samplesoft.recommend.parameters import AUTO, check_parameters
-from samplesoft.recommend.spectral import item_directions
-from samplesoft.recommend.vectors import propagated, user_vectors
 from samplesoft.samplers.base import Rows
 from samplesoft.training.average import Average, Best
 from samplesoft.training.checkpoint import Arrays
-from samplesoft.training.linear_epochs import unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
 from samplesoft.training.task import sub_seed
 
+Matrix = sparse.csr_array
+
+# parameters
+_AUTO, _BILATERAL = "auto", "bilateral"
+_FEWEST, _MOST, _SHARE = 1000, 4000, 10  # draws, if the caller gives none: a tenth of the items
+_OFFERED = [
+    name
+    for name, spec in LOSSES.items()
+    if spec.several_labels and not spec.absolute and "label_reduction" not in spec.fixed
+]  # labels have weights, which one versus all does not take
+
+# epochs
+_TRAINING, _START, _HELD_OUT = range(3)  # streams of the seed
+_HISTORIES = 100  # a stream beside those of `LinearEpochs`, for the items that a step leaves out
+_KEPT = 0.3  # what an item that is still in the history weighs as a label; one left out: 1
+_SMALL = 0.1  # what is random at the beginning, in relation to what is not
+
+# singular vectors: those beyond what is wanted, and products with the graph
+_OVERSAMPLING, _PRODUCTS = 16, 3
+
+# what is held out, and how it is scored
+_LENGTH = 20  # of the lists
+_MOST_USERS = 2000  # at most
 _WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # of the propagation, to choose from
 _EPOCH_WEIGHT = 0.05  # with which it chooses the epoch
-_SMALL = 0.1  # what is random at the beginning, in relation to what is not
-_TRAINING, _START, _HELD_OUT = range(3)  # streams of the seed
+_USERS_AT_A_TIME = 4096
 
 
-@dataclass
-class Trained:
-    """What training has found: how histories are embedded, class vectors, and how it went."""
+@dataclass(frozen=True)
+class _Settings(LinearSoftmaxSettings):
+    """A linear softmax model, with the weight of negatives in the bilateral loss."""
 
-    embedding: Linear
-    scores: list[float]
+    negative_weight: float = 1.0
+
+    def _loss_options(self) -> dict[str, Any]:
+        options = super()._loss_options()
+        if self.loss == _BILATERAL:
+            options["negative_weight"] = self.negative_weight
+        return options
+
+
+def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
+    """Return the settings of the model, or raise TypeError or ValueError for a parameter.
+
+    Nothing is drawn where there is only one item.
+    """
+    for name in ("max_iter", "batch_size", "n_iter_no_change"):
+        as_count(name, getattr(recommender, name))
+    for name in ("learning_rate", "negative_weight"):
+        as_positive(name, getattr(recommender, name))
+    as_nonnegative("dropout", recommender.dropout, below=1.0)
+    for name in ("early_stopping", "verbose"):
+        as_flag(name, getattr(recommender, name))
+    share = as_nonnegative("validation_fraction", recommender.validation_fraction, below=1.0)
+    if share == 0.0:
+        raise ValueError(
+            "`validation_fraction` must be greater than 0, got 0; or turn `early_stopping` off."
+        )
+    weight = recommender.propagation
+    if not isinstance(weight, str):
+        as_nonnegative("propagation", weight)
+    elif weight != _AUTO:
+        raise ValueError(f"`propagation` must be a number or 'auto', got {shown(weight)}.")
+    elif not recommender.early_stopping:
+        raise ValueError(
+            "`propagation` must be a number with early_stopping=False, got 'auto', which is chosen "
+            "on what early stopping holds out; 0.1 is a fair one."
+        )
+    draws = LOSSES[as_choice("loss", recommender.loss, _OFFERED)].draws and num_items > 1
+    num_sampled = recommender.num_sampled
+    if num_sampled is None:
+        num_sampled = min(max(num_items // _SHARE, _FEWEST), _MOST)
+    return _Settings(
+        loss=recommender.loss if draws else "full",
+        sampler=recommender.sampler if draws else None,
+        num_sampled=num_sampled if draws else None,
+        shared=recommender.shared if draws else False,
+        tau=recommender.tau,
+        embedding_dim=recommender.embedding_dim,
+        negative_weight=recommender.negative_weight,
+    )
+
+
+class Trained(NamedTuple):
+    """What training has found, and how it went."""
+
+    embedding: Linear  # of histories
+    item_factors: Rows  # (items, d), propagated
+    user_factors: Rows  # (users, d)
     propagation: float
-    losses: list[float] = field(default_factory=list)
-    class_vectors: Rows = field(init=False)
+    losses: list[float]
+    scores: list[float]
 
 
-def trained(recommender: Any, user_items: Matrix) -> Trained:
-    """Train a model as the parameters of a recommender say."""
-    settings = check_parameters(recommender, user_items.shape[1])
+def train(recommender: Any, taken: Matrix) -> Trained:
+    """Train a model on interactions (users, items), as the parameters of a recommender say."""
+    settings = check_parameters(recommender, taken.shape[1])
     key = as_key(recommender.random_state, "random_state")
-    held_out, seen = None, user_items
+    held_out, seen = None, taken
     if recommender.early_stopping:
-        held_out = HeldOut(user_items, recommender.validation_fraction, sub_seed(key, _HELD_OUT))
+        held_out = HeldOut(taken, recommender.validation_fraction, sub_seed(key, _HELD_OUT))
         seen = held_out.left
-    sizes = np.diff(seen.indptr)
     num_items = seen.shape[1]
     settings.require_room(num_items, num_items, np.dtype(np.float32))
-    epochs = DenoisingEpochs(
-        settings,
-        recommender.dropout,
-        np.bincount(seen.indices, minlength=num_items),
-        sub_seed(key, _TRAINING),
-        make_optimizer("adagrad", 0.0),
-    )
+    item_counts = np.bincount(seen.indices, minlength=num_items)
+    epochs = DenoisingEpochs(settings, recommender.dropout, item_counts, sub_seed(key, _TRAINING))
     model, graph = epochs.model, normalized(seen)
     with progress_phase(recommender.verbose, "singular vectors"):
         _begin(model, seen, graph, sub_seed(key, _START))
+    sizes = np.diff(seen.indptr)
     rows = np.flatnonzero(sizes)
+    # the loss of a user is a mean over its items: the weights let each item count as much
     inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
-    weight = recommender.propagation
     average = Average(model.parameters)
     best, total = Best(average.parameters), recommender.max_iter
-    embedding = _embedding(average.parameters)
-    found = Trained(embedding, best.scores, 0.0 if weight == AUTO else weight)
+    embedding, weight = _embedding(average.parameters), recommender.propagation
+    losses = []
+
+    def class_vectors() -> Rows:
+        vectors = average.parameters["softmax.class_embeddings"]
+        return unit_rows("class_embeddings", vectors.copy())[0]
 
     def score(weight: float) -> float:
         assert held_out is not None
         users = user_vectors(embedding, seen)
         return held_out.score(users, propagated(class_vectors(), users, graph, weight))
 
-    def class_vectors() -> Rows:
-        vectors = average.parameters["softmax.class_embeddings"]
-        return unit_rows("class_embeddings", vectors.copy())[0]
-
     with progress_bar(recommender.verbose, each=True, total=total, unit="round", desc="fit") as bar:
         for _ in range(total):
-            loss = epochs.epoch(
-                inputs, seen, weights, rows, recommender.batch_size, recommender.learning_rate
-            )
+            size, rate = recommender.batch_size, recommender.learning_rate
+            losses.append(epochs.epoch(inputs, seen, weights, rows, size, rate))
             average.add(model.parameters)
-            found.losses.append(loss)
-            figures = {"loss": f"{loss:.4f}"}
+            figures = {"loss": f"{losses[-1]:.4f}"}
             if held_out:
-                best.add(score(_EPOCH_WEIGHT if weight == AUTO else weight))
+                best.add(score(_EPOCH_WEIGHT if weight == _AUTO else weight))
                 figures["ndcg_at_20"] = f"{best.scores[-1]:.4f}"
             bar.set_postfix(refresh=False, **figures)
             bar.update()
             if best.since >= recommender.n_iter_no_change:
                 break
     best.restore()
-    if weight == AUTO:
+    if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
-            found.propagation = max(_WEIGHTS, key=score)
-    found.class_vectors = class_vectors()
-    return found
+            weight = max(_WEIGHTS, key=score)
+    users = user_vectors(embedding, taken)  # with what was held out
+    items = propagated(class_vectors(), users, normalized(taken), weight)
+    return Trained(embedding, items, users, weight, losses, best.scores)
 
 
 def _embedding(parameters: Arrays) -> Linear:
@@ -123,3 +205,185 @@ def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None
         model.parameters[name][known, start.shape[1] :] *= np.float32(_SMALL)
     model.parameters["embedding.intercept"] *= np.float32(_SMALL)
     model.softmax.refresh()
+
+
+class DenoisingEpochs(LinearEpochs):
+    """Epochs in which a user's items are predicted from some of them.
+
+    Of the entries of an input, which is a history, a share `dropout` is left out in each step. Its
+    items are labels all the same, and those that are left in are labels of less weight: that
+    an item follows from itself is nothing to learn.
+
+    References
+    ----------
+    P. Vincent et al., "Stacked denoising autoencoders", JMLR 2010, section 3.4: more weight for
+    what was left out.
+    """
+
+    def __init__(
+        self,
+        settings: LinearSoftmaxSettings,
+        dropout: float,
+        counts: IntArray,
+        seed: int | np.uint64,
+    ) -> None:
+        made = make_optimizer("adagrad", 0.0)
+        super().__init__(len(counts), len(counts), settings, counts, seed, made)
+        self._dropout, self._key = dropout, sub_seed(seed, _HISTORIES)
+
+    def gradients(
+        self, step: int, x: Any, labels: Any, weights: ArrayLike | None = None
+    ) -> tuple[float, dict[str, Gradient]]:
+        """Go forward and back over a batch of histories, with the items of each as its labels."""
+        x, labels = thinned(x, labels, self._dropout, sub_seed(self._key, step))
+        return super().gradients(step, x, labels, weights)
+
+
+def thinned(
+    histories: Matrix, labels: Matrix, dropout: float, seed: int | np.uint64
+) -> tuple[Matrix, Matrix]:
+    """Return histories (B, items) without some entries, and the labels with their weights.
+
+    Both have entries at the same places. Histories that are left are scaled up for their mean.
+    """
+    left = uniform_block(np.uint64(seed), 1, histories.nnz)[0] >= dropout
+    x = some_entries(histories, left)
+    x.data /= x.data.dtype.type(1.0 - dropout)
+    values = np.where(left, _KEPT, 1.0) * labels.data
+    return x, sparse.csr_array((values, labels.indices, labels.indptr), labels.shape)
+
+
+def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matrix:
+    """Return weights of interactions (users, items) in order, none of them 0, as a new array."""
+    matrix: Matrix = as_csr(name, value)
+    if num_items is not None and matrix.shape[1] != num_items:
+        raise ValueError(
+            f"`{name}` must have a column for each of the {num_items} items, got {matrix.shape[1]}."
+        )
+    require_finite(name, matrix.data)
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    if matrix.nnz and matrix.data.min() < 0.0:
+        raise ValueError(f"`{name}` must hold weights of at least 0, got {matrix.data.min()}.")
+    return matrix
+
+
+def hide(user_items: Matrix, share: float, seed: int) -> tuple[Matrix, IntArray, Matrix]:
+    """Hide a fifth of the items of a share of the users, at least one of each.
+
+    Return what is left (users, items), the users (k,) who had at least two items and were chosen,
+    and their hidden items (k, items).
+    """
+    able = np.flatnonzero(np.diff(user_items.indptr) > 1)
+    users = np.sort(held_out_order(able, seed)[: int(np.ceil(share * len(able)))])
+    chosen = np.zeros(user_items.shape[0], bool)
+    chosen[users] = True
+    owners = np.repeat(np.arange(user_items.shape[0]), np.diff(user_items.indptr))
+    places = np.random.default_rng(seed).random(user_items.nnz)
+    first = np.lexsort((places, owners))  # of each user, the items in a random order
+    rank = np.empty(user_items.nnz, np.int64)
+    rank[first] = np.arange(user_items.nnz) - user_items.indptr[owners]
+    sizes = np.diff(user_items.indptr)
+    hidden = chosen[owners] & (rank < np.maximum(1, sizes // 5)[owners])
+    return some_entries(user_items, ~hidden), users, some_entries(user_items, hidden)[users]
+
+
+def normalized(user_items: Matrix) -> Matrix:
+    """Return the interactions divided by the roots of both degrees, sums of weights, as float32."""
+    weights = user_items.data / max(1.0, user_items.data.max(initial=0.0))
+    weights = np.maximum(weights, np.finfo(np.float64).tiny)  # of which a degree is not 0
+    owners = np.repeat(np.arange(user_items.shape[0]), np.diff(user_items.indptr))
+    of_users = np.bincount(owners, weights, user_items.shape[0])
+    of_items = np.bincount(user_items.indices, weights, user_items.shape[1])
+    values = weights / np.sqrt(of_users[owners]) / np.sqrt(of_items[user_items.indices])
+    return sparse.csr_array(
+        (values.astype(np.float32), user_items.indices, user_items.indptr), user_items.shape
+    )
+
+
+def item_directions(graph: sparse.csr_array, dim: int, seed: int) -> Rows:
+    """Return the right singular vectors (items, r) of the r <= dim greatest singular values.
+
+    The randomized range finder of Halko, Martinsson and Tropp (2011), "Finding structure with
+    randomness", algorithm 4.4: `graph` (users, items) is met in sparse products only.
+    """
+    wanted = min(dim, *graph.shape)
+    width = min(wanted + _OVERSAMPLING, *graph.shape)
+    back = graph.T.tocsr()
+    basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
+    basis = basis.astype(np.float32)
+    for _ in range(_PRODUCTS):
+        basis, _ = np.linalg.qr(back @ (graph @ basis))
+    small = graph @ basis
+    _, vectors = np.linalg.eigh(small.T @ small)  # rising; (width, width), so that squares do
+    directions: Rows = basis @ vectors[:, ::-1][:, :wanted]
+    return directions
+
+
+class HeldOut:
+    """A fifth of the items of some users, which a model is not trained on.
+
+    Attributes
+    ----------
+    left : csr_array, shape (users, items)
+        The interactions to train on.
+    """
+
+    def __init__(self, user_items: Matrix, share: float, seed: int) -> None:
+        able = int(np.sum(np.diff(user_items.indptr) > 1))
+        if not able:
+            raise ValueError(
+                "`early_stopping` needs users with at least two items, to hide some of them, got "
+                "none; turn it off, and give `propagation` as a number."
+            )
+        self.left, self._users, self._hidden = hide(
+            user_items, min(share, _MOST_USERS / able), seed
+        )
+        self._given = self.left[self._users]
+        free = user_items.shape[1] - int(np.diff(self._given.indptr).max())
+        self._length = min(_LENGTH, free)
+
+    def score(self, users: Rows, items: Rows) -> float:
+        """Return nDCG at 20 of the hidden items, for vectors of all users and items."""
+        ids, _ = best_items(users[self._users], items, self._length, self._given)
+        return ranking_scores(ids, self._hidden, self._length)[f"ndcg_at_{self._length}"]
+
+
+def best_items(
+    users: Rows,
+    items: Rows,
+    number: int,
+    leave_out: Any = None,
+    absent: NDArray[np.bool_] | None = None,
+) -> tuple[NDArray[np.int32], Rows]:
+    """Return the best items (B, N) of user vectors (B, d), and their scores.
+
+    Without those in `leave_out`, a CSR matrix (B, items), and for all users those where `absent`
+    (items,) is true. Where fewer are left, a list ends with ids of -1 and scores of -inf.
+    """
+    ids, scores = best_classes(users, items, number, leave_out=leave_out, absent=absent)
+    return ids.astype(np.int32), scores
+
+
+def user_vectors(embedding: Linear, histories: Any) -> Rows:
+    """Return vectors of norm 1 (B, d) of users with `histories`, a CSR matrix (B, items).
+
+    A history is divided by its norm, then multiplied by the embedding of its items; that of no
+    items is the intercept.
+    """
+    inputs, dim = unit_norm(histories), len(embedding.parameters["intercept"])
+    users: Rows = np.empty((histories.shape[0], dim), np.float32)
+    for part in chunks(len(users), _USERS_AT_A_TIME):
+        users[part] = unit_rows("user_items", embedding.forward(inputs[part])[0])[0]
+    return users
+
+
+def propagated(items: Rows, users: Rows, graph: sparse.csr_array, weight: float) -> Rows:
+    """Return item vectors C + weight N'H: each has the vectors of its users added.
+
+    For `items` C (items, d), `users` H (users, d), and the normalised `graph` N (users, items).
+    """
+    if weight == 0.0:
+        return items
+    vectors: Rows = items + np.float32(weight) * (graph.T @ users)
+    return vectors

@@ -6,11 +6,16 @@ from oracles import naive_recommend as naive
 from scipy import sparse
 
 from samplesoft.models.linear import Linear
-from samplesoft.recommend.denoising import thinned
-from samplesoft.recommend.interactions import as_interactions, hide, normalized
-from samplesoft.recommend.lists import best_items
-from samplesoft.recommend.spectral import item_directions
-from samplesoft.recommend.vectors import propagated, user_vectors
+from samplesoft.recommend.training import (
+    as_interactions,
+    best_items,
+    hide,
+    item_directions,
+    normalized,
+    propagated,
+    thinned,
+    user_vectors,
+)
 
 WEIGHTED = np.array(
     [[2.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.5, 3.0, 0.0, 0.0], [0.0, 1.0, 4.0, 0.0]]

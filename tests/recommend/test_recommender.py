@@ -9,9 +9,7 @@ from scipy import sparse
 
 from samplesoft._random import as_key
 from samplesoft.recommend import SampledSoftmaxRecommender
-from samplesoft.recommend.held_out import HeldOut
-from samplesoft.recommend.parameters import check_parameters
-from samplesoft.recommend.training import _HELD_OUT
+from samplesoft.recommend.training import _HELD_OUT, HeldOut, check_parameters
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from samplesoft.training.task import sub_seed
 
