@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numba import config
 from numba import cuda as _cuda
+from numba.core.registry import CPUDispatcher
 from numpy.typing import DTypeLike
 
 cuda: Any = _cuda  # for kernels; all else goes through the functions here
@@ -93,14 +95,62 @@ def _found() -> Any:
     return _OF_THREAD.found
 
 
-def for_device(function: Callable[..., Any], **others: Callable[..., Any]) -> Any:
-    """Return a compiled function of the processor for the device, calling `others` by these names.
+_REPLACED: dict[Any, Any] = {}
 
-    One body so serves both, where a loop on the one is shared out among lanes on the other.
+
+def replaces(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Give a function of the processor one of the device, which `for_device` puts in its place."""
+
+    def remember(replacement: Any) -> Any:
+        _REPLACED[function] = replacement
+        return replacement
+
+    return remember
+
+
+@cache
+def for_device(function: Callable[..., Any]) -> Any:
+    """Return a compiled function of the processor for the device, with all that it calls.
+
+    One body so serves both, where a loop on the one is shared out among lanes on the other: see
+    `samplesoft.kernels.lanes`.
     """
+    if function in _REPLACED:
+        return _REPLACED[function]
     body: Any = getattr(function, "py_func", function)
-    names = {**body.__globals__, **others}
+    names = dict(body.__globals__)
+    for name in body.__code__.co_names:
+        if _is_compiled_here(names.get(name)):
+            names[name] = for_device(names[name])
     return device_function(FunctionType(body.__code__, names, body.__name__, body.__defaults__))
+
+
+def _is_compiled_here(thing: Any) -> bool:
+    if isinstance(thing, FunctionType):  # as all kernels are with NUMBA_DISABLE_JIT=1
+        return thing.__module__.startswith("samplesoft.") and "cuda" not in thing.__module__
+    return isinstance(thing, CPUDispatcher)
+
+
+def run_on_warps(function: Callable[..., None], shape: tuple[int, int], *arguments: Any) -> None:
+    """Call ``function(b, k, i, *arguments)``, of the processor, for all b and k of a shape.
+
+    A warp for each, of which i is the number: where it finds room of its own.
+    """
+    num = int(shape[0] * shape[1])
+    launch_warps(_on_warps(function), num, num, shape[1], arguments)
+
+
+@cache
+def _on_warps(function: Callable[..., None]) -> Any:
+    body = for_device(function)
+
+    def on_warps(num: int, width: int, arguments: Any) -> None:
+        i = warp_index()
+        if i < num:
+            body(i // width, i % width, i, *arguments)
+
+    on_warps.__name__ = function.__name__
+    return kernel(on_warps)
 
 
 if SIMULATED:

@@ -127,8 +127,9 @@ def float64_arithmetic(ptx):
 
 def launch_everything(dtype):
     """Launch each kernel for vectors of a type, through what users call."""
-    import samplesoft
     from samplesoft._device.sort_ids_cuda import sort
+
+    import samplesoft
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
     from samplesoft.losses import SampledSoftmaxLoss
     from samplesoft.losses.base import SparseRows

@@ -1,45 +1,49 @@
-"""Arrays on a CUDA device: what a function takes, checked there, and what it returns."""
+"""Arrays on a CUDA device: what a function takes, checked there, and small work on them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from samplesoft._cuda import (
+    WARP_SIZE,
     as_device_array,
     available_bytes,
+    cuda,
     empty,
     first_found,
+    kernel,
+    lane,
     launch_threads,
     launch_warps,
+    thread_index,
     to_device,
+    warp_index,
+    warp_max,
+    warp_sum,
 )
-from samplesoft._device.select import on_device
-from samplesoft._validation import as_float_rows, as_ids, as_labels
-from samplesoft.kernels.arrays import elementwise_cuda as kernels
-from samplesoft.kernels.arrays.checks_cuda import find_norm_outside, find_outside
+from samplesoft._device.arrays import HostArrays
+from samplesoft._device.select import on_device, to_host
+from samplesoft._jit import chunks
+from samplesoft._validation import IntArray, as_float_rows, as_ids, as_labels
+from samplesoft.kernels import sort_ids
+
+_NUMBERS = 1 << 26  # numbers about a batch held at a time
 
 
 def filled(shape: int | tuple[int, ...], value: Any) -> Any:
     """Return an array of one number, of its type."""
-    out = empty(shape, np.asarray(value).dtype)
-    launch_threads(kernels.fill, out.size, out.reshape(-1), out.dtype.type(value))
-    return out
-
-
-def plus(array: Any, number: float) -> Any:
-    """Return ``array + number``, float64."""
-    out = empty(array.shape, np.float64)
-    launch_threads(kernels.add, out.size, array.reshape(-1), number, out.reshape(-1))
-    return out
+    return to_device(np.full(shape, value))
 
 
 def cast(array: Any, dtype: DTypeLike, factor: float = 1.0) -> Any:
     """Return an array in another type, times a factor."""
     out = empty(array.shape, dtype)
-    launch_threads(kernels.cast, out.size, array.reshape(-1), factor, out.reshape(-1))
+    launch_threads(_cast, out.size, array.reshape(-1), factor, out.reshape(-1))
     return out
 
 
@@ -54,40 +58,47 @@ def take_rows(rows: Any, places: Any) -> Any:
     """Return ``rows[places]``; `places` may lie on the processor."""
     places = places if on_device(places) else to_device(places)
     out = empty((places.shape[0], rows.shape[1]), rows.dtype)
-    launch_threads(kernels.take_rows, out.size, rows, places, out)
+    launch_threads(_take_rows, out.size, rows, places, out)
     return out
 
 
-def take_numbers(numbers: Any, rows: Any, columns: Any) -> Any:
-    """Return ``numbers[rows, columns]`` as a row (1, k); the places lie on the processor."""
-    out = empty((1, len(rows)), numbers.dtype)
-    launch_threads(kernels.take_numbers, out.size, numbers, *map(to_device, (rows, columns)), out)
-    return out
+def put_rows(rows: Any, places: IntArray, out: Any) -> None:
+    """Write `rows` (k, d) to different places (k,) of `out`."""
+    launch_threads(_put_rows, rows.size, rows, to_device(places), out)
 
 
-def repeat_row(row: Any, batch: int) -> Any:
-    """Return a row (1, k) as often as there are examples, (B, k)."""
-    out = empty((batch, row.shape[1]), row.dtype)
-    launch_threads(kernels.repeat_row, out.size, row, out)
-    return out
+# Ids are sorted on the processor: some thousands of them come and go in less time than a sort on
+# the device takes to be launched, digit by digit.
 
 
-def log_mean(logs: Any, shares: Any) -> Any:
-    """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
-    out = empty((1, logs.shape[1]), np.float64)
-    launch_warps(kernels.log_mean, out.size, logs, to_device(shares), out)
-    return out
+def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
+    """Return what `sort_ids.equal_runs` does for ids (K,) below `stop`, but for the last start."""
+    unique, inverse, order, starts = sort_ids.equal_runs(ids.copy_to_host(), stop)
+    return to_device(unique), to_device(inverse), to_device(order), to_device(starts[:-1])
 
 
-def mean(rows: Any, shares: Any) -> Any:
-    """Return the mean of rows (R, n) by shares (R,), as a row (1, n)."""
-    return to_device(shares[None] @ rows.copy_to_host())
+def union(arrays: list[Any], stop: int) -> Any:
+    """Return the ids below `stop` that occur in some of the arrays, rising and each once."""
+    return to_device(np.unique(np.concatenate([array.copy_to_host() for array in arrays])))
+
+
+def last_of_each(ids: Any, rows: Any) -> tuple[IntArray, Any]:
+    """Return ids (U,), rising and each once, on the processor, and the last row (U, d) of each."""
+    unique, last = np.unique(ids.copy_to_host()[::-1], return_index=True)
+    return unique, take_rows(rows, ids.shape[0] - 1 - last)
+
+
+def in_parts(work: Callable[..., None], each: int, *arrays: Any) -> None:
+    """Call `work` on arrays (B, ...) for some examples at a time; one takes `each` numbers."""
+    batch = arrays[0].shape[0]
+    for part in chunks(batch, max(1, _NUMBERS // each)):
+        work(*(array[part] for array in arrays))
 
 
 def first_outside(values: Any, least: Any, most: Any) -> int | None:
     """Return the place, counted through an array, of the first number not in [least, most]."""
     flat = values if values.ndim == 1 else values.reshape(-1)
-    return first_found(launch_threads, find_outside, flat.size, flat, least, most)
+    return first_found(launch_threads, _find_outside, flat.size, flat, least, most)
 
 
 def first_not_finite(values: Any) -> int | None:
@@ -127,6 +138,11 @@ def shaped_rows(
     return rows
 
 
+def _through_host(work: Callable[..., Any]) -> Any:
+    """Return what `work` does, as a method, for arrays so small that they had better travel."""
+    return staticmethod(lambda *arguments: to_device(work(*map(to_host, arguments))))
+
+
 class CudaArrays:
     """Checks of arrays that a function takes, and small work on arrays, on a CUDA device.
 
@@ -136,12 +152,12 @@ class CudaArrays:
     available_bytes = staticmethod(available_bytes)
     empty = staticmethod(empty)
     filled = staticmethod(filled)
-    plus = staticmethod(plus)
     take_rows = staticmethod(take_rows)
-    take_numbers = staticmethod(take_numbers)
-    repeat_row = staticmethod(repeat_row)
-    log_mean = staticmethod(log_mean)
-    mean = staticmethod(mean)
+    plus = _through_host(HostArrays.plus)
+    take_numbers = _through_host(HostArrays.take_numbers)
+    repeat_row = _through_host(HostArrays.repeat_row)
+    log_mean = _through_host(HostArrays.log_mean)
+    mean = _through_host(HostArrays.mean)
 
     @staticmethod
     def norm_outside(rows: Any, least: float, most: float) -> tuple[int, float] | None:
@@ -202,3 +218,65 @@ def _require_classes(name: str, array: Any, num_classes: int) -> None:
         raise ValueError(
             f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got {bad}."
         )
+
+
+@kernel
+def _cast(values: Any, factor: float, out: Any) -> None:
+    i = thread_index()
+    if i < out.shape[0]:
+        out[i] = values[i] * factor
+
+
+@kernel
+def _take_rows(rows: Any, places: Any, out: Any) -> None:
+    i, f = thread_index() // out.shape[1], thread_index() % out.shape[1]
+    if i < out.shape[0]:
+        out[i, f] = rows[places[i], f]
+
+
+@kernel
+def _put_rows(rows: Any, places: Any, out: Any) -> None:
+    i, f = thread_index() // rows.shape[1], thread_index() % rows.shape[1]
+    if i < rows.shape[0]:
+        out[places[i], f] = rows[i, f]
+
+
+# Searches write the place of the first offender to ``found[0]``, which holds a greater number
+# before. They ask what must hold, so that NaN is found too.
+
+
+@kernel
+def _find_outside(values: Any, least: Any, most: Any, found: Any) -> None:
+    i = thread_index()
+    if i < values.shape[0] and not least <= values[i] <= most:
+        cuda.atomic.min(found, 0, i)
+
+
+@kernel
+def find_norm_outside(rows: Any, least: float, most: float, found: Any) -> None:
+    """Look for rows (N, d) whose norm is not in [least, most], a warp for each row."""
+    i = warp_index()
+    if i >= rows.shape[0]:
+        return
+    square = 0.0
+    for k in range(lane(), rows.shape[1], WARP_SIZE):
+        square += float(rows[i, k]) * float(rows[i, k])
+    square = warp_sum(square)
+    if lane() == 0 and not least <= math.sqrt(square) <= most:
+        cuda.atomic.min(found, 0, i)
+
+
+@kernel
+def find_greatest_outside(rows: Any, least: float, most: float, found: Any) -> None:
+    """Look for rows (N, d) whose greatest number is not between both, a warp for each row."""
+    i = warp_index()
+    if i >= rows.shape[0]:
+        return
+    largest = rows[i, 0]
+    for k in range(lane(), rows.shape[1], WARP_SIZE):
+        if not rows[i, k] < most:  # here, for `max` drops NaN
+            cuda.atomic.min(found, 0, i)
+        largest = max(largest, rows[i, k])
+    largest = warp_max(largest)
+    if lane() == 0 and not least < largest:
+        cuda.atomic.min(found, 0, i)

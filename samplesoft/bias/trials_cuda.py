@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._cuda import empty, launch_threads, launch_warps, to_device
-from samplesoft._device.arrays_cuda import filled
-from samplesoft._device.sort_ids_cuda import equal_runs
+from samplesoft._device.arrays_cuda import equal_runs, filled
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.bias import trials_cuda as kernels

@@ -26,9 +26,9 @@ from samplesoft._cuda import (
     warp_sum,
     warp_sync,
 )
+from samplesoft._device.arrays_cuda import find_greatest_outside, find_norm_outside
 from samplesoft._validation import FloatArray
 from samplesoft.kernels import product_cuda
-from samplesoft.kernels.arrays.checks_cuda import find_greatest_outside, find_norm_outside
 from samplesoft.kernels.sincos import TERMS, cos_sin
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]

@@ -1,12 +1,33 @@
-"""Inner products and weights on the device, shared out among the lanes of a warp."""
+"""The lanes of a warp: what takes the place of functions of the processor on the device."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from samplesoft._cuda import WARP_SIZE, device_function, lane, warp_max, warp_sum, warp_sync
+from samplesoft._cuda import (
+    WARP_SIZE,
+    device_function,
+    lane,
+    replaces,
+    warp_max,
+    warp_sum,
+    warp_sync,
+)
+from samplesoft.kernels import lanes, rows, weights
 from samplesoft.kernels.weights import LEAST
+
+replaces(lanes.lane)(lane)
+replaces(lanes.meet)(warp_sync)
+replaces(lanes.sum_of_lanes)(warp_sum)
+replaces(lanes.max_of_lanes)(warp_max)
+
+
+@replaces(lanes.num_lanes)
+@device_function
+def num_lanes() -> int:
+    """Return how many lanes a warp has."""
+    return WARP_SIZE
 
 
 @device_function
@@ -18,26 +39,40 @@ def warp_dot(x: Any, y: Any) -> float:
     return float(warp_sum(total))
 
 
+@replaces(rows.row_dot)
 @device_function
 def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
-    """Return `warp_dot` of row i of a matrix and row b of `queries`."""
-    found: float = warp_dot(matrix[i], queries[b])
-    return found
+    """Do as `rows.row_dot`."""
+    product: float = warp_dot(matrix[i], queries[b])
+    return product
 
 
+@replaces(rows.products)
 @device_function
-def exp_weights(weights: Any, size: int) -> tuple[float, float]:
-    """Do as `weights.exp_weights` for `size` logits, of which each lane has written its own.
+def warp_products(
+    matrix: Any, first: int, last: int, queries: Any, b: int, out: Any, row: int
+) -> None:
+    """Do as `rows.products`; each lane writes the products that it goes on with."""
+    for i in range(first, last):
+        product = warp_dot(matrix[i], queries[b])
+        if (i - first) % WARP_SIZE == lane():
+            out[row, i - first] = product
 
-    What is left out has a logit of -inf. When this returns, all lanes see all weights.
-    """
+
+@replaces(weights.exp_weights)
+@device_function
+def warp_exp_weights(weights: Any, size: int, excluded: int) -> tuple[float, float]:
+    """Do as `weights.exp_weights`, for logits of which each lane has written its own."""
     greatest = -math.inf
     for c in range(lane(), size, WARP_SIZE):
+        if c == excluded:
+            weights[c] = -math.inf
         greatest = max(greatest, weights[c])
     greatest = warp_max(greatest)
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
-        weight = math.exp(weights[c] - greatest)
+        # of logits that are all -inf, the difference would be NaN
+        weight = math.exp(weights[c] - greatest) if weights[c] > -math.inf else 0.0
         weights[c] = weight if weight > LEAST else 0.0
         total += weights[c]
     total = warp_sum(total)

@@ -40,10 +40,12 @@ def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
 
 
 @njit_sum
-def products(matrix: Real, first: int, last: int, queries: Real, b: int, out: Real) -> None:
+def products(
+    matrix: Real, first: int, last: int, queries: Real, b: int, out: Real, row: int
+) -> None:
     """Write the inner products of rows [first, last) with as much of query b as they are long.
 
-    They go to row 0 of `out`. Four rows at a time, for which the query is read once.
+    They go to a row of `out`. Four rows at a time, for which the query is read once.
     """
     dim = matrix.shape[1]
     zero = matrix.dtype.type(0)
@@ -57,12 +59,12 @@ def products(matrix: Real, first: int, last: int, queries: Real, b: int, out: Re
             s2 += matrix[i + 2, f] * x
             s3 += matrix[i + 3, f] * x
         at = i - first
-        out[0, at], out[0, at + 1], out[0, at + 2], out[0, at + 3] = s0, s1, s2, s3
+        out[row, at], out[row, at + 1], out[row, at + 2], out[row, at + 3] = s0, s1, s2, s3
     for i in range(whole, last):
         s0 = zero
         for f in range(dim):
             s0 += matrix[i, f] * queries[b, f]
-        out[0, i - first] = s0
+        out[row, i - first] = s0
 
 
 @njit_sum

@@ -30,6 +30,7 @@ from samplesoft._device.arrays_cuda import (
     cast,
     contiguous,
     copied,
+    equal_runs,
     filled,
     first_not_finite,
     first_outside,
@@ -37,7 +38,6 @@ from samplesoft._device.arrays_cuda import (
     take_rows,
 )
 from samplesoft._device.select import on_device, to_host
-from samplesoft._device.sort_ids_cuda import equal_runs
 from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import (
     Batch,

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import to_device
-from samplesoft._device.arrays_cuda import CudaArrays, copied, take_rows
+from samplesoft._device.arrays_cuda import CudaArrays, copied, take_rows, union
 from samplesoft._device.select import to_host
-from samplesoft._device.sort_ids_cuda import union
 from samplesoft.losses.sampled_cuda import unit_rows
 from samplesoft.losses.vectors import check_biases
 

@@ -106,9 +106,10 @@ class TestOnDevice:
     @pytest.mark.parametrize("size", [1, 2, 40, 100, "more than one warp sums"])
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_sorting_is_stable_and_runs_are_those_of_unique(self, size, stop):
-        from samplesoft._cuda import to_device
         from samplesoft._device.sort_ids_cuda import last_of_each, runs, sort
         from samplesoft.kernels.arrays.sort_ids_cuda import PART
+
+        from samplesoft._cuda import to_device
 
         size = size if isinstance(size, int) else 2 * PART + 44
         ids = np.random.default_rng(size).integers(0, stop, size)
@@ -128,6 +129,7 @@ class TestOnDevice:
 
     def test_uniforms_are_those_of_the_processor(self):
         from samplesoft._device.draws_cuda import uniforms
+
         from samplesoft._random import as_key, uniform_block
 
         key = as_key(3)

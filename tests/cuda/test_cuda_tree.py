@@ -140,8 +140,8 @@ def test_a_large_passing_vector_is_told_as_on_the_processor(dtype):
 
 @pytest.mark.parametrize("leaf_size", [1, 4])
 def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
-    from samplesoft._device import draws_cuda as draws
-    from samplesoft.samplers.tree import engine_cuda
+    from samplesoft._device import arrays_cuda
+    from samplesoft.samplers.tree import engine
 
     rows, h = whole_numbers(13, np.float32, dim=3)
     whole, parted = (
@@ -150,8 +150,8 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
     ids = np.array([0, 1, 1, 7, 12])
     whole.update(ids, -rows[ids])
     drawn = whole.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
-    monkeypatch.setattr(engine_cuda, "_BLOCK", 1)
-    monkeypatch.setattr(draws, "_NUMBERS", 1)
+    monkeypatch.setattr(engine, "_BLOCK", 1)
+    monkeypatch.setattr(arrays_cuda, "_NUMBERS", 1)
     parted.update(ids, -rows[ids])
     np.testing.assert_array_equal(sums(parted), sums(whole))
     assert parted.drift == whole.drift
@@ -165,11 +165,11 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
 
 
 def test_without_memory_for_two_sets_of_sums_all_classes_are_updated_in_place(monkeypatch):
-    from samplesoft.samplers.tree import sums_cuda
+    from samplesoft.samplers.tree import engine_cuda
 
     rows, _ = whole_numbers(13, dim=3)
     here, there = trees(rows, leaf_size=2)
-    monkeypatch.setattr(sums_cuda, "available_bytes", lambda: 0.0)
+    monkeypatch.setattr(engine_cuda, "available_bytes", lambda: 0.0)
     for tree in (here, there):
         tree.update(np.arange(13), -rows)
     assert there.num_updates == 13

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,28 +15,81 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.feature_maps import FeatureMap
-from samplesoft.kernels.tree.leaf import add_log_in_leaf, pick, probs_in_leaves, remaining_in_leaf
-from samplesoft.kernels.tree.records import KERNEL, Draws, Exclusion, LeafRows
-from samplesoft.kernels.tree.sums import largest_in_rows, sum_changes, sum_runs
-from samplesoft.kernels.tree.walk import (
+from samplesoft.samplers.base import Draw, Rows, last_of_each
+from samplesoft.samplers.tree.leaf import (
+    KERNEL,
+    LEAVES,
+    SOFTMAX,
+    LeafRows,
+    add_log_in_leaves,
+    pick,
+    probs_in_leaves,
+    remaining_in_leaves,
+)
+from samplesoft.samplers.tree.sums import (
+    FeatureSizes,
+    TreeSums,
+    largest_in_rows,
+    sum_changes,
+    sum_runs,
+)
+from samplesoft.samplers.tree.walk import (
+    Draws,
+    Exclusion,
+    TreeRules,
+    exclude_classes,
     known_levels,
     multiply_top,
     reach_all_leaves,
     reach_leaves,
-    remaining_from_root,
+    top,
     walk,
 )
-from samplesoft.samplers.base import Draw, Rows, last_of_each
-from samplesoft.samplers.tree.shape import TreeShape
-from samplesoft.samplers.tree.sizes import FeatureSizes
-from samplesoft.samplers.tree.sums import HostTreeSums
 from samplesoft.samplers.visits import visits_of
 
+UPDATES_OF_A_CLASS = 16  # after which its leaf is summed anew
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
 _UPDATES = 256  # classes whose changes are computed together
 _KERNEL_PART = 64  # examples that share the features of the leaves which they visit
 _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
 _WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Sizes and weights of a `KernelTree`, whose parameters these are."""
+
+    num_classes: int
+    feature_dim: int
+    leaf_size: int
+    leaf: str
+    scale: float
+    floor: float
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of buckets L."""
+        return -(-self.num_classes // self.leaf_size)
+
+    @property
+    def rules(self) -> TreeRules:
+        """What kernels need to know; a class alone in its leaf needs no features."""
+        kind = LEAVES[self.leaf] if self.leaf_size > 1 else SOFTMAX
+        scale = self.floor if kind == KERNEL else self.scale
+        return TreeRules(self.num_classes, self.leaf_size, self.floor, kind, scale)
+
+    def leaves_due(self, num_updates: int, num: int) -> IntArray:
+        """Return the leaves (k,), rising, to be summed anew after `num` more updates.
+
+        One after another, every leaf once in `UPDATES_OF_A_CLASS` updates of all classes.
+        """
+        each = UPDATES_OF_A_CLASS * self.leaf_size
+        first, last = num_updates // each, (num_updates + num) // each
+        return np.sort(np.arange(first, last) % self.num_leaves)
+
+    def leaves_at_a_time(self, numbers: int) -> int:
+        """Return of how many leaves the classes' features are about so many numbers."""
+        return max(1, numbers // (self.leaf_size * self.feature_dim))
 
 
 def _identity(rows: Rows) -> Rows:
@@ -78,17 +132,21 @@ class HostFeatures:
 class HostTree:
     """What a `KernelTree` does, for arguments that have been checked.
 
-    It copies the class vectors (n, d); `features` is None where they are features themselves.
+    It copies the class vectors (n, d); `features` is None where they are features themselves. The
+    methods from `_copied` on are those that work on other arrays on a GPU, in `CudaTree`.
     """
 
-    Features = HostFeatures
+    Features: Callable[..., Any] = HostFeatures
+    Sums: Callable[..., Any] = TreeSums
+    _map: Callable[..., Any] = staticmethod(thread_map)
 
     def __init__(
         self, rows: Rows, features: HostFeatures | None, shape: TreeShape, progress: bool = False
     ) -> None:
         self._shape = shape
         self._features = features or _identity
-        self._rows = rows.copy()
+        self._rows = self._copied(rows)
+        self._sums: Any = None
         self.rebuild(progress)
 
     @staticmethod
@@ -108,33 +166,35 @@ class HostTree:
     @property
     def drift(self) -> float:
         """How far updates have moved the sum at the root, relative to its norm."""
-        return self._sums.drift
+        return float(self._sums.drift)
 
-    def rows(self, ids: IntArray | None) -> Rows:
+    def rows(self, ids: Any) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
-        return self._rows.copy() if ids is None else self._rows[ids]
+        return self._copied(self._rows) if ids is None else self._taken(ids)
 
     def rebuild(self, progress: bool = False) -> None:
-        """Sum the features of all classes again."""
+        """Sum the features of all classes again, where memory allows beside the old sums."""
+        if self._sums is not None and not self._sums.fit_again():
+            self._sums = None
         self._sums, self._sizes = self._built(self._rows, progress)
         self.num_updates = 0
 
-    def _built(self, rows: Rows, progress: bool = False) -> tuple[HostTreeSums, FeatureSizes]:
+    def _built(self, rows: Rows, progress: bool = False) -> tuple[Any, FeatureSizes]:
         """Return the sums of the features of `rows` (n, d), and how large those are."""
-        sizes = np.empty(len(rows), rows.dtype)
-        leaf_sums = np.empty((self._shape.num_leaves, self._shape.feature_dim), rows.dtype)
-        parts = chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK))
+        shape, size = self._shape, self._shape.leaf_size
+        sizes = np.empty(shape.num_classes, rows.dtype)
+        leaf_sums = self._empty((shape.num_leaves, shape.feature_dim))
+        parts = chunks(shape.num_leaves, shape.leaves_at_a_time(_BLOCK))
         with progress_bar(
             progress, total=len(parts), unit="block", desc="building the tree"
         ) as bar:
             for part in parts:
-                here = slice(part.start * self._shape.leaf_size, part.stop * self._shape.leaf_size)
+                here = slice(part.start * size, min(part.stop * size, shape.num_classes))
                 features = self._features(rows[here])
-                starts = np.arange(0, len(features), self._shape.leaf_size)
-                sum_runs(features, starts, leaf_sums[part])
-                largest_in_rows(features, sizes[here])
+                self._sum_leaves(features, leaf_sums[part])
+                sizes[here] = self._largest(features)
                 bar.update()
-        return HostTreeSums(leaf_sums), FeatureSizes(rows.dtype, sizes)
+        return self.Sums(leaf_sums), FeatureSizes(rows.dtype, sizes)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
@@ -164,13 +224,12 @@ class HostTree:
         log_q = np.empty(ids.shape)
 
         def read(part: slice) -> None:
-            nodes, rules = self._sums.nodes, self._shape.rules
+            rules, log_reach = self._shape.rules, np.empty(ids[part].shape)
             exclusion = self._exclusion(h[part], phi[part], exclude[part])
-            remaining_from_root(phi[part], nodes, exclusion, rules)
             leaves = ids[part] // rules.leaf_size
-            reach_leaves(phi[part], nodes, leaves, rules, log_q[part])
+            reach_leaves(phi[part], self._sums.nodes, leaves, rules, log_reach)
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                add_log_in_leaf(visited, ids[part], exclusion, rules, log_q[part])
+                add_log_in_leaves(visited, ids[part], exclusion, rules, log_reach, log_q[part])
 
         self._share_out(read, *ids.shape)
         return log_q
@@ -182,43 +241,35 @@ class HostTree:
         log_reach = np.empty((len(h), self._shape.num_leaves))
         probs = np.empty((len(h), self._shape.num_classes))
         exclusion = self._exclusion(h, phi, exclude)
-        remaining_from_root(phi, nodes, exclusion, rules)
 
         def descend(part: slice) -> None:
             reach_all_leaves(phi[part], nodes, rules, log_reach[part])
 
         def fill(part: slice) -> None:
-            leaves = np.arange(part.start, part.stop)
-            for visited in self._leaf_rows(h, phi, leaves):
-                here = visited.starts >= 0
-                some = visited._replace(starts=visited.starts[here])
-                probs_in_leaves(some, leaves[here], log_reach, exclusion, rules, probs)
+            for first, visited in self._rows_of_leaves(h, phi, part):
+                probs_in_leaves(visited, first, log_reach, exclusion, rules, probs)
 
         self._share_out(descend, len(h), self._shape.num_leaves)
         thread_each(fill, chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK)))
         return probs
 
-    def prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+    def prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
-        self._rows = writable(self._rows)
-        ids, rows = last_of_each(ids, rows)
-        if 2 * len(ids) >= self._shape.num_classes:  # features of new and old rows would cost more
-            return self._prepare_rebuild(ids, rows)
+        ids, rows = self._last_of_each(ids, rows)
+        if 2 * len(ids) >= self._shape.num_classes and self._sums.fit_again():
+            return self._prepare_rebuild(ids, rows)  # features of new and old rows would cost more
         leaves, starts = np.unique(ids // self._shape.leaf_size, return_index=True)
         ends = np.append(starts, len(ids))
-        change = np.empty((len(leaves), self._shape.feature_dim), self._rows.dtype)
-        sizes = np.empty((2, len(ids)), self._rows.dtype)
+        change = self._empty((len(leaves), self._shape.feature_dim))
+        sizes = np.empty((2, len(ids)), rows.dtype)
 
         def read(part: slice) -> FloatArray:
             some = slice(ends[part.start], ends[part.stop])
             num = some.stop - some.start
-            features = self._features(np.concatenate((rows[some], self._rows[ids[some]])))
-            total = np.zeros(self._shape.feature_dim)
-            offsets = starts[part] - starts[part.start]
-            sum_changes(features[:num], features[num:], offsets, change[part], total)
-            largest_in_rows(features[:num], sizes[0, some])
-            largest_in_rows(features[num:], sizes[1, some])
-            return total
+            features = self._features(self._joined(rows[some], self._taken(ids[some])))
+            new, old = features[:num], features[num:]
+            sizes[0, some], sizes[1, some] = self._largest(new), self._largest(old)
+            return self._sum_changes(new, old, starts[part] - starts[part.start], change[part])
 
         at_a_time = min(
             _UPDATES, _BLOCK // (2 * self._shape.feature_dim) - self._shape.leaf_size + 1
@@ -226,11 +277,11 @@ class HostTree:
         edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
         edges = np.unique([*edges, len(leaves)])
         total = np.zeros(self._shape.feature_dim)
-        for part_total in thread_map(read, map(slice, edges[:-1], edges[1:])):
+        for part_total in self._map(read, map(slice, edges[:-1], edges[1:])):
             total += part_total
         add = self._sums.prepare(leaves, change, total)
         moved = self._sizes.moved(*sizes)
-        if moved.outgrown:
+        if moved.outgrown and self._sums.fit_again():
             return self._prepare_rebuild(ids, rows)
         renew = self._prepare_renewal(len(ids))
 
@@ -238,32 +289,35 @@ class HostTree:
             add()
             renew()
             self._sizes = moved
-            self._rows[ids] = rows
+            self._write(self._rows, ids, rows)
             self.num_updates += len(ids)
 
         return commit
 
     def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        every = self._rows.copy()
-        every[ids] = rows
-        sums, sizes = self._built(every)
+        all_rows = self._copied(self._rows)
+        self._write(all_rows, ids, rows)
+        sums, sizes = self._built(all_rows)
 
         def commit() -> None:
-            self._rows, self._sums, self._sizes, self.num_updates = every, sums, sizes, 0
+            self._rows, self._sums, self._sizes, self.num_updates = all_rows, sums, sizes, 0
 
         return commit
 
     def _prepare_renewal(self, num: int) -> Callable[[], None]:
         """Return what ends drift in the leaves whose turn comes with the next `num` updates."""
         leaves = self._shape.leaves_due(self.num_updates, num)
-        size, sums = self._shape.leaf_size, self._sums
-        errors = np.empty((len(leaves), self._shape.feature_dim), self._rows.dtype)
+        errors = self._empty((len(leaves), self._shape.feature_dim))
         for part in chunks(len(leaves), self._shape.leaves_at_a_time(_BLOCK)):
-            ids = (leaves[part, None] * size + np.arange(size)).reshape(-1)
-            features = self._features(self._rows[ids[ids < self._shape.num_classes]])
-            sum_runs(features, np.arange(0, len(features), size), errors[part])
-            sums.subtract(leaves[part], errors[part])
-        return partial(sums.add, leaves, errors) if len(leaves) else lambda: None
+            features = self._features(self._taken(self._classes_in(leaves[part])))
+            self._sum_leaves(features, errors[part])
+            self._sums.subtract(leaves[part], errors[part])
+        return partial(self._sums.add, leaves, errors) if len(leaves) else lambda: None
+
+    def _classes_in(self, leaves: IntArray) -> IntArray:
+        size = self._shape.leaf_size
+        ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
+        return ids[ids < self._shape.num_classes]
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
         """Yield what is multiplied in each of `leaves`: class vectors, or features of classes.
@@ -271,25 +325,42 @@ class HostTree:
         Features come for some leaves at a time, the others beginning at -1.
         """
         size = self._shape.leaf_size
-        if self._features is _identity or self._shape.rules.kind != KERNEL:
+        if self._weighs_vectors:
             yield LeafRows(h, self._rows, leaves * size)
             return
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
         for part in chunks(len(visited), self._shape.leaves_at_a_time(_BLOCK)):
-            ids = (visited[part, None] * size + np.arange(size)).reshape(-1)
-            features = self._features(self._rows[ids[ids < self._shape.num_classes]])
+            features = self._features(self._taken(self._classes_in(visited[part])))
             here = (slots >= part.start) & (slots < part.stop)
-            starts = np.where(here, (slots - part.start) * size, -1)
-            yield LeafRows(phi, features, starts)
+            yield LeafRows(phi, features, np.where(here, (slots - part.start) * size, -1))
+
+    @property
+    def _weighs_vectors(self) -> bool:
+        """Whether classes are weighed in their leaves by their vectors, and not by features."""
+        return self._features is _identity or self._shape.rules.kind != KERNEL
+
+    def _rows_of_leaves(self, h: Rows, phi: Rows, part: slice) -> Iterator[tuple[int, LeafRows]]:
+        """Yield the first of some leaves, and what is multiplied in them, for all of a part."""
+        size = self._shape.leaf_size
+        if self._weighs_vectors:
+            yield part.start, LeafRows(h, self._rows, np.arange(part.start, part.stop) * size)
+            return
+        num = self._shape.leaves_at_a_time(_BLOCK)
+        for first in range(part.start, part.stop, num):
+            leaves = np.arange(first, min(first + num, part.stop))
+            features = self._features(self._taken(self._classes_in(leaves)))
+            yield first, LeafRows(phi, features, (leaves - first) * size)
 
     def _exclusion(self, h: Rows, phi: Rows, exclude: IntArray) -> Exclusion:
-        """Return the excluded classes (B,), and what remains in the leaf of each."""
-        exclusion = Exclusion(exclude, np.zeros((len(h), 2)))
+        """Return the excluded classes (B,), and what remains without them."""
+        levels = top(self._shape.num_leaves) + 1
+        exclusion = Exclusion(exclude, np.zeros((len(h), 2)), np.empty((len(h), levels, 4)))
         if exclude.max() >= 0:
-            leaves = np.maximum(exclude, 0) // self._shape.leaf_size
+            leaves = np.maximum(exclude, 0)[:, None] // self._shape.leaf_size
             for visited in self._leaf_rows(h, phi, leaves):
-                remaining_in_leaf(visited, exclusion, self._shape.rules)
+                remaining_in_leaves(visited, exclusion, self._shape.rules)
+            exclude_classes(phi, self._sums.nodes, exclusion, self._shape.rules)
         return exclusion
 
     def _share_out(self, work: Callable[[slice], None], batch: int, num_leaves: int) -> None:
@@ -305,3 +376,39 @@ class HostTree:
         if shape.leaf == "kernel" and self._features is not _identity:
             size = _KERNEL_PART
         thread_each(work, chunks(batch, size))
+
+    def _copied(self, rows: Rows) -> Rows:
+        return rows.copy()
+
+    def _empty(self, shape: tuple[int, ...]) -> Rows:
+        return np.empty(shape, self._rows.dtype)
+
+    def _joined(self, rows: Rows, others: Rows) -> Rows:
+        return np.concatenate((rows, others))
+
+    def _taken(self, ids: IntArray) -> Rows:
+        """Return the class vectors of some classes."""
+        return self._rows[ids]
+
+    def _write(self, rows: Rows, ids: IntArray, some: Rows) -> None:
+        rows[ids] = some
+
+    def _last_of_each(self, ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
+        self._rows = writable(self._rows)
+        return last_of_each(ids, rows)
+
+    def _largest(self, features: Rows) -> Rows:
+        """Return the largest absolute value in each row."""
+        largest = np.empty(len(features), features.dtype)
+        largest_in_rows(features, largest)
+        return largest
+
+    def _sum_leaves(self, features: Rows, sums: Rows) -> None:
+        """Write the sums of the features of leaves, whose classes come one after another."""
+        sum_runs(features, np.arange(0, len(features), self._shape.leaf_size), sums)
+
+    def _sum_changes(self, new: Rows, old: Rows, starts: IntArray, change: Rows) -> FloatArray:
+        """Write the sums of ``new - old`` over runs, and return that of all columns in float64."""
+        total = np.zeros(self._shape.feature_dim)
+        sum_changes(new, old, starts, change, total)
+        return total

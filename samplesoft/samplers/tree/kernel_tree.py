@@ -18,9 +18,9 @@ from samplesoft._validation import (
     as_flag,
     as_positive,
 )
-from samplesoft.kernels.tree.records import LEAVES
 from samplesoft.samplers.base import EngineSampler, Rows
-from samplesoft.samplers.tree.shape import TreeShape
+from samplesoft.samplers.tree.engine import TreeShape
+from samplesoft.samplers.tree.leaf import LEAVES
 
 Transform = Callable[[Rows], NDArray[Any]]
 

@@ -4,22 +4,60 @@ At a node the mass of each half is clipped from below by its number of classes t
 a branch is taken with probability proportional to the clipped masses. All functions here take
 the same inner products in the same way, so that a probability computed later is that of the draw.
 Read `half_shares` first, then `read_path` for one leaf, and `walk` for many draws at once.
+
+Functions of one draw or one example, such as `descend`, serve both devices; `walk` has them meet.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.lanes import meet
 from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
-from samplesoft.kernels.tree.records import Draws, Exclusion, Real, TreeRules
 
-MAX_DEPTH = 62
+Real = NDArray[Any]  # float32 or float64
+
 _SMALL = 1e-100
 _BELOW_ONE = 1.0 - 2.0**-53
+
+
+class TreeRules(NamedTuple):
+    """The numbers by which a tree is descended and a class is drawn in its leaf."""
+
+    num_classes: int
+    leaf_size: int  # classes that share a leaf; the last leaf may hold fewer
+    floor: float  # least mass of a class on the way down
+    kind: int  # how classes are weighed in their leaf: see `leaf`
+    scale: float
+
+
+class Exclusion(NamedTuple):
+    """The class that each example excludes, and how likely all the others are.
+
+    The latter are log-probabilities: in the leaf of the excluded class, and from the root. Both
+    are 0 where nothing is excluded.
+    """
+
+    classes: IntArray  # (B,), -1 for none
+    log_remaining: FloatArray  # (B, 2)
+    # (B, depth, 4): on the path to the class, shares of the half towards it and of the other one,
+    # and the same two given that it is not drawn
+    shares: FloatArray
+
+
+class Draws(NamedTuple):
+    """Draws on their way through the tree, those of one leaf side by side, (B, m)."""
+
+    uniforms: FloatArray  # what is left of each in its leaf: its place between 0 and 1 there
+    order: IntArray  # which draw of the example it is
+    leaves: IntArray
+    log_reach: FloatArray  # log-probability of reaching the leaf
 
 
 @njit
@@ -47,7 +85,7 @@ def excluding_share(
     """Return the probability of the left half of a node, given that a class is not drawn.
 
     `left` is that without exclusion, which holds at a node that does not lead to the class's
-    leaf; `towards` and `away` are the shares on its path that `condition_path` has written.
+    leaf; `towards` and `away` are the shares on its path that `exclude_class` has written.
     """
     if first <= excluded_leaf < first + 2 * half:
         return towards if excluded_leaf < first + half else away
@@ -77,12 +115,12 @@ def top(num_leaves: int) -> int:
 
 @njit
 def read_path(
-    phi: Real, b: int, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray
+    phi: Real, b: int, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray, row: int
 ) -> float:
     """Return the log-probability of reaching `leaf` for row b of `phi`.
 
-    Writes for each level of its path the probability of the half towards the leaf and of the
-    other one; where a node has one half, 1 and 0.
+    Writes to a row of `shares`, for each level of its path, the probability of the half towards
+    the leaf and of the other one; where a node has one half, 1 and 0.
     """
     mass = row_dot(nodes, 0, phi, b)
     log_reach, factor = 0.0, 1.0
@@ -98,54 +136,43 @@ def read_path(
                 difference = -difference
                 first += half
             mass = 0.5 * (mass + difference)
-        shares[level, 0], shares[level, 1] = towards, away
+        shares[row, level, 0], shares[row, level, 1] = towards, away
         log_reach, factor = times_share(log_reach, factor, towards)
     return log_reach + math.log(factor)
 
 
 @njit
-def condition_path(shares: FloatArray, level: int, remaining: float) -> float:
-    """Turn the shares of a path into those given that its class is not drawn.
-
-    `remaining` is the probability, in the leaf, of the other classes; the result is theirs from
-    the root, built upwards from positive terms, so that nothing cancels when it is near 0.
-    """
-    for v in range(1, level + 1):
-        towards, away = shares[v, 0] * remaining, shares[v, 1]
-        remaining = towards + away
-        if remaining > 0.0:
-            shares[v, 0], shares[v, 1] = towards / remaining, away / remaining
-    return remaining
-
-
-@njit
 def exclude_class(
-    phi: Real,
-    b: int,
-    nodes: Real,
-    excluded: int,
-    rules: TreeRules,
-    log_remaining: FloatArray,
-    shares: FloatArray,
+    b: int, _: int, row: int, phi: Real, nodes: Real, exclusion: Exclusion, rules: TreeRules
 ) -> None:
-    """Write the shares on the path to a class that example b excludes, given it is not drawn.
+    """Write the shares on the path to the class that example b excludes, given it is not drawn.
 
-    Reads the first number of row b of ``log_remaining`` and writes the second.
+    Reads the first number of a row of ``log_remaining``, the probability of the other classes in
+    the leaf, and writes the second, theirs from the root. That is built upwards from positive
+    terms, so that nothing cancels when it is near 0.
     """
+    classes, log_remaining, shares = exclusion
     root = top(len(nodes))
     log_remaining[b, 1] = log_remaining[b, 0]
-    if excluded >= 0 and root > 0:
-        read_path(phi, b, nodes, excluded // rules.leaf_size, rules, shares)
-        remaining = condition_path(shares, root, math.exp(log_remaining[b, 0]))
-        log_remaining[b, 1] = math.log(remaining)
+    if classes[b] < 0 or root == 0:
+        return
+    read_path(phi, b, nodes, classes[b] // rules.leaf_size, rules, shares, b)
+    remaining = math.exp(log_remaining[b, 0])
+    for level in range(1, root + 1):
+        towards, away = shares[b, level, 0], shares[b, level, 1]
+        shares[b, level, 2], shares[b, level, 3] = towards, away
+        towards *= remaining
+        remaining = towards + away
+        if remaining > 0.0:
+            shares[b, level, 2], shares[b, level, 3] = towards / remaining, away / remaining
+    log_remaining[b, 1] = math.log(remaining)
 
 
 @njit
-def remaining_from_root(phi: Real, nodes: Real, exclusion: Exclusion, rules: TreeRules) -> None:
-    """Write the second column of ``log_remaining`` from the first."""
-    shares = np.empty((MAX_DEPTH, 2))
+def exclude_classes(phi: Real, nodes: Real, exclusion: Exclusion, rules: TreeRules) -> None:
+    """Call `exclude_class` for all examples."""
     for b in range(len(phi)):
-        exclude_class(phi, b, nodes, exclusion.classes[b], rules, exclusion.log_remaining, shares)
+        exclude_class(b, 0, 0, phi, nodes, exclusion, rules)
 
 
 @njit
@@ -179,21 +206,18 @@ def walk(
 ) -> None:
     """Send the uniforms (B, m) of each example down the tree, level by level.
 
-    Fills in `draws`, of which the uniforms are given, and the second column of the exclusion's
-    ``log_remaining``; `known` is from `multiply_top`.
+    Fills in `draws`, of which the uniforms are given; `known` is from `multiply_top`.
     """
     uniforms, order, leaves, log_reach = draws
-    classes, log_remaining = exclusion
+    classes, shares = exclusion.classes, exclusion.shares
     num_leaves, (batch, m) = len(nodes), uniforms.shape
     root = top(num_leaves)
     below = root - top(known.shape[1])  # the levels whose products are not in `known`
-    shares = np.empty((batch, root + 1, 2))
     far = nodes.size * nodes.itemsize > CACHE
     # draws in one node are neighbours: the first of them has the node's leaf, the place where
     # they stop, the node's mass, its log-probability and the factor beside that
     stops, mass, factor = np.full((batch, m), m), np.empty((batch, m)), np.ones((batch, m))
     for b in range(batch):
-        exclude_class(phi, b, nodes, classes[b], rules, log_remaining, shares[b])
         for k in range(m):
             order[b, k] = k
         leaves[b, 0], mass[b, 0], log_reach[b, 0] = 0, known[b, 0], 0.0
@@ -201,7 +225,7 @@ def walk(
         half = 1 << (level - 1)
         for b in range(batch):
             excluded_leaf = classes[b] // rules.leaf_size  # -1 where nothing is excluded
-            towards, away = shares[b, level, 0], shares[b, level, 1]
+            towards, away = shares[b, level, 2], shares[b, level, 3]
             stop = 0
             while stop < m:
                 start, stop = stop, stops[b, stop]
@@ -264,14 +288,64 @@ def split(uniforms: FloatArray, order: IntArray, b: int, start: int, stop: int, 
 
 
 @njit
+def descend(
+    b: int,
+    k: int,
+    _: int,
+    phi: Real,
+    nodes: Real,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    draws: Draws,
+) -> None:
+    """Send one uniform down the tree, as `walk` does with all of them."""
+    classes, shares = exclusion.classes, exclusion.shares
+    excluded_leaf = classes[b] // rules.leaf_size  # -1 where nothing is excluded
+    u = draws.uniforms[b, k]
+    mass = row_dot(nodes, 0, phi, b)
+    first, log_reach, factor = 0, 0.0, 1.0
+    for level in range(top(len(nodes)), 0, -1):
+        half = 1 << (level - 1)
+        if first + half >= len(nodes):
+            continue
+        difference = row_dot(nodes, first + half, phi, b)
+        left, right = half_shares(mass, difference, first, half, rules)
+        towards, away = shares[b, level, 2], shares[b, level, 3]
+        chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
+        is_left, u = stretch(u, chosen)
+        mass = 0.5 * (mass + difference) if is_left else 0.5 * (mass - difference)
+        first = first if is_left else first + half
+        log_reach, factor = times_share(log_reach, factor, left if is_left else right)
+    meet()  # all have read the uniform
+    draws.uniforms[b, k], draws.order[b, k], draws.leaves[b, k] = u, k, first
+    draws.log_reach[b, k] = log_reach + math.log(factor)
+
+
+@njit
+def reach_leaf(
+    b: int,
+    k: int,
+    row: int,
+    phi: Real,
+    nodes: Real,
+    leaves: IntArray,
+    rules: TreeRules,
+    shares: FloatArray,
+    log_reach: FloatArray,
+) -> None:
+    """Write the log-probability of reaching one of the leaves (B, k)."""
+    log_reach[b, k] = read_path(phi, b, nodes, leaves[b, k], rules, shares, row)
+
+
+@njit
 def reach_leaves(
     phi: Real, nodes: Real, leaves: IntArray, rules: TreeRules, log_reach: FloatArray
 ) -> None:
-    """Write the log-probability of reaching each of the leaves (B, k)."""
-    shares = np.empty((MAX_DEPTH, 2))
+    """Call `reach_leaf` for all examples and leaves."""
+    shares = np.empty((1, top(len(nodes)) + 1, 4))
     for b in range(len(phi)):
         for k in range(leaves.shape[1]):
-            log_reach[b, k] = read_path(phi, b, nodes, leaves[b, k], rules, shares)
+            reach_leaf(b, k, 0, phi, nodes, leaves, rules, shares, log_reach)
 
 
 @njit

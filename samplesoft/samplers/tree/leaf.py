@@ -1,0 +1,320 @@
+"""Inside a leaf of the kernel tree: the weight of each class, draws and probabilities.
+
+The weight of a class is a function of its inner product with the query alone. A probability in
+the whole tree is that of reaching the leaf times that of the class among its neighbours there;
+where a class is excluded, both are divided by the probability of what remains.
+
+Functions whose first arguments are ``b, k, row`` work on one draw or one leaf, on both devices: for
+example b, its number k, and a row of the room; the loops around them are of the processor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.lanes import lane, meet, num_lanes, sum_of_lanes
+from samplesoft.kernels.rows import CACHE, prefetch_row
+from samplesoft.kernels.rows import products as multiply
+from samplesoft.kernels.weights import exp_weights, find
+from samplesoft.samplers.tree.walk import Draws, Exclusion, Real, TreeRules, clip
+
+# A class is weighed by its inner product x with the query: by max(x, scale), by exp(scale x), or
+# by scale x**2 + 1.
+KERNEL, SOFTMAX, QUADRATIC = 0, 1, 2
+LEAVES = {"kernel": KERNEL, "softmax": SOFTMAX, "quadratic": QUADRATIC}
+_LARGEST = 1e300  # of a logit: what has overflowed is as likely as this, and no difference is NaN
+
+
+class LeafRows(NamedTuple):
+    """What is multiplied inside leaves: class vectors, or features of classes."""
+
+    queries: Real  # (B, d): contexts, or their features
+    rows: Real  # (k, d): the same of classes, those of a leaf one after another
+    starts: IntArray  # row of the first class of each leaf visited; -1 where it is not here
+
+
+class Room(NamedTuple):
+    """Where the classes of a leaf are weighed, a row of each for each that does so at a time."""
+
+    products: FloatArray  # (rows, leaf_size)
+    weights: FloatArray  # (rows, leaf_size)
+
+
+@njit
+def log_weight(product: float, rules: TreeRules) -> float:
+    """Return the logarithm of the weight of a class from its inner product with the query."""
+    if rules.kind == SOFTMAX:
+        logit = rules.scale * product
+        return min(logit, _LARGEST) if logit > -_LARGEST else -_LARGEST
+    return math.log(linear_weight(product, rules))
+
+
+@njit
+def linear_weight(product: float, rules: TreeRules) -> float:
+    """Return the weight of a class by one of the kinds that are no exponentials."""
+    if rules.kind == KERNEL:
+        return clip(product, rules.scale)
+    return clip(rules.scale * product * product + 1.0, 1.0)
+
+
+@njit
+def classes_in(leaf: int, rules: TreeRules) -> int:
+    """Return how many classes a leaf holds."""
+    return min(rules.leaf_size, rules.num_classes - leaf * rules.leaf_size)
+
+
+@njit
+def place_in(leaf: int, excluded: int, rules: TreeRules) -> int:
+    """Return the place of the excluded class in a leaf, or -1 where it is in another or none."""
+    place = excluded - leaf * rules.leaf_size
+    return place if 0 <= place < classes_in(leaf, rules) else -1
+
+
+@njit
+def weigh_leaf(
+    visited: LeafRows,
+    b: int,
+    start: int,
+    size: int,
+    excluded_place: int,
+    rules: TreeRules,
+    room: Room,
+    row: int,
+) -> tuple[float, float]:
+    """Write inner products of query b and `size` rows from `start` on, and weights up to a factor.
+
+    They go to a row of the room; the excluded class weighs 0. Returns the sum of the weights and
+    the logarithm of the factor that makes them true.
+    """
+    products, weights = room
+    multiply(visited.rows, start, start + size, visited.queries, b, products, row)
+    if rules.kind == SOFTMAX:
+        for c in range(lane(), size, num_lanes()):
+            weights[row, c] = log_weight(products[row, c], rules)
+        return exp_weights(weights[row], size, excluded_place)
+    total = 0.0
+    for c in range(lane(), size, num_lanes()):
+        weight = linear_weight(products[row, c], rules) if c != excluded_place else 0.0
+        weights[row, c] = weight
+        total += weight
+    meet()
+    return sum_of_lanes(total), 0.0
+
+
+@njit
+def log_share_of_others(total: float, log_excluded: float) -> float:
+    """Return the log-probability of all classes but one, from their weight and its log-weight."""
+    others = math.log(total)
+    high, low = max(others, log_excluded), min(others, log_excluded)
+    both = high if low == -np.inf else high + math.log1p(math.exp(low - high))
+    return others - both
+
+
+@njit
+def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> float:
+    """Return what excluding a class adds to the log-probabilities of a leaf's other classes.
+
+    Reached without exclusion, a leaf must be divided by what remains from the root; inside the
+    leaf of the excluded class the others have been divided by what remains there already, which
+    the way to the leaf must make up for. `log_remaining` (B, 2) is that of an `Exclusion`.
+    """
+    if excluded_place < 0:
+        return -float(log_remaining[b, 1])
+    return float(log_remaining[b, 0] - log_remaining[b, 1])
+
+
+@njit
+def remaining_in_leaf(
+    b: int, k: int, row: int, visited: LeafRows, exclusion: Exclusion, rules: TreeRules, room: Room
+) -> None:
+    """Write the first of a row of ``log_remaining``, in the leaf of the class that is excluded."""
+    excluded, start = exclusion.classes[b], visited.starts[b, k]
+    if excluded < 0 or start < 0:
+        return
+    size, place = classes_in(excluded // rules.leaf_size, rules), excluded % rules.leaf_size
+    log_others = -np.inf
+    if size > 1:
+        total, shift = weigh_leaf(visited, b, start, size, place, rules, room, row)
+        log_excluded = log_weight(room.products[row, place], rules) - shift
+        log_others = log_share_of_others(total, log_excluded)
+    exclusion.log_remaining[b, 0] = log_others
+
+
+@njit
+def remaining_in_leaves(visited: LeafRows, exclusion: Exclusion, rules: TreeRules) -> None:
+    """Call `remaining_in_leaf` for all examples."""
+    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
+    for b in range(len(visited.queries)):
+        remaining_in_leaf(b, 0, 0, visited, exclusion, rules, room)
+
+
+@njit
+def pick_run(
+    b: int,
+    start: int,
+    stop: int,
+    row: int,
+    visited: LeafRows,
+    draws: Draws,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    room: Room,
+    ids: IntArray,
+    log_q: FloatArray,
+) -> None:
+    """Draw classes in the leaf that draws [start, stop) of example b have reached."""
+    leaf, first = draws.leaves[b, start], visited.starts[b, start]
+    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+    total, shift = weigh_leaf(visited, b, first, size, place, rules, room, row)
+    log_total = math.log(total)
+    correction = log_correction(exclusion.log_remaining, b, place)
+    for k in range(start, stop):
+        c, _ = find(room.weights[row], size, draws.uniforms[b, k] * total, 0, 0.0)
+        own = draws.order[b, k]
+        ids[b, own] = leaf * rules.leaf_size + c
+        log_in_leaf = log_weight(room.products[row, c], rules) - shift - log_total
+        log_q[b, own] = draws.log_reach[b, k] + correction + log_in_leaf
+
+
+@njit
+def pick_alone(
+    b: int,
+    k: int,
+    row: int,
+    visited: LeafRows,
+    draws: Draws,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    room: Room,
+    ids: IntArray,
+    log_q: FloatArray,
+) -> None:
+    """Draw a class for one draw."""
+    if visited.starts[b, k] >= 0:
+        pick_run(b, k, k + 1, row, visited, draws, exclusion, rules, room, ids, log_q)
+
+
+@njit
+def pick(
+    visited: LeafRows,
+    visits: IntArray,
+    draws: Draws,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    ids: IntArray,
+    log_q: FloatArray,
+) -> None:
+    """Draw a class in each leaf that was reached, and write its log-probability, (B, m).
+
+    `visits` (V, 3) to the leaves are in their order, from `kernels.samplers.visits`.
+    """
+    rows, starts = visited.rows, visited.starts
+    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
+    far = rows.size * rows.itemsize > CACHE
+    for v in range(len(visits)):
+        b, start, stop = visits[v, 0], visits[v, 1], visits[v, 2]
+        here = starts[b, start]
+        if here < 0:
+            continue
+        if far and v + 1 < len(visits):  # rows of the next leaf come while these are multiplied
+            ahead = starts[visits[v + 1, 0], visits[v + 1, 1]]
+            if ahead != here and ahead >= 0:
+                for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
+                    prefetch_row(rows, row)
+        pick_run(b, start, stop, 0, visited, draws, exclusion, rules, room, ids, log_q)
+
+
+@njit
+def add_log_in_leaf(
+    b: int,
+    k: int,
+    row: int,
+    visited: LeafRows,
+    ids: IntArray,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    room: Room,
+    log_reach: FloatArray,
+    log_q: FloatArray,
+) -> None:
+    """Write the log-probability of a class (B, k), of which `log_reach` is that of its leaf.
+
+    What cannot be drawn gets -inf.
+    """
+    id, start = ids[b, k], visited.starts[b, k]
+    if start < 0:
+        return
+    if id == exclusion.classes[b]:
+        log_q[b, k] = -np.inf
+        return
+    leaf = id // rules.leaf_size
+    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
+    total, shift = weigh_leaf(visited, b, start, size, place, rules, room, row)
+    correction = log_correction(exclusion.log_remaining, b, place)
+    log_own = log_weight(room.products[row, id % rules.leaf_size], rules)
+    log_q[b, k] = log_reach[b, k] + correction + (log_own - shift - math.log(total))
+
+
+@njit
+def add_log_in_leaves(
+    visited: LeafRows,
+    ids: IntArray,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    log_reach: FloatArray,
+    log_q: FloatArray,
+) -> None:
+    """Call `add_log_in_leaf` for all examples and classes."""
+    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
+    for b in range(len(ids)):
+        for k in range(ids.shape[1]):
+            add_log_in_leaf(b, k, 0, visited, ids, exclusion, rules, room, log_reach, log_q)
+
+
+@njit
+def probs_in_leaf(
+    b: int,
+    k: int,
+    row: int,
+    visited: LeafRows,
+    first_leaf: int,
+    log_reach: FloatArray,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    room: Room,
+    probs: FloatArray,
+) -> None:
+    """Write probabilities (B, n) of the classes in leaf `first_leaf` + k, whose row starts at k."""
+    leaf = first_leaf + k
+    first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
+    place = place_in(leaf, exclusion.classes[b], rules)
+    if size == 1 and place == 0:  # the excluded class alone
+        probs[b, first] = 0.0
+        return
+    total, shift = weigh_leaf(visited, b, visited.starts[k], size, place, rules, room, row)
+    log_scale = log_reach[b, leaf] + log_correction(exclusion.log_remaining, b, place)
+    log_scale -= math.log(total)
+    for c in range(lane(), size, num_lanes()):
+        log_own = log_weight(room.products[row, c], rules) - shift
+        probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0
+
+
+@njit
+def probs_in_leaves(
+    visited: LeafRows,
+    first_leaf: int,
+    log_reach: FloatArray,
+    exclusion: Exclusion,
+    rules: TreeRules,
+    probs: FloatArray,
+) -> None:
+    """Call `probs_in_leaf` for all examples and leaves, reached by `log_reach` (B, L)."""
+    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
+    for b in range(len(visited.queries)):
+        for k in range(len(visited.starts)):
+            probs_in_leaf(b, k, 0, visited, first_leaf, log_reach, exclusion, rules, room, probs)
