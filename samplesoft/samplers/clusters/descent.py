@@ -70,13 +70,30 @@ class Room(NamedTuple):
 def score(tree: Cells, cell: int, queries: Real, b: int, room: Room, row: int) -> tuple[int, int]:
     """Write the logits of the children of a cell for query b; return the first, and how many."""
     first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
-    if cell >= tree.levels[-2]:  # a leaf, whose children are classes
-        products(tree.rows, first, last, queries, b, room.logits, row)
-        return first, last - first
-    products(tree.cells, first, last, queries, b, room.logits, row)
-    for i in range(lane(), last - first, num_lanes()):
-        room.logits[row, i] += tree.log_sizes[first + i]
+    is_leaf = cell >= tree.levels[-2]  # whose children are classes
+    multiply_children(tree, is_leaf, first, last, queries, b, room.logits, row)
+    if not is_leaf:
+        for i in range(lane(), last - first, num_lanes()):
+            room.logits[row, i] += tree.log_sizes[first + i]
     return first, last - first
+
+
+@njit
+def multiply_children(
+    tree: Cells,
+    is_leaf: bool,
+    first: int,
+    last: int,
+    queries: Real,
+    b: int,
+    logits: Real,
+    row: int,
+) -> None:
+    """Write the inner products of query b and children [first, last) to a row of `logits`."""
+    if is_leaf:
+        products(tree.rows, first, last, queries, b, logits, row)
+    else:
+        products(tree.cells, first, last, queries, b, logits, row)
 
 
 @njit
@@ -143,16 +160,18 @@ def meeting(visits: IntArray, v: int, at: IntArray) -> tuple[int, int]:
 def exclude_class(
     b: int, _: int, row: int, tree: Cells, leaves: IntArray, contexts: Contexts, room: Room
 ) -> None:
-    """Write the path of an excluded class, whose place is in its last column, and what remains."""
-    queries, path, remaining = contexts
+    """Write the path of an excluded class, whose place is in its last column, and what remains.
+
+    Where nothing is excluded all of the path is -1 before.
+    """
+    path, remaining = contexts.path, contexts.remaining
     depth = len(tree.levels) - 1
     cell, child, change = leaves[b], path[b, depth], -np.inf
     remaining[b, depth] = change
+    if child < 0:
+        return
     for level in range(depth - 1, -1, -1):
-        if child < 0:
-            path[b, level] = -1
-            continue
-        first, num = score(tree, cell, queries, b, room, row)
+        first, num = score(tree, cell, contexts.queries, b, room, row)
         before, top = weigh(room, row, num)
         place = child - first
         if place % num_lanes() == lane():

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import empty, run_on_warps, to_device
+from samplesoft._cuda import device_function, empty, replaces, run_on_warps, to_device
 from samplesoft._device.arrays_cuda import last_of_each, put_rows, take_rows
 from samplesoft._device.select import to_host
 from samplesoft._jit import chunks
 from samplesoft._random import uniform_block
 from samplesoft._validation import IntArray
-from samplesoft.kernels import lanes_cuda  # noqa: F401, what takes the place of `kernels.lanes`
+from samplesoft.kernels.lanes_cuda import warp_products
 from samplesoft.samplers.base import Draw
 from samplesoft.samplers.clusters import descent
 from samplesoft.samplers.clusters.descent import Cells, Contexts, Room
@@ -95,3 +95,13 @@ class CudaClusters(HostClusters):
 
     def _sums(self, which: IntArray) -> Any:
         return empty((2 * len(which), self._tree.rows.shape[1]), np.float64)
+
+
+@replaces(descent.multiply_children)
+@device_function
+def _multiply_children(
+    tree: Any, is_leaf: bool, first: int, last: int, queries: Any, b: int, logits: Any, row: int
+) -> None:
+    """Do as that, with one product in place of two: 40 registers less in every kernel."""
+    vectors = tree.rows if is_leaf else tree.cells
+    warp_products(vectors, first, last, queries, b, logits, row)
