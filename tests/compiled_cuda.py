@@ -127,8 +127,6 @@ def float64_arithmetic(ptx):
 
 def launch_everything(dtype):
     """Launch each kernel for vectors of a type, through what users call."""
-    from samplesoft._device.sort_ids_cuda import sort
-
     import samplesoft
     from samplesoft.feature_maps import PositiveRandomFeatures, RandomFourierFeatures
     from samplesoft.losses import SampledSoftmaxLoss
@@ -138,7 +136,6 @@ def launch_everything(dtype):
     from samplesoft.samplers import ClusterSampler, RFSoftmaxSampler, UniformSampler
     from samplesoft.samplers.tree.kernel_tree import KernelTree
 
-    sort(to_device(np.zeros(3000, np.int64)), 2)  # counts in several parts
     X = to_device(np.eye(3, dtype=dtype))
     W = np.zeros((13, 3), dtype)
     W[:, 0] = 1.0

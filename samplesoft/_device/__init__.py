@@ -3,13 +3,11 @@
 What takes ``device="cuda"``:
 
 - random Fourier and positive features;
-- `RFSoftmaxSampler`, `PositiveSampler`, `KernelTree`, `ClusterSampler`, `SoftmaxSampler`, and with
-  replacement `UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler`;
-- `SampledSoftmaxLoss` with its `SoftmaxLayer`, one label an example, and all optimizers;
-- `exact_bias` (but for ``scheme="poisson"``) and `monte_carlo_bias`.
+- `RFSoftmaxSampler`, `PositiveSampler`, `KernelTree` and `ClusterSampler`;
+- `SampledSoftmaxLoss` with its `SoftmaxLayer`, one label an example, and all optimizers.
 
-All else runs on the processor: quadratic and Maclaurin features, the other samplers and losses,
-several labels an example, clipping, `evaluate`, `exact_gradient_moments` and `verify`.
+All else runs on the processor. What it draws without looking at vectors, as `UniformSampler` does,
+serves a layer on a GPU too.
 
 Arrays of any library with ``__cuda_array_interface__`` (CuPy, torch, Numba) go in without a copy,
 on the default stream. Numba's device arrays come out; `samplesoft.to_host` copies them back, and
@@ -20,6 +18,7 @@ Read in this order:
 
 - `select`: checks a `device`, and chooses the class that works there (`select.twin`).
 - `arrays`, ``arrays_cuda``: arrays that functions take, checked, and small work on them.
-- ``draws_cuda``: uniforms for draws, and batches in parts that fit in memory.
-- ``sort_ids_cuda``: equal ids brought together.
+
+How kernels are written and launched says `samplesoft._cuda`; how one function serves both devices,
+`samplesoft.kernels.lanes`.
 """

@@ -103,37 +103,27 @@ class TestOnDevice:
         assert arrays.labels("exclude", ids, 5, (2,)) is ids
         assert arrays.float_rows("h", to_device(np.ones(3)), 3).shape == (1, 3)
 
-    @pytest.mark.parametrize("size", [1, 2, 40, 100, "more than one warp sums"])
+    @pytest.mark.parametrize("size", [1, 2, 40, 2000])
     @pytest.mark.parametrize("stop", [1, 3, 1000])
-    def test_sorting_is_stable_and_runs_are_those_of_unique(self, size, stop):
-        from samplesoft._device.sort_ids_cuda import last_of_each, runs, sort
-        from samplesoft.kernels.arrays.sort_ids_cuda import PART
-
+    def test_equal_ids_are_brought_together(self, size, stop):
         from samplesoft._cuda import to_device
+        from samplesoft._device.arrays_cuda import equal_runs, last_of_each, union
 
-        size = size if isinstance(size, int) else 2 * PART + 44
         ids = np.random.default_rng(size).integers(0, stop, size)
-        in_order, order = (a.copy_to_host() for a in sort(to_device(ids), stop))
+        found = (array.copy_to_host() for array in equal_runs(to_device(ids), stop))
+        unique, inverse, order, starts = found
+        wanted, first = np.unique(np.sort(ids), return_index=True)
+        np.testing.assert_array_equal(unique, wanted)
+        np.testing.assert_array_equal(unique[inverse], ids)
         np.testing.assert_array_equal(order, np.argsort(ids, kind="stable"))
-        np.testing.assert_array_equal(in_order, np.sort(ids))
-        for divisor in (1, 2):
-            values, starts = (a.copy_to_host() for a in runs(to_device(in_order), divisor))
-            wanted, places = np.unique(in_order // divisor, return_index=True)
-            np.testing.assert_array_equal(values, wanted)
-            np.testing.assert_array_equal(starts, places)
+        np.testing.assert_array_equal(starts, first)
+        both = union([to_device(ids), to_device(ids[:1])], stop).copy_to_host()
+        np.testing.assert_array_equal(both, wanted)
         rows = np.arange(2.0 * size).reshape(size, 2)
-        unique, lasts = last_of_each(to_device(ids), to_device(rows), stop)
-        np.testing.assert_array_equal(unique.copy_to_host(), np.unique(ids))
-        for i, row in zip(unique.copy_to_host(), lasts.copy_to_host(), strict=True):
+        unique, lasts = last_of_each(to_device(ids), to_device(rows))
+        np.testing.assert_array_equal(unique, wanted)
+        for i, row in zip(unique, lasts.copy_to_host(), strict=True):
             np.testing.assert_array_equal(row, rows[np.flatnonzero(ids == i)[-1]])
-
-    def test_uniforms_are_those_of_the_processor(self):
-        from samplesoft._device.draws_cuda import uniforms
-
-        from samplesoft._random import as_key, uniform_block
-
-        key = as_key(3)
-        np.testing.assert_array_equal(uniforms(key, 3, 5).copy_to_host(), uniform_block(key, 3, 5))
 
     @pytest.mark.parametrize("name", sorted(SAMPLERS))
     def test_samplers_have_twins_or_say_that_they_have_none(self, name):

@@ -12,16 +12,15 @@ from samplesoft._cuda import (
     for_device,
     kernel,
     lane,
+    replaces,
     thread_index,
     warp_index,
     warp_sum,
 )
 from samplesoft._random import mix64
-from samplesoft.kernels import alias
 from samplesoft.kernels.bias import trials
 
 _ONE = np.uint64(1)
-alias_draw = for_device(alias.alias_draw)
 
 
 @device_function
@@ -37,6 +36,7 @@ def _place(seen: Any, c: int) -> Any:
     return place
 
 
+@replaces(trials._count)
 @device_function
 def _count(seen: Any, c: int) -> int:
     """Count a class, as that of `trials`; there is no room for all n of each of many trials."""
@@ -46,6 +46,7 @@ def _count(seen: Any, c: int) -> int:
     return times
 
 
+@replaces(trials._forget)
 @device_function
 def _forget(seen: Any, c: int) -> int:
     """Return how often a class has been counted; who is done with all empties the set."""
@@ -53,13 +54,7 @@ def _forget(seen: Any, c: int) -> int:
     return times
 
 
-_draw_trial = for_device(
-    trials.draw_trial,
-    alias_draw=alias_draw,
-    _count_below=for_device(trials._count_below),
-    _count=_count,
-    _forget=_forget,
-)
+_draw_trial = for_device(trials.draw_trial)
 _plain_trial = for_device(trials.plain_trial)
 _jackknife_trial = for_device(trials.jackknife_trial)
 

@@ -61,7 +61,8 @@ class HostClusters:
 
     def rows(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
-        return self._taken(self._places if ids is None else self._places[to_host(ids)])
+        places: Any = self._places if ids is None else self._places[to_host(ids)]
+        return self._taken(places)
 
     def spread(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
@@ -256,7 +257,8 @@ class HostClusters:
         """Write the cells over each excluded class, and what they keep without it."""
 
         def write(part: slice) -> None:
-            some = Contexts(*(array[part] for array in contexts))
+            queries, path, remaining = contexts
+            some = Contexts(queries[part], path[part], remaining[part])
             exclude_classes(self._tree, leaves[part], some)
 
         if contexts.path[:, -1].max() >= 0:

@@ -1,9 +1,8 @@
 """The kernel tree: sums of features over classes, drawn from and updated; read in this order.
 
 - `kernel_tree`: what users call; checks, and leaves the work to an engine.
-- `shape`: sizes of a tree, and how classes are weighed in its leaves.
-- `sums`, ``sums_cuda``: sums of features in all nodes, and their updates.
-- `engine`, ``engine_cuda``: draws, probabilities and updates on a device.
-
-The loops are in `samplesoft.kernels.tree`.
+- `sums`: sums of features in all nodes, kept as a total and differences between siblings.
+- `walk`: from the root to a leaf; the probability of a path, with a class excluded or not.
+- `leaf`: inside a leaf, where each class has a weight of its own.
+- `engine`: draws, probabilities and updates on all threads; ``engine_cuda``: on a GPU.
 """

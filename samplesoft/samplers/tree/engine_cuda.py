@@ -18,7 +18,7 @@ from samplesoft._cuda import (
     to_device,
 )
 from samplesoft._device.arrays_cuda import copied, in_parts, last_of_each, put_rows, take_rows
-from samplesoft._device.select import on_device
+from samplesoft._device.select import on_device, to_host
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels import lanes_cuda  # noqa: F401, what takes the place of `kernels.lanes`
@@ -81,7 +81,8 @@ class CudaTreeSums(sums.TreeSums):
         return sizes
 
     def _sum_columns(self, rows: Any) -> FloatArray:
-        return column_sums(rows)[0]
+        total: FloatArray = column_sums(rows)[0]
+        return total
 
     def _make_differences(self) -> None:
         num, width = self.nodes.shape
@@ -93,7 +94,7 @@ class CudaTreeSums(sums.TreeSums):
         pass
 
     def _root(self) -> Any:
-        return self.nodes[:1].copy_to_host()[0]
+        return to_host(self.nodes[:1])[0]
 
 
 class CudaTree(HostTree):
@@ -117,7 +118,7 @@ class CudaTree(HostTree):
         draws = Draws(u, *places, empty(shape, np.float64))
         run_on_warps(walk.descend, shape, phi, self._sums.nodes, exclusion, rules, draws)
         room = self._room(u.size)
-        for visited in self._leaf_rows(h, phi, draws.leaves.copy_to_host()):
+        for visited in self._leaf_rows(h, phi, to_host(draws.leaves)):
             drawn = visited, draws, exclusion, rules, room, ids, log_q
             run_on_warps(leaf.pick_alone, shape, *drawn)
 

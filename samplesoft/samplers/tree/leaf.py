@@ -211,7 +211,7 @@ def pick(
 ) -> None:
     """Draw a class in each leaf that was reached, and write its log-probability, (B, m).
 
-    `visits` (V, 3) to the leaves are in their order, from `kernels.samplers.visits`.
+    `visits` (V, 3) to the leaves are in their order, from `samplers.visits`.
     """
     rows, starts = visited.rows, visited.starts
     room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))

@@ -93,9 +93,9 @@ class TreeSums:
         return limits
 
     def _sum_columns(self, rows: NDArray[Any]) -> FloatArray:
-        total = np.empty((1, rows.shape[1]))
-        sum_runs(rows, np.array([0]), total)
-        return total[0]
+        total: FloatArray = np.empty(rows.shape[1])
+        sum_runs(rows, np.array([0]), total[None])
+        return total
 
     def _make_differences(self) -> None:
         thread_each(lambda part: sums_to_differences(self.nodes, part), self._columns())
@@ -104,7 +104,8 @@ class TreeSums:
         self.nodes = writable(self.nodes)
 
     def _root(self) -> NDArray[Any]:
-        return self.nodes[0]
+        root: NDArray[Any] = self.nodes[0]
+        return root
 
     def _columns(self) -> list[IntArray]:
         """Return ranges of features, two for each thread."""
