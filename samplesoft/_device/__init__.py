@@ -22,3 +22,5 @@ Read in this order:
 How kernels are written and launched says `samplesoft._cuda`; how one function serves both devices,
 `samplesoft.kernels.lanes`.
 """
+
+ARRAYS = "samplesoft._device.arrays:Arrays"  # for `select.twin`

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from samplesoft import _memory
 from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids, as_labels
 
-ARRAYS = "samplesoft._device.arrays:Arrays"
-
 
 class HostArrays:
     """Checks of arrays that a function takes, and small work on arrays, on the processor."""

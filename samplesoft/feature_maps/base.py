@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import ARRAYS, HostArrays
+from samplesoft._device import ARRAYS
+from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import as_device, twin
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._memory import require_room

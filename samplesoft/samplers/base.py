@@ -17,7 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import ARRAYS, HostArrays
+from samplesoft._device import ARRAYS
+from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import as_device, device_of, require_copyable, to_host, twin
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64, uniform_block

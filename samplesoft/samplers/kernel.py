@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_flag, as_float_rows

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device import ARRAYS
 from samplesoft._device.select import as_device, require_cpu, to_host, twin
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau

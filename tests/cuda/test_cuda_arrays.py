@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from samplesoft import KernelTree, exact_bias, to_host
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device import ARRAYS
 from samplesoft._device.select import DEVICES, as_device, twin
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.losses import SampledSoftmaxLoss, make_loss

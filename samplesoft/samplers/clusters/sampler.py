@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key

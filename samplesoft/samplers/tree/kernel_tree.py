@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import ARRAYS
+from samplesoft._device import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._memory import require_memory
 from samplesoft._validation import (
