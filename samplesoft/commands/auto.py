@@ -37,10 +37,12 @@ def make_chosen_task(
     _check(options, names)
     wanted = {name: getattr(options, name) for name in PILOT}
     of_sampler = {n: getattr(options, n) for n in _OF_A_SAMPLER if getattr(options, n) is not None}
+    # the pilot takes quick draws whatever is asked for: it only has to move the vectors
     _set(options, PILOT | dict.fromkeys(_OF_A_SAMPLER))
     task = _prepared(model, options)
     _train(task, settings)
     loss = wanted["loss"] or RetrievalSettings.loss
+    # one set for a batch cannot leave out the label of each example
     shared = False if LOSSES[loss].excludes_label else wanted["shared"]
     choice = choose(
         task.tune_inputs(),
@@ -82,6 +84,7 @@ def _check(options: argparse.Namespace, names: list[str]) -> None:
     refuse(values, ["num_certain"], f"{flag(names[0])} auto, which measures draws alone")
     if "sampler" in names:
         refuse(values, _OF_A_SAMPLER, "--sampler auto")
+    # checked with the pilot's values in place of auto
     make_settings({**values, **{name: PILOT[name] for name in names}})
 
 

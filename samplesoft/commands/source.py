@@ -125,6 +125,7 @@ def load_source(options: argparse.Namespace) -> Source:
 
 def _loaded(options: argparse.Namespace) -> Source:
     if options.logits:
+        # logits have no vectors behind them, so samplers that follow vectors cannot be tried
         logits, labels = load_logits(options.logits, options.labels)
         count = options.examples
         return Source(f"logits of {options.logits}", logits[:count], labels[:count])
@@ -171,6 +172,7 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
 
     if not options.input:
         found = read_examples(options.checkpoint)
+        # a checkpoint holds 300 contexts, of which a few are enough for exact figures
         some = found.embeddings.take(options.examples, options.seed)
         return replace(found, embeddings=some)
     model = read_linear_softmax(options.checkpoint)

@@ -121,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
     _check_json(options.json, out)
     if options.resume:
         require_run(out)
+    # before the data are read, which may take minutes: a second process is refused at once
     with locked(out):
         try:
             return _run(options, out)
@@ -155,6 +156,7 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         ),
     )
     records = _epochs(read_log(out / LOG))
+    # the report is on the best epoch, and the parameters in memory are those of the last
     load_parameters(_best(out), task)
     with progress_phase(True, "evaluating the best epoch"):
         of_best = _results(task)
@@ -191,6 +193,7 @@ def _fill_in_saved_options(options: argparse.Namespace) -> None:
             f"{options.model} was asked to resume it; correct the model or --out."
         )
     chosen = found.get("auto")
+    # auto on resuming means what was chosen then
     for name in chosen if isinstance(chosen, list) else ():
         if is_auto(getattr(options, str(name), None)):
             setattr(options, name, None)
@@ -210,6 +213,7 @@ def _save_options(options: argparse.Namespace) -> None:
         found = _saved_options(options)
         if not found:
             return
+        # on resuming, all others are as the run was begun
         values = found | {name: values[name] for name in _MAY_CHANGE if name in values}
     Path(options.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(options.out, OPTIONS), values)

@@ -70,6 +70,7 @@ def _classification(files: dict[str, str], settings: RetrievalSettings) -> Retri
 def _items(files: dict[str, str], settings: RetrievalSettings) -> RetrievalTask:
     found = {name: load_interactions(path) for name, path in files.items()}
     shape = tuple(max(matrix.shape[axis] for matrix in found.values()) for axis in range(2))
+    # users and items of either file may be missing from the other
     taken = padded(found["train"], shape)
     task = RetrievalTask(taken, taken, settings, leave_out=True)
     if "test" in found:
@@ -217,6 +218,7 @@ def add_random_features(group: Any, defaults: Any) -> None:
 
 
 def _add(group: Any, defaults: Any, options: Options) -> None:
+    # None stands for an option that is not given, so that --resume can fill it in
     for name, (text, arguments) in options.items():
         value = getattr(defaults, name)
         if "default" not in text:
@@ -232,6 +234,7 @@ def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
     defaults = model.defaults
     if options.no_embedding:
         refuse(values, ["embedding_dim"], "--no-embedding")
+        # the default sampler follows embedded inputs
         if LOSSES[values.get("loss", defaults.loss)].draws:
             values = {"sampler": "unigram", **values}
         values["embedding_dim"] = None
@@ -284,6 +287,7 @@ def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
 def training_settings(options: argparse.Namespace) -> Settings:
     """Return how the task is trained."""
     optimizer = options.optimizer or "adagrad"
+    # numbers of features that are rare see few steps, and must take large ones
     rates = RATES_OF_INPUTS if options.no_embedding else RATES
     learning_rate = options.learning_rate or rates.get(optimizer)
     if learning_rate is None:

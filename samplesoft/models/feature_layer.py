@@ -77,6 +77,7 @@ class FeatureLayer(SoftmaxLayer):
         super().__init__(
             np.zeros((num_classes, 1), dtype), loss, sampler, num_sampled, shared=shared
         )
+        # numbers of a feature side by side: a step on all classes goes through whole rows
         self._by_feature = np.zeros((num_features + 1, num_classes), dtype)
         self._name_parameters()
         self.alpha = alpha
@@ -90,6 +91,7 @@ class FeatureLayer(SoftmaxLayer):
     def __getstate__(self) -> dict[str, Any]:
         """Return the numbers once, without views of them."""
         state = dict(vars(self))
+        # pickle would write a view as an array of its own, and double the size of a file
         del state["weights"]
         return {**state, "parameters": {}}
 
@@ -130,6 +132,7 @@ class FeatureLayer(SoftmaxLayer):
         targets = check_targets(labels, h.shape[0], len(self._rows), self.loss.label_reduction)
         contexts, features = with_intercept(h, self._rows.shape[1] - 1)
 
+        # the loss sees a small problem, of the classes that are labels or drawn, numbered anew
         draw, log_count = self._draw(contexts, targets, rng)
         classes, seen = np.arange(len(self._rows)), labels
         if draw is not None:
@@ -160,11 +163,13 @@ class FeatureLayer(SoftmaxLayer):
             _add_penalty(block, *self._penalty(features, classes), gradient)
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
+        # places in a matrix that is much larger than the block; they rise, as optimizers ask
         places = np.add.outer(features * len(self._rows), classes)
         return None, {"weights": SparseRows(places.reshape(-1), gradient.reshape(-1))}
 
     def _block(self, features: IntArray, classes: IntArray) -> Rows:
         """Return a copy of the weights (f, k) of some features in some classes."""
+        # whole rows, without an index for each number
         if len(classes) == len(self._rows):
             return np.take(self._by_feature, features, axis=0)
         return self._by_feature[features[:, None], classes]
@@ -176,6 +181,7 @@ class FeatureLayer(SoftmaxLayer):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to a `state`."""
         rest, counters = dict(state), self._counters() if self.alpha else {}
+        # all shapes are checked before the sampler changes
         for name, counter in counters.items():
             given = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,))
             if given.shape != counter.shape:
@@ -196,6 +202,7 @@ class FeatureLayer(SoftmaxLayer):
 
         A number is part of a step where both its class and its feature are.
         """
+        # a number is part of one step in `seldom`: it makes up for the steps without it
         self._steps += 1.0
         seldom = []
         for counter, ids in ((self._of_feature, features), (self._of_class, classes)):
@@ -232,6 +239,7 @@ def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
     ones = np.ones((x.shape[0], 1), x.dtype)
     if isinstance(x, np.ndarray):
         return np.hstack([x, ones]), np.arange(num_features + 1)
+    # only columns that occur become dense
     features, places = np.unique(np.asarray(x.indices), return_inverse=True)
     some = sparse.csr_array((x.data, places, x.indptr), (x.shape[0], len(features)))
     return np.hstack([some.toarray(), ones]), np.append(features, num_features).astype(np.int64)

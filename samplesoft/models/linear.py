@@ -84,6 +84,7 @@ class Linear:
         require_room("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
         scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
         self.parameters = {
+            # the key is hashed once more, or every seed would have other weights than before
             "weights": uniform_weights(shape, scale, kind, as_key(int(key))),
             "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
         }
@@ -120,6 +121,7 @@ class Linear:
         y: NDArray[Any]
         cache: Any
         if sparse.issparse(x):
+            # the transpose of x is never made: the backward pass sorts its entries by column
             cache = check_csr(x, weights)
             y = _product(cache, weights)
         else:
@@ -133,6 +135,7 @@ class Linear:
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
         """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
         weights = self.parameters["weights"]
+        # a dense input has a dense gradient of all rows, a sparse one of the rows that occur
         dense = isinstance(cache, np.ndarray)
         batch = len(cache) if dense else len(cache.starts) - 1
         check_array("dy", dy, (batch, weights.shape[1]), weights.dtype)
@@ -166,6 +169,7 @@ def _product(x: _Entries, weights: NDArray[Any]) -> NDArray[Any]:
 
 def _transposed_product(x: _Entries, dy: NDArray[Any], num_inputs: int) -> SparseRows:
     """Return ``x.T @ dy`` in the inputs that occur; no two threads write to the same row."""
+    # sorting brings the entries of a column together; each column is then one sum
     ids, _, order, starts = equal_runs(x.columns.astype(np.int64), num_inputs)
     owners = np.repeat(np.arange(len(dy)), np.diff(x.starts))[order]  # the example of each entry
     values = x.values[order]
@@ -193,6 +197,7 @@ def check_csr(x: Any, weights: NDArray[Any]) -> _Entries:
             f"convert it with x.astype({weights.dtype})."
         )
     require_well_formed("x", x)
+    # scipy allows room behind the last entry, which is not part of the matrix
     used = x.indptr[-1]
     if not np.isfinite(x.data[:used]).all():
         raise ValueError("`x` must be finite, got NaN or infinity; remove or replace them.")
@@ -245,10 +250,12 @@ def uniform_weights(
 
     They are the same at any number of threads.
     """
+    # uniforms are float64, eight bytes each; in chunks they take 8 MB a thread
     weights = np.empty(shape, dtype)
     flat = weights.reshape(-1)
 
     def fill(part: slice) -> None:
+        # a stream for each chunk, by its place: the weights are the same at any number of threads
         stream = mix64(key, np.uint64(part.start))
         uniforms = uniform_block(np.uint64(stream), 1, part.stop - part.start)[0]
         flat[part] = init_scale * (2.0 * uniforms - 1.0)

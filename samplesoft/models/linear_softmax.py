@@ -159,6 +159,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         """
         inputs, classes = as_count("num_inputs", num_inputs), as_count("num_classes", num_classes)
         dim = self.embedding_dim
+        # one more input is the intercept
         size = (inputs + 1) * classes if dim is None else (inputs + classes) * dim
         require_bytes(
             f"vectors for `num_inputs` = {num_inputs:,} and `num_classes` = {num_classes:,}",
@@ -233,6 +234,7 @@ class LinearSoftmax:
         settings.require_room(num_inputs, num_classes, self.dtype)
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
+        # in +-1 / sqrt(d) a vector has a norm of about 0.58, whatever d
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, int(streams[2]), reduction="sum")
         self._name_parameters()
@@ -280,11 +282,13 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed.
         """
+        # dropout and draws have streams of their own, so that one does not change with the other
         key = as_key(rng)
         x = self.check_inputs(x)
         size = x.shape[0]
         given = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
         thin = self._thinned(x, np.uint64(mix64(key, _DROPOUT)))
+        # the loss adds examples up, so that weights divided by the batch make its mean
         return self._gradients(thin, labels, given / size, int(np.uint64(mix64(key, _DRAWS))))
 
     def check_inputs(self, x: Any) -> Any:
@@ -392,8 +396,10 @@ class LinearSoftmax:
         absent = self._absent(leave_out, x.shape[0])
         for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // len(rows)))):
             h, vectors = self._scored(x[part], rows)
+            # tau goes into the contexts, of which there are fewer than scores
             scores = times_tau(h, self.softmax.loss.tau) @ vectors.T
             if absent is not None:
+                # so that they are last in any order, and have a probability of 0
                 scores[absent[part].nonzero()] = -np.inf
             yield part, scores
 
@@ -491,6 +497,7 @@ class DirectSoftmax(LinearSoftmax):
         require_instance("settings", settings, LinearSoftmaxSettings)
         self.settings, self.dtype = settings, as_float_dtype(dtype)
         settings.require_room(num_inputs, num_classes, self.dtype)
+        # it does not look at vectors: one number for each class stands for them
         sampler = None
         if settings.sampler is not None:  # which does not look at class vectors
             sampler = settings.make_sampler(np.zeros((num_classes, 1)), counts, int(as_key(rng)))
@@ -501,6 +508,7 @@ class DirectSoftmax(LinearSoftmax):
             sampler,
             settings.num_sampled,
             shared=settings.shared,
+            # the more classes there are, the less each has to do with the loss
             alpha=_PENALTY / num_classes if settings.alpha is None else settings.alpha,
             dtype=self.dtype,
         )
@@ -539,6 +547,7 @@ class DirectSoftmax(LinearSoftmax):
         return with_intercept(dense, dense.shape[1])[0]
 
     def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
+        # products over the features that occur in these inputs, often few of all
         contexts, features = with_intercept(x, self.num_inputs)
         return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
 
@@ -578,5 +587,6 @@ def make_linear_softmax(
 
 def some_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
     """Return a copy of a CSR matrix with some of its entries, those where `kept` is true."""
+    # how many entries are kept before each row begins
     starts = np.concatenate([[0], np.cumsum(kept)])[matrix.indptr]
     return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)

@@ -53,6 +53,7 @@ class HostSteps:
             )
         if given.shape != shape:
             raise wrong_shape(name, given.shape, shape, parameter.shape, ids)
+        # a gradient in float64 for a parameter in float32 is taken, and cast once:
         # what is too large for float32 becomes infinite, and is refused next
         with np.errstate(over="ignore"):
             rows = np.ascontiguousarray(given, parameter.dtype).reshape(
@@ -62,6 +63,8 @@ class HostSteps:
         if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
             worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
             raise too_large(name, worst, limit, parameter.dtype)
+        # no step brings back a parameter that is infinite already; only rows that change are looked
+        # at, so that a step on few rows of many costs what the few cost
         table = parameter.reshape((1, -1) if ids is None else (len(parameter), rows.shape[1]))
         largest = parameter.dtype.type(LARGEST[parameter.dtype])
         if count_beyond_in_rows(table, _WHOLE if ids is None else ids, largest):
@@ -82,6 +85,7 @@ class HostSteps:
     ) -> None:
         """Change a parameter and its state in place."""
         ids, rows = update.ids, update.rows
+        # kernels see two axes only: a dense gradient is one long row, whatever its shape
         shape = (1, -1) if ids is None else (len(update.parameter), rows.shape[1])
         arrays = [array.reshape(shape) for array in (update.parameter, *state)]
         tasks: list[tuple[Array, ...]]
@@ -91,6 +95,7 @@ class HostSteps:
                 for part in _parts(rows.size, 1)
             ]
         else:
+            # ids rise, each once, so that no two threads write to the same row
             tasks = [(ids[part], rows[part], *arrays) for part in _parts(*rows.shape)]
         thread_each(lambda task: kernel(*task, *numbers), tasks)
 
@@ -176,6 +181,7 @@ def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:
 def are_rows(ids: IntArray, num_rows: int) -> bool:
     """Tell whether `ids` ascend, each once, within ``range(num_rows)``."""
     last = -1
+    # -1 before the first: negative ids are refused by the same comparison
     for j in ids:
         if j <= last:
             return False
@@ -188,6 +194,7 @@ def count_beyond(values: Array, limit: float) -> int:
     """Count the entries of `values` (k,) that are NaN or greater than `limit` in absolute value."""
     count = 0
     for i in range(len(values)):
+        # in this order NaN, which is not <= anything, counts; without a branch it vectorises
         count += 0 if abs(values[i]) <= limit else 1
     return count
 

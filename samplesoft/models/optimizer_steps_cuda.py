@@ -52,11 +52,13 @@ class CudaSteps:
         given = _there(name, given, parameter.dtype)
         if tuple(given.shape) != shape:
             raise wrong_shape(name, tuple(given.shape), shape, tuple(parameter.shape), ids)
+        # one pass finds the first number beyond the limit; only that one is copied back
         limit = greatest(parameter.dtype, squares)
         place = first_outside(given, -limit, limit)
         if place is not None:
             worst = given.reshape(-1)[place : place + 1].copy_to_host()[0]
             raise too_large(name, worst, limit, parameter.dtype)
+        # a gradient without numbers cannot say how wide its rows are
         width = given.size // (1 if ids is None else max(1, ids.shape[0]))
         return Update(name, parameter, ids, given.reshape(-1, width) if width else given)
 
@@ -82,6 +84,7 @@ class CudaSteps:
         else:
             shape = (update.parameter.shape[0], rows.shape[1])
         parameter, *states = (array.reshape(shape) for array in (update.parameter, *state))
+        # without a state the tuple may not be empty, which has no type for the compiler
         step = _step_kernel(rows_kernel, len(states))
         launch_threads(step, rows.size, ids, rows, parameter, tuple(states) or (rows,), numbers)
 
@@ -106,6 +109,7 @@ def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
         i, c = place // width, place % width
         if i >= ids.shape[0]:
             return
+        # each thread calls the processor's kernel on one number, so that the formulas stand once
         one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
         if num_states == 0:
             body(*one, *numbers)
@@ -123,6 +127,7 @@ def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
     """Look for ids (k,) that do not rise, or are not in ``range(stop)``, a thread for each."""
     i = thread_index()
     if i < ids.shape[0]:
+        # neighbours are compared, and the least place that fails wins
         before = ids[i - 1] if i > 0 else -1
         if not before < ids[i] < stop:
             cuda.atomic.min(found, 0, i)

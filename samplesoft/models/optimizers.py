@@ -66,6 +66,7 @@ class Optimizer(ABC):
     type like the parameter.
     """
 
+    # the names stand before those of the parameters in a saved state: "velocity/w"
     _state_names: ClassVar[tuple[str, ...]] = ()
     _squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
     _kernel: ClassVar[Callable[..., None]]
@@ -85,6 +86,7 @@ class Optimizer(ABC):
         return self._learning_rate
 
     @learning_rate.setter
+    # a schedule sets it before any step, so it is checked each time
     def learning_rate(self, value: float) -> None:
         self._learning_rate = as_nonnegative("learning_rate", value)
 
@@ -109,6 +111,8 @@ class Optimizer(ABC):
         """
         require_mapping("parameters", parameters)
         require_mapping("gradients", gradients)
+        # everything is read and checked before the first number changes, so that an error in the
+        # second parameter leaves the first as it was
         updates = [self._read(name, parameters, gradients[name]) for name in gradients]
         states = {update.name: self._state_of(update) for update in updates}
         numbers = self._next_numbers(updates)
@@ -129,9 +133,11 @@ class Optimizer(ABC):
 
     def _next_numbers(self, updates: list[Update]) -> tuple[float, ...]:
         """Count a step, and return its numbers; if a type cannot hold them, there is no step."""
+        # Adam's corrections need the number of this step; it is taken back where it is refused
         self.steps += 1
         numbers = self._numbers()
         for update in updates:
+            # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
             if not max(numbers) <= LARGEST[update.parameter.dtype]:
                 self.steps -= 1
                 raise ValueError(
@@ -142,6 +148,7 @@ class Optimizer(ABC):
 
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
+        # zeros at the first gradient: the state of parameters that never have one takes no room
         found: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
         state = tuple(_steps_of(like).state_like(like, array) for array in found)
         for array in state:
@@ -154,6 +161,7 @@ class Optimizer(ABC):
         return state
 
     def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
+        # a float64 among the arguments would make all arithmetic of a float32 kernel float64
         number = update.parameter.dtype.type
         _steps_of(update.parameter).apply(self._kernel, update, state, tuple(map(number, numbers)))
 
@@ -190,6 +198,7 @@ class Optimizer(ABC):
         steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
+        # names of parameters may hold dots, and slashes too, but names of states do not
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
         wanted = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
         if wanted != set(state):
@@ -338,6 +347,7 @@ def adagrad_rows(
     for i in range(len(ids)):
         gradient, row, square = gradients[i], parameters[ids[i]], squares[ids[i]]
         for c in range(len(row)):
+            # the initial sum is added in the root alone: rows that are never touched stay zeros
             square[c] += gradient[c] * gradient[c]
             row[c] -= rate * gradient[c] / (sqrt(initial + square[c]) + epsilon)
 
@@ -487,6 +497,8 @@ class Adam(Optimizer):
         self.epsilon = _as_epsilon("epsilon", epsilon)
 
     def _numbers(self) -> tuple[float, ...]:
+        # both corrections of the bias are computed once for a step, not for each number: the last
+        # lines of algorithm 1, with epsilon added to the corrected root
         rate = self.learning_rate / (1.0 - self.beta1**self.steps)
         correction = 1.0 / sqrt(1.0 - self.beta2**self.steps)
         return rate, 1.0 - self.beta1, 1.0 - self.beta2, correction, self.epsilon

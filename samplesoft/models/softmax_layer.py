@@ -130,6 +130,7 @@ class SoftmaxLayer:
         self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss, allow_other_tau)
+            # draws that follow a context are worth little for the others of its batch
             follows = self.sampler is not None and self.sampler.dim is not None
             self.shared = as_shared(shared, not loss.excludes_label and not follows)
             if loss.excludes_label and self.shared:
@@ -184,10 +185,12 @@ class SoftmaxLayer:
         MemoryError
             If so many draws do not fit.
         """
+        # checked before the draws: a refused call must not leave its mark on a sampler
         batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
+            # after the loss, for a draw must not know the labels that it is corrected by
             self.sampler.observe(self._for_sampler(batch.targets.labels))
         return result
 
@@ -227,6 +230,7 @@ class SoftmaxLayer:
         """
         if self.sampler is None or self.sampler.dim is None:
             return
+        # a copy, for callers may use the buffer of ids again before the sampler is updated
         self._changed.append(self._device.own_ids(ids, self._rows.shape[0]))
         if len(self._changed) >= self.update_every:
             self._update_sampler(self._device.union(self._changed, self._rows.shape[0]))
@@ -317,6 +321,7 @@ class SoftmaxLayer:
         def sample(num: int, seed: Seed) -> Draw:
             return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
 
+        # a two-pass sampler takes new candidates, by the seed of the step
         sampler.refresh(rng)
         n = self._rows.shape[0]
         draw = self.loss.draw(sample, self.num_sampled, targets, n, rng)
@@ -330,6 +335,7 @@ class SoftmaxLayer:
         if targets.owners is not None and not self.shared:
             return self._label_log_counts_of_rows(contexts, targets)
         h, labels = self._for_sampler(contexts), self._for_sampler(targets.labels)
+        # of a shared set all labels at once, in one row; else each label for its own context
         ids = labels.reshape((1, -1) if self.shared else (-1, 1))
         counts = self.sampler.log_expected_count(h, ids, self.num_sampled, shared=self.shared)
         return counts.reshape(-1)
@@ -343,6 +349,8 @@ class SoftmaxLayer:
         assert self.sampler is not None
         starts, found = targets.firsts(), np.empty(len(targets.labels))
         sizes = np.diff(starts, append=len(found))
+        # examples by the power of two of their number of labels: at most half of the work is
+        # repeats, where one table for all would be as wide as the example with most labels
         exponents = np.frexp(sizes)[1]
         for exponent in np.unique(exponents):
             rows = np.flatnonzero(exponents == exponent)
@@ -355,6 +363,7 @@ class SoftmaxLayer:
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
         rows = self._device.taken(self._rows, ids, self.loss.normalize)
+        # the sampler sees what the loss scores: vectors of norm 1 where it divides by norms
         self.sampler.update(self._for_sampler(ids), self._for_sampler(rows))
         self._changed = []
 
@@ -376,12 +385,14 @@ class SoftmaxLayer:
                 f"`sampler` must be for {n} classes of dimension {d}, got "
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
             )
+        # samplers of users have no such attribute, and may work in any type
         dtype = getattr(self.sampler, "_dtype", None)
         if self.sampler.device != "cpu" and dtype is not None and dtype != self._rows.dtype:
             raise ValueError(
                 f"`sampler` must be of {self._rows.dtype}, like `class_embeddings`, on "
                 f"{self.sampler.device!r}, got {dtype}; make it from the same array."
             )
+        # float32 may have rounded one of the two
         tau = self.sampler.tau
         if tau is not None and not (allow_other_tau or isclose(tau, loss.tau, rel_tol=1e-6)):
             raise ValueError(
@@ -417,6 +428,7 @@ class HostLayer:
     @staticmethod
     def union(ids: list[IntArray], num_classes: int) -> IntArray:
         """Return the ids that occur, rising and each once."""
+        # the usual case needs no sort: one update since the last time
         if len(ids) == 1 and (ids[0][1:] > ids[0][:-1]).all():  # as from a gradient
             return ids[0]
         every: IntArray = np.unique(np.concatenate(ids))

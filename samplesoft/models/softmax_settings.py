@@ -108,7 +108,9 @@ class SoftmaxSettings:
         if not callable(self.sampler):  # else it is known when it is made, in the layer
             follows = self._sampler_follows()
             shared = as_shared(self.shared, loss.shares and not follows)
+            # settled here, for it is part of the config of a checkpoint
             object.__setattr__(self, "shared", shared)
+        # a sampler of one's own is known to fit only when the layer has its vectors
         own = not isinstance(self.sampler, str)
         if own and self.num_certain:
             raise ValueError(
@@ -158,7 +160,9 @@ class SoftmaxSettings:
         if not issubclass(spec.make, LogisticLoss):
             return {}
         assert spec.scheme is not None and self.num_sampled is not None and self.tau is not None
+        # NCE learns p(j), which sums to 1 over n classes, negative sampling p(j) / (m q(j))
         total = n if spec.scheme.corrects_draws else self.num_sampled
+        # log of the mean of exp(tau x) of a normal x of variance 1/d is tau^2 / 2d, and at most tau
         spread = min(self.tau, self.tau * self.tau / (2.0 * d)) if self.normalize else 0.0
         return {"offset": -log(total) - spread}
 
@@ -198,6 +202,7 @@ class SoftmaxSettings:
         loss = self.make_loss(rows.shape[0], rows.shape[1], reduction)
         sampler = None
         if self.sampler is not None:
+            # a copy: what is trained keeps its lengths
             seen = unit_rows("class_embeddings", rows.copy())[0] if self.normalize else rows
             sampler = self.make_sampler(seen, counts, seed)
         layer = SoftmaxLayer(
@@ -231,6 +236,7 @@ class SoftmaxSettings:
             made: SamplerProtocol = self.sampler(inputs)
             return made
         if not isinstance(self.sampler, str):
+            # two models made from the same settings must not share what their samplers learn
             return deepcopy(as_sampler("sampler", self.sampler))
         if self.num_certain:
             return make_certain_sampler(self.sampler, inputs, self.num_certain)

@@ -35,9 +35,11 @@ class Average:
     def add(self, parameters: Arrays) -> None:
         """Let the parameters after another round count."""
         self._rounds += 1
+        # section 4 of the paper with eta = 3: the first share is 1, so that the start has no weight
         share = (_LATE + 1.0) / (_LATE + self._rounds)
         for name, array in self.parameters.items():
             mean, new = array.reshape(-1), parameters[name].reshape(-1)
+            # in place and in pieces, without an array of the size of the parameters between
             for part in chunks(len(mean), _NUMBERS):
                 mean[part] += mean.dtype.type(share) * (new[part] - mean[part])
 
@@ -68,6 +70,7 @@ class Best:
         """
         greatest = max(self.scores, default=-np.inf)
         self.since = 0 if score > greatest + tolerance else self.since + 1
+        # copied only when it may be needed, as the parameters go on to change
         if score >= greatest:
             self._kept = copied(self._parameters)
         self.scores.append(score)

@@ -86,11 +86,14 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
                 "leave Python objects out, or convert them."
             )
     about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
+    # NaN is not JSON, and other programs would not read the file
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
     with writing(path), replaced(path) as draft, open(draft, "w+b") as stream:
+        # as bytes: NumPy would store text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
         stream.seek(0)
+        # zip has checksums of its members alone, which cannot tell that one is missing
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.write(_MARK + digest.encode())
 
@@ -130,10 +133,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         If it is not a checkpoint, is cut short or changed, or is of another format.
     """
     with open_arrays(path, *_WHOLE) as stream:
+        # before any of it is parsed: what a damaged file says is never believed
         _require_whole(stream)
         archive = Archive(path, stream)
         about = _about(archive)
         names = [name for name in archive.names if name.startswith(_ARRAY)]
+        # the arrays of another format may mean anything, and take any amount of memory
         arrays = archive.read(names) if about["format"] == FORMAT else {}
     if about["format"] != FORMAT:
         raise ValueError(
@@ -192,6 +197,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise ValueError naming all settings of a checkpoint that differ from what is wanted."""
+    # through JSON, as the file: tuples become lists there, and NumPy's numbers Python's
     old, new = _flat(found), _flat(plain(wanted))
     different = [
         f"{name} = {_shown(old, name)} (asked for: {_shown(new, name)})"
@@ -207,6 +213,7 @@ def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[s
 
 def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
     """Copy the arrays of a checkpoint into those of a model of the same shapes, all or none."""
+    # all are compared before the first is copied
     for name in [*into, *found]:
         before, now = (
             f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
@@ -248,6 +255,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 def _require_whole(stream: BinaryIO) -> None:
     """Compare the checksum at the end with that of all bytes before it; rewind."""
+    # the file may be larger than the memory, so it goes through the digest in pieces
     rest = max(stream.seek(0, 2) - _TRAILER, 0)
     stream.seek(0)
     digest = hashlib.sha256()

@@ -60,6 +60,7 @@ class LinearEpochs:
     ) -> float:
         """Go over some rows once; return the mean loss."""
         total = 0.0
+        # the last batch may be smaller; its mean loss weighs less
         for batch in self.next_batches(rows, batch_size):
             loss = self.step(x[batch], labels[batch], weights[batch], learning_rate)
             total += loss * len(batch)
@@ -68,6 +69,7 @@ class LinearEpochs:
 
     def next_batches(self, rows: IntArray, batch_size: int) -> list[IntArray]:
         """Return the rows of each step of the next epoch, which counts as begun."""
+        # counted when it begins: an epoch that is interrupted is not shuffled the same way again
         self.num_epochs += 1
         return self.batches(rows, self.num_epochs - 1, batch_size)
 
@@ -103,6 +105,7 @@ class LinearEpochs:
         It is made anew at times, for vectors that began at random leave the cells they were in.
         """
         self.model.after_step(gradients)
+        # vectors that began at random move most in the first steps: after 64, 128, 256... of them
         done = self._step + 1
         if done >= _FIRST_REFRESH and done & (done - 1) == 0:
             self.model.softmax.refresh()
@@ -116,6 +119,7 @@ class LinearEpochs:
         model = self.model
         if not isinstance(labels, np.ndarray):
             places = np.random.default_rng(sub_seed(self._seed, _LABELS)).random(labels.nnz)
+            # sorted by random numbers within each example, the first label is drawn uniformly
             order = np.lexsort((places, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
             labels = labels.indices[order[labels.indptr[:-1]]]
         return {
@@ -137,6 +141,7 @@ def unit_norm(matrix: Any) -> sparse.csr_array:
     values = matrix.data.astype(np.float64)
     largest = np.zeros(matrix.shape[0])
     np.maximum.at(largest, owners, np.abs(values))
+    # by the largest first: squares of large or tiny numbers would leave float64
     values /= np.where(largest > 0.0, largest, 1.0)[owners]
     norms = np.sqrt(np.bincount(owners, values**2, minlength=matrix.shape[0]))
     values /= np.where(norms > 0.0, norms, 1.0)[owners]

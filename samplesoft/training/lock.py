@@ -73,6 +73,8 @@ def _open_locked(path: Path) -> TextIO:
             continue  # the one that made the folder has just removed it
         try:
             _require(stream, path)
+            # who held the lock may have removed the file between opening and locking: then this
+            # lock is on a file without a name, which keeps nobody out
             if _is_at(path, stream):
                 stream.truncate(0)
                 stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -103,6 +105,7 @@ def _refusal(path: Path, stream: TextIO) -> str:
     stream.seek(0)
     holder = stream.readline(200).strip() or "another process"
     remedy = "wait until it has ended, end it, or choose another folder"
+    # a process of another machine cannot be ended from here, and may have lost its network
     if " on " in holder and not holder.endswith(f" on {socket.gethostname()}"):
         remedy += f"; if that machine is gone for good, delete {str(path)!r}"
     return f"{str(path.parent)!r} is in use for training by {holder}; {remedy}."

@@ -133,6 +133,7 @@ class RetrievalTask(Task):
         self._shown = held_out[:NUM_EXAMPLES]
         sizes = inputs.shape[1], labels.shape[1]
         settings.require_room(*sizes, np.dtype(np.float32))
+        # held-out examples count too: a class that occurs in these alone must be drawn as well
         self._counts = np.bincount(labels.indices, minlength=sizes[1])
         self._steps = LinearEpochs(*sizes, settings, self._counts, self._key, None)
         self.model = self._steps.model
@@ -145,6 +146,7 @@ class RetrievalTask(Task):
         """Return the settings, the sizes, and a fingerprint of the data."""
         data = hashlib.sha256()
         for matrix in (self._given, self._labels):
+            # in float64, whatever type the matrix has: the fingerprint is that of the numbers
             for part in (matrix.indptr, matrix.indices, matrix.data):
                 data.update(part.astype(np.float64).tobytes())
         return {
@@ -159,6 +161,7 @@ class RetrievalTask(Task):
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch."""
+        # made once an epoch, and again after resuming within one: the order follows from the seed
         if self._batches[0] != epoch:
             batches = self._steps.batches(self._rows, epoch, self.settings.batch_size)
             self._batches = epoch, batches
@@ -254,6 +257,7 @@ class RetrievalTask(Task):
     def _loss(self, x: Any, labels: Any) -> float:
         settings = self.settings
         total = 0.0
+        # the same loss for all models, so that runs of different losses can be compared
         full = FullSoftmaxLoss(tau=settings.tau, reduction="sum")
         rows = self.model.class_vectors()
         for first in range(0, x.shape[0], _EACH):
@@ -294,6 +298,7 @@ def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
         )
     require_finite("inputs", inputs.data)
     require_finite("labels", labels.data)
+    # a stored 0 would count as a label
     labels.eliminate_zeros()
     if not labels.nnz:
         raise ValueError(

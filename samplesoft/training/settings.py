@@ -56,6 +56,7 @@ class Settings:
         as_count("epochs", self.epochs)
         as_positive("learning_rate", self.learning_rate)
         as_choice("optimizer", self.optimizer, OPTIMIZERS)
+        # made and thrown away: wrong options are found here, and not after the data are read
         try:
             make_optimizer(self.optimizer, self.learning_rate, **self.optimizer_options)
         except (TypeError, ValueError) as error:
@@ -68,6 +69,7 @@ class Settings:
     def config(self) -> dict[str, Any]:
         """Return the settings that decide the numbers of a run: all but when it stops."""
         config = plain(asdict(self))
+        # a run may go on for longer, or stop earlier, and is the same run
         del config["epochs"], config["patience"]
         return config
 
@@ -133,6 +135,7 @@ class Progress:
         self.epoch += 1
         self.index = 0
         self.loss_sum = self.epoch_seconds = 0.0
+        # of equal losses the first, so that patience ends a run that stands still
         better = self.best_loss is None or loss < self.best_loss
         if better:
             self.best_epoch, self.best_loss = self.epoch, loss
@@ -140,6 +143,7 @@ class Progress:
 
     def is_over(self, settings: Settings) -> bool:
         """Return whether all epochs are done, or none has been better for `patience` epochs."""
+        # the validation loss before the first epoch does not count
         stale = self.epoch - (self.best_epoch or 0)
         return self.epoch >= settings.epochs or (
             settings.patience is not None and stale >= settings.patience

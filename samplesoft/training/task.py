@@ -96,6 +96,7 @@ class Task(ABC):
 
 def sub_seed(seed: int | np.uint64, *path: int) -> int:
     """Return the seed of a stream of its own, both below ``2**64``, for each path of numbers."""
+    # mixed one after another: (1, 2) and (2, 1) are different streams
     for number in path:
         seed = mix64(np.uint64(seed), np.uint64(number))
     return int(seed)

@@ -156,6 +156,7 @@ def _linear_softmax_of(
 ) -> TrainedLinearSoftmax:
     parameters, arrays = part_of(checkpoint, "parameters"), checkpoint.arrays
     classes, counts = arrays.get("classes"), arrays.get("counts", arrays.get("examples/counts"))
+    # before the model is made: sizes of a file that was made by hand may be huge
     require_sizes(about, parameters)
     if classes is not None and classes.shape != (about["num_classes"],):
         raise ValueError(f"{about['num_classes']} classes of shape {classes.shape}")
@@ -165,6 +166,7 @@ def _linear_softmax_of(
     for name in ("normalize", "absolute", "unit_inputs", "leave_out"):
         if not isinstance(about[name], bool):
             raise TypeError(f"{name} is {shown(about[name])}")
+    # prediction needs scores alone, so the model has no sampler, whatever it was trained with
     settings = LinearSoftmaxSettings(
         loss="full",
         sampler=None,
@@ -204,6 +206,7 @@ def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:
     }
     if dim is None:
         wanted = {"softmax.weights": (inputs + 1, classes)}
+        # flat where classes are drawn, and then of any length that a file says
         parameters = {name: array.reshape(-1, classes) for name, array in parameters.items()}
     for name, shape in wanted.items():
         if parameters[name].shape != shape:
@@ -314,6 +317,7 @@ def trained_softmax(
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
     if "softmax.biases" in parameters:
+        # tau * (h . c + b / tau) = tau * h . c + b: biases become one more coordinate
         h = np.column_stack([h, np.ones(len(h))])
         biases = as_real_array("biases", parameters["softmax.biases"], (1,))
         rows = np.column_stack([rows, biases / tau])
@@ -377,10 +381,12 @@ def one_label_each(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tupl
     With `leave_out` labels are items of the input, which loses the one that is drawn.
     """
     size, each = len(labels.indptr) - 1, np.diff(labels.indptr)
+    # of exponential times with the weights as rates, the first comes from each with its share
     times = np.random.default_rng(seed).standard_exponential(labels.nnz) / labels.data
     order = np.lexsort((times, np.repeat(np.arange(size), each)))  # the first comes by its weight
     drawn = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
     if leave_out:
+        # the item that is to be found must not be among those it is found from
         owners = np.repeat(np.arange(size), np.diff(inputs.indptr))
         inputs = some_entries(inputs, inputs.indices != drawn[owners])
     return inputs, drawn

@@ -130,6 +130,7 @@ def train_locked(
         if resume:
             run.load(path)
         else:
+            # the start is a checkpoint too: a run that is killed in its first epoch resumes
             run.save()
     try:
         run.log = Log(Path(folder, LOG), run.at.step)
@@ -242,6 +243,7 @@ class Run:
                 self.step(index)
                 bar.set_postfix(loss=f"{self.at.mean_loss:.3f}", refresh=False)
                 bar.update()
+                # the last step of an epoch is written with its validation, in `end_epoch`
                 if self.at.index < self.task.num_steps:
                     if self.at.index % self.settings.log_every == 0:
                         self.write_line({})
@@ -272,6 +274,7 @@ class Run:
             try:
                 self.optimizer.step(self.task.parameters, gradients)
             except ValueError as error:
+                # an optimizer refuses what is not finite, and also what no training can mend
                 rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
                 if all(np.isfinite(array).all() for array in rows):
                     raise
@@ -337,8 +340,11 @@ class Run:
 
     def save(self, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""
+        # never a checkpoint with NaN: the one before is the way back
         self.require_finite_parameters()
         with self.watched():
+            # sums that a sampler updates drift in their last bits; made anew when a checkpoint is
+            # written and when it is read, they do not depend on interruptions
             self.task.refresh()
             examples = self.task.examples()
         checkpoint = Checkpoint(
@@ -354,6 +360,8 @@ class Run:
                 "/",
             ),
         )
+        # the best first: if the process dies between the two, the run repeats the epoch, and finds
+        # the same best
         if best:
             write_checkpoint(self.folder / BEST, checkpoint)
         write_checkpoint(self.folder / CHECKPOINT, checkpoint)
@@ -371,6 +379,7 @@ class Run:
         wanted = {"task": self.task.config(), "training": self.settings.config()}
         require_config(path, checkpoint.config, wanted)
         with rebuilding(path):
+            # a file that was edited by hand may say anything
             at, steps = Progress(**checkpoint.values), self.task.num_steps
             if at.index >= steps or at.step != at.epoch * steps + at.index:
                 raise ValueError(f"step {at.step} of {at.epoch} epochs of {steps} and {at.index}")
@@ -392,6 +401,7 @@ class Log:
         self.path = Path(path)
         with writing(self.path), open(self.path, "a+b") as stream:
             stream.seek(0)
+            # steps after the checkpoint are done again, and would have two lines each
             stream.truncate(_end(self.path, stream.read(), step))
 
     def write(self, record: dict[str, Any]) -> None:
@@ -442,6 +452,7 @@ def _end(path: Path, content: bytes, step: int) -> int:
 
 def _records(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the size and the record of each complete line."""
+    # what stands after the last end of a line was cut off while it was written
     *lines, _ = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:

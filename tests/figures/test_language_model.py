@@ -222,7 +222,13 @@ def test_sampler_that_forgets_is_noticed(corpus, tmp_path, monkeypatch):
 def test_gradients_of_the_language_model(corpus):
     """Central differences of the full loss in float32, on the largest entry of each parameter."""
     settings = LanguageModelSettings(
-        embedding_dim=6, batch_size=3, num_steps=4, loss="full", sampler=None, num_sampled=None
+        embedding_dim=6,
+        batch_size=3,
+        num_steps=4,
+        loss="full",
+        sampler=None,
+        num_sampled=None,
+        clip=1e9,
     )
     task = LanguageModelTask(read_corpus(corpus), settings)
     _, gradients = task.step(0, 0)
@@ -283,13 +289,12 @@ def test_examples_of_a_checkpoint_are_contexts_of_norm_1(corpus, tmp_path):
     np.testing.assert_allclose(np.linalg.norm(found.embeddings.class_embeddings, axis=1), 1.0)
 
 
-@pytest.mark.parametrize("rate", [1e30, 1e38])
 @pytest.mark.parametrize("count", [1, 2])
-def test_divergence_is_named(rate, count, threads, corpus, tmp_path):
+def test_divergence_is_named(count, threads, corpus, tmp_path):
     """Losses may stay finite, for vectors are divided by their norms."""
     threads(count)
     with pytest.raises(FloatingPointError, match="training has diverged"):
-        run(corpus, tmp_path, learning_rate=rate)
+        run(corpus, tmp_path, learning_rate=1e30)
     assert read_checkpoint(tmp_path / "checkpoint.npz").values["step"] == 0
 
 
