@@ -23,7 +23,7 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels.sort_ids import add_runs, equal_runs
 from samplesoft.losses import SparseRows
-from samplesoft.models.linear import as_float_dtype, check_array, uniform_weights
+from samplesoft.models.linear import as_float_dtype, uniform_weights
 
 Parameters = dict[str, NDArray[Any]]
 ParameterGradients = dict[str, NDArray[Any] | SparseRows]
@@ -40,6 +40,25 @@ def check_finite(name: str, value: NDArray[Any]) -> None:
     """Require that no entry is NaN or infinite."""
     if not np.isfinite(value).all():
         raise ValueError(f"`{name}` must be finite, got NaN or infinity; remove or replace them.")
+
+
+def check_array(name: str, value: Any, shape: tuple[int | None, ...], dtype: np.dtype[Any]) -> None:
+    """Require an array of type `dtype` and of `shape`, where None stands for any length but 0."""
+    require_plain(name, value)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"`{name}` must be a numpy array, got {type(value).__name__}.")
+    wanted = tuple("*" if length is None else length for length in shape)
+    if value.ndim != len(shape) or any(
+        have != want if want is not None else have < 1
+        for have, want in zip(value.shape, shape, strict=True)
+    ):
+        described = ", ".join(map(str, wanted)) + ("," if len(wanted) == 1 else "")
+        raise ValueError(f"`{name}` must have shape ({described}), not empty, got {value.shape}.")
+    if value.dtype != dtype:
+        raise TypeError(
+            f"`{name}` must be of the layer's type {dtype}, got {value.dtype}; "
+            f"convert it with {name}.astype({dtype})."
+        )
 
 
 class Embedding:

@@ -13,6 +13,7 @@ from language_model.layers import (
     ParameterGradients,
     Parameters,
     as_init_scale,
+    check_array,
     check_finite,
 )
 from language_model.step_products import column_pieces, products, row_parts
@@ -21,7 +22,7 @@ from samplesoft._limits import quiet
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import as_count, as_flag, as_nonnegative
-from samplesoft.models.linear import as_float_dtype, check_array, check_products, uniform_weights
+from samplesoft.models.linear import as_float_dtype, check_products, uniform_weights
 
 Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
 Numbers = tuple[np.floating[Any], ...]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from language_model.clipping import clip_by_global_norm
-from language_model.layers import Dropout, Embedding, check_finite
+from language_model.layers import Dropout, Embedding, check_array, check_finite
 from language_model.lstm import LSTM
 from language_model.text import Corpus, Windows
 from samplesoft._names import part, prefixed
@@ -25,7 +25,7 @@ from samplesoft._validation import (
     require_instance,
 )
 from samplesoft.models import SoftmaxSettings
-from samplesoft.models.linear import check_array, uniform_weights
+from samplesoft.models.linear import uniform_weights
 from samplesoft.training import Task
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.task import NUM_EXAMPLES, Gradient, sub_seed

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,11 +33,6 @@ def positive_int(text: str, least: int = 1) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
     return value
-
-
-def class_count(text: str) -> int:
-    """Parse a number of classes, at least 2."""
-    return positive_int(text, 2)
 
 
 def draw_count(text: str) -> int:
@@ -93,18 +87,6 @@ def folder_name(text: str) -> str:
 def flag(name: str) -> str:
     """Return the option whose value argparse stores under `name`, such as ``--num-sampled``."""
     return f"--{name.replace('_', '-')}"
-
-
-def add_sizes(group: Any, defaults: Any, sizes: Iterable[tuple[str, str, str]]) -> None:
-    """Add options of whole numbers: the flag, the field of `defaults`, and the help of each."""
-    for option, name, what in sizes:
-        group.add_argument(
-            option,
-            dest=name,
-            type=positive_int,
-            metavar="N",
-            help=f"{what} (default {getattr(defaults, name)})",
-        )
 
 
 def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:

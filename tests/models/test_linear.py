@@ -134,12 +134,10 @@ def test_bad_sparse_input(x, error, message):
         without_intercept(3, 2, dtype=np.float64, rng=0).forward(x)
 
 
-@pytest.mark.parametrize(
-    ("dy", "error"), [(np.zeros((2, 3)), ValueError), (np.zeros((2, 2), np.float32), TypeError)]
-)
-def test_bad_derivatives(dy, error):
+@pytest.mark.parametrize("dy", [np.zeros((2, 3)), np.zeros((1, 2)), np.zeros((2, 2), np.float32)])
+def test_bad_derivatives(dy):
     layer = Linear(3, 2, dtype=np.float64)
     for x in (csr_array(np.eye(2, 3)), np.eye(2, 3)):
         _, cache = layer.forward(x)
-        with pytest.raises(error, match="`dy`"):
+        with pytest.raises(ValueError, match="`dy`"):
             layer.backward(cache, dy)
