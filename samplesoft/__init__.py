@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft import tuning as tuning
     from samplesoft import verification as verification
     from samplesoft._device.select import to_host as to_host
+    from samplesoft.bias.asymptotic import SelfNormalizedTerms as SelfNormalizedTerms
     from samplesoft.bias.asymptotic import asymptotic_bias as asymptotic_bias
+    from samplesoft.bias.asymptotic import self_normalized_terms as self_normalized_terms
     from samplesoft.bias.bounds import FiniteSampleBounds as FiniteSampleBounds
     from samplesoft.bias.bounds import NumSampled as NumSampled
     from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
@@ -38,16 +40,12 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
     from samplesoft.bias.multilevel import MultilevelMoments as MultilevelMoments
     from samplesoft.bias.multilevel import multilevel_moments as multilevel_moments
-    from samplesoft.bias.positive_features import PositiveFeaturesBias as PositiveFeaturesBias
-    from samplesoft.bias.positive_features import positive_features_bias as positive_features_bias
+    from samplesoft.bias.random_q import PositiveFeaturesBias as PositiveFeaturesBias
     from samplesoft.bias.random_q import RandomQBias as RandomQBias
+    from samplesoft.bias.random_q import SampledQBias as SampledQBias
+    from samplesoft.bias.random_q import positive_features_bias as positive_features_bias
     from samplesoft.bias.random_q import random_q_bias as random_q_bias
-    from samplesoft.bias.random_q_bound import RandomQBound as RandomQBound
-    from samplesoft.bias.random_q_bound import random_q_bound as random_q_bound
-    from samplesoft.bias.sampled_q import SampledQBias as SampledQBias
-    from samplesoft.bias.sampled_q import sampled_q_bias as sampled_q_bias
-    from samplesoft.bias.self_normalized import SelfNormalizedTerms as SelfNormalizedTerms
-    from samplesoft.bias.self_normalized import self_normalized_terms as self_normalized_terms
+    from samplesoft.bias.random_q import sampled_q_bias as sampled_q_bias
     from samplesoft.bias.theorems import Theorem1Bounds as Theorem1Bounds
     from samplesoft.bias.theorems import Theorem1Corrected as Theorem1Corrected
     from samplesoft.bias.theorems import Theorem2Corrected as Theorem2Corrected
@@ -84,18 +82,21 @@ _MODULES = (
 )
 _NAMES = {  # by the module that defines them
     "_device.select": ("to_host",),
-    "bias.asymptotic": ("asymptotic_bias",),
+    "bias.asymptotic": ("SelfNormalizedTerms", "asymptotic_bias", "self_normalized_terms"),
     "bias.bounds": ("FiniteSampleBounds", "NumSampled", "finite_sample_bounds", "num_sampled_for"),
     "bias.exact": ("ExactBias", "exact_bias"),
     "bias.mixed": ("mixed_bias",),
     "bias.moments": ("GradientMoments", "exact_gradient_moments"),
     "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
     "bias.multilevel": ("MultilevelMoments", "multilevel_moments"),
-    "bias.positive_features": ("PositiveFeaturesBias", "positive_features_bias"),
-    "bias.random_q": ("RandomQBias", "random_q_bias"),
-    "bias.random_q_bound": ("RandomQBound", "random_q_bound"),
-    "bias.sampled_q": ("SampledQBias", "sampled_q_bias"),
-    "bias.self_normalized": ("SelfNormalizedTerms", "self_normalized_terms"),
+    "bias.random_q": (
+        "PositiveFeaturesBias",
+        "RandomQBias",
+        "SampledQBias",
+        "positive_features_bias",
+        "random_q_bias",
+        "sampled_q_bias",
+    ),
     "bias.theorems": (
         "Theorem1Bounds",
         "Theorem1Corrected",

@@ -28,7 +28,7 @@ PACKAGES += ("sklearn",)
 NOT_CALLED = {
     "holds what a function has computed": (
         "ExactBias FiniteSampleBounds GradientMoments MonteCarloBias MultilevelMoments NumSampled "
-        "PositiveFeaturesBias RandomQBias RandomQBound SampledQBias SelfNormalizedTerms "
+        "PositiveFeaturesBias RandomQBias SampledQBias SelfNormalizedTerms "
         "Theorem1Bounds Theorem1Corrected Theorem2Corrected Theorem2Ratio LossReport TuneReport "
         "VerificationReport VerificationRow Batch Cache Gradients SparseRows Evaluation Draw "
         "MultilevelDraw "
@@ -122,16 +122,6 @@ MADE: dict[str, Call] = {
         kernel=Q,
         covariance=0.01 * np.eye(N),
         num_sampled=3,
-    ),
-    "random_q_bound": _call(
-        samplesoft.random_q_bound,
-        logits=LOGITS[0],
-        labels=1,
-        kernel=Q,
-        variance=1e-6 * np.array(Q),
-        num_sampled=3,
-        largest_term=1e-4,
-        floor=0.0,
     ),
     "positive_features_bias": _call(
         samplesoft.positive_features_bias,
