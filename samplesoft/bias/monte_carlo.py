@@ -1,25 +1,29 @@
-"""Monte Carlo estimate of the bias of sampled softmax, the check on the exact values."""
+"""Monte Carlo estimate of the bias of sampled softmax, the check on the exact values.
+
+Top to bottom: the public function; the trials of one example, in blocks on all threads; the plan,
+which reduces every scheme to draws from one alias table; and the compiled trials.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._device.select import as_device, twin
-from samplesoft._random import as_key, mix64
+from samplesoft._jit import chunks, njit, thread_map
+from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
-from samplesoft.bias.certain import Joined, join
+from samplesoft.bias.certain import join
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.trials import HostTrials
-from samplesoft.kernels.alias import build_alias
-from samplesoft.kernels.bias.trials import Plan
+from samplesoft.bias.inputs import Inputs, check_inputs
+from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.schemes import Scheme
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
+_MAX_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,6 @@ def monte_carlo_bias(
     h: ArrayLike | None = None,
     certain: Any = None,
     rng: int | np.random.Generator | None = None,
-    device: str = "cpu",
 ) -> MonteCarloBias:
     """Estimate the bias of sampled softmax by drawing samples.
 
@@ -90,8 +93,6 @@ def monte_carlo_bias(
         As in `samplesoft.exact_bias`.
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
-    device : {"cpu", "cuda"}
-        Where the trials run, with the same draws on both. Arguments and results are NumPy arrays.
 
     Returns
     -------
@@ -123,19 +124,27 @@ def monte_carlo_bias(
     >>> result.bias  # exactly [1/30, -3/40, 1/24]
     array([ 0.03..., -0.07...,  0.04...])
     """
-    trials = twin(as_device(device), "samplesoft.bias.trials:Trials")
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
-    num_trials = as_count("num_trials", num_trials, 2)
-    key = as_key(rng)
-    given = inputs.num_sampled, inputs.scheme, num_trials
-    rows = []
+    return monte_carlo_bias_of(inputs, as_count("num_trials", num_trials, 2), rng)
+
+
+def monte_carlo_bias_of(
+    inputs: Inputs, num_trials: int, rng: int | np.random.Generator | None = None
+) -> MonteCarloBias:
+    """Return `monte_carlo_bias` of arguments that are checked."""
+    key, how = as_key(rng), (inputs.num_sampled, inputs.scheme, num_trials)
+    rows: list[tuple[Any, ...]] = []
     for i, row in enumerate(inputs.rows()):
         # a compiled function returns a plain int, which would not be taken for a uint64 again
-        own = np.uint64(mix64(key, np.uint64(i)))
-        if len(inputs.certain):
-            rows.append(_simulate_certain(join(*row, inputs.certain), *given, own, trials))
-        else:
-            rows.append(simulate(*row, *given, own, trials=trials)[:4])
+        example_key = np.uint64(mix64(key, np.uint64(i)))
+        if not len(inputs.certain):
+            rows.append(simulate(*row, *how, example_key)[:4])
+            continue
+        joined = join(*row, inputs.certain)
+        bias, stderr, *loss = np.zeros(1), np.zeros(1), 0.0, 0.0  # if nothing is left to draw
+        if len(joined.rest):
+            bias, stderr, *loss = simulate(*joined[:3], *how, example_key)[:4]
+        rows.append((joined.spread(bias), joined.spread(stderr), *loss))
     bias, stderr, loss_bias, loss_stderr = inputs.columns(rows)
     return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
 
@@ -150,67 +159,115 @@ def simulate(
     key: np.uint64,
     bins: IntArray | None = None,
     projection: FloatArray | None = None,
-    trials: type[HostTrials] = HostTrials,
 ) -> Simulation:
-    """Run the trials of one checked example, `logits` and `q` (n,), on the processor.
+    """Run the trials of one checked example, `logits` and `q` (n,).
 
     p' is added up in `bins` (n,), numbered from 0, each class one of its own by default, and
     projected on the columns of `projection` (n, P), trial by trial.
     """
     log_p = log_softmax(logits)
     p = np.exp(log_p)
-    center: FloatArray = p
-    more: tuple[Any, ...] = ()
-    if bins is not None and projection is not None:
-        directions = np.ascontiguousarray(projection, dtype=np.float64)
-        center = np.bincount(bins, p).astype(np.float64)
-        more = np.ascontiguousarray(bins, dtype=np.int64), directions, p @ directions
-    plan = _plan(log_p, label, q, m, scheme)
-    sums, mean, squares = trials.run(plan, center, num_trials, key, *more)
-    bias, stderr = _bin_moments(sums, center, num_trials)
-    stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
-    return Simulation(bias, stderr, float(mean[0]), float(stderrs[0]), mean[1:], stderrs[1:])
-
-
-def _simulate_certain(
-    joined: Joined, m: int, scheme: Scheme, num_trials: int, key: np.uint64, trials: Any
-) -> tuple[FloatArray, FloatArray, float, float]:
-    """Run the trials of an example in which classes are certain."""
-    if not len(joined.rest):  # nothing is left to draw
-        zeros = joined.spread(np.zeros(1))
-        return zeros, zeros, 0.0, 0.0
-    found = simulate(*joined[:3], m, scheme, num_trials, key, trials=trials)
-    shared = joined.spread(found.bias), joined.spread(found.stderr)
-    return *shared, found.loss_bias, found.loss_stderr
-
-
-def _bin_moments(
-    sums: FloatArray, center: FloatArray, num_trials: int
-) -> tuple[FloatArray, FloatArray]:
-    """Mean of p' - center and its standard error; a trial that missed a bin has p' = 0 there."""
+    center: FloatArray = p if bins is None else np.bincount(bins, p).astype(np.float64)
+    bins = np.zeros(0, np.int64) if bins is None else np.ascontiguousarray(bins, dtype=np.int64)
+    projection = np.zeros((len(p), 0)) if projection is None else projection
+    directions = np.ascontiguousarray(projection, dtype=np.float64)
+    target = _Target(bins, center, directions, p @ directions)
+    sums, mean, squares = _run_trials(
+        _make_plan(log_p, label, q, m, scheme), target, num_trials, key
+    )
+    # a trial that missed a bin has p' = 0 there
     missed = num_trials - sums[:, 2]
     total = sums[:, 0] - missed * center
     square = sums[:, 1] + missed * center**2
     variance = np.maximum(square - total**2 / num_trials, 0.0) / (num_trials - 1)
-    return total / num_trials, np.sqrt(variance / num_trials)
+    bias, stderr = total / num_trials, np.sqrt(variance / num_trials)
+    stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
+    return Simulation(bias, stderr, float(mean[0]), float(stderrs[0]), mean[1:], stderrs[1:])
 
 
-def _plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Plan:
+class _Plan(NamedTuple):
+    """One example and scheme, ready for trials; logits are shifted so that ``sum(exp) = 1``."""
+
+    label: int
+    num_draws: int
+    stride: int  # words of the random stream per trial
+    draws_cdf: FloatArray  # distribution of the number of draws from `num_draws` on, or empty
+    thresholds: np.ndarray  # alias table (n,)
+    alias: np.ndarray
+    fixed: IntArray  # classes included in every trial
+    log_weights: FloatArray  # weight of one draw (n,)
+    weights: FloatArray  # its exponential, where weights neither overflow nor vanish; else empty
+    log_base: float
+    offset: float  # added to log S, gives the loss minus the full softmax loss
+    once: bool  # a class counts once however often it is drawn
+    kept_only: bool  # draws of the label are dropped, and the weights divided by the number kept
+    jackknife: bool
+
+
+class _Target(NamedTuple):
+    """What p' is compared with: trials add up its distance from the full softmax."""
+
+    bins: IntArray  # (n,) of each class, or empty where each class is its own
+    center: FloatArray  # (num_bins,) the full softmax
+    projection: FloatArray  # (n, P)
+    projection_center: FloatArray  # (P,)
+
+
+def _run_trials(
+    plan: _Plan, target: _Target, num_trials: int, key: np.uint64
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Run all trials on all threads, and add up what they give.
+
+    Returns sums (num_bins, 3), over the trials that draw from a bin of p' - center, of its squares
+    and of 1; and the mean of the loss difference and of the projections (1 + P,), with the sums of
+    squared deviations from it.
+    """
+
+    def block(trials: slice) -> tuple[FloatArray, FloatArray]:
+        return _run_block(plan, target, key, trials.start, trials.stop)
+
+    # a block allocates and returns O(n) numbers: have as many as its draws pay for
+    paid = num_trials * plan.stride // (8 * len(plan.log_weights))
+    num_blocks = min(max(paid, 1), _MAX_BLOCKS, num_trials)
+    blocks = chunks(num_trials, -(-num_trials // num_blocks))
+    sums = np.zeros((len(target.center), 3))
+    mean = np.zeros(1 + len(target.projection_center))
+    squares = np.zeros_like(mean)
+    # in the order of the blocks, whoever ran them: the same bits on any number of threads
+    for trials, (block_sums, (block_mean, block_squares)) in zip(
+        blocks, thread_map(block, blocks), strict=True
+    ):
+        sums += block_sums[:, 1:]
+        size = trials.stop - trials.start
+        change = block_mean - mean
+        mean += change * (size / trials.stop)
+        with np.errstate(over="ignore"):  # losses of 1e154 have no squares in float64
+            squares += block_squares
+            if trials.start:
+                squares += change**2 * (trials.start * size / trials.stop)
+    return sums, mean, squares
+
+
+def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
     """Reduce a scheme to draws from one alias table, weights and a base mass."""
-    draws_cdf, fixed = np.zeros(0), np.zeros(0, np.int64)
-    num_draws, stride = m, m + 1
+    draws_cdf, fixed, num_draws, probs = np.zeros(0), np.zeros(0, np.int64), m, q
+    negatives = np.where(np.arange(len(q)) == label, 0.0, q)
     if scheme.independent:
         # a class drawn at least once in Poisson(rate) draws is included with probability
         # 1 - exp(-rate), independently of the others, eq. (B29): the cost is that of the draws
-        inclusion = np.minimum(_without(q, label), 1.0)
+        inclusion = np.minimum(negatives, 1.0)
         log_weights = _divide_logs(log_p, inclusion)
         fixed = np.flatnonzero(inclusion == 1.0)
         rates = -np.log1p(-np.where(inclusion == 1.0, 0.0, inclusion))
         num_draws, draws_cdf = _poisson_table(float(rates.sum()))
-        stride = num_draws + len(draws_cdf) + 1
         probs = rates if draws_cdf.size else np.ones_like(q)
+    elif scheme.excludes_label or scheme.divides_by_kept:
+        mass = negatives.sum()
+        log_weights = _divide_logs(log_p, negatives) + (np.log(mass) if mass > 0 else 0.0)
+        if not scheme.divides_by_kept:  # else each trial divides by a number that it finds
+            probs, log_weights = negatives, log_weights - float(np.log(m))
     else:
-        probs, log_weights = _weights_of_draws(log_p, label, q, m, scheme)
+        log_weights = _divide_logs(log_p, q) + np.log(q.sum()) - float(np.log(m))
     log_base, offset = float(log_p[label]) if scheme.label_in_sum else -np.inf, 0.0
     if scheme.corrects_label:
         log_base = float(log_weights[label])
@@ -220,10 +277,10 @@ def _plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) 
     linear = log_weights.max() <= _SAFE_LOG and log_base <= _SAFE_LOG
     linear = linear and max(log_base, log_weights.min()) >= -_SAFE_LOG
     thresholds, alias = build_alias(probs)
-    return Plan(
+    return _Plan(
         label=label,
         num_draws=num_draws,
-        stride=stride,
+        stride=num_draws + len(draws_cdf) + 1,
         draws_cdf=draws_cdf,
         thresholds=thresholds,
         alias=alias,
@@ -232,39 +289,17 @@ def _plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) 
         weights=np.exp(log_weights) if linear else np.zeros(0),
         log_base=log_base,
         offset=offset,
-        linear=bool(linear),
         once=scheme.independent,
         kept_only=scheme.divides_by_kept,
         jackknife=scheme.jackknife,
     )
 
 
-def _weights_of_draws(
-    log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
-) -> tuple[FloatArray, FloatArray]:
-    """Return what a draw with replacement is made from, and the log weight of each class."""
-    if scheme.excludes_label or scheme.divides_by_kept:
-        negatives = _without(q, label)
-        total = negatives.sum()
-        log_weights = _divide_logs(log_p, negatives) + (np.log(total) if total > 0 else 0.0)
-        if scheme.divides_by_kept:  # by a number that each trial finds
-            return q, log_weights
-        return negatives, log_weights - float(np.log(m))
-    return q, _divide_logs(log_p, q) + np.log(q.sum()) - float(np.log(m))
-
-
-def _without(q: FloatArray, label: int) -> FloatArray:
-    """Return a copy of `q` with 0 at the label."""
-    negatives = q.copy()
-    negatives[label] = 0.0
-    return negatives
-
-
 def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:
     """Return ``log_p - log(q)``, and -inf where q is 0 for such a class is never drawn."""
-    out = np.full_like(log_p, -np.inf)
-    np.log(q, out=out, where=q > 0.0)
-    return np.where(q > 0.0, log_p - out, -np.inf)
+    log_q = np.zeros_like(log_p)
+    np.log(q, out=log_q, where=q > 0.0)
+    return np.where(q > 0.0, log_p - log_q, -np.inf)
 
 
 def _poisson_table(rate: float) -> tuple[int, FloatArray]:
@@ -274,8 +309,228 @@ def _poisson_table(rate: float) -> tuple[int, FloatArray]:
     mode = int(rate)
     width = int(10.0 * np.sqrt(rate)) + 30
     first = max(mode - width, 0)
-    values = np.arange(first, mode + width + 1)
-    steps = np.log(rate) - np.log(values[1:])
+    steps = np.log(rate) - np.log(np.arange(first + 1, mode + width + 1))
     log_mass = np.concatenate(([0.0], np.cumsum(steps)))
     cdf = np.cumsum(np.exp(log_mass - log_mass.max()))
     return first, cdf / cdf[-1]
+
+
+@njit
+def _run_block(
+    plan: _Plan, target: _Target, key: np.uint64, start: int, stop: int
+) -> tuple[FloatArray, FloatArray]:
+    """Run trials `start` to `stop`; the result does not depend on who runs the others.
+
+    Returns sums (num_bins, 4): the center, then over the trials that touch a bin sum of
+    d = p' - center, sum of d**2, and their number; and moments (2, 1 + P): mean, and sum of squared
+    deviations from it, of the loss difference and the projection.
+    """
+    n, num_bins = len(plan.log_weights), len(target.center)
+    num_moments = 1 + len(target.projection_center)
+    capacity = min(n, 1 + len(plan.fixed) + plan.stride) + 1
+    seen = np.zeros(n, np.int32)  # all 0 between trials
+    bin_slot = np.full(num_bins if len(target.bins) > 0 else 0, -1, np.int32)
+    ids = np.empty(capacity, np.int32)
+    counts = np.empty(capacity, np.int32)
+    values = np.empty(capacity)
+    rest = np.empty(capacity if plan.jackknife else 0)
+    sums = np.zeros((num_bins, 4))  # the center beside its sums: one cache line
+    sums[:, 0] = target.center
+    moments = np.zeros((2, num_moments))
+    x = np.empty(num_moments)
+    for trial in range(start, stop):
+        size = _draw(plan, key, trial, seen, ids, counts)
+        if plan.jackknife:
+            x[0] = plan.offset + _score_jackknife(plan, size, ids, counts, values, rest)
+        else:
+            x[0] = plan.offset + _score(plan, size, ids, counts, values)
+        x[1:] = 0.0
+        if num_moments > 1:
+            for k in range(size):
+                for i in range(1, num_moments):
+                    slope = target.projection[ids[k], i - 1] - target.projection_center[i - 1]
+                    x[i] += values[k] * slope
+        # Welford's update: means of squares would cancel
+        for i in range(num_moments):
+            change = x[i] - moments[0, i]
+            moments[0, i] += change / (trial - start + 1)
+            moments[1, i] += change * (x[i] - moments[0, i])
+        if len(target.bins) > 0:
+            size = _merge_bins(size, ids, values, target.bins, bin_slot)
+        for k in range(size):
+            b = ids[k]
+            d = values[k] - sums[b, 0]
+            sums[b, 1] += d
+            sums[b, 2] += d * d
+            sums[b, 3] += 1.0
+    return sums, moments
+
+
+@njit
+def _draw(
+    plan: _Plan, key: np.uint64, trial: int, seen: np.ndarray, ids: np.ndarray, counts: np.ndarray
+) -> int:
+    """Fill `ids` with the label and the distinct classes drawn, `counts` with how often each."""
+    ids[0] = plan.label
+    size = 1
+    for j in plan.fixed:
+        ids[size] = j
+        size += 1
+    for k in range(size):
+        seen[ids[k]] += 1
+    place = np.uint64(trial) * np.uint64(plan.stride)
+    num_draws = plan.num_draws
+    if len(plan.draws_cdf) > 0:
+        more = int(np.searchsorted(plan.draws_cdf, uniform(key, place), "right"))
+        num_draws += min(more, len(plan.draws_cdf) - 1)  # a uniform may round to the last
+    for i in range(num_draws):
+        word = mix64(key, place + np.uint64(i + 1))
+        j = alias_draw(word, plan.thresholds, plan.alias)
+        # no branch on whether j is new, which would often be predicted wrongly
+        ids[size] = j
+        size += seen[j] == 0
+        seen[j] += 1
+    for k in range(size):
+        counts[k] = min(seen[ids[k]], 1) if plan.once else seen[ids[k]]
+        seen[ids[k]] = 0
+    counts[0] -= 1  # the label was put there, not drawn
+    return size
+
+
+@njit
+def _score(
+    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray
+) -> float:
+    """Fill `values` with p' on the listed classes; return log S."""
+    linear = len(plan.weights) > 0
+    top = 0.0 if linear else plan.log_base
+    if not linear:
+        for k in range(size):
+            if counts[k] > 0:
+                top = max(top, plan.log_weights[ids[k]])
+    total = 0.0
+    for k in range(size):
+        values[k] = 0.0
+        if linear:
+            values[k] = counts[k] * plan.weights[ids[k]]
+        elif counts[k] > 0:  # the weight of the label may be infinitely far below
+            values[k] = counts[k] * math.exp(plan.log_weights[ids[k]] - top)
+        total += values[k]
+    base = math.exp(plan.log_base - top)
+    scale = 1.0
+    if plan.kept_only:
+        scale = 1.0 / max(plan.num_draws - counts[0], 1)
+    total = base + scale * total
+    scale /= total
+    for k in range(size):
+        values[k] *= scale
+    values[0] += base / total
+    return math.log(total) + top
+
+
+@njit
+def _score_jackknife(
+    plan: _Plan,
+    size: int,
+    ids: np.ndarray,
+    counts: np.ndarray,
+    values: FloatArray,
+    rest: FloatArray,
+) -> float:
+    """Fill `values` with the delete-one jackknife of p'; return that of log S.
+
+    With S_k the sum without one draw of class k, the others rescaled by m / (m - 1), class j
+    gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). Sums without a draw come from
+    prefix and suffix sums, never from a subtraction. Draws of the label, if there are any, have no
+    weight.
+    """
+    m = plan.num_draws
+    ratio = m / (m - 1)
+    if size == 1:  # the label alone
+        values[0] = 1.0
+        return plan.log_base
+    heaviest = 1
+    for k in range(2, size):
+        if plan.log_weights[ids[k]] > plan.log_weights[ids[heaviest]]:
+            heaviest = k
+    top = max(plan.log_base, plan.log_weights[ids[heaviest]])
+    base = math.exp(plan.log_base - top)
+    drawn = 0.0
+    for k in range(1, size):
+        values[k] = math.exp(plan.log_weights[ids[k]] - top)  # weights for now
+        rest[k] = drawn
+        drawn += counts[k] * values[k]
+    values[0], rest[0] = 0.0, drawn  # a draw of the label
+    total = base + drawn
+    suffix = 0.0
+    for k in range(size - 1, 0, -1):
+        rest[k] += suffix + (counts[k] - 1) * values[k]
+        suffix += counts[k] * values[k]
+    # a class drawn once may outweigh all others beyond the range of float64: leaving it out
+    # needs its own scale
+    lone = counts[heaviest] == 1
+    delta = inverse = logs = 0.0
+    for k in range(size):
+        if lone and k == heaviest:
+            continue
+        without = base + ratio * rest[k]
+        gap = (drawn - m * values[k]) / (m - 1)  # S_k - S
+        delta += counts[k] * gap / (total * without)
+        inverse += counts[k] / without
+        logs -= counts[k] * math.log1p(gap / total)
+        rest[k] = 1.0 / without
+    common = delta
+    label_value = base * (delta + inverse / m)
+    without, second = 1.0, top
+    if lone:
+        second, without = _sum_of_others(plan, size, ids, counts, heaviest)
+        common += 1.0 / total
+        label_value += base / total
+        label_value -= math.exp(plan.log_base - second) / (without * ratio)
+        logs += math.log(total / without) + (top - second)
+        rest[heaviest] = 0.0
+    for k in range(1, size):
+        values[k] *= counts[k] * (common + rest[k])
+        if lone and k != heaviest:
+            values[k] -= counts[k] * math.exp(plan.log_weights[ids[k]] - second) / without
+    values[0] = label_value
+    log_s: float = math.log(total) + top + logs / ratio
+    return log_s
+
+
+@njit
+def _sum_of_others(
+    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heaviest: int
+) -> tuple[float, float]:
+    """Return the log of the largest mass but the heaviest's, and S without it in units of that."""
+    second = plan.log_base
+    for k in range(1, size):
+        if k != heaviest:
+            second = max(second, plan.log_weights[ids[k]])
+    drawn = 0.0
+    for k in range(1, size):
+        if k != heaviest:
+            drawn += counts[k] * math.exp(plan.log_weights[ids[k]] - second)
+    ratio = plan.num_draws / (plan.num_draws - 1)
+    return second, math.exp(plan.log_base - second) + ratio * drawn
+
+
+@njit
+def _merge_bins(
+    size: int, ids: np.ndarray, values: FloatArray, bins: IntArray, bin_slot: np.ndarray
+) -> int:
+    """Replace classes by their bins in place, adding up the values within a bin."""
+    merged = 0
+    for k in range(size):
+        b = bins[ids[k]]
+        place = bin_slot[b]
+        if place < 0:
+            bin_slot[b] = merged
+            ids[merged] = b
+            values[merged] = values[k]
+            merged += 1
+        else:
+            values[place] += values[k]
+    for k in range(merged):
+        bin_slot[ids[k]] = -1
+    return merged
