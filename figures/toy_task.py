@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._files import prefixed
 from samplesoft._memory import require_room
-from samplesoft._names import prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, require_instance
 from samplesoft.losses.registry import LOSSES, make_loss

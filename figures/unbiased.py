@@ -39,11 +39,11 @@ from tqdm import tqdm
 from words import next_words
 
 from samplesoft import exact_gradient_moments, multilevel_moments
-from samplesoft._levels import last_level
 from samplesoft.bias.levels import expected_draws
 from samplesoft.data import Embeddings
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import ClusterSampler, Sampler, UniformSampler, UnigramSampler
+from samplesoft.schemes import last_level
 
 FloatArray = NDArray[np.float64]
 

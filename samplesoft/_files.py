@@ -1,12 +1,17 @@
-"""Files that a reader never meets half written, whatever kills the writer."""
+"""Files that a reader never meets half written, JSON that anybody wrote, and names of arrays."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+_DEEPEST = 50  # lists and objects of JSON in one another
 
 
 @contextmanager
@@ -58,3 +63,64 @@ def _is_running(process: str) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return what strict JSON holds; raise ValueError for other text, and for what is deep.
+
+    >>> read_json('{"a": [1, null]}')
+    {'a': [1, None]}
+    >>> read_json("[NaN]")
+    Traceback (most recent call last):
+        ...
+    ValueError: NaN is no number of JSON
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise _too_deep() from None
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [part for whole in level for part in _parts(whole)]
+    if level:
+        raise _too_deep()
+    return value
+
+
+def _parts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"lists and objects are more than {_DEEPEST} deep in one another")
+
+
+def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
+    """Join mappings into one, with the name of each before its keys.
+
+    >>> prefixed({"lstm": {"w": 1}, "softmax": {"w": 2}})
+    {'lstm.w': 1, 'softmax.w': 2}
+    """
+    return {
+        f"{part}{separator}{name}": value
+        for part, values in parts.items()
+        for name, value in values.items()
+    }
+
+
+def part(name: str, arrays: Mapping[str, _T], separator: str = ".") -> dict[str, _T]:
+    """Return one of the mappings that `prefixed` has joined, empty if it was.
+
+    >>> part("lstm", {"lstm.w": 1, "softmax.w": 2})
+    {'w': 1}
+    """
+    prefix = f"{name}{separator}"
+    return {
+        key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)
+    }

@@ -273,3 +273,16 @@ def as_scheme(value: Any, choices: Iterable[str] | None = None) -> Scheme:
             f"{value.why_no_exact_bias}; take other facts, or one of {', '.join(exact_schemes())}."
         )
     return value
+
+
+# the multilevel loss draws levels, with chances that fall by DECAY from one to the next:
+# above 1/4 the variance is finite, below 1/2 the cost
+DECAY = 2.0**-1.5
+
+
+def last_level(num_sampled: int, num_classes: int) -> int:
+    """Return the first level, from 1 on, with as many draws as there are classes."""
+    last = 1
+    while num_sampled << (last + 1) < num_classes:
+        last += 1
+    return last

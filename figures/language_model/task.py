@@ -14,7 +14,7 @@ from language_model.clipping import clip_by_global_norm
 from language_model.layers import Dropout, Embedding, check_array, check_finite
 from language_model.lstm import LSTM
 from language_model.text import Corpus, Windows
-from samplesoft._names import part, prefixed
+from samplesoft._files import part, prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import (
     IntArray,

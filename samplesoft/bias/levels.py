@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._levels import DECAY
 from samplesoft._validation import FloatArray
+from samplesoft.schemes import DECAY
 
 
 def expected_draws(m: int, last: int, others: int, decay: float = DECAY) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from samplesoft._levels import last_level
 from samplesoft.bias.bounds import require_bounds
 from samplesoft.bias.draw_law import make_draw_law
 from samplesoft.bias.inputs import check_inputs
@@ -15,7 +14,7 @@ from samplesoft.bias.level_gradients import gradient_levels
 from samplesoft.bias.level_losses import loss_levels
 from samplesoft.bias.levels import expected_draws
 from samplesoft.bias.moments import check_vectors
-from samplesoft.schemes import Scheme
+from samplesoft.schemes import Scheme, last_level
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,15 @@ from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.faults import METHODS
 from samplesoft.checking.problem import NAMED
-from samplesoft.commands.options import draw_count, positive_float, seed, show_report
-from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs
+from samplesoft.commands.options import (
+    add_outputs,
+    check_outputs,
+    draw_count,
+    positive_float,
+    seed,
+    show_report,
+    write_outputs,
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Parsing of option values, checks of output paths, and printing."""
+"""What commands share: parsing of values, the files of a report, and printing."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
+from samplesoft._report import FIGURE_FORMATS, Report, figure_path
 from samplesoft._validation import LARGEST_COUNT
 
 
-def name_list(text: str) -> list[str]:
-    """Parse names separated by commas, each at most once."""
-    names = [part.strip() for part in text.split(",")]
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"expected each name once, got {text!r}")
-    return names
+def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a parser of names out of `choices` separated by commas, each at most once."""
+    known = list(choices)
+
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                what = f"names out of {', '.join(known)}, separated by commas"
+                raise argparse.ArgumentTypeError(f"expected {what}, got {name!r}")
+        if len(set(names)) < len(names):
+            raise argparse.ArgumentTypeError(f"expected each name once, got {text!r}")
+        return names
+
+    return parse
 
 
 def positive_int(text: str, least: int = 1) -> int:
@@ -44,8 +53,11 @@ def draw_count(text: str) -> int:
 
 
 def draw_counts(text: str) -> list[int]:
-    """Parse numbers of draws separated by commas."""
-    return [draw_count(part) for part in text.split(",")]
+    """Parse different numbers of draws separated by commas."""
+    counts = [draw_count(count) for count in text.split(",")]
+    if len(set(counts)) < len(counts):
+        raise argparse.ArgumentTypeError(f"expected different numbers of draws, got {text!r}")
+    return counts
 
 
 def seed(text: str) -> int:
@@ -95,6 +107,31 @@ def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+Options = dict[str, tuple[str, dict[str, Any]]]  # help and arguments of argparse, by field
+RANDOM_FEATURES: Options = {
+    "nu": (
+        "sharpness of the Gaussian kernel of the rff samplers",
+        {"type": positive_float},
+    ),
+    "num_features": (
+        "random frequencies of the rff samplers, features of positive",
+        {"type": positive_int, "metavar": "D"},
+    ),
+}
+
+
+def add_options(group: Any, defaults: Any, options: Options) -> None:
+    """Add options, with None for one that is not given; help names what `defaults` have then."""
+    # None stands for an option that is not given, so that --resume can fill it in
+    for name, (text, arguments) in options.items():
+        value = getattr(defaults, name)
+        if "default" not in text:
+            text += f" (default {value if isinstance(value, str) else format(value, 'g')})"
+        group.add_argument(
+            "--batch" if name == "batch_size" else flag(name), dest=name, help=text, **arguments
+        )
+
+
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
     existing = Path(folder)
@@ -121,6 +158,72 @@ def check_writable(option: str, path: str | Path) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as JSON."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+# files of a report -------------------------------------------------------------------------------
+
+_OUTPUTS = {
+    "json": "write all of the report to FILE",
+    "html": "write it as one page, with tables to sort and the figure, that needs no network",
+    "csv": "write its rows as CSV",
+    "figure": f"draw it; {', '.join(FIGURE_FORMATS)}",
+}
+_OF_ALL = ("json", "html", "figure")  # commands
+
+
+def add_outputs(group: Any, names: tuple[str, ...] = _OF_ALL) -> None:
+    """Add the options, for `check_outputs` and `write_outputs`."""
+    for name in names:
+        group.add_argument(flag(name), metavar="FILE", help=_OUTPUTS[name])
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Raise ValueError unless all files that are asked for can be written, each by one option."""
+    paths = _paths(options)
+    if "figure" in paths:
+        figure_path("--figure", paths["figure"])
+    written: dict[Path, str] = {}
+    for name, path in paths.items():
+        other = written.setdefault(Path(path).resolve(), name)
+        if other != name:
+            raise ValueError(
+                f"{flag(other)} and {flag(name)} must name two files, got {path!r} for both; "
+                "rename one."
+            )
+        check_writable(flag(name), path)
+
+
+def write_outputs(
+    options: argparse.Namespace, report: Report, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Write a report where the options say; `settings` and the options are shown on the page."""
+    for name, path in _paths(options).items():
+        if name == "json":
+            write_json(path, report.to_dict())
+        elif name == "figure":
+            report.plot(path)
+        elif name == "html":
+            write_text(path, report.to_html({**(settings or {}), **_chosen(options)}))
+        else:
+            write_text(path, getattr(report, f"to_{name}")())
+
+
+def _paths(options: argparse.Namespace) -> dict[str, str]:
+    """Return the path of each option that is given."""
+    return {name: path for name in _OUTPUTS if (path := getattr(options, name, None))}
+
+
+def _chosen(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options, given or by default, that make the report what it is."""
+    other = (*_OUTPUTS, "command", "run", "details")
+    return {
+        name: value
+        for name, value in vars(options).items()
+        if name not in other and value is not None and value is not False
+    }
+
+
+# what is printed ---------------------------------------------------------------------------------
 
 
 def show(text: str) -> None:

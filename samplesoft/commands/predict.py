@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from samplesoft._files import replaced
 from samplesoft._jit import chunks
 from samplesoft._progress import progress_bar
-from samplesoft.commands.inputs import read_inputs
 from samplesoft.commands.options import check_writable, positive_int
+from samplesoft.commands.source import read_inputs
 
 _ROWS = 1024  # scored at a time
 

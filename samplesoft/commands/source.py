@@ -12,7 +12,6 @@ import numpy as np
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.commands.inputs import read_inputs
 from samplesoft.commands.options import positive_int
 from samplesoft.data import (
     Embeddings,
@@ -25,7 +24,8 @@ from samplesoft.data import (
 from samplesoft.data.corpus import training_text
 
 if TYPE_CHECKING:
-    from samplesoft.training.trained import TrainedSoftmax
+    from samplesoft.data.xml_repository import SparseExamples
+    from samplesoft.training.trained import TrainedLinearSoftmax, TrainedSoftmax
 
 
 @dataclass(frozen=True)
@@ -183,3 +183,23 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
             f"{labels.shape[1]:,}; number the model's classes from 0, in their order."
         )
     return linear_examples(model, inputs, labels, options.examples, options.seed)
+
+
+def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
+    """Read inputs (N, v) and labels; of items, which a model leaves out, both are the same."""
+    from samplesoft.data.interactions import load_interactions, padded
+    from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
+
+    width = trained.num_inputs
+    if trained.leave_out:
+        taken = load_interactions(path)
+        taken = padded(taken, (taken.shape[0], max(taken.shape[1], width)))
+        found = SparseExamples(taken, taken)
+    else:
+        found = load_xml_repository(path)
+    if found.inputs.shape[1] != width:
+        raise ValueError(
+            f"--input must have the {width:,} columns that the model was trained on, got "
+            f"{found.inputs.shape[1]:,}."
+        )
+    return found

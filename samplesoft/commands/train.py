@@ -7,8 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from samplesoft._files import read_json
 from samplesoft._interrupts import advise
-from samplesoft._json import read_json
 from samplesoft._progress import Pace, progress_phase
 from samplesoft._report import Column, Table
 from samplesoft.commands.auto import make_chosen_task

@@ -11,6 +11,9 @@ from typing import Any
 
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import (
+    RANDOM_FEATURES,
+    Options,
+    add_options,
     draw_count,
     flag,
     given,
@@ -102,9 +105,6 @@ MODELS = {
 }
 
 
-Options = dict[str, tuple[str, dict[str, Any]]]  # help and arguments of argparse, by field
-
-
 def _draw_count_or_auto(text: str) -> int | str:
     return text if is_auto(text) else draw_count(text)
 
@@ -112,17 +112,7 @@ def _draw_count_or_auto(text: str) -> int | str:
 _SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
 _NUMBER: dict[str, Any] = {"type": positive_int, "metavar": "N"}
 _NAMES: dict[str, Any] = {"metavar": "NAME"}
-# `_add` ends a help that does not name the default with that of the settings
-_RANDOM_FEATURES: Options = {
-    "nu": (
-        "sharpness of the Gaussian kernel of the rff samplers",
-        {"type": positive_float},
-    ),
-    "num_features": (
-        "random frequencies of the rff samplers, features of positive",
-        {"type": positive_int, "metavar": "D"},
-    ),
-}
+# `add_options` ends a help that does not name the default with that of the settings
 _SOFTMAX: Options = {
     "loss": (f"one of {', '.join(SEVERAL_LABELS)}", {"choices": SEVERAL_LABELS, **_NAMES}),
     "tau": (
@@ -155,7 +145,7 @@ _SOFTMAX: Options = {
         "unigram and a loss such as sampled-masked",
         _SWITCH,
     ),
-    **_RANDOM_FEATURES,
+    **RANDOM_FEATURES,
     "update_every": (
         "steps between two updates of a sampler that follows the class vectors",
         _NUMBER,
@@ -194,9 +184,9 @@ def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
     for name, what in (("train", "training data"), ("test", "data to evaluate at the end")):
         text = f"{what}: {model.form}; also .gz, .xz, .bz2"
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
-    _add(parser.add_argument_group("softmax"), model.defaults, _SOFTMAX)
+    add_options(parser.add_argument_group("softmax"), model.defaults, _SOFTMAX)
     group = parser.add_argument_group("model")
-    _add(group, model.defaults, _MODEL)
+    add_options(group, model.defaults, _MODEL)
     group.add_argument(
         "--no-embedding",
         action="store_true",
@@ -210,22 +200,6 @@ def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
         help=f"one of {', '.join(OPTIMIZERS)} (default adagrad)",
         **_NAMES,
     )
-
-
-def add_random_features(group: Any, defaults: Any) -> None:
-    """Add the options of random features, with None for an option that is not given."""
-    _add(group, defaults, _RANDOM_FEATURES)
-
-
-def _add(group: Any, defaults: Any, options: Options) -> None:
-    # None stands for an option that is not given, so that --resume can fill it in
-    for name, (text, arguments) in options.items():
-        value = getattr(defaults, name)
-        if "default" not in text:
-            text += f" (default {value if isinstance(value, str) else format(value, 'g')})"
-        group.add_argument(
-            "--batch" if name == "batch_size" else flag(name), dest=name, help=text, **arguments
-        )
 
 
 def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 
 from samplesoft.commands.options import (
+    add_outputs,
+    check_outputs,
     draw_counts,
-    name_list,
+    names_of,
     positive_float,
     positive_int,
     seed,
     show_part,
     show_report,
+    write_outputs,
 )
-from samplesoft.commands.outputs import add_outputs, check_outputs, write_outputs
 from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
@@ -31,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is measured")
     group.add_argument(
         "--samplers",
-        type=name_list,
+        type=names_of(SAMPLERS),
         default=list(DEFAULT_SAMPLERS),
         metavar="NAMES",
         help=f"names out of {','.join(SAMPLERS)} (default {','.join(DEFAULT_SAMPLERS)})",

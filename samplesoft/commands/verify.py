@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from samplesoft._progress import progress_phase
-from samplesoft._validation import FloatArray
-from samplesoft.commands.options import show_part, show_report
-from samplesoft.commands.outputs import write_outputs
-from samplesoft.commands.source import Source, load_source
-from samplesoft.commands.verify_options import DEFAULT_SAMPLERS, add_options, check_options
+from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
+from samplesoft.commands.options import (
+    RANDOM_FEATURES,
+    add_options,
+    add_outputs,
+    check_outputs,
+    draw_counts,
+    flag,
+    names_of,
+    positive_float,
+    positive_int,
+    seed,
+    show_part,
+    show_report,
+    write_outputs,
+)
+from samplesoft.commands.source import Source, add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
+from samplesoft.schemes import SCHEMES, exact_schemes
+from samplesoft.verification.bounds import BLOCKS
 from samplesoft.verification.verify import verify
+
+DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
+_OF_VECTORS = ("tau", *RANDOM_FEATURES)  # without use for logits
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +45,59 @@ def add(parser: argparse.ArgumentParser) -> None:
         "bounds hold, 1 if not, 2 for bad usage or bad input, 130 if interrupted. A violated "
         "printed bound is a finding, not a failure."
     )
-    add_options(parser)
+    add_source(parser, examples=5, logits=True)
+    group = parser.add_argument_group("what is checked")
+    group.add_argument(
+        "--samplers",
+        type=names_of(SAMPLERS),
+        metavar="NAMES",
+        help=f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
+        "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
+    )
+    group.add_argument(
+        "--num-sampled",
+        type=draw_counts,
+        default=[10, 100, 1000],
+        metavar="M",
+        help="numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
+        "number, includes class j with probability 1 - (1 - q_j)^m",
+    )
+    group.add_argument(
+        "--wrt",
+        type=names_of(BLOCKS),
+        default=list(BLOCKS),
+        metavar="BLOCKS",
+        help=f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
+    )
+    group.add_argument(
+        "--scheme",
+        choices=exact_schemes(),
+        default="negatives",
+        metavar="NAME",
+        help=f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
+    )
+    group.add_argument(
+        "--trials",
+        type=partial(positive_int, least=2),
+        default=2000,
+        metavar="N",
+        help="Monte Carlo trials for each example, sampler and m (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed", type=seed, default=0, help="seed of examples, features and trials (default 0)"
+    )
+    group = parser.add_argument_group("model and samplers (not with --logits)")
+    group.add_argument(
+        "--tau",
+        type=positive_float,
+        help="inverse temperature, logits being tau h . c (default "
+        f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
+        "--checkpoint has its own)",
+    )
+    add_options(group, SamplerInputs, RANDOM_FEATURES)
+    group = parser.add_argument_group("output")
+    group.add_argument("--details", action="store_true", help="print the tables of all columns")
+    add_outputs(group, ("json", "html", "csv", "figure"))
     parser.set_defaults(run=run)
 
 
@@ -37,37 +107,41 @@ def run(options: argparse.Namespace) -> int:
     The exit status is 0 if Monte Carlo agrees with the exact values and the finite-m bounds hold,
     1 if not.
     """
-    check_options(options)
+    _check_options(options)
     source = load_source(options)
     show_part(f"input: {source.title}, {source.logits.shape[1]:,} classes")
     vectors = source.embeddings
-    features = {
-        name: getattr(options, name)
-        for name in ("nu", "num_features")
-        if getattr(options, name) is not None
-    }
+    of_vectors: dict[str, Any] = {}
+    if vectors is not None:
+        of_vectors = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
+    features = {name: x for name in RANDOM_FEATURES if (x := getattr(options, name)) is not None}
     inputs = SamplerInputs(
-        None if vectors is None else vectors.class_embeddings,
-        source.counts,
+        counts=source.counts,
         tau=source.tau,
         rng=options.seed,
-        h=None if vectors is None else vectors.h,
         logits=source.logits,
+        **of_vectors,
         **features,
     )
     left_out: dict[str, str] = {}
     if options.samplers is None:
-        left_out = _default_samplers_without_data(inputs, source.unit_vectors)
+        lacks = {k: SAMPLERS[k].lacks(inputs, source.unit_vectors) for k in DEFAULT_SAMPLERS}
+        left_out = {name: reason for name, reason in lacks.items() if reason}
     names = options.samplers or [name for name in DEFAULT_SAMPLERS if name not in left_out]
     with progress_phase(True, "proposals"):
-        proposals = _proposals(names, inputs)
+        try:
+            proposals = dense_proposals(names, inputs)
+        except ValueError as error:
+            raise ValueError(
+                f"--samplers: {error} Vectors come with --corpus and --embeddings, counts with "
+                "--corpus or as `counts` in an --embeddings .npz file."
+            ) from None
     report = verify(
         source.logits,
         source.labels,
         proposals,
         options.num_sampled,
-        h=None if vectors is None else vectors.h,
-        class_embeddings=None if vectors is None else vectors.class_embeddings,
+        **of_vectors,
         tau=source.tau,
         wrt=options.wrt,
         scheme=options.scheme,
@@ -81,20 +155,30 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _default_samplers_without_data(inputs: SamplerInputs, unit_vectors: bool) -> dict[str, str]:
-    """Return which default samplers the input does not suffice for, and what each needs."""
-    lacks = {name: SAMPLERS[name].lacks(inputs, unit_vectors) for name in DEFAULT_SAMPLERS}
-    return {name: reason for name, reason in lacks.items() if reason}
-
-
-def _proposals(names: list[str], inputs: SamplerInputs) -> dict[str, FloatArray]:
-    try:
-        return dense_proposals(names, inputs)
-    except ValueError as error:
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise ValueError if an option has no effect, two do not go together, or a file is no use."""
+    for name in _OF_VECTORS:
+        if options.logits and getattr(options, name) is not None:
+            raise ValueError(
+                f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
+                "use --corpus or --embeddings."
+            )
+    check_source(options)
+    if (options.logits is None) != (options.labels is None):
+        present, absent = ("--logits", "--labels")[:: 1 if options.logits else -1]
+        raise ValueError(f"{present} needs {absent} with it; give both, or neither.")
+    if options.logits and "logits" not in options.wrt:
         raise ValueError(
-            f"--samplers: {error} Vectors come with --corpus and --embeddings, counts with "
-            "--corpus or as `counts` in an --embeddings .npz file."
-        ) from None
+            f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
+            "class_embeddings need vectors: use --corpus or --embeddings."
+        )
+    least = SCHEMES[options.scheme].least_draws
+    if min(options.num_sampled) < least:
+        raise ValueError(
+            f"--num-sampled must be at least {least} for --scheme {options.scheme}, got "
+            f"{min(options.num_sampled)}."
+        )
+    check_outputs(options)
 
 
 def _settings(

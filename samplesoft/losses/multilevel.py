@@ -14,7 +14,6 @@ from typing import ClassVar
 import numpy as np
 
 from samplesoft._jit import njit
-from samplesoft._levels import DECAY, last_level
 from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray
@@ -24,7 +23,7 @@ from samplesoft.losses.candidates import require_replacement
 from samplesoft.losses.pairs import Kernel, log_ratio, weigh
 from samplesoft.losses.sampled import Sample, SampledLoss, Seed
 from samplesoft.samplers.base import Draw
-from samplesoft.schemes import Scheme, select
+from samplesoft.schemes import DECAY, Scheme, last_level, select
 
 _NEAR = 0.5  # below it differences are taken of sums, above it of their logarithms
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
+from samplesoft._files import part as part_of
+from samplesoft._files import prefixed
 from samplesoft._jit import chunks
 from samplesoft._limits import quiet
 from samplesoft._memory import require_bytes
-from samplesoft._names import part as part_of
-from samplesoft._names import prefixed
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (

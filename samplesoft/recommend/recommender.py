@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._files import part, prefixed
 from samplesoft._memory import require_bytes
-from samplesoft._names import part, prefixed
 from samplesoft._validation import (
     IntArray,
     as_array,

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import require_cpu
+from samplesoft._files import part, prefixed
 from samplesoft._memory import require_room
-from samplesoft._names import part, prefixed
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (

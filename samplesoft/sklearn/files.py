@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._names import part, prefixed
+from samplesoft._files import part, prefixed
 from samplesoft._random import as_key
 from samplesoft._validation import as_choice, as_count, as_counts, as_flag, as_positive, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings

@@ -13,9 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._files import replaced
-from samplesoft._json import read_json
-from samplesoft._names import part as named_part
+from samplesoft._files import part as named_part
+from samplesoft._files import read_json, replaced
 from samplesoft._validation import shown
 from samplesoft.data.arrays import Archive, open_arrays
 

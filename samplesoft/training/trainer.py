@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._json import read_json
-from samplesoft._names import prefixed
+from samplesoft._files import prefixed, read_json
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import shown
 from samplesoft.data.files import missing

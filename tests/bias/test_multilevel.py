@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplesoft import exact_gradient_moments, multilevel_moments
-from samplesoft._levels import DECAY, last_level
 from samplesoft.bias.draw_law import make_draw_law
 from samplesoft.bias.level_gradients import gradient_levels
 from samplesoft.bias.level_losses import loss_levels
@@ -18,7 +17,7 @@ from samplesoft.bias.nested import make_nested_grid
 from samplesoft.losses import MultilevelLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import UnigramSampler
-from samplesoft.schemes import SCHEMES
+from samplesoft.schemes import DECAY, SCHEMES, last_level
 
 LOGITS, Q = np.array([0.3, -1.0, 1.2]), np.array([0.5, 0.2, 0.3])
 C = np.random.default_rng(0).normal(size=(3, 2))
