@@ -1,9 +1,8 @@
 """Feature maps: phi(x) . phi(y) estimates a kernel that stands in for exp(tau x . y)."""
 
 from samplesoft.feature_maps.base import FeatureMap
+from samplesoft.feature_maps.exponential import PositiveRandomFeatures, RandomMaclaurinFeatures
 from samplesoft.feature_maps.fourier import RandomFourierFeatures
-from samplesoft.feature_maps.maclaurin import RandomMaclaurinFeatures
-from samplesoft.feature_maps.positive import PositiveRandomFeatures
 from samplesoft.feature_maps.quadratic import QuadraticFeatures
 from samplesoft.feature_maps.registry import FEATURE_MAPS, FeatureMapSpec, make_feature_map
 

@@ -78,6 +78,7 @@ class FeatureMap(ABC):
             If `X` is malformed, not of d columns, or so large that its features are not finite.
         """
         rows = self._arrays.float_rows("X", X, self.dim)
+        # in the type of the rows: float32 halves the memory of trees, where q is exact all the same
         out: NDArray[Any] = self._arrays.empty((rows.shape[0], self.feature_dim), rows.dtype)
         self._write(rows, out)
         return out
@@ -166,6 +167,7 @@ class FeatureMap(ABC):
         one, rows = self._pair(x, Y, "x")
         if len(one) != 1:
             raise ValueError(f"`x` must be one vector of length {self.dim}, got {len(one)} rows.")
+        # a few arrays of M * M numbers
         require_room("Y", len(rows), 32.0 * len(rows) ** 2)
         with np.errstate(over="ignore"):
             return self._covariance(one, rows)
@@ -187,6 +189,7 @@ class FeatureMap(ABC):
         return None
 
     def _pair(self, X: ArrayLike, Y: ArrayLike, first: str = "X") -> tuple[FloatArray, FloatArray]:
+        # on the processor in any case: these are formulas to check features with
         x, y = (as_float_rows(n, v, self.dim) for n, v in ((first, X), ("Y", Y)))
         return x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
 
@@ -201,6 +204,7 @@ ROW = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"
 
 def require_finite(out: NDArray[Any]) -> None:
     """Raise ValueError if features overflowed."""
+    # once on the results, which is cheaper than limits of the rows for each map
     if not np.isfinite(out).all():
         raise ValueError(f"features of {ROW} overflow {out.dtype}; {shrink(out.dtype)}.")
 

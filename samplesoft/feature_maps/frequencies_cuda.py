@@ -58,6 +58,7 @@ class CudaDense:
     def write_positive(self, phi: Any, X: Any, out: Any) -> None:
         """Write the features of `X` (N, d) by a `PositiveRandomFeatures` into `out` (N, F)."""
         number, num = X.dtype.type, X.shape[0]
+        # of each row once, by a warp; the products then take them off
         shifts = empty(num, X.dtype)
         half, constant = number(0.5 * phi.tau), number(0.5 * np.log(phi.num_features))
         launch_warps(positive_shifts, num, X, half, constant, shifts)
@@ -116,7 +117,7 @@ def _structured(finish: _Finish, x: Any, signs: Any, num: int, out: Any, paramet
     block.
     """
     blocks, _, size = signs.shape
-    memory = size * x.dtype.itemsize
+    memory = size * x.dtype.itemsize  # of a row, which a block keeps to itself
     if memory > _SHARED_BYTES:
         most = 1 << (_SHARED_BYTES // x.dtype.itemsize).bit_length() - 1
         raise ValueError(

@@ -15,11 +15,11 @@ import numpy as np
 from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice, as_positive
 from samplesoft.feature_maps.base import FeatureMap
+from samplesoft.feature_maps.exponential import PositiveRandomFeatures, RandomMaclaurinFeatures
 from samplesoft.feature_maps.fourier import RandomFourierFeatures
-from samplesoft.feature_maps.maclaurin import RandomMaclaurinFeatures
-from samplesoft.feature_maps.positive import PositiveRandomFeatures
 from samplesoft.feature_maps.quadratic import QuadraticFeatures
 
+# the kernels by name of their formula, of which the one free letter is the sharpness
 GAUSSIAN = "exp(-nu |x - y|^2 / 2)"
 EXPONENTIAL = "exp(tau x . y)"
 QUADRATIC = "alpha (x . y)^2 + 1"
@@ -69,15 +69,18 @@ def _quadratic(dim: int, num: int, alpha: float = 100.0, *, rng: Any = None) -> 
 
 
 FEATURE_MAPS: dict[str, FeatureMapSpec] = {
+    # Rahimi and Recht (2007)
     "rff": FeatureMapSpec(
         RandomFourierFeatures, GAUSSIAN, "cosines and sines at independent frequencies", cuda=True
     ),
+    # Yu et al. (2016), section 3
     "rff:orthogonal": FeatureMapSpec(
         partial(RandomFourierFeatures, frequencies="orthogonal"),
         GAUSSIAN,
         "cosines and sines at frequencies orthogonal in blocks: a smaller variance",
         cuda=True,
     ),
+    # Yu et al. (2016), section 4; the bias is at most about 0.6 / p
     "rff:structured": FeatureMapSpec(
         partial(RandomFourierFeatures, frequencies="structured"),
         GAUSSIAN,
@@ -85,12 +88,15 @@ FEATURE_MAPS: dict[str, FeatureMapSpec] = {
         unbiased=False,
         cuda=True,
     ),
+    # Blanc and Rendle (2018), section 3.3: exact, at d^2 / 2 features
     "quadratic": FeatureMapSpec(
         _quadratic, QUADRATIC, "all products of two entries", random=False, nonnegative=True
     ),
+    # Kar and Karnick (2012)
     "maclaurin": FeatureMapSpec(
         RandomMaclaurinFeatures, EXPONENTIAL, "products of random projections"
     ),
+    # Choromanski et al. (2021), lemma 1
     "positive": FeatureMapSpec(
         PositiveRandomFeatures,
         EXPONENTIAL,

@@ -20,7 +20,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     Column j yields j where a uniform 64-bit word lies below its threshold, else its alias.
     """
     n = len(q)
-    scaled = q / q.sum() * n
+    scaled = q / q.sum() * n  # columns of mean 1: below it there is room for another class
     heaviest = np.argmax(scaled)
     thresholds = np.full(n, _FULL)
     alias = np.arange(n).astype(np.int32)
@@ -40,7 +40,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
         # rest, for a light column must never be rounded up to a full one
         high = stack[heavy] if heavy < n else heaviest
         thresholds[low] = np.uint64(scaled[low] * _TWO_64)
-        alias[low] = high
+        alias[low] = high  # what the light column leaves free
         if heavy < n:
             scaled[high] = (scaled[high] + scaled[low]) - 1.0
             if scaled[high] < 1.0:
@@ -54,6 +54,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
 def alias_draw(word: np.uint64, thresholds: np.ndarray, alias: np.ndarray) -> np.int64:
     """Return the class that a uniform 64-bit `word` draws."""
     n = np.uint64(len(thresholds))
+    # without a division or a float: an exact draw of a column from one word
     # word * n has 128 bits: the upper half is the column, the lower half uniform inside it
     column = ((word >> _S32) * n + (((word & _LOW) * n) >> _S32)) >> _S32
     other = np.int64(alias[column])

@@ -56,7 +56,7 @@ class Draw:
     """
 
     ids: IntArray
-    log_q: FloatArray
+    log_q: FloatArray  # exact: of the distribution drawn from, not of an ideal one
     log_inclusion: FloatArray | None = None
 
     @property
@@ -159,9 +159,11 @@ def as_sampler(name: str, value: Any) -> SamplerProtocol:
     """Return the argument `name` if it is a sampler; TypeError names what it lacks to be one."""
     members = [*SamplerProtocol.__annotations__]
     members += [key for key in vars(SamplerProtocol) if not key.startswith("_")]
+    # of a class of one's own, which need not derive from anything here
     missing = [member for member in members if not hasattr(value, member)]
     if missing:
         what = type(value).__name__
+        # of something that is no sampler at all, a list of ten methods would say nothing
         if len(missing) < len(members):
             what += f" without {', '.join(missing)}"
         raise TypeError(
@@ -266,7 +268,9 @@ class Sampler(ABC):
         """
         contexts, excluded = self._check(h, exclude)
         m = as_count("num_sampled", num_sampled)
+        # one key for the call: all draws are functions of it, the row and the number of the draw
         key = as_key(rng)
+        # ids and log_q, 8 bytes each, before either is made
         require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
         contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
         if shares is None:
@@ -376,6 +380,7 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed; the sampler is unchanged then.
         """
+        # an update of no class with no row is none, though a matrix without rows is malformed
         classes = self._arrays.ids("ids", ids, self.num_classes)
         if not classes.shape[0]:
             if not hasattr(class_embeddings, "shape"):
@@ -388,6 +393,7 @@ class Sampler(ABC):
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
                 f"and {classes.shape}."
             )
+        # two steps, so that what is refused changes nothing
         self._prepare(classes, rows)()
 
     def __repr__(self) -> str:
@@ -463,6 +469,7 @@ class Sampler(ABC):
 
         These come with their shares, or None where one context serves or nothing is shared.
         """
+        # one context is its own mean, and may have an excluded class
         if not as_flag("shared", shared) or contexts.shape[0] == 1:
             return contexts, excluded, None
         if exclude is not None:
@@ -490,10 +497,12 @@ class Sampler(ABC):
         largest = np.abs(rows).max()
         if largest > 0.0:
             rows /= largest  # so that no square overflows, nor all underflow
+        # a seed of its own, for what is drawn from must not depend on the seed of the draws
         groups = k_means(rows.astype(np.float32), max(_LEAST, batch // _GROUP), np.uint64(0))
         order = np.argsort(groups, kind="stable")
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))
+        # a mean direction of mean norm: the mean itself is shorter, and its distribution flatter
         mean_norms = np.add.reduceat(norms[order], starts) / counts
         sums = np.add.reduceat(rows[order], starts)  # of each group: its direction
         lengths = np.sqrt((sums**2).sum(axis=1))
@@ -506,6 +515,7 @@ class Sampler(ABC):
     def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
         """Check contexts and excluded classes."""
         if h is None and self.dim is None:
+            # the number of contexts, which is all that is asked of them, is that of the labels
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._check_contexts(h)
@@ -518,6 +528,7 @@ class Sampler(ABC):
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
                 "samplers that do not look at them take None."
             )
+        # draws do not depend on them, but a mistake such as labels in their place should be seen
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
@@ -536,6 +547,7 @@ class Sampler(ABC):
         if exclude is None:
             return self._arrays.filled(batch, NO_CLASS)
         labels: IntArray = self._arrays.labels("exclude", exclude, self.num_classes, (batch,))
+        # there a probability would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
@@ -549,6 +561,7 @@ class Sampler(ABC):
         ``log_q`` is the logarithm of the mean probability over all of them, on any device.
         """
         arrays = self._arrays
+        # two streams: which context each draw is from, and the draws of the contexts
         choices, draws = np.uint64(mix64(key, np.uint64(0))), np.uint64(mix64(key, np.uint64(1)))
         ends = np.cumsum(shares[:-1])
         chosen = np.searchsorted(ends, uniform_block(choices, 1, m)[0], side="right")
@@ -610,6 +623,7 @@ class EngineSampler(Sampler):
 
 def last_of_each(ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
     """Return ids (k,) rising and each once, with the last of the rows (k, d) of each."""
+    # the usual case costs a comparison and no sort
     if (ids[1:] > ids[:-1]).all():  # as from a gradient
         return ids, rows
     ids, last = np.unique(ids[::-1], return_index=True)

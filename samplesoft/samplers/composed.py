@@ -98,6 +98,7 @@ class CertainSampler(Sampler):
                 "`tail` must have no certain classes, got a CertainSampler; put all of them into "
                 "`certain`."
             )
+        # only then is it known which classes there are, so that `certain` is checked against that
         n = tail.num_classes + np.size(certain)
         try:
             self.certain = as_class_set("certain", certain, n)
@@ -110,7 +111,9 @@ class CertainSampler(Sampler):
             raise ValueError("`certain` must hold a class, got none; take `tail` itself.")
         super().__init__(n, tail.dim)
         self.tail, self.tau = tail, tail.tau
+        # as the tail draws; who needs draws with replacement asks for it
         self.replace = getattr(tail, "replace", True)
+        # classes of the tail, and where each class is among them
         self._rest = np.delete(np.arange(n), self.certain)
         self._places = np.full(n, NO_CLASS)  # among the classes of the tail
         self._places[self._rest] = np.arange(tail.num_classes)
@@ -121,6 +124,7 @@ class CertainSampler(Sampler):
 
     def observe(self, labels: Any) -> None:
         """Let the tail learn from those labels that are not certain."""
+        # certain classes are in every draw however frequent they are: the tail learns of the others
         places = self._places[as_ids("labels", labels, self.num_classes)]
         self.tail.observe(places[places >= 0])
 
@@ -169,6 +173,7 @@ class CertainSampler(Sampler):
             ids,
             exclude,
         )
+        # an excluded certain class is the only one that `_of_tail` does not know of
         return np.where(ids == exclude[:, None], -np.inf, counts)
 
     def _of_tail(
@@ -183,6 +188,7 @@ class CertainSampler(Sampler):
 
         It is asked of its class 0 in the place of these.
         """
+        # its own check of contexts, for the tail may ask more of them, such as a norm of 1
         places, contexts = self._places[ids], self.tail._check_contexts(h)
         of_tail = function(contexts, np.maximum(places, 0), self._left_out(exclude))
         return np.where(places < 0, of_certain, of_tail)
@@ -194,6 +200,7 @@ class CertainSampler(Sampler):
         return probs
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
+        # vectors of certain classes are of no use here: the loss has their scores
         changed = self._places[ids] >= 0
         if not changed.any() or self.dim is None:
             return lambda: None
@@ -263,6 +270,7 @@ class MixtureSampler(Sampler):
                     "samplesoft.samplers has some."
                 )
             require_cpu(f"`{name}` of a mixture", sampler.device)
+            # its draws have more than m columns, which do not mix
             if isinstance(sampler, CertainSampler):
                 raise ValueError(
                     f"`{name}` must have no certain classes, got a CertainSampler; make one of a "
@@ -286,6 +294,7 @@ class MixtureSampler(Sampler):
             raise ValueError(
                 f"`weight` must be less than 1, got {weight}; use `first` without a mixture."
             )
+        # a tau that differs would make one of the parts follow another softmax than the loss
         taus = [sampler.tau for sampler in (first, second) if sampler.tau is not None]
         if len(taus) > 1 and not isclose(*taus, rel_tol=1e-6):
             raise ValueError(
@@ -335,6 +344,7 @@ class MixtureSampler(Sampler):
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         first = self.first._log_prob(self.first._check_contexts(h), ids, exclude)
         second = self.second._log_prob(self.second._check_contexts(h), ids, exclude)
+        # in logarithms, where either probability may be 0 or underflow
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
         )
@@ -433,6 +443,7 @@ class TwoPassSampler(Sampler):
         tau: float | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> None:
+        # any class with the methods will do, for they are called as a user calls them
         as_sampler("candidates", candidates)
         require_cpu("`candidates` of a two-pass sampler", candidates.device)
         if candidates.dim is not None:
@@ -441,6 +452,7 @@ class TwoPassSampler(Sampler):
                 f"got {type(candidates).__name__} over vectors of dimension {candidates.dim}; "
                 "use a sampler such as UnigramSampler."
             )
+        # all rows, since the next candidates may be any of them
         self._rows = as_float_rows("class_embeddings", class_embeddings).copy()
         if len(self._rows) != candidates.num_classes:
             raise ValueError(
@@ -464,6 +476,7 @@ class TwoPassSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         excluded, bare = self._excluded_places(exclude)
+        # those without a candidate left draw here too, so that the others keep their draws
         draw = self._softmax._sample(h, m, excluded, key)
         ids, log_q = self.candidate_ids[draw.ids], draw.log_q
         if bare.any():
@@ -492,6 +505,7 @@ class TwoPassSampler(Sampler):
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         places = self._places(ids)
+        # the softmax holds candidates alone; the rest waits in _rows for the next `refresh`
         known = places != NO_CLASS
         among = self._softmax._prepare(places[known], rows[known])
         self._rows = writable(self._rows)
@@ -505,6 +519,7 @@ class TwoPassSampler(Sampler):
     def _places(self, ids: IntArray) -> IntArray:
         """Return the place of each class among the candidates, or `NO_CLASS`."""
         places = np.searchsorted(self.candidate_ids, ids)
+        # a class beyond the last candidate would be placed outside
         places = np.minimum(places, len(self.candidate_ids) - 1)
         return np.where(self.candidate_ids[places] == ids, places, NO_CLASS)
 

@@ -105,6 +105,7 @@ class DenseSampler(Sampler):
         """
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        # by row and number, so that parts of any size draw the same
         uniforms = uniform_block(key, len(h), m)
         ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
         for part in row_chunks((len(h), self.num_classes), _WEIGHTS):
@@ -123,6 +124,7 @@ class DenseSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        # of the user: the only place where what a hook returns is checked
         raw = np.asarray(self.weights(h))
         if raw.dtype.kind not in "buif" or raw.shape not in (
             (self.num_classes,),
@@ -139,10 +141,12 @@ class DenseSampler(Sampler):
                 f"`weights` must return finite numbers that are at least 0, got {weights.min()} "
                 f"to {weights.max()}; correct {type(self).__name__}.weights."
             )
+        # structurally: no weight is subtracted from a sum
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
         largest = weights.max(axis=1, keepdims=True)
         if not largest.all():
+            # named, with a remedy that depends on whether it was the exclusion
             context = int(np.argmin(largest))
             remedy = "; give a class a weight greater than 0"
             if np.broadcast_to(raw, weights.shape)[context].any():

@@ -59,6 +59,7 @@ class LogUniformSampler(WeightedSampler):
     def __init__(self, num_classes: int, *, replace: bool = True) -> None:
         n = as_count("num_classes", num_classes)
         require_room("num_classes", n, 40.0 * n)  # an alias table is made of them
+        # the sum of all is log(n + 1), by which the base class divides
         super().__init__(log_uniform_weights(n), replace=replace)
 
 
@@ -93,6 +94,7 @@ class UnigramSampler(WeightedSampler):
     """
 
     def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
+        # the message speaks of counts, not of the weights that the base class would check
         checked = as_real_array("counts", to_host(counts), (1,))
         checked = as_counts("counts", checked, len(checked))
         weights = unigram_weights(checked, as_positive("power", power))
@@ -142,6 +144,7 @@ class LearnedUnigramSampler(Sampler):
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
         require_room("num_classes", self.num_classes, 40.0 * self.num_classes)  # and a tree
+        # one count for all classes, or one for each
         every = as_array("initial", initial)
         if every.ndim == 0:
             every = np.broadcast_to(every, self.num_classes)
@@ -166,6 +169,7 @@ class LearnedUnigramSampler(Sampler):
         if len(ids) == 0:
             return
         self._counts = writable(self._counts)
+        # into the tree first, which may refuse them; then nothing has changed
         counts = self._counts[ids] + times
         self._tree._prepare(ids, self._weights(counts)[:, None])()
         self._counts[ids] = counts
@@ -179,6 +183,7 @@ class LearnedUnigramSampler(Sampler):
         if set(as_named_arrays("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
+        # all sums anew: they are those of a new sampler with these counts, to the bit
         self._tree._prepare(np.arange(self.num_classes), self._weights(counts)[:, None])()
         self._counts = counts.copy()
 
@@ -192,6 +197,7 @@ class LearnedUnigramSampler(Sampler):
         return weights
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        # one feature, the weight: with a context of 1 the tree draws in proportion to it
         return self._tree._sample(np.ones((len(h), 1)), m, exclude, key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -203,6 +209,7 @@ class LearnedUnigramSampler(Sampler):
 
 def log_uniform_weights(num_classes: int) -> FloatArray:
     """Return Zipf's law (n,), ``log((k + 2) / (k + 1))`` for class k, of sum ``log(n + 1)``."""
+    # log1p keeps the digits of a ratio next to 1, where a difference of logs would cancel
     return np.log1p(1.0 / np.arange(1.0, num_classes + 1.0))
 
 
@@ -211,6 +218,7 @@ def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
 
     A class that never occurs counts as half of the rarest that does, so that it can be drawn.
     """
+    # an estimate for unseen classes, as q must be above 0 for each
     counts = np.where(counts > 0.0, counts, 0.5 * counts[counts > 0.0].min())
     with np.errstate(over="ignore"):  # the power of a ratio below 1 may be 0
         weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))

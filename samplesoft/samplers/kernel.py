@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device import ARRAYS
 from samplesoft._device.select import as_device, twin
 from samplesoft._temperature import as_tau
-from samplesoft._validation import FloatArray, IntArray, as_choice, as_count, as_flag, as_float_rows
+from samplesoft._validation import as_choice, as_count, as_flag, as_float_rows
 from samplesoft.feature_maps import (
     FeatureMap,
     PositiveRandomFeatures,
     QuadraticFeatures,
     RandomFourierFeatures,
 )
-from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.base import EngineSampler, Rows
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree, Transform
 
 UNIT_TOLERANCE = 1e-3  # the norms of float32 vectors divided by their norms are well within it
 
 
-class KernelSampler(Sampler):
+class KernelSampler(EngineSampler):
     """Classes drawn by a kernel, through a tree of sums of the features of a map.
 
     Parameters
@@ -93,10 +91,12 @@ class KernelSampler(Sampler):
             )
         as_flag("progress", progress)
         scale = as_tau(tau, unit_vectors=False)
+        # draws by a kernel follow no softmax, so that there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
-        dim, device, least = None, "cpu", 1e-9
+        dim, device, least = None, "cpu", 1e-9  # of a function, which says nothing of itself
         if isinstance(feature_map, FeatureMap):
             dim, device, least = feature_map.dim, feature_map.device, feature_map.floor
+            # exact features: the tree takes the kernel of vectors, cheaper than that of features
             if leaf == "kernel" and feature_map.closed_form:
                 leaf, scale = feature_map.closed_form
         self.feature_map = feature_map
@@ -106,24 +106,14 @@ class KernelSampler(Sampler):
             leaf=leaf,
             leaf_size=leaf_size,
             scale=scale,
+            # random estimates may be negative or 0: a class needs a mass above 0 to be drawn
             floor=max(least, SMALLEST_FLOOR) if floor is None else floor,
             progress=progress,
             device=device,
         )
         tree = self.tree
         super().__init__(tree.num_classes, tree.dim, tree._dtype, tree.device)
-
-    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        return self.tree._sample(h, m, exclude, key)
-
-    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self.tree._log_prob(h, ids, exclude)
-
-    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        return self.tree._probs(h, exclude)
-
-    def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        return self.tree._prepare(ids, rows)
+        self._engine = tree._engine  # which is never replaced: `rebuild` works in place
 
 
 class QuadraticSampler(KernelSampler):
@@ -170,6 +160,7 @@ class QuadraticSampler(KernelSampler):
         progress: bool = False,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
+        # exact features; a node of the tree is as large as about d / 2 class vectors
         phi = QuadraticFeatures(rows.shape[1], alpha)
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
@@ -307,6 +298,7 @@ class RFSoftmaxSampler(KernelSampler):
     ) -> None:
         rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
         _require_unit("class_embeddings", rows, device)
+        # Rawat et al., section 3.2: nu is a sharpness of its own, below the tau of the model
         phi = RandomFourierFeatures(
             rows.shape[1], num_features, nu, frequencies=frequencies, rng=rng, device=device
         )
@@ -314,6 +306,7 @@ class RFSoftmaxSampler(KernelSampler):
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
+        # for other norms |h - c|^2 is no function of h . c, and draws would follow the lengths
         rows = super()._check_contexts(h)
         _require_unit("h", rows, self.device)
         return rows

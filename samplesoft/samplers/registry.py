@@ -100,65 +100,54 @@ class SamplerInputs:
     logits: Any = None
 
     def __post_init__(self) -> None:
-        arrays = twin(as_device(self.device), ARRAYS)
-        checked: dict[str, Any] = {
-            name: as_positive(name, getattr(self, name))
-            for name in ("tau", "nu", "alpha", "power")
-            if name != "tau" or self.tau is not None
+        float_rows = twin(as_device(self.device), ARRAYS).float_rows
+        checks: dict[str, Callable[[str, Any], Any]] = {
+            **dict.fromkeys(("tau", "nu", "alpha", "power"), as_positive),
+            "num_features": as_count,
+            "class_embeddings": float_rows,
+            "h": float_rows,
+            "logits": lambda name, x: np.atleast_2d(as_real_array(name, to_host(x), (1, 2))),
+            "counts": lambda name, x: as_real_array(name, to_host(x), (1,)),
         }
-        checked["num_features"] = as_count("num_features", self.num_features)
-        if self.logits is not None:
-            logits = as_real_array("logits", to_host(self.logits), (1, 2))
-            checked["logits"] = np.atleast_2d(logits)
+        # those that may be None are the ones with this default; nu=None is a mistake
+        for name, check in checks.items():
+            value = getattr(self, name)
+            if value is not None or name in ("nu", "alpha", "power", "num_features"):
+                object.__setattr__(self, name, check(name, value))  # of a frozen class
         if not isinstance(self.rng, np.random.Generator):  # of which a key would be drawn
             as_key(self.rng)
-        for name in ("class_embeddings", "h"):
-            if getattr(self, name) is not None:
-                checked[name] = arrays.float_rows(name, getattr(self, name))
-        _require_same_sizes(**{k: checked.get(k) for k in ("logits", "class_embeddings", "h")})
-        if self.counts is not None:
-            counts = as_real_array("counts", to_host(self.counts), (1,))
-            n = _num_classes(checked.get("class_embeddings"), checked.get("logits"), counts)
-            checked["counts"] = as_counts("counts", counts, n)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
         if self.class_embeddings is self.counts is self.logits is None:
             raise ValueError(
                 "one of `class_embeddings`, `counts` and `logits` must be given, for they say how "
                 "many classes there are, got None for each."
             )
+        # before counts, whose number must be that of the classes
+        self._require_same_sizes()
+        if self.counts is not None:
+            object.__setattr__(self, "counts", as_counts("counts", self.counts, self.num_classes))
 
     @property
     def num_classes(self) -> int:
         """Number of classes n."""
-        return _num_classes(self.class_embeddings, self.logits, self.counts)
+        if self.class_embeddings is not None:
+            return int(self.class_embeddings.shape[0])
+        return int(self.logits.shape[1]) if self.logits is not None else len(self.counts)
 
-
-def _num_classes(rows: Rows | None, logits: FloatArray | None, counts: FloatArray | None) -> int:
-    if rows is not None:
-        return int(rows.shape[0])
-    if logits is not None:
-        return int(logits.shape[1])
-    assert counts is not None
-    return len(counts)
-
-
-def _require_same_sizes(logits: Any, class_embeddings: Any, h: Any) -> None:
-    if logits is not None:
-        for name, rows, wanted in (
-            ("h", h, logits.shape[0]),
-            ("class_embeddings", class_embeddings, logits.shape[1]),
-        ):
-            if rows is not None and rows.shape[0] != wanted:
-                raise ValueError(
-                    f"`{name}` must have {wanted} rows to match `logits` of shape {logits.shape}, "
-                    f"got shape {rows.shape}."
-                )
-    if h is not None and class_embeddings is not None and h.shape[1] != class_embeddings.shape[1]:
-        raise ValueError(
-            "`h` and `class_embeddings` must have the same dimension d, got shapes "
-            f"{h.shape} and {class_embeddings.shape}."
-        )
+    def _require_same_sizes(self) -> None:
+        rows, h = self.class_embeddings, self.h
+        if self.logits is not None:
+            batch, n = self.logits.shape
+            for name, vectors, wanted in (("h", h, batch), ("class_embeddings", rows, n)):
+                if vectors is not None and vectors.shape[0] != wanted:
+                    raise ValueError(
+                        f"`{name}` must have {wanted} rows to match `logits` of shape "
+                        f"{self.logits.shape}, got shape {vectors.shape}."
+                    )
+        if h is not None and rows is not None and h.shape[1] != rows.shape[1]:
+            raise ValueError(
+                "`h` and `class_embeddings` must have the same dimension d, got shapes "
+                f"{h.shape} and {rows.shape}."
+            )
 
 
 @dataclass(frozen=True)
@@ -217,6 +206,7 @@ class SamplerSpec:
         """
         if self.needs_counts and inputs.counts is None:
             return "needs class counts"
+        # logits alone serve where the weights follow from them
         if self.weights is not None or not self.follows_vectors:
             return ""
         if inputs.h is None:
@@ -229,6 +219,7 @@ def _of(sampler: Callable[..., Sampler], summary: str, reads: str, **more: Any) 
 
     `more` are facts of the spec, and further arguments.
     """
+    # what is left of `more` are arguments that the name fixes
     facts = {key: more.pop(key) for key in _FACTS if key in more}
     fields = tuple(reads.split())
 
@@ -261,7 +252,7 @@ def _quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampl
     if not alpha < np.inf:
         raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
     sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
-    sampler.tau = tau
+    sampler.tau = tau  # which a kernel has not, but this one is of the logit of the loss
     return sampler
 
 
@@ -278,6 +269,7 @@ def _mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
 
 
 def _softmax_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
+    # shifted, for a weight may underflow but none may overflow
     weights: FloatArray = np.exp(logits - logits.max(axis=1, keepdims=True))
     return weights
 
@@ -288,11 +280,13 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "every class with the same probability",
         weights=lambda logits, inputs: np.ones(logits.shape[1]),
     ),
+    # TensorFlow's default, with its formula
     "log-uniform": SamplerSpec(
         lambda inputs: LogUniformSampler(inputs.num_classes),
         "Zipf's law, for classes numbered by falling frequency",
         weights=lambda logits, inputs: log_uniform_weights(logits.shape[1]),
     ),
+    # Mikolov et al. (2013): counts to the power 0.75
     "unigram": _of(
         UnigramSampler,
         "a power of how often each class occurs",
@@ -304,18 +298,21 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "a power of the counts, which go on with the labels seen in training",
         "counts power",
     ),
+    # Blanc and Rendle (2018), Theorem 2.1: the only proposal without bias
     "softmax": _of(
         SoftmaxSampler,
         "the softmax of all classes: no bias, at the price of all logits",
         "class_embeddings tau",
         weights=_softmax_weights,
     ),
+    # Blanc and Rendle (2018), section 3.3
     "quadratic": _of(
         _quadratic,
         "alpha o^2 + 1 of the logit o",
         "class_embeddings tau alpha",
         weights=lambda logits, inputs: inputs.alpha * logits**2 + 1.0,
     ),
+    # Rawat et al. (2019), and the two ways of Yu et al. (2016) to draw frequencies
     "rff": _paper("iid"),
     "rff:orthogonal": _paper("orthogonal"),
     "rff:structured": _paper("structured"),
@@ -326,6 +323,7 @@ SAMPLERS: dict[str, SamplerSpec] = {
         unit_vectors=True,
         cuda=True,
     ),
+    # Choromanski et al. (2021), as proposals: estimates are never negative
     "positive": _of(
         PositiveSampler,
         "positive random features of exp(tau h . c)",
@@ -339,6 +337,7 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "class_embeddings tau rng",
         cuda=True,
     ),
+    # Bai et al. (2017), TAPAS
     "two-pass": _of(
         _two_pass,
         "the softmax among candidates that a unigram draws for the batch",
@@ -382,6 +381,7 @@ def make_sampler(name: str, inputs: SamplerInputs) -> Sampler:
     """
     require_instance("inputs", inputs, SamplerInputs)
     spec = SAMPLERS[as_choice("name", name, SAMPLERS)]
+    # what does not look at vectors draws on the processor for a layer on a GPU as well
     if spec.follows_vectors and not spec.cuda:
         require_cpu(name, inputs.device)
     for attribute in ("class_embeddings", "counts"):
@@ -431,7 +431,9 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
             f"`num_certain` must be less than the number of classes {inputs.num_classes}, got "
             f"{num_certain}; with all of them take the full softmax."
         )
+    # stable, so that of equal counts the first class is certain
     order = np.argsort(-inputs.counts, kind="stable")
+    # in their order, as `CertainSampler` numbers the classes of its tail
     rest = np.sort(order[num_certain:])
     counts = inputs.counts[rest]
     if not counts.any():  # classes that never occur are all alike
@@ -498,6 +500,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
     checked = [as_choice("names", name, SAMPLERS) for name in chosen]
+    # proposals go into the exact bias, whose error is that of float64
     precise = {
         field: value.astype(np.float64)
         for field in ("h", "class_embeddings")
@@ -509,6 +512,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
 
 def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
     spec = SAMPLERS[name]
+    # from the logits where they are known: no sampler is built, whatever n is
     if spec.weights is not None and inputs.logits is not None:
         if spec.needs_counts:
             require_input(name, inputs, "counts")
@@ -519,6 +523,7 @@ def _probabilities(name: str, inputs: SamplerInputs) -> FloatArray:
     else:
         values = make_sampler(name, inputs).probs(None)[0]
     totals = values.sum(axis=-1, keepdims=True)
+    # weights may be of a user's own entry: those of the library cannot fail here
     if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
         raise ValueError(
             f"sampler {name!r} must give weights that are finite, at least 0 and not all 0, got "

@@ -128,6 +128,7 @@ class SoftmaxSampler(Sampler):
         self._blocks = writable(self._blocks)
 
         def commit() -> None:
+            # of a class named twice, NumPy keeps the last
             self._blocks[ids // self.block_size, :, ids % self.block_size] = rows
 
         return commit
@@ -137,6 +138,7 @@ class SoftmaxSampler(Sampler):
         assert self.tau is not None
         queries = times_tau(h, self.tau)
         masses = np.empty((len(h), len(self._blocks)))
+        # blocks at a time, for products that stay in the cache until they are summed
         step = max(1, _LOGITS // (min(len(h), _CONTEXTS) * self.block_size))
         parts = [
             (contexts, blocks)
@@ -150,6 +152,7 @@ class SoftmaxSampler(Sampler):
 
         thread_each(add_up, parts)
         greatest = masses.max(axis=1)
+        # the context is named, not the class: sums of blocks are all that is known here
         if not np.isfinite(greatest).all():
             row = int(np.flatnonzero(~np.isfinite(greatest))[0])
             raise ValueError(
@@ -247,6 +250,7 @@ def _visit(
 
     Returns the sum of what is written last, and the greatest logit, which they are divided by.
     """
+    # along the classes, side by side in memory, so that the loop runs in vectors
     logits[:size] = 0
     for i in range(len(query)):
         for c in range(size):

@@ -11,7 +11,7 @@ import heapq
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +29,14 @@ _CHUNK_DRAWS = 1 << 16
 _EXACT_RATIO = 1e-300  # below, a ratio of weights loses digits that a difference of logs keeps
 _EMPTY = -1  # a place of a hash set that holds no class
 _ONE = np.uint64(1)
+
+
+class _Tables(NamedTuple):
+    """Alias tables to draw from, so that no draw is refused more than about once in the mean."""
+
+    every: Table  # of all classes
+    others: Table  # without class `top`, which may have more than half of the mass
+    top: int
 
 
 class StaticSampler(Sampler):
@@ -125,6 +133,7 @@ class StaticSampler(Sampler):
 
     def _inclusion_of(self, m: int) -> Inclusion:
         last = self._last_inclusion
+        # m rarely changes between calls, and the integral for one m serves all of them
         if last is None or last[0] != m:
             self._last_inclusion = last = m, self._make_inclusion(m)
         return last[1]
@@ -193,12 +202,14 @@ class WeightedSampler(StaticSampler):
                 f"greatest of {values.max()}; give at least one class a weight greater than 0."
             )
         super().__init__(len(values), replace)
+        # of the greatest, so that neither sums nor tables overflow
         ratios = values / values.max()
         with np.errstate(divide="ignore"):
             precise = np.log(ratios)
             coarse = np.log(values) - np.log(values.max())
         self._log_weights = np.where(ratios > _EXACT_RATIO, precise, coarse)
         self._log_total = float(np.log(ratios.sum()))
+        # weights that underflow in it are never drawn, as their true probability has it
         self._table = build_alias(ratios)
         self._top = int(np.argmax(values))
         self._positive = values > 0.0
@@ -224,22 +235,25 @@ class WeightedSampler(StaticSampler):
     def _log_left(self, exclude: IntArray) -> FloatArray:
         without = np.zeros(len(exclude))
         known = (exclude >= 0) & (exclude != self._top)
+        # 1 - q loses no digits, for the heaviest class, the only one above 1/2, is apart
         without[known] = np.log1p(-np.exp(self._log_q(exclude[known])))
         if np.any(exclude == self._top):
             without[exclude == self._top] = self._others[1]
         return without
 
     def _drawable(self, exclude: IntArray) -> IntArray:
+        # excluding a class of weight 0 takes nothing away
         left: IntArray = self._positive.sum() - ((exclude >= 0) & self._positive[exclude])
         return left
 
     def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+        # the second table is not made before a context excludes the heaviest class
         others = self._others[0] if np.any(exclude == self._top) else self._table
-        tables = self._table, others
+        tables = _Tables(self._table, others, self._top)
         if self.replace:
-            _alias_rows(key, first, tables, self._top, exclude, ids)
+            _alias_rows(key, first, tables, exclude, ids)
         else:
-            _distinct_rows(key, first, tables, self._top, self._log_weights, exclude, ids)
+            _distinct_rows(key, first, tables, self._log_weights, exclude, ids)
 
     def _make_inclusion(self, m: int) -> Inclusion:
         return SuccessiveInclusion(self._log_weights, m)
@@ -289,25 +303,19 @@ class UniformSampler(StaticSampler):
 
 @njit
 def _alias_rows(
-    key: np.uint64,
-    first: int,
-    tables: tuple[Table, Table],
-    top: int,
-    exclude: IntArray,
-    ids: IntArray,
+    key: np.uint64, first: int, tables: _Tables, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write draws with replacement into `ids` (B, m) for examples ``first, first + 1, ...``.
 
-    `exclude` (B,) holds classes that are not drawn, none where negative. `tables` are the alias
-    table of all classes, and that without class `top`, which may have more than half of the mass:
-    examples that exclude it draw from the second one, so that all others refuse at most every other
+    `exclude` (B,) holds classes that are not drawn, none where negative. Examples that exclude the
+    heaviest class draw from the table without it, so that all others refuse at most every other
     draw.
     """
     num = ids.shape[1]
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
         excluded = exclude[b]
-        thresholds, alias = tables[1] if excluded == top else tables[0]
+        thresholds, alias = tables.others if excluded == tables.top else tables.every
         for k in range(num):  # without a branch, so that many reads of the table overlap
             ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
         if excluded >= 0:
@@ -326,6 +334,7 @@ def _uniform_rows(key: np.uint64, first: int, n: int, exclude: IntArray, ids: In
         excluded = exclude[b]
         left = n - 1 if excluded >= 0 else n
         for k in range(ids.shape[1]):
+            # one of the classes that are left; those from the excluded one on are one further
             drawn = np.int64(uniform(row, np.uint64(k)) * left)
             ids[b, k] = drawn + 1 if 0 <= excluded <= drawn else drawn
 
@@ -334,6 +343,7 @@ def _uniform_rows(key: np.uint64, first: int, n: int, exclude: IntArray, ids: In
 def _new_set(size: int) -> IntArray:
     """Return an empty hash set for up to `size` classes: places, a power of two."""
     places = 4
+    # at most half full: a search then ends after two or three steps
     while places < 2 * size:
         places *= 2
     return np.full(places, _EMPTY)
@@ -342,6 +352,7 @@ def _new_set(size: int) -> IntArray:
 @njit
 def _place(members: IntArray, value: np.int64) -> np.int64:
     """Return the place of `value` in a hash set, or the empty one where it belongs."""
+    # of all ones, for the number of places is a power of two
     last = np.int64(len(members) - 1)
     place = np.int64(mix64(np.uint64(value), _ONE)) & last
     while members[place] != _EMPTY and members[place] != value:
@@ -353,8 +364,7 @@ def _place(members: IntArray, value: np.int64) -> np.int64:
 def _distinct_rows(
     key: np.uint64,
     first: int,
-    tables: tuple[Table, Table],
-    top: int,
+    tables: _Tables,
     log_weights: FloatArray,
     exclude: IntArray,
     ids: IntArray,
@@ -369,22 +379,22 @@ def _distinct_rows(
     members = _new_set(num + 1)
     for b in range(len(ids)):
         row = np.uint64(mix64(key, np.uint64(first + b)))
-        thresholds, alias = tables[1] if exclude[b] == top else tables[0]
+        thresholds, alias = tables.others if exclude[b] == tables.top else tables.every
         members[:] = _EMPTY
         if exclude[b] >= 0:
             members[_place(members, exclude[b])] = exclude[b]
-        found = 0
+        taken = 0
         for k in range(tries):
-            if found == num:
+            if taken == num:
                 break
             drawn = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
             place = _place(members, drawn)
             if members[place] == _EMPTY:
                 members[place] = drawn
-                ids[b, found] = drawn
-                found += 1
-        if found < num:
-            _first_clocks(mix64(row, np.uint64(tries)), log_weights, members, ids[b, found:])
+                ids[b, taken] = drawn
+                taken += 1
+        if taken < num:
+            _first_clocks(mix64(row, np.uint64(tries)), log_weights, members, ids[b, taken:])
 
 
 @njit
@@ -395,6 +405,7 @@ def _first_clocks(
     kept = [(-math.inf, np.int64(_EMPTY)) for _ in range(len(ids))]  # a heap, the latest first
     for j in range(len(log_weights)):
         if log_weights[j] > -math.inf and members[_place(members, np.int64(j))] == _EMPTY:
+            # an exponential time of rate w is -log(1 - u) / w; in logs no weight underflows
             log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
             if -log_time > kept[0][0]:
                 heapq.heapreplace(kept, (-log_time, np.int64(j)))
@@ -418,6 +429,7 @@ def _uniform_distinct_rows(
         excluded = exclude[b]
         left = n - 1 if excluded >= 0 else n
         for k in range(num):
+            # Floyd: step k draws from one class more, and takes that one if the draw is a repeat
             bound = left - num + k
             drawn = np.int64(uniform(row, np.uint64(2 * k)) * (bound + 1))
             place = _place(members, drawn)
@@ -425,6 +437,7 @@ def _uniform_distinct_rows(
                 drawn = np.int64(bound)
                 place = _place(members, drawn)
             members[place] = drawn
+            # an inside-out shuffle, as the set that Floyd draws is not in random order
             other = np.int64(uniform(row, np.uint64(2 * k + 1)) * (k + 1))
             ids[b, k] = ids[b, other]
             ids[b, other] = drawn + 1 if 0 <= excluded <= drawn else drawn

@@ -399,7 +399,7 @@ def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
     phi = make_feature_map(name, DIM, 20, rng=0)
     expected = phi.transform(X)
     monkeypatch.setattr("samplesoft.feature_maps.base._OUTPUTS", 100)
-    monkeypatch.setattr("samplesoft.feature_maps.maclaurin._PRODUCTS", 100)
+    monkeypatch.setattr("samplesoft.feature_maps.exponential._PRODUCTS", 100)
     results = []
     for count in (1, 3):
         threads(count)
