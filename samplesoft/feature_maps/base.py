@@ -165,6 +165,7 @@ class FeatureMap(ABC):
                [0.    , 0.0374]])
         """
         one, rows = self._pair(x, Y, "x")
+        # of one context with all classes: this is what the bias under random features needs
         if len(one) != 1:
             raise ValueError(f"`x` must be one vector of length {self.dim}, got {len(one)} rows.")
         # a few arrays of M * M numbers
@@ -230,5 +231,5 @@ def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
 
 def squared_norms(X: NDArray[Any]) -> NDArray[Any]:
     """Return the squared norm of each row (N,)."""
-    norms: NDArray[Any] = np.einsum("ij,ij->i", X, X)
+    norms: NDArray[Any] = np.einsum("ij,ij->i", X, X)  # without an array of the squares
     return norms

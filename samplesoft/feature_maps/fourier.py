@@ -150,6 +150,7 @@ class RandomFourierFeatures(FeatureMap):
         dots = np.abs(inner_products(apart, apart))
         half = 0.5 * np.diag(dots)
         out: FloatArray = np.exp(np.minimum(dots - half[:, None] - half, 0.0))
+        # cosh is even in s, so that its absolute value will do, and no exponential overflows
         out *= np.expm1(-dots) ** 2 / (2 * self.num_features)
         return out
 

@@ -32,6 +32,7 @@ class HostDense:
         num, dim = matrix.shape
         whole = num - num % _COLUMNS
         tiles = matrix[:whole].reshape(-1, _COLUMNS, dim).transpose(0, 2, 1)
+        # a tile of columns stays in the cache while all rows pass it
         with np.errstate(over="ignore"):  # maps refuse rows of float32 then
             self._parts = {
                 np.dtype(dtype): [
@@ -122,7 +123,7 @@ DRAWS: dict[str, Callable[..., Any]] = {
 
 def orthogonal_pairs(dim: int, num: int) -> int:
     """Return how many ordered pairs of `num` orthogonal frequencies share a block."""
-    blocks, remainder = divmod(num, dim)
+    blocks, remainder = divmod(num, dim)  # the last block may be cut
     return blocks * dim * (dim - 1) + remainder * (remainder - 1)
 
 

@@ -165,5 +165,6 @@ def make_feature_map(
         options["device"] = device
     else:
         require_cpu(name, device)
-    given = () if sharpness is None else (as_positive("sharpness", sharpness),)
-    return spec.make(dim, num_features, *given, **options)
+    # left out, not passed as None: each map has a default of its own
+    parameters = () if sharpness is None else (as_positive("sharpness", sharpness),)
+    return spec.make(dim, num_features, *parameters, **options)

@@ -82,9 +82,10 @@ class Draw:
 class SamplerProtocol(Protocol):
     """A distribution over classes for each context vector: what a `SoftmaxLayer` calls.
 
-    `Sampler` and its subclasses have all of this, with the arguments checked. To write a sampler
-    of your own, derive from `DenseSampler`, which leaves one method to write; a class that
-    implements this protocol without a base class of the library works too.
+    `Sampler` and its subclasses have all of this, with the arguments checked; see there what each
+    method takes and returns. To write a sampler of your own, derive from `DenseSampler`, which
+    leaves one method to write; a class that implements this protocol without a base class of the
+    library works too.
 
     Attributes
     ----------
@@ -104,54 +105,33 @@ class SamplerProtocol(Protocol):
     tau: float | None
     device: str
 
-    def sample(
-        self,
-        h: ArrayLike | None,
-        num_sampled: int,
-        *,
-        exclude: Any = None,
-        shared: bool = False,
-        rng: int | np.random.Generator | None = None,
-    ) -> Draw:
+    # any signature that takes these calls will do, so none is written here: `Sampler` has them
+
+    def sample(self, *args: Any, **kwargs: Any) -> Draw:
         """Draw classes for each context (B, d), with ``log_q`` the logarithm of `probs`."""
 
-    def probs(
-        self, h: ArrayLike | None, *, exclude: Any = None, shared: bool = False
-    ) -> FloatArray:
-        """Return the probabilities (B, n) of all classes; 0 for the excluded class (B,).
+    def probs(self, *args: Any, **kwargs: Any) -> FloatArray:
+        """Return the probabilities (B, n) of all classes; 0 for the excluded class (B,)."""
 
-        With ``shared=True``, here and below, those (1, n) of the set that serves all contexts.
-        """
-
-    def log_prob(
-        self, h: ArrayLike | None, ids: Any, *, exclude: Any = None, shared: bool = False
-    ) -> FloatArray:
+    def log_prob(self, *args: Any, **kwargs: Any) -> FloatArray:
         """Return the logarithms (B, k) of the probabilities of classes (B, k)."""
 
-    def log_expected_count(
-        self,
-        h: ArrayLike | None,
-        ids: Any,
-        num_sampled: int,
-        *,
-        exclude: Any = None,
-        shared: bool = False,
-    ) -> FloatArray:
+    def log_expected_count(self, *args: Any, **kwargs: Any) -> FloatArray:
         """Return the logarithms (B, k) of how often a draw contains classes in the mean."""
 
-    def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
+    def update(self, *args: Any, **kwargs: Any) -> None:
         """Take new class vectors (k, d) of classes (k,); nothing to do where `dim` is None."""
 
-    def refresh(self, rng: int | np.random.Generator | None = None) -> None:
+    def refresh(self, *args: Any, **kwargs: Any) -> None:
         """Draw anew what serves all draws of a batch, such as candidates; most have none."""
 
-    def observe(self, labels: Any) -> None:
+    def observe(self, *args: Any, **kwargs: Any) -> None:
         """Learn from the labels (k,) of a batch; most do not."""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what has been learned and does not follow from class vectors; often nothing."""
 
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_state(self, *args: Any, **kwargs: Any) -> None:
         """Go back to a `state`."""
 
 

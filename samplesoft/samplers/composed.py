@@ -163,35 +163,19 @@ class CertainSampler(Sampler):
         return Draw(ids, log_q, np.pad(drawn.log_expected_count, before))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self._of_tail(self.tail._log_prob, -np.inf, h, ids, exclude)
+        places, left_out = self._places[ids], self._left_out(exclude)
+        # the tail is asked of its class 0 in the place of certain ones, here and below
+        contexts, asked = self.tail._check_contexts(h), np.maximum(places, 0)
+        log_q = self.tail._log_prob(contexts, asked, left_out)
+        return np.where(places < 0, -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        counts = self._of_tail(
-            lambda h, places, left_out: self.tail._log_expected_count(h, places, m, left_out),
-            0.0,
-            h,
-            ids,
-            exclude,
-        )
-        # an excluded certain class is the only one that `_of_tail` does not know of
+        places, left_out = self._places[ids], self._left_out(exclude)
+        contexts, asked = self.tail._check_contexts(h), np.maximum(places, 0)
+        counts = self.tail._log_expected_count(contexts, asked, m, left_out)
+        counts = np.where(places < 0, 0.0, counts)  # once in every draw
+        # the tail knows of its own excluded classes, but not of a certain one
         return np.where(ids == exclude[:, None], -np.inf, counts)
-
-    def _of_tail(
-        self,
-        function: Callable[[Rows, IntArray, IntArray], FloatArray],
-        of_certain: float,
-        h: Rows,
-        ids: IntArray,
-        exclude: IntArray,
-    ) -> FloatArray:
-        """Return (B, k) what a function of the tail says of classes, and a number for certain ones.
-
-        It is asked of its class 0 in the place of these.
-        """
-        # its own check of contexts, for the tail may ask more of them, such as a norm of 1
-        places, contexts = self._places[ids], self.tail._check_contexts(h)
-        of_tail = function(contexts, np.maximum(places, 0), self._left_out(exclude))
-        return np.where(places < 0, of_certain, of_tail)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))

@@ -219,7 +219,7 @@ class PositiveSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
-        tau = as_tau(tau, unit_vectors=False)
+        tau = as_tau(tau, unit_vectors=False)  # of the map too, which is drawn before the tree
         phi = PositiveRandomFeatures(
             rows.shape[1],
             as_count("num_features", num_features),

@@ -22,7 +22,7 @@ from samplesoft._random import mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_flag, as_real_array
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.samplers.base import Draw, Rows, Sampler
-from samplesoft.samplers.without_replacement import Inclusion, SuccessiveInclusion, UniformInclusion
+from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
 Table = tuple[NDArray[np.uint64], NDArray[np.int32]]  # from build_alias
 _CHUNK_DRAWS = 1 << 16
@@ -45,7 +45,6 @@ class StaticSampler(Sampler):
     def __init__(self, num_classes: int, replace: bool) -> None:
         super().__init__(num_classes)
         self.replace = as_flag("replace", replace)
-        self._last_inclusion: tuple[int, Inclusion] | None = None  # m, and what holds for it
 
     def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
         """Return the probability that a sample contains each class.
@@ -85,7 +84,8 @@ class StaticSampler(Sampler):
                 probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
         else:
             self._check_left(m, excluded)
-            probs = self._inclusion_of(m).of_all(excluded)
+            ids = np.broadcast_to(np.arange(self.num_classes), (len(excluded), self.num_classes))
+            probs = np.where(ids == excluded[:, None], 0.0, self._inclusion(m, ids, excluded))
         return probs.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -103,7 +103,7 @@ class StaticSampler(Sampler):
             log_q -= log_left
         if self.replace:
             return Draw(ids, log_q)
-        return Draw(ids, log_q, np.log(self._inclusion_of(m).of_classes(ids, exclude)))
+        return Draw(ids, log_q, np.log(self._inclusion(m, ids, exclude)))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
@@ -114,7 +114,7 @@ class StaticSampler(Sampler):
             return super()._log_expected_count(h, ids, m, exclude)
         self._check_left(m, exclude)
         with np.errstate(divide="ignore"):
-            inclusion = np.log(self._inclusion_of(m).of_classes(ids, exclude))
+            inclusion = np.log(self._inclusion(m, ids, exclude))
         # inclusion knows nothing of classes that are never drawn
         drawn = np.isfinite(self._log_prob(h, ids, exclude))
         return np.where(drawn, inclusion, -np.inf)
@@ -130,13 +130,6 @@ class StaticSampler(Sampler):
                 f"`num_sampled` must be at most {left}, the number of classes that can be drawn "
                 f"without replacement, got {m}; draw fewer, or make the sampler with replace=True."
             )
-
-    def _inclusion_of(self, m: int) -> Inclusion:
-        last = self._last_inclusion
-        # m rarely changes between calls, and the integral for one m serves all of them
-        if last is None or last[0] != m:
-            self._last_inclusion = last = m, self._make_inclusion(m)
-        return last[1]
 
     @abstractmethod
     def _log_q(self, ids: IntArray) -> FloatArray:
@@ -155,8 +148,8 @@ class StaticSampler(Sampler):
         """Fill `ids` (B, m) for examples from `first` on."""
 
     @abstractmethod
-    def _make_inclusion(self, m: int) -> Inclusion:
-        """Return the inclusion probabilities of m draws without replacement."""
+    def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the probability (B, k) that m draws without replacement contain classes (B, k)."""
 
 
 class WeightedSampler(StaticSampler):
@@ -213,6 +206,9 @@ class WeightedSampler(StaticSampler):
         self._table = build_alias(ratios)
         self._top = int(np.argmax(values))
         self._positive = values > 0.0
+        self._last_inclusion: tuple[int, SuccessiveInclusion] | None = (
+            None  # m, and what holds for it
+        )
 
     @cached_property
     def _others(self) -> tuple[Table, float]:
@@ -255,8 +251,12 @@ class WeightedSampler(StaticSampler):
         else:
             _distinct_rows(key, first, tables, self._log_weights, exclude, ids)
 
-    def _make_inclusion(self, m: int) -> Inclusion:
-        return SuccessiveInclusion(self._log_weights, m)
+    def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        last = self._last_inclusion
+        # m rarely changes between calls, and the integral for one m serves all of them
+        if last is None or last[0] != m:
+            self._last_inclusion = last = m, SuccessiveInclusion(self._log_weights, m)
+        return last[1].of_classes(ids, exclude)
 
 
 class UniformSampler(StaticSampler):
@@ -297,8 +297,8 @@ class UniformSampler(StaticSampler):
         draw = _uniform_rows if self.replace else _uniform_distinct_rows
         draw(key, first, self.num_classes, exclude, ids)
 
-    def _make_inclusion(self, m: int) -> Inclusion:
-        return UniformInclusion(self.num_classes, m)
+    def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return np.broadcast_to(m / self._drawable(exclude)[:, None], ids.shape)
 
 
 @njit

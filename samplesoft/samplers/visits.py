@@ -17,13 +17,14 @@ def visits_of(at: IntArray, first: int, num: int) -> IntArray:
     A row of the result is the context, and where the run begins and ends. Rows come in the order
     of the cells, which are `num` from `first` on.
     """
-    visits = np.empty((at.size, 3), np.int64)
+    visits = np.empty((at.size, 3), np.int64)  # room for as many runs as there are draws
     return visits[: _find_visits(at, first, num, visits)]
 
 
 @njit
 def _find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
     """Write what `visits_of` returns, and return its length."""
+    # a counting sort: how many runs go to each cell, where those of a cell begin, then each run
     starts = np.zeros(num + 1, np.int64)
     for b in range(len(at)):
         for k in range(at.shape[1]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,37 +51,6 @@ class _Quadrature(NamedTuple):
     weights: FloatArray  # (K,)
     z: ComplexArray  # (S, K, _POINTS): circles, for each shift; see `_contours`
     values: ComplexArray  # (S, K, _POINTS): their terms
-
-
-class Inclusion(Protocol):
-    """Probabilities that a sample of m contains a class; `exclude` (B,) is negative for none."""
-
-    def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return those of classes `ids` (B, k) that can be drawn."""
-
-    def of_all(self, exclude: IntArray) -> FloatArray:
-        """Return those of all classes, shape (B, n)."""
-
-
-class UniformInclusion:
-    """Inclusion in a sample of m where all n classes are equally likely: m / n."""
-
-    def __init__(self, num_classes: int, m: int) -> None:
-        self._n, self._m = num_classes, m
-
-    def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the probabilities of classes `ids` (B, k)."""
-        left = self._n - (exclude >= 0).astype(np.int64)
-        return np.broadcast_to((self._m / left)[:, None], ids.shape)
-
-    def of_all(self, exclude: IntArray) -> FloatArray:
-        """Return the probabilities of all classes, shape (B, n)."""
-        probs = np.repeat(
-            self.of_classes(np.empty((len(exclude), 1), np.int64), exclude), self._n, axis=1
-        )
-        rows = np.flatnonzero(exclude >= 0)
-        probs[rows, exclude[rows]] = 0.0
-        return probs
 
 
 class SuccessiveInclusion:
@@ -147,11 +116,6 @@ class SuccessiveInclusion:
 
         thread_each(fill, groups)
         return probs
-
-    def of_all(self, exclude: IntArray) -> FloatArray:
-        """Return the probabilities of all classes, shape (B, n)."""
-        n = len(self._log_w)
-        return self.of_classes(np.broadcast_to(np.arange(n), (len(exclude), n)), exclude)
 
     @cached_property
     def _plain(self) -> FloatArray:
