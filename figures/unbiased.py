@@ -39,7 +39,7 @@ from tqdm import tqdm
 from words import next_words
 
 from samplesoft import exact_gradient_moments, multilevel_moments
-from samplesoft.bias.levels import expected_draws
+from samplesoft.bias.multilevel import expected_draws
 from samplesoft.data import Embeddings
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import ClusterSampler, Sampler, UniformSampler, UnigramSampler

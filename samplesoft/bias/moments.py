@@ -129,6 +129,14 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
     return vectors, scale * scale
 
 
+def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
+    """Return class vectors (n, d) less their mean under the softmax."""
+    # around the heaviest class first: c - mean keeps its digits where one class has all the mass
+    centred = vectors - vectors[np.argmax(probs)]
+    centred -= probs @ centred
+    return centred
+
+
 def _moments(
     logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, vectors: FloatArray
 ) -> tuple[float, float]:
