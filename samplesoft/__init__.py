@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same to Python
+if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same to Python
     from samplesoft import bias as bias
     from samplesoft import checking as checking
     from samplesoft import data as data
@@ -24,43 +24,20 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES` says the same
     from samplesoft import tuning as tuning
     from samplesoft import verification as verification
     from samplesoft._device.select import to_host as to_host
-    from samplesoft.bias.asymptotic import SelfNormalizedTerms as SelfNormalizedTerms
     from samplesoft.bias.asymptotic import asymptotic_bias as asymptotic_bias
     from samplesoft.bias.asymptotic import self_normalized_terms as self_normalized_terms
-    from samplesoft.bias.bounds import FiniteSampleBounds as FiniteSampleBounds
-    from samplesoft.bias.bounds import NumSampled as NumSampled
     from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
     from samplesoft.bias.bounds import num_sampled_for as num_sampled_for
-    from samplesoft.bias.exact import ExactBias as ExactBias
     from samplesoft.bias.exact import exact_bias as exact_bias
     from samplesoft.bias.mixed import mixed_bias as mixed_bias
-    from samplesoft.bias.moments import GradientMoments as GradientMoments
     from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
-    from samplesoft.bias.monte_carlo import MonteCarloBias as MonteCarloBias
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
-    from samplesoft.bias.multilevel import MultilevelMoments as MultilevelMoments
     from samplesoft.bias.multilevel import multilevel_moments as multilevel_moments
-    from samplesoft.bias.random_q import PositiveFeaturesBias as PositiveFeaturesBias
-    from samplesoft.bias.random_q import RandomQBias as RandomQBias
-    from samplesoft.bias.random_q import SampledQBias as SampledQBias
     from samplesoft.bias.random_q import positive_features_bias as positive_features_bias
     from samplesoft.bias.random_q import random_q_bias as random_q_bias
     from samplesoft.bias.random_q import sampled_q_bias as sampled_q_bias
-    from samplesoft.bias.theorems import Theorem1Bounds as Theorem1Bounds
-    from samplesoft.bias.theorems import Theorem1Corrected as Theorem1Corrected
-    from samplesoft.bias.theorems import Theorem2Corrected as Theorem2Corrected
-    from samplesoft.bias.theorems import Theorem2Ratio as Theorem2Ratio
-    from samplesoft.bias.theorems import theorem1_bounds as theorem1_bounds
-    from samplesoft.bias.theorems import theorem1_corrected as theorem1_corrected
-    from samplesoft.bias.theorems import theorem2_corrected as theorem2_corrected
-    from samplesoft.bias.theorems import theorem2_ratio as theorem2_ratio
     from samplesoft.checking.check import check_loss as check_loss
-    from samplesoft.checking.report import LossReport as LossReport
-    from samplesoft.samplers.tree.kernel_tree import KernelTree as KernelTree
-    from samplesoft.tuning.report import TuneReport as TuneReport
     from samplesoft.tuning.tune import tune as tune
-    from samplesoft.verification.report import VerificationReport as VerificationReport
-    from samplesoft.verification.report import VerificationRow as VerificationRow
     from samplesoft.verification.verify import verify as verify
 
     __version__: str
@@ -80,42 +57,26 @@ _MODULES = (
     "tuning",
     "verification",
 )
-_NAMES = {  # by the module that defines them
-    "_device.select": ("to_host",),
-    "bias.asymptotic": ("SelfNormalizedTerms", "asymptotic_bias", "self_normalized_terms"),
-    "bias.bounds": ("FiniteSampleBounds", "NumSampled", "finite_sample_bounds", "num_sampled_for"),
-    "bias.exact": ("ExactBias", "exact_bias"),
-    "bias.mixed": ("mixed_bias",),
-    "bias.moments": ("GradientMoments", "exact_gradient_moments"),
-    "bias.monte_carlo": ("MonteCarloBias", "monte_carlo_bias"),
-    "bias.multilevel": ("MultilevelMoments", "multilevel_moments"),
-    "bias.random_q": (
-        "PositiveFeaturesBias",
-        "RandomQBias",
-        "SampledQBias",
-        "positive_features_bias",
-        "random_q_bias",
-        "sampled_q_bias",
-    ),
-    "bias.theorems": (
-        "Theorem1Bounds",
-        "Theorem1Corrected",
-        "Theorem2Corrected",
-        "Theorem2Ratio",
-        "theorem1_bounds",
-        "theorem1_corrected",
-        "theorem2_corrected",
-        "theorem2_ratio",
-    ),
-    "checking.check": ("check_loss",),
-    "checking.report": ("LossReport",),
-    "samplers.tree.kernel_tree": ("KernelTree",),
-    "tuning.report": ("TuneReport",),
-    "tuning.tune": ("tune",),
-    "verification.report": ("VerificationReport", "VerificationRow"),
-    "verification.verify": ("verify",),
+# The functions that most people need, by the module that defines them. What they return is a class
+# of that module.
+_HOMES = {
+    "to_host": "_device.select",
+    "asymptotic_bias": "bias.asymptotic",
+    "self_normalized_terms": "bias.asymptotic",
+    "finite_sample_bounds": "bias.bounds",
+    "num_sampled_for": "bias.bounds",
+    "exact_bias": "bias.exact",
+    "mixed_bias": "bias.mixed",
+    "exact_gradient_moments": "bias.moments",
+    "monte_carlo_bias": "bias.monte_carlo",
+    "multilevel_moments": "bias.multilevel",
+    "positive_features_bias": "bias.random_q",
+    "random_q_bias": "bias.random_q",
+    "sampled_q_bias": "bias.random_q",
+    "check_loss": "checking.check",
+    "tune": "tuning.tune",
+    "verify": "verification.verify",
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *_HOMES, *_MODULES]  # not sklearn, which stars and tools would import
 
 if not TYPE_CHECKING:  # type checkers would take any name for granted

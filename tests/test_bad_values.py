@@ -211,9 +211,9 @@ def test_a_bound_for_a_jacobian_near_the_largest_number_holds(batch):
     assert (exact[..., 0] == np.inf).all() and np.isfinite(exact[..., 1]).all()
     lower, upper = samplesoft.finite_sample_bounds(logits, labels, q, 1).gradient(jacobian)
     assert np.isfinite(lower).all() and (lower <= exact).all() and (exact <= upper).all()
-    printed = samplesoft.theorem1_bounds(logits, labels, q, 1, jacobian)
+    printed = samplesoft.bias.theorems.theorem1_bounds(logits, labels, q, 1, jacobian)
     assert not np.isnan([printed.lower, printed.upper, printed.g]).any()
-    true = samplesoft.theorem1_corrected(logits, labels, q, 1, jacobian)
+    true = samplesoft.bias.theorems.theorem1_corrected(logits, labels, q, 1, jacobian)
     assert (true.lower <= exact).all() and (exact <= true.upper).all()
 
 

@@ -308,7 +308,7 @@ def positive_features_bias(
     -----
     Eqs. (B58) and (B59) of ``samplesoft/bias/README.md``. The means are often made by features that
     are drawn rarely: with few of them a simulation misses most of the bias. A floor under the
-    estimates, as `samplesoft.KernelTree` has one, makes it smaller. The cost is O(n^2).
+    estimates, as `samplesoft.samplers.KernelTree` has one, makes it smaller. The cost is O(n^2).
 
     Examples
     --------

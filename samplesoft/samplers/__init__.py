@@ -59,6 +59,7 @@ from samplesoft.samplers.registry import (
 )
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler, WeightedSampler
+from samplesoft.samplers.tree.kernel_tree import KernelTree
 
 __all__ = [
     "CertainSampler",
@@ -67,6 +68,7 @@ __all__ = [
     "DenseSampler",
     "Draw",
     "KernelSampler",
+    "KernelTree",
     "LearnedUnigramSampler",
     "LogUniformSampler",
     "MixtureSampler",

@@ -7,11 +7,12 @@ import pytest
 from mpmath import mp
 from oracles import naive
 
-from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds, theorem1_bounds
+from samplesoft import asymptotic_bias, exact_bias, finite_sample_bounds
 from samplesoft.bias.asymptotic import asymptotic_bias_of
 from samplesoft.bias.bounds import finite_sample_bounds_of
 from samplesoft.bias.exact import exact_bias_of
 from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.theorems import theorem1_bounds
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 LOGITS = np.array([0.3, -1.0, 2.0, 0.7])

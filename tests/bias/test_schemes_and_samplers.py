@@ -50,10 +50,10 @@ FUNCTIONS = {
         samplesoft.num_sampled_for(H @ W.T, [0, 1, 4], q, 0.01, h=h).exact
     ),
     "theorem1_bounds": lambda q, h: (
-        samplesoft.theorem1_bounds(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
+        samplesoft.bias.theorems.theorem1_bounds(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
     ),
     "theorem1_corrected": lambda q, h: (
-        samplesoft.theorem1_corrected(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
+        samplesoft.bias.theorems.theorem1_corrected(H @ W.T, [0, 1, 4], q, 7, W, h=h).upper
     ),
 }
 

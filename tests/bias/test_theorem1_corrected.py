@@ -11,9 +11,9 @@ from mpmath import mp, mpf
 from oracles import extremes
 from oracles.theorem1_families import FAMILIES, row
 
-from samplesoft import asymptotic_bias, exact_bias, theorem1_bounds, theorem1_corrected
+from samplesoft import asymptotic_bias, exact_bias
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.theorems import corrected_terms_of
+from samplesoft.bias.theorems import corrected_terms_of, theorem1_bounds, theorem1_corrected
 
 README = Path(__file__).parents[2] / "samplesoft" / "bias" / "README.md"
 ABOVE_UB = (np.zeros(3), 0, np.array([0.0, 0.999, 0.001]), np.array([[1.0], [1.0], [0.0]]))

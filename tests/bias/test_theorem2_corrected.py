@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from mpmath import mp
 
-from samplesoft import exact_bias, theorem2_corrected, theorem2_ratio
+from samplesoft import exact_bias
+from samplesoft.bias.theorems import theorem2_corrected, theorem2_ratio
 from samplesoft.feature_maps import RandomFourierFeatures
 
 TRIALS = 1000

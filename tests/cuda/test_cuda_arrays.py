@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from samplesoft import KernelTree, exact_bias, to_host
+from samplesoft import exact_bias, to_host
 from samplesoft._device import ARRAYS
 from samplesoft._device.select import DEVICES, as_device, twin
 from samplesoft.feature_maps import RandomFourierFeatures
@@ -13,6 +13,7 @@ from samplesoft.losses import SampledSoftmaxLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import (
     SAMPLERS,
+    KernelTree,
     MixtureSampler,
     PositiveSampler,
     RFSoftmaxSampler,

@@ -68,8 +68,8 @@ def row(name, m, count=60):
         exact = samplesoft.exact_bias(logits, label, q, m)
         bias = exact.gradient_bias(jacobian)
         room = (1e-10 * np.abs(exact.bias).sum() + exact.error) * np.abs(jacobian).max()
-        printed = samplesoft.theorem1_bounds(logits, label, q, m, jacobian)
-        true = samplesoft.theorem1_corrected(logits, label, q, m, jacobian)
+        printed = samplesoft.bias.theorems.theorem1_bounds(logits, label, q, m, jacobian)
+        true = samplesoft.bias.theorems.theorem1_corrected(logits, label, q, m, jacobian)
         out = (bias < printed.lower - room) | (bias > printed.upper + room)
         coordinates, outside = coordinates + bias.size, outside + int(out.sum())
         violated += int(((bias < true.lower - room) | (bias > true.upper + room)).sum())
@@ -78,7 +78,7 @@ def row(name, m, count=60):
             end = true.upper if bias[top] > 0.0 else true.lower
             ratios.append(end[top] / bias[top])
             worst = np.sign(exact.bias)[:, None]
-            reach = samplesoft.theorem1_corrected(logits, label, q, m, worst).upper[0]
+            reach = samplesoft.bias.theorems.theorem1_corrected(logits, label, q, m, worst).upper[0]
             norms.append(reach / np.abs(exact.bias).sum())
     counts = f"{outside:,} of {coordinates:,}"
     if not ratios:

@@ -10,7 +10,7 @@ from oracles import naive_samplers
 from oracles.naive_draws import inner, normalised
 from samplers import test_registry, test_samplers
 
-from samplesoft import KernelTree, exact_bias, verify
+from samplesoft import exact_bias, verify
 from samplesoft.feature_maps import FEATURE_MAPS, FeatureMap, FeatureMapSpec, make_feature_map
 from samplesoft.losses import SampledSoftmaxLoss
 from samplesoft.models import SoftmaxLayer
@@ -18,6 +18,7 @@ from samplesoft.samplers import (
     SAMPLERS,
     DenseSampler,
     KernelSampler,
+    KernelTree,
     SamplerInputs,
     SamplerSpec,
     dense_proposals,

@@ -106,7 +106,7 @@ def test_a_correction_with_the_wrong_sign_is_found(problem, monkeypatch):
 def test_finite_bounds_that_fail_are_reported(problem, monkeypatch, scheme):
     def narrow(inputs):
         found = finite_sample_bounds_of(inputs)
-        return samplesoft.FiniteSampleBounds(found.lower * 0.5, found.upper * 0.5)
+        return samplesoft.bias.bounds.FiniteSampleBounds(found.lower * 0.5, found.upper * 0.5)
 
     monkeypatch.setattr(verify_module, "finite_sample_bounds_of", narrow)
     got = verify(**problem, scheme=scheme)
