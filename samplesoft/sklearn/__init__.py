@@ -7,7 +7,6 @@ except ImportError as error:
         "samplesoft.sklearn needs scikit-learn; pip install 'samplesoft[sklearn]'."
     ) from error
 
-from samplesoft.sklearn.classifier import SampledSoftmaxClassifier
-from samplesoft.sklearn.pipelines import predict_topk
+from samplesoft.sklearn.classifier import SampledSoftmaxClassifier, predict_topk
 
 __all__ = ["SampledSoftmaxClassifier", "predict_topk"]

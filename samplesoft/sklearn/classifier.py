@@ -1,22 +1,53 @@
-"""The scikit-learn estimator: its parameters, and how it is measured, saved and loaded."""
+"""The scikit-learn estimator: its parameters, and how it is fitted, asked, measured and saved."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.pipeline import Pipeline
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from samplesoft.sklearn import files
-from samplesoft.sklearn.fitting import FittingMixin
-from samplesoft.sklearn.inputs import checked_examples
-from samplesoft.sklearn.prediction import PredictionMixin
+from samplesoft._memory import require_bytes
+from samplesoft._progress import progress_phase
+from samplesoft._validation import FloatArray, in_small_unit, require_well_formed, shown
+from samplesoft.sklearn import saving
+from samplesoft.sklearn.calibration import Calibration
+from samplesoft.sklearn.labels import (
+    LISTS,
+    SINGLE,
+    LabelCodec,
+    check_sample_weight,
+    class_counts,
+    class_weights,
+    example_weights,
+    infer_codec,
+    owners_and_ids,
+)
+from samplesoft.sklearn.learner import Examples, Learner, auto_choice, mean_norm, train_rounds
+from samplesoft.sklearn.parameters import (
+    check_parameters,
+    learning_rate,
+    model_settings,
+    require_same_model,
+    wants_pilot,
+    warn_of_many_draws,
+)
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
 
-class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     """A linear embedding under a softmax over very many classes, trained on a few of them a step.
 
     Scores are ``tau * (x @ U + u) . c_j``, by default of vectors divided by their norms. A step
@@ -252,66 +283,379 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
     True
     """
 
-    def __init__(
-        self,
-        embedding_dim: int | None = 64,
-        *,
-        alpha: float | None = None,
-        loss: str = "sampled-masked",
-        sampler: Any = "unigram",
-        num_sampled: int | str | None = None,
-        shared: bool | None = None,
-        tau: float | None = None,
-        normalize: bool | None = None,
-        nu: float = 4.0,
-        num_features: int = 1024,
-        update_every: int = 1,
-        dropout: float = 0.0,
-        label_reduction: str = "pal-n",
-        mask_other_labels: bool = True,
-        max_iter: int = 20,
-        batch_size: int = 64,
-        optimizer: str = "adagrad",
-        learning_rate: float | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        tol: float = 1e-4,
-        average: bool | None = None,
-        calibrate: bool = True,
-        class_weight: Any = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.embedding_dim = embedding_dim
-        self.alpha = alpha
-        self.loss = loss
-        self.sampler = sampler
-        self.num_sampled = num_sampled
-        self.shared = shared
-        self.tau = tau
-        self.normalize = normalize
-        self.nu = nu
-        self.num_features = num_features
-        self.update_every = update_every
-        self.dropout = dropout
-        self.label_reduction = label_reduction
-        self.mask_other_labels = mask_other_labels
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.tol = tol
-        self.average = average
-        self.calibrate = calibrate
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
+    embedding_dim: int | None = 64
+    _: KW_ONLY
+    alpha: float | None = None
+    loss: str = "sampled-masked"
+    sampler: Any = "unigram"
+    num_sampled: int | str | None = None
+    shared: bool | None = None
+    tau: float | None = None
+    normalize: bool | None = None
+    nu: float = 4.0
+    num_features: int = 1024
+    update_every: int = 1
+    dropout: float = 0.0
+    label_reduction: str = "pal-n"
+    mask_other_labels: bool = True
+    max_iter: int = 20
+    batch_size: int = 64
+    optimizer: str = "adagrad"
+    learning_rate: float | None = None
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 5
+    tol: float = 1e-4
+    average: bool | None = None
+    calibrate: bool = True
+    class_weight: Any = None
+    warm_start: bool = False
+    random_state: Any = None
+    verbose: bool = False
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, eval_set: tuple[Any, Any] | None = None
+    ) -> Self:
+        """Train anew, or with `warm_start` go on.
+
+        Parameters
+        ----------
+        X : array_like, sparse matrix or dataframe, shape (N, v)
+            Inputs; sparse ones stay sparse. A row of zeros is an example like others.
+        y : array_like, shape (N,), or indicator matrix (N, n), or list of N lists of labels
+            One label an example, or several. Examples without any are left out and counted. The
+            names of the columns of a dataframe with several are its labels, which
+            `predict_topk` returns; `predict` returns an array of zeros and ones, as
+            scikit-learn's own classifiers do.
+        sample_weight : array_like, shape (N,), optional
+            Weights of the losses of examples, times those of `class_weight`. An example counts as
+            often as its weight says where classes are counted; one of weight 0 is left out.
+        eval_set : tuple of X and y, optional
+            Other inputs and labels, for `validation_scores_`, and for `early_stopping` and
+            `calibrate`, which then hold out nothing. Labels that are not in `y` count as ones that
+            were not found; examples without a label do not count. In a pipeline, inputs as its
+            last step gets them.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a parameter is malformed, or training diverges.
+        MemoryError
+            If a model of such parameters does not fit.
+
+        Warns
+        -----
+        UserWarning
+            If examples are without a label, or `num_sampled` is more than there are classes.
+        """
+        check_parameters(self)
+        with self._unchanged_on_error():
+            go_on = self.warm_start and hasattr(self, "model_")
+            X = self._checked_examples(X, y, reset=not go_on)
+            codec = self._learner.codec if go_on else infer_codec(y)
+            codes = codec.encode(y)
+            labelled = np.unique(owners_and_ids(codes)[0])
+            if not len(labelled):
+                raise ValueError("`y` must hold a label for at least one example, got none.")
+            sample_weight = check_sample_weight(sample_weight, X.shape[0])
+            of_class = class_weights(self.class_weight, codec, codes, sample_weight)
+            weights = example_weights(of_class, codes, sample_weight)
+            rows = labelled[sample_weight[labelled] > 0.0]
+            if not len(rows):
+                raise ValueError(
+                    "`sample_weight` must be above 0 for an example with a label, got zero for all."
+                )
+            validation = None if eval_set is None else self._checked_eval_set(eval_set, codec)
+            if go_on:
+                require_same_model(self)
+                X = self._learner.prepared(X)
+            else:
+                counts = class_counts(codes, len(codec.classes), sample_weight)
+                seed = self._new_seed()
+                self.__dict__.pop("auto_choice_", None)
+                if wants_pilot(self, len(codec.classes)):
+                    examples = Examples(X, codes, weights)
+                    self.auto_choice_ = auto_choice(self, examples, rows, codec, counts, seed)
+                self._begin(X, codec, counts, seed)
+                warn_of_many_draws(self, len(codec.classes), stacklevel=2)
+            self.num_unlabeled_ = X.shape[0] - len(labelled)
+            if self.num_unlabeled_:
+                warnings.warn(
+                    f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and "
+                    "were left out.",
+                    stacklevel=2,
+                )
+            learner, apart = self._learner, rows[:0]
+            if validation is not None:
+                validation = validation._replace(X=learner.prepared(validation.X))
+            elif self.early_stopping:
+                rows, held_out = learner.split(rows, self.validation_fraction)
+                validation = Examples(X, codes, sample_weight).rows(held_out)
+            elif self.calibrate and not go_on:  # all examples are old to a model that goes on
+                rows, apart = learner.split_to_calibrate(rows, self.validation_fraction)
+            train_rounds(self, Examples(X, codes, weights), rows, validation, apart, of_class)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Take one step on a batch.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (B, v)
+            Inputs.
+        y : array_like or matrix
+            Labels, as in `fit`.
+        classes : array_like, shape (n,)
+            All labels, or what the columns of `y` are called; needed in the first call, unless `y`
+            is an indicator matrix. Samplers that draw by counts go by those of the first batch,
+            one more for each class.
+        sample_weight : array_like, shape (B,), optional
+            Weights of the examples, as in `fit`.
+
+        Returns
+        -------
+        SampledSoftmaxClassifier
+            The estimator.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a parameter is malformed, or classes differ from those of before.
+        MemoryError
+            If a model of such parameters does not fit.
+
+        Warns
+        -----
+        UserWarning
+            If `num_sampled` is more than there are classes, in the first call.
+        """
+        check_parameters(self)
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
+                "time; pass the weights as a dict."
+            )
+        with self._unchanged_on_error():
+            first = not hasattr(self, "model_")
+            X = self._checked_examples(X, y, reset=first)
+            sample_weight = check_sample_weight(sample_weight, X.shape[0])
+            if first:
+                codec = infer_codec(y, classes)
+                if classes is None and codec.form in (SINGLE, LISTS):
+                    raise ValueError(
+                        "`classes` must hold all labels in the first call of partial_fit, got None."
+                    )
+                if wants_pilot(self, len(codec.classes)):
+                    raise ValueError(
+                        "`sampler` and `num_sampled` must not be 'auto' in the first call of "
+                        "partial_fit, which sees one batch; call fit on some of the data first, or "
+                        "name them."
+                    )
+                codes = codec.encode(y)
+                # one more, for classes that this batch lacks will come too
+                counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
+                self._begin(X, codec, counts, self._new_seed())
+                warn_of_many_draws(self, len(codec.classes), stacklevel=2)
+                self.n_iter_ = 0
+            else:
+                if classes is not None and not np.array_equal(
+                    np.unique(classes), np.unique(self.classes_)
+                ):
+                    raise ValueError(
+                        "`classes` must be those of the first call of partial_fit; leave it out."
+                    )
+                codec = self._learner.codec
+                codes = codec.encode(y)
+                require_same_model(self)
+                X = self._learner.prepared(X)
+            rows = np.unique(owners_and_ids(codes)[0])
+            rows = rows[sample_weight[rows] > 0.0]
+            if len(rows):
+                of_class = class_weights(self.class_weight, codec, codes, sample_weight)
+                weights = example_weights(of_class, codes, sample_weight)
+                rate = learning_rate(self, self._learner.row_norm)
+                self._learner.step(X[rows], codes[rows], weights[rows], rate)
+            self.n_iter_ += 1
+        return self
+
+    @property
+    def calibration_(self) -> Calibration:
+        """How `predict_proba` makes probabilities of scores."""
+        return self._learner.calibration
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable label of each input, or all of at least even odds.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N,), or labels in the form in which `fit` got several for an example
+            Labels. Of several, those with a probability of `predict_proba` of at least 1/2.
+        """
+        X = self._check_fitted_inputs(X)
+        if not self._learner.codec.multilabel:
+            return self.classes_[self._learner.top_k(X, 1)[0][:, 0]]
+        chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
+        return self._learner.codec.decode_matrix(
+            sparse.csr_array(sparse.vstack(chosen, format="csr"))
+        )
+
+    def predict_topk(
+        self, X: Any, k: int = 5, *, exclude: Any = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the labels of the greatest scores, without a matrix of all scores.
+
+        `samplesoft.sklearn.predict_topk` does the same for a pipeline.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+        k : int
+            How many labels, at most n.
+        exclude : sparse matrix, shape (N, n), or list of N lists of labels, optional
+            Labels that are not wanted, such as those that are known; columns are in the order of
+            `classes_`. Labels that are no class are ignored.
+
+        Returns
+        -------
+        labels : ndarray, shape (N, k)
+            The best first.
+        scores : ndarray, shape (N, k)
+            Their scores: logits of the softmax; -inf for labels that are not wanted, where fewer
+            than k are left.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        X = self._check_fitted_inputs(X)
+        if exclude is not None:
+            exclude = self._learner.codec.encode_unwanted("exclude", exclude, X.shape[0])
+        ids, scores = self._learner.top_k(X, k, exclude)
+        return self.classes_[ids], scores
+
+    def embed(self, X: Any) -> NDArray[Any]:
+        """Return contexts, which class vectors are compared with.
+
+        Scores are their inner products with the rows of ``model_.class_vectors()``, times
+        ``model_.settings.tau``. An index of these rows for the greatest inner product, such as
+        ``IndexFlatIP`` of FAISS or ``space="ip"`` of hnswlib, finds the labels of `predict_topk`.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, d)
+            Contexts, of norm 1 if the model normalises, as its class vectors then are: inner
+            products are cosines.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        return self.model_.embed(self._check_fitted_inputs(X))
+
+    def decision_function(self, X: Any) -> NDArray[Any]:
+        """Return scores: logits of the softmax, or of two classes their difference.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, n), or (N,) with two classes
+            Scores.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        ValueError
+            If inputs are malformed, or so large that a score is infinite.
+        """
+        X = self._check_fitted_inputs(X)
+        out = self._gathered(X.shape[0], self._learner.scores(X))
+        if len(self.classes_) == 2 and not self._learner.codec.multilabel:
+            difference: NDArray[Any] = out[:, 1] - out[:, 0]
+            return difference
+        return out
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return probabilities.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+
+        Returns
+        -------
+        ndarray, shape (N, n)
+            The softmax p of the scores divided by the temperature of `calibration_`. Where
+            examples may have several labels, ``1 - (1 - p)**L``: that of a label to be among L
+            draws, the ``labels_each`` of `calibration_`.
+
+        Raises
+        ------
+        MemoryError
+            If they would not fit.
+        ValueError
+            If inputs are malformed, or so large that a score is infinite.
+        """
+        X = self._check_fitted_inputs(X)
+        return self._gathered(X.shape[0], self._learner.probabilities(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of inputs whose label, or set of labels, is predicted.
+
+        Parameters
+        ----------
+        X : array_like or sparse matrix, shape (N, v)
+            Inputs.
+        y : array_like or matrix
+            Labels, as in `fit`, but ones not seen there too, which are never predicted.
+        sample_weight : array_like, shape (N,), optional
+            Weights of the inputs, at least 0.
+
+        Returns
+        -------
+        float
+            Accuracy.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+        """
+        predicted = self.predict(X)
+        check_consistent_length(predicted, y)
+        codec = self._learner.codec
+        codes, wanted = (codec.encode(labels, unseen=True) for labels in (predicted, y))
+        if codec.multilabel:  # the whole set
+            right = np.diff(sparse.csr_array(codes != wanted).indptr) == 0
+        else:
+            right = codes == wanted
+        weights = check_sample_weight(sample_weight, len(right))
+        if not weights.any():
+            raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
+        return float(np.average(right, weights=in_small_unit(weights)))
 
     def bias_report(self, X: Any, y: Any, **options: Any) -> TuneReport:
         """Measure which sampler and how many draws fit this model: `samplesoft.tune` on it.
@@ -341,18 +685,15 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
                 "`y` must hold one label of each example, but this model takes several; pass "
                 "vectors and one label of each to samplesoft.tune."
             )
-        X = self._learner.prepared(checked_examples(self, X, y, reset=False))
-        return tune(
-            self.model_.class_vectors(),
-            self.model_.embed(X),
-            self._codec.encode(y),
-            **{
-                "counts": self._learner.counts,
-                "tau": self.model_.settings.tau,
-                "batch": self.batch_size,
-                **options,
-            },
-        )
+        X = self._learner.prepared(self._checked_examples(X, y, reset=False))
+        known = {
+            "counts": self._learner.counts,
+            "tau": self.model_.settings.tau,
+            "batch": self.batch_size,
+        }
+        labels = self._learner.codec.encode(y)
+        vectors, contexts = self.model_.class_vectors(), self.model_.embed(X)
+        return tune(vectors, contexts, labels, **{**known, **options})
 
     def save(self, path: str | Path) -> None:
         """Write the model, as arrays and JSON without any pickled object.
@@ -371,10 +712,10 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
             of your own.
         """
         check_is_fitted(self)
-        files.write_classifier(path, self)
+        saving.write_classifier(path, self)
 
     @classmethod
-    def load(cls, path: str | Path) -> SampledSoftmaxClassifier:
+    def load(cls, path: str | Path) -> Self:
         """Read a model of `save` or of ``samplesoft train``; `partial_fit` goes on with it.
 
         Parameters
@@ -402,12 +743,13 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         The model of a run gets the settings of the run as its parameters, with the seed as
         `random_state`. Its classes are numbers from 0; labels come as a sparse indicator matrix,
         or one of each example if all had one in training. Inputs are divided by their norms, as in
-        the run: pass them as they are in its files. Of ``train items``, inputs are the items that
+        the run: pass them as they are in its saving. Of ``train items``, inputs are the items that
         a user has taken, and have the score -inf and the probability 0; `partial_fit` takes them
         as labels too. It goes on where the run ended, unless gradients were clipped or the
         optimizer had options: then it is a ValueError. `fit` without `warm_start` forgets all this.
         """
-        classifier: SampledSoftmaxClassifier = files.read_classifier(path, cls)
+        classifier, learner = saving.read_classifier(path, cls)
+        classifier._take(learner)
         return classifier
 
     def __sklearn_tags__(self) -> Any:
@@ -416,3 +758,136 @@ class SampledSoftmaxClassifier(FittingMixin, PredictionMixin, ClassifierMixin, B
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
+
+    def _checked_inputs(self, X: Any, reset: bool) -> Any:
+        """Return inputs (N, v) as an array or a CSR matrix; `reset` for those of a new model."""
+        if sparse.issparse(X) and hasattr(X, "check_format"):
+            require_well_formed("X", X)  # before its indices are followed
+        kinds = [np.float64, np.float32]
+        with np.errstate(over="ignore"):  # infinity is refused, here or by the model
+            try:
+                return validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
+            except OverflowError as error:  # of an integer of Python
+                raise ValueError(
+                    f"`X` must hold numbers of float64, got one beyond: {error}."
+                ) from None
+
+    def _checked_examples(self, X: Any, y: Any, reset: bool) -> Any:
+        """Return inputs to train on, once there are as many labels."""
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None."
+            )
+        X = self._checked_inputs(X, reset)
+        check_consistent_length(X, y)
+        return X
+
+    def _check_fitted_inputs(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return self._learner.prepared(self._checked_inputs(X, reset=False))
+
+    def _checked_eval_set(self, eval_set: Any, codec: LabelCodec) -> Examples:
+        """Return the examples of `eval_set` that have a label."""
+        if not isinstance(eval_set, tuple) or len(eval_set) != 2:
+            raise TypeError(
+                f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
+                f"{shown(eval_set)}; give one set of inputs, and their labels."
+            )
+        X, y = eval_set
+        X, codes = self._checked_examples(X, y, reset=False), codec.encode(y, unseen=True)
+        rows = np.unique(owners_and_ids(codes)[0])
+        if not len(rows):
+            raise ValueError("`eval_set` must hold a label for at least one example, got none.")
+        return Examples(X, codes, np.ones(X.shape[0])).rows(rows)
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Undo what the body has set if it fails; trained parameters stay changed."""
+        before = dict(vars(self))
+        try:
+            yield
+        except Exception:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _new_seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _begin(self, X: Any, codec: LabelCodec, counts: FloatArray, seed: int) -> None:
+        """Make a model with random parameters."""
+        chosen = getattr(self, "auto_choice_", {})
+        settings = model_settings(self, codec.multilabel, len(codec.classes), chosen)
+        with progress_phase(bool(self.verbose), "making the model"):
+            learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
+        learner.row_norm = mean_norm(X)
+        self._take(learner)
+
+    def _take(self, learner: Learner) -> None:
+        self._learner = learner
+        self.classes_, self.model_ = learner.codec.classes, learner.model
+
+    def _gathered(self, num: int, parts: Iterable[tuple[slice, NDArray[Any]]]) -> NDArray[Any]:
+        """Return a number for each of some inputs and each class, or raise MemoryError."""
+        n = len(self.classes_)
+        require_bytes(
+            f"{num:,} inputs times {n:,} classes",
+            8 * num * n,
+            "pass fewer inputs at a time, or take predict_topk",
+        )
+        out = np.empty((num, n))
+        for part, numbers in parts:  # which are made one by one
+            out[part] = numbers
+        return out
+
+
+def predict_topk(
+    estimator: Any, X: Any, k: int = 5, *, exclude: Any = None
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the best labels of inputs that a pipeline transforms first.
+
+    It is ``pipeline[-1].predict_topk(pipeline[:-1].transform(X), k)``.
+
+    Parameters
+    ----------
+    estimator : Pipeline or SampledSoftmaxClassifier
+        Fitted; the last step of a pipeline is the classifier, or a pipeline that ends in it.
+    X : array_like or sparse matrix, shape (N, v), or whatever the first step takes
+        Inputs.
+    k, exclude
+        As in `SampledSoftmaxClassifier.predict_topk`.
+
+    Returns
+    -------
+    labels, scores : ndarray, shape (N, k)
+        As of `SampledSoftmaxClassifier.predict_topk`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or the last step has no `predict_topk`.
+
+    Examples
+    --------
+    >>> from sklearn.feature_extraction.text import CountVectorizer
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
+    >>> texts, names = ["red fruit", "red berry", "green leaf"], ["apple", "cherry", "mint"]
+    >>> pipe = make_pipeline(CountVectorizer(), SampledSoftmaxClassifier(random_state=0))
+    >>> labels, scores = predict_topk(pipe.fit(texts, names), ["red"], 2)
+    >>> sorted(labels[0].tolist())
+    ['apple', 'cherry']
+    >>> predict_topk(pipe, ["red"], 1, exclude=[["apple"]])[0].tolist()
+    [['cherry']]
+    """
+    while isinstance(estimator, Pipeline):
+        if len(estimator) > 1:
+            X = estimator[:-1].transform(X)
+        estimator = estimator[-1]
+    if not hasattr(estimator, "predict_topk"):
+        raise TypeError(
+            "`estimator` must be a SampledSoftmaxClassifier, or a pipeline that ends in one, got "
+            f"{type(estimator).__name__}."
+        )
+    best: tuple[NDArray[Any], NDArray[Any]] = estimator.predict_topk(X, k, exclude=exclude)
+    return best

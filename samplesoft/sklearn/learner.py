@@ -1,24 +1,45 @@
-"""A model while it is trained: order, steps, and what has been counted so far."""
+"""A model while it is trained: steps, rounds, what has been counted, and the pilot before it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
+from samplesoft._progress import progress_bar, progress_line
 from samplesoft._validation import FloatArray, IntArray, in_small_unit
 from samplesoft.losses.logistic import FullLogisticLoss
+from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
-from samplesoft.sklearn.label_codec import LabelCodec
+from samplesoft.sklearn.labels import LabelCodec, example_weights
+from samplesoft.sklearn.parameters import is_averaged, learning_rate, model_settings, num_draws
+from samplesoft.training.average import Average, Best, write
 from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
+from samplesoft.training.task import NUM_EXAMPLES
+from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
 _CALIBRATED = 1000  # examples at most, and so many of their scores
 _SCORES = 1 << 24
+
+
+class Examples(NamedTuple):
+    """Inputs, their labels and their weights."""
+
+    X: Any  # (N, v)
+    codes: Any  # class numbers (N,), or a CSR matrix (N, n)
+    weights: FloatArray  # (N,)
+
+    def rows(self, rows: IntArray) -> Examples:
+        """Return some of them."""
+        return Examples(self.X[rows], self.codes[rows], self.weights[rows])
 
 
 class Learner(LinearEpochs):
@@ -64,8 +85,7 @@ class Learner(LinearEpochs):
                 f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
                 "off, or give more or an `eval_set`."
             )
-        order = held_out_order(rows, self.seed)
-        return np.sort(order[held:]), np.sort(order[:held])
+        return self._parted(rows, held)
 
     def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
         """Return arguments of `samplesoft.tune` for some examples."""
@@ -108,8 +128,8 @@ class Learner(LinearEpochs):
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
         """Return the share of examples, by weights (N,), whose best class is a label."""
         best = self.top_k(X, 1)[0][:, 0]
-        several = self.codec.multilabel
-        right = codes[np.arange(len(best)), best] if several else best == codes
+        single = isinstance(codes, np.ndarray)
+        right = best == codes if single else codes[np.arange(len(best)), best]
         return float(np.average(right, weights=in_small_unit(weights)))
 
     @property
@@ -117,18 +137,20 @@ class Learner(LinearEpochs):
         """How scores become probabilities."""
         if self.calibrated is not None:
             return self.calibrated
-        several = self.codec.multilabel
         if isinstance(self.model.softmax.loss, FullLogisticLoss):
-            return LogisticCalibration(1.0, several)
-        if not several:
+            return LogisticCalibration(1.0, self.codec.multilabel)
+        if not self.codec.multilabel:
             return SoftmaxCalibration()
+        # as many labels as in training; before the first step, of a file, one
         labels_each = self.num_labels / self.num_examples if self.num_examples else 1.0
         return SoftmaxCalibration(1.0, labels_each)
 
     def split_to_calibrate(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on at first, and a share of them, if few, for `calibrate`."""
+        return self._parted(rows, min(int(share * len(rows)), self._most_calibrated()))
+
+    def _parted(self, rows: IntArray, held: int) -> tuple[IntArray, IntArray]:
         order = held_out_order(rows, self.seed)
-        held = min(int(share * len(rows)), self._most_calibrated())
         return np.sort(order[held:]), np.sort(order[:held])
 
     def calibrate(self, X: Any, codes: Any, weights: FloatArray, rows: IntArray) -> None:
@@ -137,16 +159,15 @@ class Learner(LinearEpochs):
         if weights[some].any():
             scores = np.concatenate([scores for _, scores in self.scores(X[some])])
             labels = codes[some]
-            if self.codec.multilabel:
+            if self.codec.multilabel:  # without the column of labels that are no class
                 labels = labels[:, : len(self.codec.classes)]
+            # from what it was last time on, whose temperature a few examples move little
             self.calibrated = self.calibration.fitted(scores, labels, weights[some])
 
     def with_seen_labels(self, codes: Any) -> IntArray:
         """Return the rows whose labels are classes."""
-        n = len(self.codec.classes)
-        if not self.codec.multilabel:
-            return np.flatnonzero(codes < n)
-        unseen = codes[:, n:].sum(axis=1)
+        n = len(self.codec.classes)  # the number of labels that are no class
+        unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
         return np.flatnonzero(unseen == 0)
 
     def probabilities(self, X: Any) -> Iterator[tuple[slice, FloatArray]]:
@@ -156,3 +177,114 @@ class Learner(LinearEpochs):
 
     def _most_calibrated(self) -> int:
         return min(_CALIBRATED, max(1, _SCORES // len(self.codec.classes)))
+
+
+def train_rounds(
+    classifier: Any,
+    examples: Examples,
+    rows: IntArray,
+    validation: Examples | None,
+    apart: IntArray,
+    of_class: FloatArray,
+) -> None:
+    """Train on some rows; losses, scores and rounds are attributes of the classifier as they end.
+
+    A score is precision at 1 of the examples for validation. With early stopping, stop when it no
+    longer rises, and go back to the best parameters. With an average, that is the model, where it
+    is scored and in the end. Rows that are apart calibrate the model halfway, and are learned from
+    then on. Weights `of_class` (n + 1,) count in calibration as in training, and not in scores.
+    """
+    learner, verbose = classifier._learner, bool(classifier.verbose)
+    parameters, rate = learner.model.parameters, learning_rate(classifier, learner.row_norm)
+    average = Average(parameters) if is_averaged(classifier) else None
+    best = Best(parameters if average is None else average.parameters)
+    num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1  # nothing to learn
+    classifier.loss_curve_, classifier.validation_scores_ = [], []
+    with progress_bar(verbose, each=True, total=num_rounds, unit="round", desc="fit") as bar:
+        for classifier.n_iter_ in range(1, num_rounds + 1):
+            loss = learner.epoch(*examples, rows, classifier.batch_size, rate)
+            halfway = classifier.n_iter_ == -(-num_rounds // 2)
+            if average is not None:
+                average.add(parameters)
+            # what is scored and calibrated is the average, where there is one
+            with average.in_place_of(parameters) if average is not None else nullcontext():
+                if len(apart) and halfway:
+                    learner.calibrate(*examples, apart)
+                if validation is not None:
+                    score = learner.precision_at_1(*validation)
+            if len(apart) and halfway:  # from now on they are learned, and make up for this round
+                learner.epoch(*examples, apart, classifier.batch_size, rate)
+                rows = np.sort(np.concatenate((rows, apart)))
+            classifier.loss_curve_.append(loss)
+            shown = {"loss": f"{loss:.4f}"}
+            if validation is not None:
+                classifier.validation_scores_.append(score)
+                shown["precision_at_1"] = f"{score:.4f}"
+                if classifier.early_stopping:
+                    best.add(score, classifier.tol)
+            bar.set_postfix(refresh=False, **shown)
+            bar.update()
+            if best.since >= classifier.n_iter_no_change:
+                break
+    best.restore()
+    if average is not None:
+        write(average.parameters, parameters)
+    if average is not None or best.scores:  # the class vectors have changed, and no step follows
+        learner.model.softmax.refresh()
+    if validation is not None and classifier.calibrate:
+        X, codes, weights = validation
+        weights = example_weights(of_class, codes, weights)
+        learner.calibrate(X, codes, weights, learner.with_seen_labels(codes))
+
+
+def auto_choice(
+    classifier: Any,
+    examples: Examples,
+    rows: IntArray,
+    codec: LabelCodec,
+    counts: FloatArray,
+    seed: int,
+) -> dict[str, Any]:
+    """Return loss, sampler, number of draws and `shared` for some rows, and the verdict in words.
+
+    The pilot is a learner of its own.
+    """
+    X, codes, weights = examples
+    settings = model_settings(classifier, codec.multilabel, len(codec.classes), PILOT)
+    settings = replace(settings, **PILOT)
+    learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
+    loss = LOSSES[classifier.loss].masked if codec.multilabel else None
+    size, verbose = classifier.batch_size, bool(classifier.verbose)
+    steps = pilot_steps(classifier.max_iter * -(-len(rows) // size))
+    progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
+    batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
+    with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
+        for batch in islice(batches, steps):
+            learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier, 1.0))
+            bar.update()
+    some = learner.next_batches(rows, max(size, NUM_EXAMPLES))[0]
+    choice = choose(
+        learner.tune_inputs(X[some], codes[some]),
+        loss or classifier.loss,
+        classifier.sampler,
+        num_draws(classifier),
+        shared=classifier.shared,
+        nu=classifier.nu,
+        num_features=classifier.num_features,
+        batch=size,
+        progress=verbose,
+        rng=seed,
+    )
+    progress_line(verbose, f"auto: {choice.verdict}")
+    return {**choice.settings, "verdict": choice.verdict}
+
+
+def mean_norm(X: Any) -> float:
+    """Return the mean norm of the rows of inputs (N, v) that are not zero, 1 if all are."""
+    largest = float(abs(X).max()) if min(X.shape) else 0.0
+    if largest == 0.0:
+        return 1.0
+    scaled = X.astype(np.float64) / largest  # so that no square overflows
+    squares = scaled.multiply(scaled).sum(axis=1) if sparse.issparse(X) else (scaled**2).sum(axis=1)
+    norms = np.sqrt(np.asarray(squares).reshape(-1))
+    return largest * float(norms[norms > 0.0].mean())

@@ -13,7 +13,7 @@ from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative,
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
 from samplesoft.models.optimizers import OPTIMIZERS
-from samplesoft.sklearn.example_weights import check_class_weight
+from samplesoft.sklearn.labels import check_class_weight
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
 NUM_SAMPLED = 100  # draws by default
@@ -161,7 +161,7 @@ def require_same_model(classifier: Any) -> None:
             "without warm_start."
         )
     chosen = getattr(classifier, "auto_choice_", {})
-    several, n = classifier._codec.multilabel, len(classifier.classes_)
+    several, n = learner.codec.multilabel, len(classifier.classes_)
     wanted = model_settings(classifier, several, n, chosen)
     now = {**vars(wanted), "optimizer": classifier.optimizer}
     before = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}

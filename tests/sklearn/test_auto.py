@@ -7,7 +7,7 @@ from scipy import sparse
 pytest.importorskip("sklearn", reason="needs scikit-learn; pip install samplesoft[sklearn]")
 from sklearn.base import clone
 
-from samplesoft.sklearn import SampledSoftmaxClassifier, fitting, pilot
+from samplesoft.sklearn import SampledSoftmaxClassifier, classifier, learner
 from samplesoft.sklearn.learner import Learner
 from samplesoft.training.checkpoint import read_checkpoint, write_checkpoint
 from samplesoft.tuning.pilot import Choice
@@ -51,7 +51,7 @@ def chosen(monkeypatch):
             asked.append((inputs, *wanted, options))
             return Choice(settings, "Take it.")
 
-        monkeypatch.setattr(pilot, "choose", choose)
+        monkeypatch.setattr(learner, "choose", choose)
         return asked
 
     return let
@@ -107,7 +107,7 @@ def test_the_choice_is_kept(settings, chosen, tmp_path, monkeypatch):
         one.fit(X, Y) for one in (auto(warm_start=True), make(**named(settings), warm_start=True))
     )
     clf.save(tmp_path / "model.npz")
-    monkeypatch.setattr(fitting, "auto_choice", None)
+    monkeypatch.setattr(classifier, "auto_choice", None)
     loaded = SampledSoftmaxClassifier.load(tmp_path / "model.npz")
     assert loaded.auto_choice_ == clf.auto_choice_ and loaded.sampler == "auto"
     other.model_.softmax.refresh()
@@ -147,7 +147,7 @@ def test_a_file_with_another_choice_is_refused(chosen, tmp_path):
     ],
 )
 def test_what_is_refused_before_the_work(options, message, monkeypatch):
-    monkeypatch.setattr(fitting, "auto_choice", None)
+    monkeypatch.setattr(classifier, "auto_choice", None)
     with pytest.raises((TypeError, ValueError), match=message):
         auto(**options).fit(X, Y)
 

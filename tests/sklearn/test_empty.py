@@ -137,8 +137,17 @@ def test_a_known_label_beside_an_unseen_one():
         ([["ape"], "bee"] * 20, "`y` must hold a list of labels for each example, got str for one"),
         (["ape", None] * 20, "`y` must hold labels of one kind, got text and NoneType"),
         (np.array(["ape", 1] * 20, object), "`y` must hold labels of one kind, got text and int"),
-        ([["ape"], [1]] * 20, "`y` must hold labels of one kind, got text and numbers"),
-        ([["ape"], [None]] * 20, "`y` must hold labels of one kind, got text and numbers"),
+        ([["ape"], [1]] * 20, "`y` must hold labels of one kind, got text and int"),
+        ([["ape"], [None]] * 20, "`y` must hold labels of one kind, got text and NoneType"),
+        # of the rest NumPy would make text without a word
+        (["ape", 1] * 20, "`y` must hold labels of one kind, got text and int; convert them"),
+        (["ape", 1.5] * 20, "`y` must hold labels of one kind, got text and float"),
+        (["ape", True] * 20, "`y` must hold labels of one kind, got text and bool"),
+        ([b"ape", "bee"] * 20, "`y` must hold labels of one kind, got text and bytes"),
+        ([b"ape", 1] * 20, "`y` must hold labels of one kind, got bytes and int"),
+        ([["ape", 1], ["bee"]] * 20, "`y` must hold labels of one kind, got text and int"),
+        ([("ape", 1)] * 40, "`y` must hold labels of one kind, got text and int"),
+        ([{"ape", np.int64(1)}, []] * 20, "`y` must hold labels of one kind, got text and int64"),
         ([1.0, np.nan] * 20, "y contains NaN"),
         ([[1.0], [np.nan]] * 20, "y contains NaN"),
         ([[1.0], [2.5]] * 20, "continuous"),
@@ -148,3 +157,12 @@ def test_missing_labels_are_refused(y, message):
     for given in (y, y if isinstance(y, np.ndarray) else tuple(y)):
         with pytest.raises(ValueError, match=message):
             make().fit(X, given)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_classes_and_unwanted_labels_are_of_one_kind(kind):
+    with pytest.raises(ValueError, match="`classes` must hold labels of one kind, got text and in"):
+        make().partial_fit(X, ["ape"] * len(X), classes=kind(["ape", 1]))
+    clf = make().fit(X, ["ape", "bee"] * (len(X) // 2))
+    with pytest.raises(ValueError, match="`exclude` must hold labels of one kind, got text and in"):
+        clf.predict_topk(X[:1], 1, exclude=[kind(["ape", 1])])

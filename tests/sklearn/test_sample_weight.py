@@ -11,8 +11,8 @@ from sklearn import config_context
 from sklearn.model_selection import cross_validate
 
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.example_weights import class_weights
-from samplesoft.sklearn.label_codec import infer_codec
+from samplesoft.sklearn.labels import class_weights
+from samplesoft.sklearn.labels import infer_codec
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(6), 20)

@@ -1,10 +1,10 @@
-"""Files of a classifier: arrays and JSON."""
+"""Files of a classifier, arrays and JSON, and checkpoints of runs as such files."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,8 @@ from samplesoft._random import as_key
 from samplesoft._validation import as_choice, as_count, as_counts, as_flag, as_positive, shown
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
-from samplesoft.sklearn.label_codec import LabelCodec
-from samplesoft.sklearn.label_forms import DENSE, LISTS, SINGLE, SPARSE
+from samplesoft.sklearn.labels import DENSE, LISTS, SINGLE, SPARSE, LabelCodec
 from samplesoft.sklearn.learner import Learner
-from samplesoft.sklearn.runs import MODEL, of_run
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
@@ -29,9 +27,10 @@ from samplesoft.training.checkpoint import (
 from samplesoft.training.trained import linear_softmax_config, require_sizes
 from samplesoft.tuning.pilot import PILOT
 
+_T = TypeVar("_T")
+_MODEL = "SampledSoftmaxClassifier"
 _FITTED = ("n_iter_", "num_unlabeled_", "loss_curve_", "validation_scores_", "auto_choice_")
-_CHOICE = {*PILOT, "verdict"}
-_PROGRESS = ("seed", "num_steps", "num_epochs", "num_examples", "num_labels")
+_COUNTED = ("num_steps", "num_epochs", "num_examples", "num_labels")  # by a learner
 
 
 def write_classifier(path: str | Path, classifier: Any) -> None:
@@ -43,19 +42,17 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
                 "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
             )
     parameters = classifier.get_params()
-    seed, weight = parameters.pop("random_state"), parameters.pop("class_weight")
-    if isinstance(weight, dict):
-        parameters["class_weight"] = list(weight.items())
-    elif weight is not None:
-        parameters["class_weight"] = weight
+    seed = parameters.pop("random_state")
     if isinstance(seed, (int, np.integer)):
         parameters["random_state"] = int(seed)
+    if isinstance(parameters["class_weight"], dict):  # keys of JSON are text
+        parameters["class_weight"] = list(parameters["class_weight"].items())
     learner = classifier._learner
     codec, model = learner.codec, learner.model
     classes = codec.classes
     names = getattr(classifier, "feature_names_in_", None)
     about = {
-        "model": MODEL,
+        "model": _MODEL,
         "parameters": parameters,
         "settings": asdict(model.settings),
         "form": codec.form,
@@ -67,11 +64,9 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "optimizer": learner.optimizer_name,
         "feature_names": None if names is None else list(names),
     }
-    progress = {name: getattr(learner, name) for name in _PROGRESS}
-    progress |= {"calibrated": learner.calibrated, "row_norm": learner.row_norm}
-    for name in _FITTED:
-        if hasattr(classifier, name):
-            progress[name] = getattr(classifier, name)
+    names_of_learner = ("seed", *_COUNTED, "calibrated", "row_norm")
+    progress = {name: getattr(learner, name) for name in names_of_learner}
+    progress |= {name: getattr(classifier, name) for name in _FITTED if hasattr(classifier, name)}
     if classes.dtype.hasobject:
         if not all(isinstance(label, str) for label in classes):
             raise TypeError(
@@ -90,29 +85,34 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     write_checkpoint(path, Checkpoint(plain(about), plain(progress), arrays))
 
 
-def read_classifier(path: str | Path, make: Any) -> Any:
-    """Read a classifier; see `SampledSoftmaxClassifier.load`."""
+def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
+    """Read a classifier and its learner; see `SampledSoftmaxClassifier.load`."""
     checkpoint = read_checkpoint(path)
     with rebuilding(path):
         if "task" in checkpoint.config:
-            checkpoint = of_run(path, checkpoint)
+            checkpoint = _of_run(path, checkpoint, make)
         model = checkpoint.config.get("model")
-        if model != MODEL:
+        if model != _MODEL:
             raise ValueError(
-                f"{str(path)!r} must hold a {MODEL}, got {shown(model)}; read it with what wrote "
+                f"{str(path)!r} must hold a {_MODEL}, got {shown(model)}; read it with what wrote "
                 "it."
             )
-        return _rebuilt(path, checkpoint, make)
+        parameters = checkpoint.config["parameters"]
+        if isinstance(parameters.get("class_weight"), list):
+            parameters["class_weight"] = dict(parameters["class_weight"])
+        classifier = make(**parameters)
+        learner = _learner(path, checkpoint)
+        _set_fitted(classifier, checkpoint)
+    return classifier, learner
 
 
-def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
+def _learner(path: str | Path, checkpoint: Checkpoint) -> Learner:
     about, arrays, values = checkpoint.config, checkpoint.arrays, checkpoint.values
-    parameters, model = about["parameters"], about["linear_softmax"]
-    if isinstance(parameters.get("class_weight"), list):
-        parameters["class_weight"] = {label: weight for label, weight in parameters["class_weight"]}
-    classifier = make(**parameters)
-    require_sizes(model, part("parameters", arrays, "/"))
-    _require_progress(values)
+    model = about["linear_softmax"]
+    require_sizes(model, part("parameters", arrays, "/"))  # before arrays of other sizes are made
+    as_key(values["seed"])  # up to 2**64
+    for name in _COUNTED:
+        as_count(name, values[name], 0)
     learner = Learner(
         _codec(about, arrays["classes"], model["num_classes"]),
         model["num_inputs"],
@@ -132,22 +132,35 @@ def _rebuilt(path: str | Path, checkpoint: Checkpoint, make: Any) -> Any:
         learner.optimizer = None
     learner.unit_inputs = as_flag("unit_inputs", model["unit_inputs"])
     learner.leave_out = as_flag("leave_out", model["leave_out"])
-    for name in _PROGRESS:
+    for name in _COUNTED:
         setattr(learner, name, values[name])
     learner.calibrated = _calibration(values, learner.calibration)
     learner.row_norm = as_positive("row_norm", values.get("row_norm", 1.0))  # a run has none
-    classifier._take(learner)
-    for name in _FITTED:
-        if name in values:
-            setattr(classifier, name, values[name])
-    classifier.n_features_in_ = model["num_inputs"]
-    names = about["feature_names"]
+    return learner
+
+
+def _set_fitted(classifier: Any, checkpoint: Checkpoint) -> None:
+    """Set what `fit` has found beside the model, once it is sound."""
+    about, values = checkpoint.config, checkpoint.values
+    for name in values.keys() & {"n_iter_", "num_unlabeled_"}:
+        as_count(name, values[name], 0)
+    choice = values.get("auto_choice_")
+    if choice is not None and (
+        not isinstance(choice, dict) or choice.keys() != {*PILOT, "verdict"}
+    ):
+        raise TypeError(f"auto_choice_ with {shown(choice)}")
+    for name in ("loss_curve_", "validation_scores_"):
+        for number in values.get(name, ()):
+            if not isinstance(number, (int, float)):
+                raise TypeError(f"{name} with {shown(number)}")
+    vars(classifier).update({name: values[name] for name in _FITTED if name in values})
+    num_inputs, names = about["linear_softmax"]["num_inputs"], about["feature_names"]
+    classifier.n_features_in_ = num_inputs
     if names is not None:
-        sound = isinstance(names, list) and len(names) == model["num_inputs"]
+        sound = isinstance(names, list) and len(names) == num_inputs
         if not sound or not all(isinstance(name, str) for name in names):
             raise ValueError(f"feature names {shown(names)}")
         classifier.feature_names_in_ = np.array(names, dtype=object)
-    return classifier
 
 
 def _codec(about: dict[str, Any], stored: NDArray[Any], num_classes: int) -> LabelCodec:
@@ -179,14 +192,59 @@ def _calibration(values: dict[str, Any], plain: Calibration) -> Calibration | No
     return SoftmaxCalibration(as_positive("temperature", temperature), of_labels)
 
 
-def _require_progress(values: dict[str, Any]) -> None:
-    as_key(values["seed"])  # up to 2**64
-    for name in (*_PROGRESS[1:], *values.keys() & {"n_iter_", "num_unlabeled_"}):
-        as_count(name, values[name], 0)
-    choice = values.get("auto_choice_")
-    if choice is not None and (not isinstance(choice, dict) or choice.keys() != _CHOICE):
-        raise TypeError(f"auto_choice_ with {shown(choice)}")
-    for name in ("loss_curve_", "validation_scores_"):
-        for number in values.get(name, ()):
-            if not isinstance(number, (int, float)):
-                raise TypeError(f"{name} with {shown(number)}")
+def _of_run(path: str | Path, run: Checkpoint, make: Any) -> Checkpoint:
+    """Return what a classifier of the same model would have written.
+
+    Classes are numbers. Labels come as one of each example where all examples of the run had one,
+    else as a sparse indicator matrix. The state of an optimizer is left out where it had options,
+    or gradients were clipped.
+    """
+    task, training, values = run.config["task"], run.config["training"], run.values
+    about, counts = task.get("linear_softmax"), run.arrays.get("examples/counts")
+    if about is None:
+        raise ValueError(
+            f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
+            f"{shown(task.get('model'))}; take best.npz of samplesoft train xc or items."
+        )
+    if counts is None:
+        raise ValueError(
+            f"{str(path)!r} must hold how often each class occurs, as this version of samplesoft "
+            "writes it; use samplesoft predict, or train anew."
+        )
+    if as_flag("absolute", about["absolute"]):
+        raise ValueError(
+            f"{str(path)!r} must hold a model of plain scores, got one of absolute scores, which a "
+            "classifier does not have; train with another --loss."
+        )
+    counts = as_counts("counts", counts, about["num_classes"])
+    num_examples, num_labels = as_count("num_labeled", task["num_labeled"]), int(counts.sum())
+    single = num_labels == num_examples and not about["leave_out"]
+    # settings of a run have the names of the parameters that they are here
+    names = make._get_param_names()
+    parameters = {name: task[name] for name in names if task.get(name) is not None}
+    parameters["embedding_dim"] = task["embedding_dim"]  # None is not the default
+    parameters["random_state"] = task["seed"]
+    parameters |= {name: training[name] for name in ("optimizer", "learning_rate")}
+    kept = ("parameters/", "state/") + (() if training["optimizer_options"] else ("optimizer/",))
+    arrays = {name: a for name, a in run.arrays.items() if name.startswith(kept)}
+    classes = np.arange(len(counts))
+    config = {
+        "model": _MODEL,
+        "parameters": parameters,
+        "settings": {one.name: task[one.name] for one in fields(LinearSoftmaxSettings)},
+        "form": SINGLE if single else SPARSE,
+        "labels": "int64" if single else "float64",
+        "classes": str(classes.dtype),
+        "linear_softmax": about,
+        "optimizer": training["optimizer"],
+        "feature_names": None,
+    }
+    progress = {
+        "seed": int(as_key(task["seed"])),
+        "num_steps": values["step"],
+        "num_epochs": values["epoch"],
+        "num_examples": num_examples,
+        "num_labels": num_labels,
+        "n_iter_": values["epoch"],
+    }
+    return Checkpoint(config, progress, {"classes": classes, "counts": counts, **arrays})
