@@ -11,8 +11,7 @@ from sklearn import config_context
 from sklearn.model_selection import cross_validate
 
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.sklearn.labels import class_weights
-from samplesoft.sklearn.labels import infer_codec
+from samplesoft.sklearn.labels import class_weights, infer_codec
 
 RNG = np.random.default_rng(0)
 Y = np.repeat(np.arange(6), 20)
