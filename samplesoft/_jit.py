@@ -44,9 +44,18 @@ def njit_sum(function: Function) -> Function:
     return _compile(function, {"reassoc", "contract"})
 
 
-def _compile(function: Function, fastmath: bool | set[str]) -> Function:
+def njit_inline(function: Function) -> Function:
+    """Compile `function` as `njit` does, into each function that calls it.
+
+    For one with many arrays and little to do with them: to pass them costs more than it does.
+    """
+    return _compile(function, False, forceinline=True)
+
+
+def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Function:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
+    options |= more
     compiled: Any
     try:
         compiled = numba.njit(cache=True, **options)(function)

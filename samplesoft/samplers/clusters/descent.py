@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit
+from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, meet, num_lanes
 from samplesoft.kernels.rows import pair_products, products
@@ -66,7 +66,7 @@ class Room(NamedTuple):
     weights: Real
 
 
-@njit
+@njit_inline
 def score(tree: Cells, cell: int, queries: Real, b: int, room: Room, row: int) -> tuple[int, int]:
     """Write the logits of the children of a cell for query b; return the first, and how many."""
     first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
@@ -78,7 +78,7 @@ def score(tree: Cells, cell: int, queries: Real, b: int, room: Room, row: int) -
     return first, last - first
 
 
-@njit
+@njit_inline
 def multiply_children(
     tree: Cells,
     is_leaf: bool,
@@ -96,7 +96,7 @@ def multiply_children(
         products(tree.cells, first, last, queries, b, logits, row)
 
 
-@njit
+@njit_inline
 def score_pair(
     tree: Cells, cell: int, queries: Real, b: int, c: int, room: Room
 ) -> tuple[int, int]:
@@ -112,7 +112,7 @@ def score_pair(
     return first, last - first
 
 
-@njit
+@njit_inline
 def weigh(room: Room, row: int, num: int) -> tuple[float, float]:
     """Write exp(logit) divided by the greatest; return the sum of that, and the greatest logit.
 
@@ -127,7 +127,7 @@ def weigh(room: Room, row: int, num: int) -> tuple[float, float]:
     return exp_weights(room.weights[row], size, -1)
 
 
-@njit
+@njit_inline
 def leave_out(
     contexts: Contexts, b: int, level: int, first: int, num: int, room: Room, row: int
 ) -> None:
@@ -236,7 +236,7 @@ def draw_children(
     `at` gets the children, and their shares are added to `log_q`.
     """
     room = make_room(tree)
-    weights, v = room.weights, 0
+    v = 0
     while v < len(visits):
         cell, end = meeting(visits, v, at)
         first, num = score_visits(tree, cell, contexts, visits, v, end, room)
@@ -244,15 +244,15 @@ def draw_children(
             b, row = visits[i, 0], i - v
             leave_out(contexts, b, level + 1, first, num, room, row)
             total, greatest = weigh(room, row, num)
+            weights = room.weights[row]
             child, below = 0, 0.0
             for k in range(visits[i, 1], visits[i, 2]):
                 target = u[b, k] * total
-                child, below = find(weights[row], num, target, child, below)
-                u[b, k] = min((target - below) / weights[row, child], _BELOW_ONE)
+                child, below = find(weights, num, target, child, below)
+                u[b, k] = min((target - below) / weights[child], _BELOW_ONE)
                 at[b, k] = first + child
-                log_q[b, k] += log_share(
-                    room.logits[row, child], weights[row, child], total, greatest
-                )
+                logit = room.logits[row, child]
+                log_q[b, k] += log_share(logit, weights[child], total, greatest)
         v = end
 
 
@@ -312,14 +312,13 @@ def ascend(
             total, greatest = weigh(room, row, num)
             for k in range(visits[i, 1], visits[i, 2]):
                 place = children[b, k] - first
-                log_q[b, k] += log_share(
-                    room.logits[row, place], room.weights[row, place], total, greatest
-                )
+                logit, weight = room.logits[row, place], room.weights[row, place]
+                log_q[b, k] += log_share(logit, weight, total, greatest)
                 children[b, k], at[b, k] = cell, tree.parents[cell]
         v = end
 
 
-@njit
+@njit_inline
 def score_visits(
     tree: Cells, cell: int, contexts: Contexts, visits: IntArray, v: int, end: int, room: Room
 ) -> tuple[int, int]:
@@ -337,7 +336,7 @@ def make_room(tree: Cells) -> Room:
     return Room(np.empty(shape, tree.rows.dtype), np.empty(shape, tree.rows.dtype))
 
 
-@njit
+@njit_inline
 def sum_up_leaf(
     i: int,
     _: int,
@@ -379,7 +378,7 @@ def sum_up_leaves(rows: Real, ranges: IntArray, which: IntArray, cells: Real) ->
         sum_up_leaf(i, 0, 0, rows, ranges, which, cells, sums)
 
 
-@njit
+@njit_inline
 def sum_up_cell(
     i: int,
     _: int,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import njit
+from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, meet, num_lanes, sum_of_lanes
 from samplesoft.kernels.rows import CACHE, prefetch_row
@@ -75,7 +75,7 @@ def place_in(leaf: int, excluded: int, rules: TreeRules) -> int:
     return place if 0 <= place < classes_in(leaf, rules) else -1
 
 
-@njit
+@njit_inline
 def weigh_leaf(
     visited: LeafRows,
     b: int,
@@ -128,7 +128,7 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
     return float(log_remaining[b, 0] - log_remaining[b, 1])
 
 
-@njit
+@njit_inline
 def remaining_in_leaf(
     b: int, k: int, row: int, visited: LeafRows, exclusion: Exclusion, rules: TreeRules, room: Room
 ) -> None:
@@ -153,7 +153,7 @@ def remaining_in_leaves(visited: LeafRows, exclusion: Exclusion, rules: TreeRule
         remaining_in_leaf(b, 0, 0, visited, exclusion, rules, room)
 
 
-@njit
+@njit_inline
 def pick_run(
     b: int,
     start: int,
@@ -173,8 +173,9 @@ def pick_run(
     total, shift = weigh_leaf(visited, b, first, size, place, rules, room, row)
     log_total = math.log(total)
     correction = log_correction(exclusion.log_remaining, b, place)
+    weights = room.weights[row]
     for k in range(start, stop):
-        c, _ = find(room.weights[row], size, draws.uniforms[b, k] * total, 0, 0.0)
+        c, _ = find(weights, size, draws.uniforms[b, k] * total, 0, 0.0)
         own = draws.order[b, k]
         ids[b, own] = leaf * rules.leaf_size + c
         log_in_leaf = log_weight(room.products[row, c], rules) - shift - log_total
@@ -229,7 +230,7 @@ def pick(
         pick_run(b, start, stop, 0, visited, draws, exclusion, rules, room, ids, log_q)
 
 
-@njit
+@njit_inline
 def add_log_in_leaf(
     b: int,
     k: int,
@@ -276,7 +277,7 @@ def add_log_in_leaves(
             add_log_in_leaf(b, k, 0, visited, ids, exclusion, rules, room, log_reach, log_q)
 
 
-@njit
+@njit_inline
 def probs_in_leaf(
     b: int,
     k: int,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit
+from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import meet
 from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
@@ -113,7 +113,7 @@ def top(num_leaves: int) -> int:
     return level
 
 
-@njit
+@njit_inline
 def read_path(
     phi: Real, b: int, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray, row: int
 ) -> float:
@@ -321,7 +321,7 @@ def descend(
     draws.log_reach[b, k] = log_reach + math.log(factor)
 
 
-@njit
+@njit_inline
 def reach_leaf(
     b: int,
     k: int,
