@@ -315,13 +315,12 @@ class Loss(ABC):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
-        per_example = check_weights(weights, len(batch.z), self.reduction)
+        per_example = _checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
         losses, saved = self._forward(batch, draw, label_log_count)
         if not np.isfinite(losses).all():
-            self.explain(batch, losses)
-        if self.reduction == "mean":
-            per_example = per_example / total_weight(float(per_example.sum()))
-        require_moderate(per_example, batch.z.dtype)
+            # class vectors are looked at here only: to read all of them costs more than a step
+            require_finite_rows(to_host(batch.class_embeddings))
+            raise _not_finite(losses, batch.z.dtype)
         with quiet():  # refused next
             weighted = losses * per_example
             total = float(weighted.sum())
@@ -366,50 +365,43 @@ class Loss(ABC):
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         """Return gradients of the weighted sum of losses; ``dh`` holds that in ``batch.z``."""
 
-    def explain(self, batch: Batch, losses: FloatArray) -> None:
-        """Raise for a loss that is not finite, and say where it comes from."""
-        require_finite_rows(batch.class_embeddings)
-        raise self.not_finite(losses, batch.z.dtype)
 
-    @staticmethod
-    def not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
-        """Return the error for losses (B,) that are not all finite."""
-        worst = int(np.argmin(np.isfinite(losses)))
-        return ValueError(
-            f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
-            f"log-probabilities leave the range of {dtype}: scale `h` and `class_embeddings` down, "
-            "lower `tau`, or use float64."
-        )
+def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
+    """Return the error for losses (B,) that are not all finite."""
+    worst = int(np.argmin(np.isfinite(losses)))
+    return ValueError(
+        f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
+        f"log-probabilities leave the range of {dtype}: scale `h` and `class_embeddings` down, "
+        "lower `tau`, or use float64."
+    )
 
 
-def check_weights(weights: ArrayLike | None, batch: int, reduction: str) -> FloatArray:
-    """Return the weights (B,) of the examples; for a mean, in a unit in which the sum is finite."""
+def _checked_weights(
+    weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
+) -> FloatArray:
+    """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
     if weights is None:
-        return np.ones(batch)
-    checked = as_real_array("weights", weights, (1,))
-    if len(checked) != batch:
-        raise ValueError(f"`weights` must have shape ({batch},), got {checked.shape}.")
-    return in_small_unit(checked) if reduction == "mean" else checked
-
-
-def require_moderate(weights: FloatArray, dtype: np.dtype[Any]) -> None:
-    """Raise for weights that would take gradients of vectors of a type out of its range."""
-    limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(weights).max())
+        return np.full(batch, 1.0 / batch if reduction == "mean" else 1.0)
+    per_example = as_real_array("weights", to_host(weights), (1,))
+    if len(per_example) != batch:
+        raise ValueError(f"`weights` must have shape ({batch},), got {per_example.shape}.")
+    if reduction == "mean":
+        per_example = in_small_unit(per_example)  # in which the sum is finite
+        total = float(per_example.sum())
+        if not 0.0 < total < np.inf:
+            raise ValueError(
+                f"`weights` must have a finite sum greater than 0 for a mean, got {total}; give an "
+                'example a positive weight, or use reduction="sum".'
+            )
+        per_example = per_example / total
+    # weights multiply gradients, which are products of numbers up to the root of the greatest
+    limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(per_example).max())
     if largest > limit:
         raise ValueError(
             f"`weights` must be at most {limit:.2g} in size for gradients in {dtype}, got "
             f'{largest:g}; divide them by a number, or use reduction="mean".'
         )
-
-
-def total_weight(total: float) -> float:
-    """Return the sum of weights, having made sure that a mean by them makes sense."""
-    if not 0.0 < total < np.inf:
-        raise ValueError(
-            f"`weights` must have a finite sum greater than 0 for a mean, got {total}; give an "
-            'example a positive weight, or use reduction="sum".'
-        )
-    return total
+    return per_example
 
 
 def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
@@ -419,13 +411,15 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
     they must be 1.
     """
     if not sparse.issparse(labels):
-        given = as_array("labels", labels)
-        if given.ndim != 1:
+        _require_one_kind(labels)
+        if not isinstance(labels, np.ndarray):
+            labels = as_array("labels", labels)
+        if labels.ndim != 1:
             raise ValueError(
-                f"`labels` must have shape ({batch},), got {given.shape}; several labels of "
+                f"`labels` must have shape ({batch},), got {labels.shape}; several labels of "
                 "an example come as a scipy.sparse matrix (B, n)."
             )
-        return Targets(as_labels("labels", given, num_classes, (batch,)))
+        return Targets(as_labels("labels", labels, num_classes, (batch,)))
     matrix = as_csr("labels", labels)  # a copy, for it is put in order
     if matrix.shape != (batch, num_classes):
         raise ValueError(
@@ -454,3 +448,17 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[owners]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
     return Targets(places, owners, values / totals[owners], starts)
+
+
+def _require_one_kind(labels: Any) -> None:
+    """Raise for a list of numbers and something else, all of which NumPy would make one kind."""
+    if not isinstance(labels, list | tuple):
+        return
+    kinds = {type(label) for label in labels}
+    other = [kind.__name__ for kind in kinds if not issubclass(kind, int | np.integer | bool)]
+    if len(kinds) > 1 and (other or kinds & {bool, np.bool_}):
+        raise TypeError(
+            "`labels` must hold integers, class indices counted from 0, got a "
+            f"{type(labels).__name__} of {' and '.join(sorted(kind.__name__ for kind in kinds))}; "
+            "make all of them integers."
+        )

@@ -35,26 +35,23 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
     if not isinstance(draw, Draw):
         raise no_draw(draw)
     logs = draw.log_q if draw.log_inclusion is None else draw.log_inclusion
-    for name, array, kinds in (("ids", draw.ids, "iu"), ("log_q", draw.log_q, "f")):
-        _require_kind(name, array, kinds)
-    if logs is not draw.log_q:
-        _require_kind("log_inclusion", logs, "f")
+    arrays = {"ids": draw.ids, "log_q": draw.log_q, "log_inclusion": draw.log_inclusion}
+    for name, array in arrays.items():
+        kinds = "iu" if name == "ids" else "f"
+        if array is None and name == "log_inclusion":
+            continue
+        if type(array) is not np.ndarray or array.dtype.kind not in kinds:
+            require_plain(f"draw.{name}", array)
+            raise TypeError(
+                f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
+                f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
+            )
     require_shapes(draw.ids.shape, logs.shape, batch)
     ids = draw.ids.astype(np.int64, copy=False)
     log_counts = draw.log_expected_count.astype(np.float64, copy=False)
     if not are_drawable(ids, log_counts, n):
         raise _explained(ids, log_counts, n)
     return ids, log_counts
-
-
-def _require_kind(name: str, array: Any, kinds: str) -> None:
-    """Raise for a part of a draw that is no plain array of one of the kinds of dtypes."""
-    require_plain(f"draw.{name}", array)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
-        raise TypeError(
-            f"`draw.{name}` must be an array of {'floats' if kinds == 'f' else 'integers'}, got "
-            f"{getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
-        )
 
 
 def no_draw(value: Any) -> TypeError:

@@ -25,7 +25,6 @@ from samplesoft.samplers.base import Rows
 Kernel = Callable[..., None]
 
 CHUNK_NUMBERS = 1 << 16  # logits that a thread computes at a time: they stay in its cache
-_PART_NUMBERS = 1 << 12  # of rows that are all as long as the longest of them
 _LEAST = 5e-324  # what `exp_to` gives for all that is too small
 
 
@@ -68,7 +67,7 @@ def pair_terms(pairs: Pairs, terms: Kernel, merge: Kernel | None) -> Results:
     The loss of a pair is NaN where a score is not finite, even of a draw without weight.
     """
     size, dtype = len(pairs.own), pairs.drawn.dtype
-    d_own, d_drawn = np.empty(size, dtype), np.zeros_like(pairs.drawn)
+    d_own, d_drawn = np.empty(size, dtype), np.zeros(pairs.drawn.shape, dtype)
     results = Results(np.empty(size), np.zeros(size, np.int64), d_own, d_drawn)
     shares = np.ones(size) if pairs.targets.shares is None else pairs.targets.shares
     if pairs.label_of is not None and merge is not None:
@@ -125,46 +124,49 @@ def _merged(
     pairs: Pairs, shares: FloatArray, terms: Kernel, merge: Kernel, results: Results
 ) -> bool:
     """Let rows hold the label, draws that stand apart and a merged logit; as `_each_draw`."""
-    drawn, targets, label_of = pairs.drawn, pairs.targets, pairs.label_of
+    drawn, label_of = pairs.drawn, pairs.label_of
     assert label_of is not None
     size, m = drawn.shape
-    every = np.append(targets.firsts(), len(targets.labels))
-    counts = np.zeros(size, np.int64)  # of the draws that stand apart
-    if pairs.keeps_own != pairs.keeps_others:  # else draws of labels are alike to all pairs
-        counts = (label_of >= 0).sum(axis=1)
+    ends = np.append(pairs.targets.firsts(), len(pairs.own))
+    all_kept = pairs.keeps_own and pairs.keeps_others
+    stand_apart = pairs.keeps_own != pairs.keeps_others  # else they are alike to all pairs
     unsound = []
 
     def work(some: slice) -> None:
-        shape = some.stop - some.start, int(counts[some].max())
-        of_labels = label_of[some, : 0 if pairs.keeps_own and pairs.keeps_others else m]
-        log_counts = pairs.log_counts[some] if len(pairs.ids) > 1 else pairs.log_counts
-        logits, merged = np.empty((shape[0], m)), np.empty(shape[0])
-        apart, places = np.empty(shape), np.empty(shape, np.int64)
-        if not set_apart(drawn[some], log_counts, of_labels, logits, apart, places):
+        here = slice(ends[some.start], ends[some.stop])
+        owners, pair = pairs.owners[here] - some.start, np.arange(here.start, here.stop)
+        if not np.isfinite(drawn[some]).all():
             unsound.append(some)
-        merge(logits, merged)
-        ends = every[some.start : some.stop + 1]
-        for part in _parts(ends, counts[some]):
-            here = slice(ends[part.start], ends[part.stop])
-            owners = pairs.owners[here] - some.start
-            rows = np.empty((len(owners), 2 + int(counts[some][part].max())))
-            draws = merged, apart, places, of_labels
-            pair_rows(here.start, pairs.own[here], owners, *draws, pairs.keeps_own, rows)
-            if pairs.once:
-                rows[1:][owners[1:] == owners[:-1], 1:] = -np.inf
-            terms(rows, results.losses[here])
-            d_own, d_drawn = results.d_own[here], results.d_drawn[some]
-            share_out_merged(rows, shares[here], owners, logits, places, d_own, d_drawn)
+        logits = drawn[some] - pairs.log_counts[some if len(pairs.ids) > 1 else slice(1)]
+        apart, whose = np.empty((len(logits), 0)), np.empty((len(logits), 0), np.int64)
+        if not all_kept:
+            examples, draws = np.nonzero(label_of[some] >= 0)
+            if stand_apart:  # column c has the c-th of each example, as far as there is one
+                column = np.arange(len(examples)) - np.searchsorted(examples, examples)
+                apart = np.full((len(logits), column.max(initial=-1) + 1), -np.inf)
+                whose = np.full(apart.shape, -1)
+                apart[examples, column] = logits[examples, draws]
+                whose[examples, column] = label_of[some][examples, draws]
+            logits[examples, draws] = -np.inf
+        merged = np.empty(len(logits))
+        merge(logits, merged)  # of logits the derivatives of `merged` are left
+        kept = (whose[owners] == pair[:, None]) == pairs.keeps_own
+        rows = np.column_stack(
+            [pairs.own[here], np.where(kept, apart[owners], -np.inf), merged[owners]]
+        )
+        if pairs.once:
+            rows[1:][owners[1:] == owners[:-1], 1:] = -np.inf
+        terms(rows, results.losses[here])
+        rows *= shares[here, None]
+        results.d_own[here] = rows[:, 0]
+        slopes = np.add.reduceat(rows[:, 1:], ends[some] - here.start, axis=0)  # of each example
+        d_drawn = results.d_drawn[some]
+        np.multiply(logits, slopes[:, -1:], out=d_drawn, casting="same_kind")
+        if stand_apart:
+            d_drawn[examples, draws] = slopes[examples, column]
 
     thread_each(work, chunks(size, max(1, CHUNK_NUMBERS // m)))
     return not unsound and bool(np.isfinite(pairs.own).all())
-
-
-def _parts(ends: IntArray, counts: IntArray) -> list[slice]:
-    """Split examples into runs whose rows are about `_PART_NUMBERS` numbers."""
-    numbers = np.cumsum(np.diff(ends) * (2 + counts)) // _PART_NUMBERS
-    cuts = [0, *(1 + np.flatnonzero(np.diff(numbers))).tolist(), len(counts)]
-    return [slice(a, b) for a, b in pairwise(cuts)]
 
 
 @njit
@@ -283,108 +285,6 @@ def share_out_slopes(
         for k in range(width):
             d_drawn[b, k] += total[k]
         first = last
-
-
-@njit
-def set_apart(
-    drawn: Floats,
-    log_counts: FloatArray,
-    label_of: IntArray,
-    logits: FloatArray,
-    apart: FloatArray,
-    places: IntArray,
-) -> bool:
-    """Write the logits of draws, those of labels apart, and return whether all scores are finite.
-
-    Scores `drawn` (b, m), and `log_counts` of their shape or (1, m); `label_of` (b, m) from
-    `find_labels`, or (b, 0) where no draw is to stand apart. `logits` (b, m) are -inf for draws
-    that do, of which `apart` (b, h) get the logits and `places` (b, h) where they stood, -1 for
-    none. With h = 0 those draws have no weight for any pair.
-    """
-    unsound = 0
-    apart[:] = -np.inf
-    places[:] = -1
-    for b in range(len(logits)):
-        corrections, scores, out = log_counts[b if len(log_counts) > 1 else 0], drawn[b], logits[b]
-        for k in range(len(out)):
-            unsound += not abs(scores[k]) < np.inf
-            out[k] = scores[k] - corrections[k]
-        column = 0
-        for k in range(label_of.shape[1]):
-            if label_of[b, k] >= 0:
-                if apart.shape[1] > 0:
-                    apart[b, column], places[b, column] = out[k], k
-                    column += 1
-                out[k] = -np.inf
-    return unsound == 0
-
-
-@njit
-def pair_rows(
-    start: int,
-    own: Floats,
-    owners: IntArray,
-    merged: FloatArray,
-    apart: FloatArray,
-    places: IntArray,
-    label_of: IntArray,
-    keeps_own: bool,
-    rows: FloatArray,
-) -> None:
-    """Write a row for each pair from `start` on: its label, what stands apart, what is merged.
-
-    `own` (p,) are logits of the labels, `owners` (p,) their examples among the b that `merged`
-    (b,), `apart` and `places` (b, h) and `label_of` (b, m) are of. `rows` are (p, 1 + w + 1), where
-    no example has more than w draws apart. Those of the pair's label have weight for it if
-    `keeps_own`, and else those of the other labels.
-    """
-    last = rows.shape[1] - 1
-    for i in range(len(rows)):
-        b, row = owners[i], rows[i]
-        row[0] = own[i]
-        for column in range(last - 1):
-            row[1 + column] = -np.inf
-            if places[b, column] >= 0:
-                if (label_of[b, places[b, column]] == start + i) == keeps_own:
-                    row[1 + column] = apart[b, column]
-        row[last] = merged[b]
-
-
-@njit
-def share_out_merged(
-    rows: FloatArray,
-    shares: FloatArray,
-    owners: IntArray,
-    slopes: FloatArray,
-    places: IntArray,
-    d_own: Floats,
-    d_drawn: Floats,
-) -> None:
-    """Write the derivatives of what each example loses, from those of the rows of its pairs.
-
-    `rows` (p, 1 + w + 1) are derivatives of the losses of pairs, `shares` (p,) the weights of
-    these, `owners` (p,) their examples, each in one run, and `slopes` (b, m) the derivatives of
-    the merged logits. `d_own` (p,) and the rows of `d_drawn` (b, m) for these examples are written.
-    """
-    last = rows.shape[1] - 1
-    first = 0
-    while first < len(owners):
-        b, stop = owners[first], first
-        while stop < len(owners) and owners[stop] == b:
-            d_own[stop] = shares[stop] * rows[stop, 0]
-            stop += 1
-        total_slope = 0.0
-        for i in range(first, stop):
-            total_slope += shares[i] * rows[i, last]
-        for k in range(d_drawn.shape[1]):
-            d_drawn[b, k] = total_slope * slopes[b, k]
-        for column in range(last - 1):
-            if places[b, column] >= 0:
-                slope = 0.0
-                for i in range(first, stop):
-                    slope += shares[i] * rows[i, 1 + column]
-                d_drawn[b, places[b, column]] = slope
-        first = stop
 
 
 @njit

@@ -190,22 +190,10 @@ class SampledLoss(Loss):
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
         several = targets.owners is not None
-        results = pair_terms(
-            Pairs(
-                own,
-                drawn,
-                ids,
-                log_counts,
-                targets,
-                scores.owners,
-                label_of if several else None,
-                keeps_own,
-                keeps_others,
-                once,
-            ),
-            terms,
-            self._merge,
-        )
+        label_of = label_of if several else None
+        draws = own, drawn, ids, log_counts, targets, scores.owners, label_of
+        pairs = Pairs(*draws, keeps_own, keeps_others, once)
+        results = pair_terms(pairs, terms, self._merge)
         if self.excludes_label:
             hits = hits if several else results.hits
             if hits.any():
@@ -308,20 +296,12 @@ class SampledSoftmaxLoss(SampledLoss):
         batch: Batch = passes.check_batch(h, class_embeddings, labels, biases)
         return batch
 
-    def forward_batch(
-        self,
-        batch: Batch,
-        draw: Draw | None,
-        *,
-        label_log_count: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-    ) -> tuple[Any, Cache]:
-        """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, Any]:
         passes: Any = super() if self.device == "cpu" else self._on_gpu
-        result: tuple[Any, Cache] = passes.forward_batch(
-            batch, draw, label_log_count=label_log_count, weights=weights
-        )
-        return result
+        losses, saved = passes._forward(batch, draw, label_log_count)
+        return losses, saved
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum."""

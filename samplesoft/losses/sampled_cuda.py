@@ -6,7 +6,7 @@ A warp computes a score, the loss of an example, or the gradient of a row; each 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +31,13 @@ from samplesoft._device.arrays_cuda import (
     contiguous,
     copied,
     equal_runs,
-    filled,
     first_not_finite,
     first_outside,
     shaped_rows,
     take_rows,
 )
 from samplesoft._device.select import on_device, to_host
+from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes_cuda import warp_dot
 from samplesoft.losses.base import (
     Batch,
@@ -45,8 +45,6 @@ from samplesoft.losses.base import (
     Gradients,
     SparseRows,
     Targets,
-    check_weights,
-    total_weight,
 )
 from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
 from samplesoft.losses.pairs import gain_of_kept, log_ratio
@@ -120,10 +118,10 @@ class CudaPasses:
         z = contexts if self._loss.tau == 1.0 else cast(contexts, contexts.dtype, self._loss.tau)
         return Batch(contexts, norms, z, rows, Targets(checked), biases)
 
-    def forward_batch(
-        self, batch: Batch, draw: Draw | None, *, label_log_count: Any, weights: Any
-    ) -> tuple[Any, Cache]:
-        """Compute the loss of arguments that `check_batch` has checked."""
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: Any
+    ) -> tuple[FloatArray, _Saved]:
+        """Return the losses (B,) on the processor, where they are weighted, and what is saved."""
         loss, labels, size = self._loss, batch.targets.labels, batch.z.shape[0]
         ids, log_q = _check_draw(draw, size, batch.class_embeddings.shape[0])
         draws = Draws(
@@ -144,14 +142,13 @@ class CudaPasses:
             pair = first_outside(hits, 0, 0)
             if pair is not None:
                 raise loss.contains_label(to_host(labels), pair)
-        value, per_example = self._reduced(batch, losses, weights)
-        return value, Cache(batch, per_example, saved)
+        return losses.copy_to_host(), saved
 
     def backward(self, cache: Cache) -> Gradients:
-        """Compute gradients from what `forward_batch` returned."""
+        """Compute gradients from what `forward` returned."""
         batch, saved = cache.batch, cache.saved
         dtype, num = batch.z.dtype, saved.block.shape[0]
-        weights = cast(cache.weights, dtype)
+        weights = to_device(cache.weights.astype(dtype))
         dz, d_block = empty(batch.z.shape, dtype), empty(saved.block.shape, dtype)
         d_biases = empty(0 if batch.biases is None else num, dtype)
         slopes, places = saved.slopes, saved.places
@@ -189,34 +186,8 @@ class CudaPasses:
             counts = contiguous("label_log_count", value, np.float64)
             if self._loss.facts.divides_by_kept or first_not_finite(counts) is None:
                 return counts
-        targets = _on_host(batch).targets
+        targets = Targets(to_host(batch.targets.labels))
         return to_device(check_label_count(to_host(value), targets, self._loss.facts))
-
-    def _reduced(self, batch: Batch, losses: Any, weights: Any) -> tuple[Any, Any]:
-        """Return the value, and its derivatives (B,) in the losses."""
-        size = losses.shape[0]
-        if weights is None:
-            per_example = filled(size, 1.0)
-        else:
-            per_example = to_device(check_weights(to_host(weights), size, self._loss.reduction))
-        sums = empty(2, np.float64)
-        launch_warps(weighted_sum, 1, losses, per_example, sums)
-        value, total = map(float, sums.copy_to_host())
-        if not np.isfinite(value):
-            self._loss.explain(_on_host(batch), to_host(losses))
-        if self._loss.reduction == "mean":
-            scale = 1.0 / total_weight(total)
-            return value * scale, cast(per_example, np.float64, scale)
-        if self._loss.reduction == "sum":
-            return value, per_example
-        weighted = copied(losses)
-        launch_threads(multiply, size, weighted, per_example)
-        return weighted, per_example
-
-
-def _on_host(batch: Batch) -> Batch:
-    """Return what checks of the processor need of a batch, to say what is wrong with it."""
-    return replace(batch, class_embeddings=to_host(batch.class_embeddings))
 
 
 def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
@@ -378,31 +349,6 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, hits: Any) -> None:
         scores[b, 0] = slope * sign(float(scores[b, 0])) if draws.absolute else slope
         losses[b] = log_ratio(weight, drawn, greatest - own) if unsound == 0 else math.nan
         hits[b] = num_hits
-
-
-@kernel
-def weighted_sum(values: Any, weights: Any, out: Any) -> None:
-    """Write the sum of ``values * weights`` (N,) to ``out[0]`` and that of weights to ``out[1]``.
-
-    For one warp.
-    """
-    if warp_index() > 0:
-        return
-    total, weight = 0.0, 0.0
-    for i in range(lane(), values.shape[0], WARP_SIZE):
-        total += values[i] * weights[i]
-        weight += weights[i]
-    total, weight = warp_sum(total), warp_sum(weight)
-    if lane() == 0:
-        out[0], out[1] = total, weight
-
-
-@kernel
-def multiply(values: Any, factors: Any) -> None:
-    """Multiply `values` (N,) by `factors` (N,), a thread for each."""
-    i = thread_index()
-    if i < values.shape[0]:
-        values[i] *= factors[i]
 
 
 @kernel

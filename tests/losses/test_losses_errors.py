@@ -164,3 +164,16 @@ def test_overflow_is_an_error_and_no_warning(shared, biases):
     draw = UniformSampler(20).sample(h, 6, shared=shared, rng=0)
     with pytest.raises(ValueError, match="must be finite"):
         make_loss("sampled-masked").forward(h, rows, np.arange(5), draw, biases=biases)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [("2", "int and str"), (True, "bool and int"), (2.0, "float and int"), (None, "NoneType and")],
+)
+def test_labels_of_mixed_kinds_are_refused_in_words(other, said, kind):
+    """NumPy makes text of numbers and text, and numbers of True and False."""
+    loss, labels = make_loss("full"), kind([0, other])
+    with pytest.raises(TypeError, match=f"must hold integers.* a {kind.__name__} of {said}"):
+        loss.forward(np.eye(3)[:2], np.eye(3), labels)
+    loss.forward(np.eye(3)[:2], np.eye(3), kind([0, np.int32(2)]))

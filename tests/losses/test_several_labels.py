@@ -303,3 +303,12 @@ def test_a_score_that_is_not_finite_is_found(name):
     case.rows[case.ids[1, -1]] = np.inf  # drawn, and no label
     with pytest.raises(ValueError, match="finite"):
         case.forward(make_loss(name))
+
+
+@pytest.mark.parametrize("name", [name for name in SEVERAL if LOSSES[name].draws])
+def test_training_goes_on_where_no_draw_has_weight(name):
+    """All draws of an example are its labels, and left out."""
+    labels = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
+    case = Several(np.eye(4), np.eye(4)[:2], labels, [[0.25] * 4], [[0, 1], [1, 2]])
+    value, gradients = case.forward(make_loss(name, mask_other_labels=True))
+    assert np.isfinite(value) and np.isfinite(gradients.dh).all()
