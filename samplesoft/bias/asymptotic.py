@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.bounds import require_bounds
-from samplesoft.bias.classes import make_classes
-from samplesoft.bias.draw_law import make_draw_law
+from samplesoft.bias.draw_law import make_classes, make_draw_law
 from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.negatives import Negatives, make_negatives
 from samplesoft.schemes import Scheme

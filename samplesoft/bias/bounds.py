@@ -18,13 +18,11 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import chunks, njit_sum, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_positive
-from samplesoft.bias.classes import make_atoms, make_classes
-from samplesoft.bias.draw_law import DrawLaw, make_draw_law
-from samplesoft.bias.inputs import Inputs, check_inputs
-from samplesoft.bias.jacobian import check_jacobian, times_power, with_room
+from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
+from samplesoft.bias.exact import with_replacement_bias
+from samplesoft.bias.inputs import Inputs, check_inputs, check_jacobian, times_power, with_room
 from samplesoft.bias.negatives import EPS, Negatives, make_negatives
-from samplesoft.bias.transform import evaluate_nodes
-from samplesoft.bias.with_replacement import with_replacement_bias
+from samplesoft.bias.transform import evaluate_nodes, make_atoms
 from samplesoft.kernels.exponential import exp64
 from samplesoft.schemes import Scheme
 

@@ -1,20 +1,66 @@
-"""The exact bias of sampled softmax, by one integral and no sampling."""
+"""The exact bias of sampled softmax, by one integral and no sampling.
+
+Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` beside this file:
+
+1. ``exact.py``: the public function, and the loop that halves the step of the quadrature.
+2. ``inputs.py``: the arguments, checked once, and the classes that are in S for certain.
+3. ``draw_law.py``: S as a base mass and independent draws, (B1), and the ratios of the classes.
+4. ``transform.py``: the ratios compressed to atoms, and their Laplace transform at the nodes.
+5. ``laplace.py``: the sums over atoms and the integrals at each atom, as compiled loops.
+6. ``node_weights.py``: what each scheme makes of the nodes, and of the integrals the bias.
+
+``jackknife.py`` stands in for the first half of 6 and ``poisson.py`` for all but 1 and 2.
+``plain.py`` has the whole in a hundred lines of NumPy, with fewer digits.
+"""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._jit import chunks, thread_map
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.certain import join
-from samplesoft.bias.inputs import Inputs, check_inputs
-from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
+from samplesoft.bias.draw_law import CLASS_CHUNK, Classes, DrawLaw, make_classes, make_draw_law
+from samplesoft.bias.inputs import (
+    Inputs,
+    check_inputs,
+    check_jacobian,
+    contract,
+    join,
+    times_power,
+    with_room,
+)
+from samplesoft.bias.jackknife import jackknife_weights
+from samplesoft.bias.laplace import atom_integrals
+from samplesoft.bias.node_weights import (
+    NodeWeights,
+    assemble,
+    compute_decay_rates,
+    make_node_weights,
+)
 from samplesoft.bias.poisson import poisson_bias
-from samplesoft.bias.with_replacement import Row, with_replacement_bias
+from samplesoft.bias.transform import (
+    ENOUGH,
+    STEP,
+    Atoms,
+    Nodes,
+    Row,
+    estimate_error,
+    halving_change,
+    make_atoms,
+    make_nodes,
+    make_panel_classes,
+    refine,
+    rounding_unit,
+)
+from samplesoft.kernels.bias import panels
+from samplesoft.kernels.bias.panels import PanelClasses
 from samplesoft.schemes import Scheme
 
 SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
@@ -238,3 +284,153 @@ def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -
     with np.errstate(divide="ignore", invalid="ignore"):  # a class that is certain may have q = 0
         spread = float(np.ptp(others - np.log(np.delete(q, label))))
     return spread <= ROUNDING * (1.0 + float(np.abs(others).max()))
+
+
+class _Flows(NamedTuple):
+    """e_j * integral of E (psi_j - psi_R) per class (n,), and what `estimate_error` needs."""
+
+    flows: FloatArray
+    total: float
+    coarse: float
+    size: float
+
+
+def with_replacement_bias(
+    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
+) -> Row:
+    """Return the exact bias of one example; the step is halved until the error is small."""
+    law = make_draw_law(logits, label, q, m, scheme)
+    if scheme.divides_by_kept and not law.drawn.any():  # the label alone is left: loss 0
+        bias = -law.probs
+        bias[label] = law.other_mass
+        loss = float(law.log_probs[label])
+        return Row(bias, law.probs, loss, 0.0, rounding_unit(law.log_probs, 0.0) * abs(loss))
+    if not scheme.draws_label and law.other_mass == 0.0:
+        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
+    classes = make_classes(law)
+    atoms = make_atoms(law, classes)
+    rates = compute_decay_rates(law, classes)
+    unit = rounding_unit(classes.log_r[law.drawn > 0.0], law.log_base)
+    loss_unit = max(unit, rounding_unit(law.log_probs, 0.0))  # it is a mean over the softmax
+
+    def attempts(step: float) -> Iterator[tuple[Row, bool]]:
+        nodes = make_nodes(law, classes, atoms, *rates, step)
+        every: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
+        if scheme.jackknife:
+            every = jackknife_weights(law, nodes, loss_unit)
+        for weights in every:
+            yield _integrate(law, classes, atoms, nodes, weights, unit, loss_unit)
+
+    return refine(attempts, STEP if not scheme.jackknife else 0.5 * STEP)
+
+
+def _integrate(
+    law: DrawLaw,
+    classes: Classes,
+    atoms: Atoms,
+    nodes: Nodes,
+    weights: NodeWeights,
+    unit: float,
+    loss_unit: float,
+) -> tuple[Row, bool]:
+    """Return the bias by one set of weights, and whether a smaller step would not better it."""
+    flows = _class_flows(law, classes, atoms, nodes, weights)
+    if law.scheme.label_is_a_draw:
+        flows = _with_label_drawn(law, classes, nodes, weights, flows)
+    bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
+    norm = float(np.abs(bias).sum())
+    error = estimate_error(flows.coarse, flows.size, norm, unit, law.scheme.jackknife)
+    loss_error, is_enough = _estimate_loss_error(weights, size, loss_unit, law.scheme)
+    is_enough = is_enough and error <= (ENOUGH + 4.0 * unit) * norm
+    errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
+    return Row(bias, law.probs, loss_bias, *errors), is_enough
+
+
+def _estimate_loss_error(
+    weights: NodeWeights, size: float, unit: float, scheme: Scheme
+) -> tuple[float, bool]:
+    """Return an error of the loss bias, and whether a smaller step would not make it smaller."""
+    terms = weights.loss_terms
+    coarse = halving_change(terms)
+    norm = abs(float(terms.sum()))
+    error = estimate_error(coarse, size, norm, unit, weights.loss_narrow)
+    # the jackknife's terms cancel, and their size says little
+    enough = ENOUGH * (norm if scheme.jackknife else size)
+    return error, error <= enough + 4.0 * unit * size
+
+
+def _class_flows(
+    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights
+) -> _Flows:
+    points, log_reference = atoms.points, float(classes.log_above_least[0])
+    found = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_reference)
+    weight = np.abs(points.q_kappa)
+    coarse = float(weight @ np.abs(found.full - found.half))
+    size = float(weight @ found.size)
+    # the label's terms reach the bias times the mass of the other classes: at the label, and
+    # once more spread over the others
+    coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
+    size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
+    slot, integrals = atoms.slot, np.empty(len(points.q))
+    if slot is None:  # each class is an atom; behind them may stand that of weightless draws
+        integrals[atoms.order] = points.q_kappa * found.full
+        flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
+        flows[active] = integrals[: active.sum()]
+        return _Flows(flows, float(flows.sum()), coarse, size)
+    integrals[atoms.order] = found.full
+    on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
+    values = integrals[: on_panels.num_panels * panels.DEGREE].reshape(-1, panels.DEGREE)
+    flows, total = _evaluate(on_panels, values @ panels.to_coefficients())
+    return _Flows(flows, total, coarse, size)
+
+
+def _evaluate(classes: PanelClasses, coefficients: FloatArray) -> tuple[FloatArray, float]:
+    """Return the flow (n,) of each class and their sum, from a function on panels, eq. (B23)."""
+    flows = np.empty(len(classes.t))
+
+    def work(part: slice) -> float:
+        room = np.empty(panels.DEGREE)
+        return panels.evaluate(classes, part.start, part.stop, coefficients, flows, room)
+
+    return flows, float(sum(thread_map(work, chunks(len(flows), CLASS_CHUNK))))
+
+
+def _with_label_drawn(
+    law: DrawLaw,
+    classes: Classes,
+    nodes: Nodes,
+    weights: NodeWeights,
+    flows: _Flows,
+) -> _Flows:
+    """Return the flows where each class is drawn together with the label, eq. (B12).
+
+    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv: the ratio
+    of class j is r_j + r_t, while the total that it is compared with keeps r_j.
+    """
+    t = law.label
+    if law.other_mass == 0.0:
+        return _Flows(np.zeros_like(flows.flows), 0.0, 0.0, 0.0)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, LARGEST_EXPONENT))
+        kappa = classes.contrast
+        # r / R - 1; from kappa it keeps its digits where r is near R
+        above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
+        # r_j + r_t - R, the smaller ratio added to what the larger has above R
+        rise = np.where(ratio < ratio[t], ratio + above[t], above + ratio[t])
+        contrast = rise / (ratio + ratio[t] + 1.0)
+        log_r = np.logaddexp(classes.log_r, classes.log_r[t])
+        # drawn times ratio is e_j again; both are off by a factor that keeps `drawn` from
+        # underflowing where r_t is large
+        excess = max(float(classes.log_r[t]), 0.0)
+        drawn = np.exp(law.log_probs - (log_r - excess))
+    drawn[t] = 0.0
+    shifted = replace(classes, log_r=log_r, contrast=contrast)
+    joined = replace(law, drawn=drawn)
+    atoms = make_atoms(joined, shifted)
+    atoms.points.log_r[:] -= excess
+    parts = _class_flows(joined, shifted, atoms, nodes, weights)
+    return parts._replace(
+        total=flows.total,
+        coarse=parts.coarse + 2.0 * law.other_mass * flows.coarse,
+        size=parts.size + 2.0 * law.other_mass * flows.size,
+    )

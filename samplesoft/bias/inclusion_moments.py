@@ -6,16 +6,18 @@ import numpy as np
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
-from samplesoft.bias.inclusion import Included, make_atoms, make_included
 from samplesoft.bias.poisson import (
+    Included,
     InclusionNodes,
     base_contrast,
     inclusion_law,
     log_sum,
+    make_included,
+    make_inclusion_atoms,
     make_nodes,
     poisson_bias,
 )
-from samplesoft.bias.quadrature import STEP
+from samplesoft.bias.transform import STEP
 
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time
 _LARGEST = 150.0 * np.log(10.0)  # of log y: its square is finite
@@ -37,7 +39,7 @@ def inclusion_moments(
     log_base = log_sum(log_probs[known])
     own = np.exp(log_probs[known] - log_base) @ centred[known]
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(classes, make_atoms(classes), log_base, STEP)
+        nodes = make_nodes(classes, make_inclusion_atoms(classes), log_base, STEP)
         u_base = np.exp(np.minimum(nodes.x + log_base, _LARGEST))
         change = np.outer(u_base * base_contrast(nodes.x, classes), own)
         scatter = np.zeros(len(nodes.x))

@@ -1,20 +1,82 @@
-"""The node weights of the jackknife, whose bias is of order 1/m**2, in one integral."""
+"""The jackknife, whose bias is of order 1/m**2, by parts: no difference of large numbers.
+
+For m draws the bias is the integral of m exp(-m s) H(s), s = -log theta, and the loss bias that of
+exp(-m s) K(s). The jackknife takes g'' and -g' in place of these exponentials, eqs. (B13) and
+(B70), and integration by parts moves the derivatives to H and K; section 7 of the README.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
+from scipy.special import erfc
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.by_parts import Kernel, smooth_step
 from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.jackknife_loss import LossTerms
-from samplesoft.bias.node_weights import NodeWeights, log_first_draw
-from samplesoft.bias.transform import Nodes
+from samplesoft.bias.node_weights import NodeWeights, exponent_sizes, log_first_draw
+from samplesoft.bias.transform import ROUNDING, Nodes, estimate_error, halving_change
+
+# of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
+_STEP_WIDTH = 0.3
+_STEP_END = 6.5  # widths beyond the cut, where the step has fallen to 4e-20, and is taken for 0
+_OF_CUBES = 8.0  # errors of a cube, each of some units
+_SURE = 1e-11  # relative error at which no other cut is tried
 
 
-def make_jackknife_weights(
-    law: DrawLaw, nodes: Nodes, kernel: Kernel, log_cut: float, loss: LossTerms
+def jackknife_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeWeights]:
+    """Yield the node weights to try, first those that mostly suffice.
+
+    `unit` is the relative error of a loss term that is proportional to a ratio.
+    """
+    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
+    kernel = _make_kernel(law, v_base - nodes.log_transform)  # s is a sum of numbers above 0
+    loss = _make_loss_terms(law, nodes, kernel, unit)
+    for cut in _choose_cuts(law, nodes, kernel.s):
+        yield _make_jackknife_weights(law, nodes, kernel, cut, loss)
+
+
+class _Kernel(NamedTuple):
+    """A kernel g and its derivatives in s, over exp(-(m - 1) s), all (K,).
+
+    All are polynomials in 1 - exp(-s); sizes are those of their terms without signs.
+    """
+
+    s: FloatArray  # -log theta at the nodes
+    decay: FloatArray  # exp(-(m - 1) s)
+    g: FloatArray
+    slope: FloatArray  # g'
+    bend: FloatArray  # g''
+    g_size: FloatArray
+    slope_size: FloatArray
+    bend_size: FloatArray
+
+
+class _LossTerms(NamedTuple):
+    """Terms (K,) of the loss bias at the nodes, and the sizes of what they are made of.
+
+    `narrow` says that they are analytic in a narrow strip only; see `estimate_error`.
+    """
+
+    terms: FloatArray
+    sizes: FloatArray
+    narrow: bool
+
+
+def _make_kernel(law: DrawLaw, s: FloatArray) -> _Kernel:
+    """Return the kernel of the jackknife at numbers s (K,), eq. (B14)."""
+    m = float(law.num_draws)
+    x = -np.expm1(-s)
+    values = -x, m * x - 1.0, 2.0 * m - 1.0 - m * m * x
+    sizes = x, m * x + 1.0, 2.0 * m - 1.0 + m * m * x
+    return _Kernel(s, np.exp(-(m - 1.0) * s), *values, *sizes)
+
+
+def _make_jackknife_weights(
+    law: DrawLaw, nodes: Nodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
 ) -> NodeWeights:
     """Weigh the nodes by parts below v = exp(log_cut), and as the plain difference above.
 
@@ -25,15 +87,15 @@ def make_jackknife_weights(
     s = kernel.s
     # the kernel's exponential has one draw more than what the psi of a class leaves
     survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (law.num_draws - 2) * s)
-    step = smooth_step(nodes.x, log_cut)
+    step = _smooth_step(nodes.x, log_cut)
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         slope = v_base + nodes.mean  # v ds/dv
         # (B15): H'' in D, v D' and v**2 D''
-        c2 = kernel.values[0] / slope / slope
+        c2 = kernel.g / slope / slope
         c1 = 3.0 * c2 * (nodes.variance / slope)
         c0 = c1 * (nodes.variance / slope) - c2 * (nodes.skew / slope)
-        s2 = kernel.sizes[0] / slope / slope  # sizes
+        s2 = kernel.g_size / slope / slope  # sizes
         s1 = 3.0 * s2 * (nodes.variance_size / slope)
         s0 = s1 * (nodes.variance / slope) + s2 * (nodes.skew_size / slope)
         # the product rule for D times the step
@@ -50,8 +112,8 @@ def make_jackknife_weights(
         )
         below = np.stack([*values, *sizes], axis=1)
     below[(step.value < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
-    below[:, 0] += kernel.values[2] * (1.0 - step.value)
-    below[:, 3] += kernel.sizes[2] * (1.0 - step.value)
+    below[:, 0] += kernel.bend * (1.0 - step.value)
+    below[:, 3] += kernel.bend_size * (1.0 - step.value)
     coefficients = survive[:, None] * below
     label_terms, label_sizes = _bend_label(coefficients, nodes, v_base)
     return NodeWeights(coefficients, label_terms, label_sizes, *loss)
@@ -70,3 +132,162 @@ def _bend_label(
         parts = np.where(coefficients == 0.0, 0.0, coefficients * np.stack([*bend, *sizes]).T)
         parts = np.where(v_base[:, None] > 0.0, v_base[:, None] * parts, 0.0)
         return parts[:, :3].sum(axis=1), parts[:, 3:].sum(axis=1)
+
+
+def _make_loss_terms(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> _LossTerms:
+    """Weigh the nodes by parts, or plainly, or by parts up to a cut: as loses the fewest digits.
+
+    `unit` is the relative error of a term that is proportional to a ratio.
+    """
+    with np.errstate(all="ignore"):  # what is not finite here is cut off
+        best, least = None, np.inf
+        for found in _candidates(law, nodes, kernel, unit):
+            doubt = _doubt(found, unit)
+            if best is None or doubt < least:
+                best, least = found, doubt
+            if doubt <= _SURE * abs(float(found.terms.sum())) < np.inf:
+                break
+    assert best is not None
+    return best
+
+
+def _candidates(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> Iterator[_LossTerms]:
+    """Yield terms of the same sum, those first that most often suffice."""
+    below, edge = _weigh_by_parts(law, nodes, kernel)
+    yield below
+    yield _weigh_frullani(law, nodes, kernel, unit)
+    above = _weigh_plainly(law, nodes, kernel, unit)
+    for cut in _choose_cuts(law, nodes, kernel.s):
+        step = _smooth_step(nodes.x, cut)
+        rest = 1.0 - step.value
+        terms = _masked(step.value, below.terms) + _masked(rest, above.terms)
+        terms += _masked(step.first, edge)
+        sizes = _masked(step.value, below.sizes) + _masked(rest, above.sizes)
+        sizes += np.abs(_masked(step.first, edge))
+        yield _LossTerms(terms, sizes, True)
+
+
+def _weigh_frullani(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> _LossTerms:
+    """Return the terms of g'(s) - g'(v), the difference of (B7) for the jackknife."""
+    s = kernel.s
+    less, limit = law.num_draws - 1, _make_kernel(law, nodes.v)
+    # s = v - excess; where they are close the difference is taken in each factor of g'
+    close = less * nodes.excess < 1.0
+    excess = np.where(close, nodes.excess, 0.0)
+    apart = np.exp(-nodes.v) * np.expm1(excess)  # of x and y
+    growth = np.expm1(less * excess)
+    near, near_size = growth * kernel.slope, growth * kernel.slope_size
+    near -= law.num_draws * apart
+    near_size += law.num_draws * apart
+    far = kernel.decay * kernel.slope - limit.decay * limit.slope
+    rounded = kernel.decay * kernel.slope_size + limit.decay * limit.slope_size
+    moved = kernel.decay * kernel.bend_size * (s + nodes.gap)
+    exponents = law.num_draws * s
+    far_size = _mixed_size(exponent_sizes(rounded, exponents), moved, unit)
+    near_size = exponent_sizes(limit.decay * near_size, exponents)
+    terms = np.where(close, limit.decay * near, far)
+    return _LossTerms(nodes.dx * terms, nodes.dx * np.where(close, near_size, far_size), False)
+
+
+def _weigh_plainly(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> _LossTerms:
+    """Return the terms of the integral of -g' K, as K ds = (gap / s) dv / v.
+
+    Ratios are known by their logarithms. Where s stalls nothing depends on these, and gap / s is -1
+    to the last bit: such terms have rounding errors alone.
+    """
+    s = kernel.s
+    tilt = nodes.gap / s
+    slope = s + nodes.gap
+    weight = nodes.dx * kernel.decay
+    terms = -weight * kernel.slope * tilt
+    rounded = exponent_sizes(weight * kernel.slope_size * np.abs(tilt), law.num_draws * s)
+    moved = kernel.bend_size * slope * np.abs(tilt)
+    moved += kernel.slope_size * np.minimum(-tilt, (2.0 * slope + nodes.variance_size) / s)
+    return _LossTerms(terms, _mixed_size(rounded, weight * moved, unit), True)
+
+
+def _weigh_by_parts(law: DrawLaw, nodes: Nodes, kernel: _Kernel) -> tuple[_LossTerms, FloatArray]:
+    """Return the terms of the integral of g K', eq. (B70), and v g K beside a step's derivative."""
+    slope = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT)) + nodes.mean  # v ds/dv
+    s = kernel.s
+    tilt = nodes.gap / s
+    # slope = s + gap, so that the first two orders in v have dropped out of `curve`
+    gap_part = (3.0 + tilt) * tilt * nodes.gap
+    curve = nodes.balance + gap_part
+    # the balance is of third order, with parts of both signs: at least variance**1.5 in all
+    cubes = nodes.skew_size + nodes.variance_size**1.5
+    size = _OF_CUBES * cubes + np.abs(curve) + np.abs(gap_part)
+    # the same where slope is far below s, and the parts of gap would cancel
+    steep = slope * (slope / s) ** 2
+    far, far_size = nodes.variance - slope + steep, nodes.variance_size + slope + steep
+    curve, size = np.where(far_size < size, far, curve), np.minimum(far_size, size)
+    weight = nodes.dx * kernel.decay
+    terms = _LossTerms(
+        -weight * (kernel.g / slope) * (curve / slope),
+        exponent_sizes(weight * (kernel.g_size / slope) * (size / slope), law.num_draws * s),
+        True,
+    )
+    return terms, weight * (kernel.g / slope) * tilt
+
+
+def _mixed_size(rounded: FloatArray, moved: FloatArray, unit: float) -> FloatArray:
+    """Return the size (K,) that `unit` makes an error of: that of rounding, and that of ratios.
+
+    Ratios are known by their logarithms; `moved` is by how much they move a term.
+    """
+    share = min(2.0 * ROUNDING / unit, 1.0)
+    return share * rounded + (1.0 - share) * moved
+
+
+def _masked(weight: FloatArray, values: FloatArray) -> FloatArray:
+    """Return the product (K,), 0 where the weight is."""
+    return np.where(np.abs(weight) < 1e-290, 0.0, weight * values)
+
+
+def _doubt(loss: _LossTerms, unit: float) -> float:
+    """Return the error to expect in the sum of loss terms."""
+    if not (np.isfinite(loss.terms).all() and np.isfinite(loss.sizes).all()):
+        return np.inf
+    return estimate_error(
+        halving_change(loss.terms),
+        float(loss.sizes.sum()),
+        abs(float(loss.terms.sum())),
+        unit,
+        loss.narrow,
+    )
+
+
+# --- where one form of the integrand ends and the other begins ----------------------------------
+
+
+def _choose_cuts(law: DrawLaw, nodes: Nodes, s: FloatArray) -> list[float]:
+    """Return places log v for a cut, those first that most often suffice.
+
+    They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).
+    A stall is a step before v ds/dv has fallen to half of s. With the decay, exp(-m s) m**2 is
+    about exp(-10): the plain difference is harmless beyond it.
+    """
+    m = law.num_draws
+    decayed = float(np.interp((10.0 + 2.0 * np.log(m)) / m, s, nodes.x))
+    stalled = nodes.x[-nodes.gap > 0.5 * s][:1] - _STEP_END * _STEP_WIDTH
+    if not len(stalled):
+        return [np.inf, decayed, -np.inf]
+    return [float(stalled[0]), -np.inf, decayed, np.inf]
+
+
+class _Step(NamedTuple):
+    """A smooth step from 1 to 0, (K,), v times its derivative, and v**2 times its second."""
+
+    value: FloatArray
+    first: FloatArray
+    second: FloatArray
+
+
+def _smooth_step(x: FloatArray, cut: float) -> _Step:
+    """Return a step down at log v = `cut`, at the nodes `x` (K,)."""
+    if np.isinf(cut):
+        return _Step(np.full_like(x, float(cut > 0.0)), np.zeros_like(x), np.zeros_like(x))
+    t = (x - cut) / _STEP_WIDTH
+    here = t < _STEP_END
+    first = np.where(here, -np.exp(-(t**2)) / (_STEP_WIDTH * math.sqrt(math.pi)), 0.0)
+    return _Step(0.5 * erfc(t) * here, first, -first * (2.0 * t / _STEP_WIDTH + 1.0))

@@ -9,10 +9,10 @@ import numpy as np
 from samplesoft._jit import num_threads, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.classes import Atoms, Classes
-from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.transform import Nodes
-from samplesoft.kernels.bias import left_out, panels
+from samplesoft.bias import left_out
+from samplesoft.bias.draw_law import Classes, DrawLaw
+from samplesoft.bias.transform import Atoms, Nodes
+from samplesoft.kernels.bias import panels
 
 _MOST_ATOMS = 4096  # pairs of them are gone through at each node
 _GONE = 745.0
@@ -37,11 +37,11 @@ def jackknife_squared_error(
 
     All terms are of the order of the result. ValueError where pairs of atoms are too many.
     """
-    if atoms.rows.shape[1] > _MOST_ATOMS:
+    if len(atoms.points.q) > _MOST_ATOMS:
         raise ValueError(
             "`logits` and `q` must have ratios exp(logits) / q that fall into few panels, or up to "
             f"{_MOST_ATOMS:,} classes, for the second moments of the jackknife, got "
-            f"{atoms.rows.shape[1]:,} atoms; take samplesoft.monte_carlo_bias, or a q with less "
+            f"{len(atoms.points.q):,} atoms; take samplesoft.monte_carlo_bias, or a q with less "
             "spread."
         )
     draws = _make_draws(law, classes, atoms, centred)
@@ -74,10 +74,9 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
         columns = _on_panels(classes.log_distances[active], atoms, atoms.slot, columns)
     if law.weightless:
         columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])
-    log_w = np.logaddexp(law.log_base, atoms.rows[0])
-    order = np.argsort(log_w, kind="stable")
-    rows = columns[order]
-    return _Draws(log_w[order], atoms.weights[0][order], rows[:, :-1], rows[:, -1])
+    rows = columns[atoms.order]
+    log_w = np.logaddexp(law.log_base, atoms.points.log_r)
+    return _Draws(log_w, atoms.points.q, rows[:, :-1], rows[:, -1])
 
 
 def _on_panels(t: FloatArray, atoms: Atoms, slot: IntArray, columns: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from samplesoft._validation import FloatArray, as_choice, as_count, as_proposal,
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import check_inputs, probs_of
-from samplesoft.bias.with_replacement import Row
+from samplesoft.bias.transform import Row
 from samplesoft.schemes import SCHEMES, Scheme, select
 
 _STEP = 0.1  # of log x

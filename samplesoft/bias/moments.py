@@ -13,16 +13,13 @@ from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, as_positive, as_real_array
-from samplesoft.bias.certain import join
-from samplesoft.bias.classes import Classes, make_atoms, make_classes
-from samplesoft.bias.draw_law import DrawLaw, make_draw_law
+from samplesoft.bias.draw_law import Classes, DrawLaw, make_classes, make_draw_law
+from samplesoft.bias.exact import with_replacement_bias
 from samplesoft.bias.inclusion_moments import inclusion_moments
-from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.inputs import check_inputs, join
 from samplesoft.bias.jackknife_moments import jackknife_squared_error
 from samplesoft.bias.node_weights import compute_decay_rates, log_kept
-from samplesoft.bias.quadrature import STEP
-from samplesoft.bias.transform import Nodes, make_nodes
-from samplesoft.bias.with_replacement import with_replacement_bias
+from samplesoft.bias.transform import STEP, Nodes, make_atoms, make_nodes
 from samplesoft.schemes import Scheme
 
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time

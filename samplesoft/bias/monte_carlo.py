@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
-from samplesoft.bias.certain import join
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inputs import Inputs, check_inputs
+from samplesoft.bias.inputs import Inputs, check_inputs, join
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.schemes import Scheme
 

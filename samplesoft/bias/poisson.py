@@ -1,32 +1,62 @@
-"""The exact bias where classes are included independently of each other."""
+"""The exact bias where classes are included independently of each other (scheme ``poisson``).
+
+What a class brings depends on its log w and on its inclusion probability pi. Most classes lie in
+cells, panels of log w times one range of l = -log(1 - pi), and spread their weight over the
+Chebyshev nodes of their cell; a function that is known there is evaluated at every class. The
+rest are atoms of their own; section 8 of the README.
+
+The atoms are sorted by log w. At a node u those with u w near 0 are known by their moments, and of
+those with large u w nothing changes any more: only the atoms between are gone through, in blocks
+that the compiler turns into vector code.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._jit import chunks, njit, thread_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inclusion import (
-    Included,
-    InclusionAtoms,
-    integrate_flows,
-    make_atoms,
-    make_included,
-    sum_logs,
-)
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.draw_law import CLASS_CHUNK, log_softmax, relative_ratios, weighted_median
+from samplesoft.bias.laplace import node_chunks
 from samplesoft.bias.node_weights import exponent_sizes
-from samplesoft.bias.quadrature import (
+from samplesoft.bias.transform import (
+    ENOUGH,
     STEP,
+    Row,
     estimate_error,
     halving_change,
     make_grid,
+    moment_chunks,
+    refine,
     rounding_unit,
 )
-from samplesoft.bias.with_replacement import ENOUGH, LEAST_STEP, Row, better_of
+from samplesoft.kernels.bias import panels
+from samplesoft.kernels.bias.panels import DEGREE, WIDTH, write_polynomials
+from samplesoft.kernels.exponential import (
+    decay_ratio_series,
+    exp64,
+    log_from_both,
+    second_order_series,
+)
+
+_ATOM_CHUNK = 2048
+_LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
+_LONE = 256  # one class in so many may be by itself to let the others have a smaller range
+_PRECISION = 1e-16
+_SURE = 1.0 / 3.0  # of kappa: above it w / W - 1 is not needed
+_FLAT = -38.0  # below this log y, exp(-y) is 1 - y to the last bit
+_GONE = 6.7  # above it exp(-y) is 0
+_BLOCK = 512
+_SERIES = 0.5  # up to this y, 1 - exp(-y) is taken from its series
+_CLOSE = 0.1  # and up to this one log f + pi y
+_LIKELY = 40.0  # up to it the same sum of a class with pi above 1/2 is taken around exp(-y)
 
 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
@@ -42,16 +72,14 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
         return Row(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
     log_base = log_sum(log_probs[known])
     classes = make_included(logits, probs, log_probs, pi)
-    atoms = make_atoms(classes)
-
+    atoms = make_inclusion_atoms(classes)
     unit = rounding_unit(classes.log_w[pi > 0.0], log_base)
     loss_unit = max(unit, rounding_unit(log_probs, 0.0))
     share = np.exp(log_probs[known] - log_base)
-    best: Row | None = None
-    step = STEP
-    while best is None or step > LEAST_STEP:
+
+    def attempts(step: float) -> Iterator[tuple[Row, bool]]:
         nodes = make_nodes(classes, atoms, log_base, step)
-        flows, total, size, coarse = integrate_flows(classes, atoms, nodes.x, nodes.weights)
+        flows, total, size, coarse = _integrate_flows(classes, atoms, nodes.x, nodes.weights)
         base_flow = float(nodes.base_terms.sum())
         bias = flows - probs * (total + base_flow)  # (B9)
         # at the base without its own flow cancelling
@@ -62,13 +90,11 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
         error = estimate_error(coarse, size, norm, unit)
         loss_size, change = float(nodes.loss_sizes.sum()), halving_change(nodes.loss_terms)
         loss_error = estimate_error(change, loss_size, abs(loss), loss_unit)
-        found = Row(bias, probs, loss, error, loss_error)
-        best = found if best is None else better_of(best, found)
-        loss_enough = (ENOUGH + 4.0 * loss_unit) * loss_size
-        if error <= (ENOUGH + 4.0 * unit) * norm and loss_error <= loss_enough:
-            break
-        step *= 0.5
-    return best
+        is_enough = error <= (ENOUGH + 4.0 * unit) * norm
+        is_enough = is_enough and loss_error <= (ENOUGH + 4.0 * loss_unit) * loss_size
+        yield Row(bias, probs, loss, error, loss_error), is_enough
+
+    return refine(attempts, STEP)
 
 
 def inclusion_law(
@@ -98,7 +124,7 @@ def make_nodes(
     """Evaluate the products of f on nodes that cover every scale of u at which they change."""
     # largest rate: of a class that is in, or of the limit exp(-u); least: of the base alone
     x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
-    products = sum_logs(atoms, x)
+    products = _sum_logs(atoms, x)
     with np.errstate(over="ignore", under="ignore"):
         u_base = np.exp(np.minimum(x + log_base, LARGEST_EXPONENT))
         log_weights = products[:, 0] - u_base
@@ -126,3 +152,494 @@ def base_contrast(x: FloatArray, classes: Included) -> FloatArray:
     y = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_EXPONENT))
     factor = (1.0 - pi) + pi * np.exp(-y)
     return -(1.0 - pi) * np.expm1(-y) / factor
+
+
+# --- classes, and the atoms that stand for them ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Included:
+    """The classes, (n,), that are in or out by chance; ``pi`` is 0 for all others."""
+
+    log_w: FloatArray
+    pi: FloatArray
+    decay: FloatArray  # -log (1 - pi)
+    contrast: FloatArray  # kappa = (w - W) / (w + W)
+    log_w_ref: float  # log W; -inf where the label is the reference
+    pi_ref: float
+
+
+class _CellClasses(NamedTuple):
+    """Classes of cells, all (n,)."""
+
+    log_w: FloatArray
+    pi: FloatArray
+    decay: FloatArray  # l = -log(1 - pi)
+    contrast: FloatArray  # kappa = (w - W) / (w + W), W that of the reference
+    slot: IntArray  # number of the cell, or -1 for a class in none
+    largest: float  # of l in cells, which start at 0
+
+
+@dataclass(frozen=True)
+class InclusionAtoms:
+    """Atoms (A,) in the order of log w: first `lone` classes, then nodes of cells, then sorted."""
+
+    log_w: FloatArray
+    pi: FloatArray
+    contrast: FloatArray
+    counts: FloatArray  # how many classes each stands for
+    order: IntArray  # number of each before they were sorted
+    lone: IntArray  # the classes that are their own atoms
+    classes: _CellClasses
+    shape: tuple[int, int]  # cells, degree in l
+
+
+def make_included(
+    logits: FloatArray, probs: FloatArray, log_probs: FloatArray, pi: FloatArray
+) -> Included:
+    """Find the weights w = e / pi and the reference; `pi` (n,) is 0 for classes in for certain.
+
+    The reference is the softmax-weighted median of (1 - pi) w, which orders psi for small u; the
+    psi of classes in for certain is 1, and they stand at 0. If it is one of those, W is 0.
+    """
+    drawn = pi > 0.0
+    with np.errstate(divide="ignore"):
+        log_w = np.where(drawn, log_probs - np.log(pi), -np.inf)
+    decay = -np.log1p(-pi)
+    order = np.where(drawn, log_w - decay, -np.inf)
+    floor = float(np.min(order, where=drawn, initial=np.inf)) - 1.0
+    reference = weighted_median(np.where(drawn, order, floor), probs)
+    if not drawn[reference]:
+        return Included(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
+    contrast = np.zeros(len(pi))
+
+    def work(part: slice) -> None:
+        relative_ratios(logits, log_w, pi, pi, reference, contrast, part.start, part.stop)
+
+    thread_each(work, chunks(len(pi), CLASS_CHUNK))
+    return Included(log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference]))
+
+
+def make_inclusion_atoms(own: Included) -> InclusionAtoms:
+    """Compress the classes to the nodes of cells, where that makes fewer of them, eq. (B43)."""
+    drawn = np.flatnonzero(own.pi)
+    largest = _range_of_cells(own.decay[drawn])
+    # the poles of 1 / f in l are pi away from the real axis
+    ratio = 2.0 * np.pi / largest
+    degree = int(np.ceil(-np.log(_PRECISION) / np.log(ratio + np.hypot(ratio, 1.0))))
+    slot = np.full(len(own.pi), -1)
+    fit = drawn[own.decay[drawn] <= largest]
+    places = np.floor(own.log_w[fit] / WIDTH).astype(np.int64)
+    first = int(places.min(initial=0))
+    crowded = np.bincount(places - first) > DEGREE * degree
+    numbers = np.where(crowded, np.cumsum(crowded) - 1, -1)
+    slot[fit] = numbers[places - first]
+    classes = _CellClasses(own.log_w, own.pi, own.decay, own.contrast, slot, largest)
+    lone = drawn[slot[drawn] < 0]
+    log_w, pi, counts = _nodes(classes, first + np.flatnonzero(crowded), degree)
+    contrast = np.ones(len(log_w))
+    if own.log_w_ref > -np.inf:
+        contrast = np.tanh(0.5 * (log_w - own.log_w_ref))
+    every = np.append(own.log_w[lone], log_w)
+    order = np.argsort(every, kind="stable")
+    return InclusionAtoms(
+        every[order],
+        np.append(own.pi[lone], pi)[order],
+        np.append(own.contrast[lone], contrast)[order],
+        np.append(np.ones(len(lone)), counts)[order],
+        order,
+        lone,
+        classes,
+        (int(crowded.sum()), degree),
+    )
+
+
+def _range_of_cells(decay: FloatArray) -> float:
+    """Return the largest l in cells: what few classes exceed, for a small range is cheap."""
+    few = len(decay) // _LONE
+    common = float(np.partition(decay, len(decay) - 1 - few)[len(decay) - 1 - few])
+    return min(max(common, 1e-300), float(_LARGEST_DECAY))
+
+
+def _nodes(
+    classes: _CellClasses, places: IntArray, degree: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return log w, pi and the counts of the nodes of the cells at `places`, in one row each."""
+    shape = len(places), degree, DEGREE
+
+    def work(part: slice) -> FloatArray:
+        moments = np.zeros(shape)
+        _add_moments(classes, part.start, part.stop, moments)
+        return moments
+
+    moments = np.zeros(shape)
+    num_classes = len(classes.pi) if len(places) else 0
+    for some in thread_map(work, moment_chunks(num_classes, moments.size)):
+        moments += some
+    # the transpose of interpolation in either direction
+    weights = panels.to_coefficients(degree) @ moments @ panels.to_coefficients().T
+    pi = -np.expm1(-classes.largest * panels.node_places(degree))[:, None]
+    t = WIDTH * (places[:, None, None] + panels.node_places())
+    log_w = np.broadcast_to(t, shape).ravel()
+    return log_w, np.broadcast_to(pi, shape).ravel(), (weights / pi).ravel()
+
+
+def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
+    """Return the logs of the products of f, and those plus u sum pi w, (K, 2) at log u, `x`."""
+    sums = np.empty((len(x), 2))
+
+    def work(part: slice) -> None:
+        log_products(x[part], atoms.log_w, atoms.pi, atoms.counts, sums[part])
+
+    thread_each(work, node_chunks(len(x)))
+    return sums
+
+
+def _integrate_flows(
+    own: Included, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
+) -> tuple[FloatArray, float, float, float]:
+    """Return the flows (n,), their sum, the size of their parts and what half the nodes change."""
+    kappa = atoms.contrast
+    deviation = np.where(kappa < _SURE, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0)
+    points = Points(atoms.log_w, atoms.pi, kappa, deviation)
+    found = np.empty((4, len(kappa)))
+
+    def integrate(part: slice) -> None:
+        integrals = np.zeros((4, part.stop - part.start))
+        some = _take(points, part)
+        atom_integrals(x, weights, some, own.log_w_ref, own.pi_ref, integrals)
+        found[:, atoms.order[part]] = integrals
+
+    thread_each(integrate, chunks(len(kappa), _ATOM_CHUNK))
+    lone = atoms.lone
+    flows = np.zeros(len(own.pi))
+    scales = np.stack([(1.0 - own.pi[lone]) * own.contrast[lone], own.pi_ref - own.pi[lone]])
+    parts = own.pi[lone] * scales * found[:2, : len(lone)]
+    flows[lone] = parts.sum(axis=0)
+    total, size = float(flows[lone].sum()), float(np.abs(parts).sum())
+    away = np.abs(own.pi[lone] * scales * (found[:2] - found[2:])[:, : len(lone)])
+    sums = np.array([total, size, float(away.sum())])
+    count, degree = atoms.shape
+    values = found[:, len(lone) :].reshape(4, count, degree, DEGREE)
+    coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3))
+    coefficients = panels.to_coefficients(degree).T @ values[:2] @ panels.to_coefficients()
+
+    def evaluate(part: slice) -> tuple[float, float, float]:
+        span = part.start, part.stop
+        return _evaluate(atoms.classes, *span, own.pi_ref, coefficients, coarse, flows)
+
+    for some in thread_map(evaluate, chunks(len(flows) if count else 0, CLASS_CHUNK)):
+        sums += some
+    return flows, float(sums[0]), float(sums[1]), float(sums[2])
+
+
+# --- kernels: products over atoms at each node, and integrals at each atom ------------------------
+
+
+class Points(NamedTuple):
+    """What the kernels know of the atoms, all (A,), sorted by log w."""
+
+    log_w: FloatArray
+    pi: FloatArray  # between 0 and 1
+    kappa: FloatArray  # (w - W) / (w + W)
+    deviation: FloatArray  # w / W - 1, of which only those below 1 in size are used
+
+
+@njit
+def _take(points: Points, part: slice) -> Points:
+    """Return some of the atoms."""
+    deviation = points.deviation[part]
+    return Points(points.log_w[part], points.pi[part], points.kappa[part], deviation)
+
+
+@njit
+def log_products(
+    x: FloatArray, log_w: FloatArray, pi: FloatArray, counts: FloatArray, out: FloatArray
+) -> None:
+    """Write the sum of log f and that plus u sum pi w into `out` (K, 2), at each log u, `x` (K,).
+
+    The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` says how many classes
+    each stands for.
+    """
+    size = len(log_w)
+    first, second = np.empty(size + 1), np.empty(size + 1)  # moments of all below, over their last
+    first[0] = second[0] = 0.0
+    for i in range(size):
+        down = math.exp(log_w[i - 1] - log_w[i]) if i > 0 else 0.0
+        own = counts[i] * pi[i]
+        first[i + 1] = first[i] * down + own
+        second[i + 1] = second[i] * down * down + own * (1.0 - pi[i])
+    left, mass = np.empty(size + 1), np.empty(size + 1)  # of all above
+    left[size] = mass[size] = 0.0
+    for i in range(size - 1, -1, -1):
+        left[i] = left[i + 1] + counts[i] * math.log1p(-pi[i])
+        mass[i] = mass[i + 1] + counts[i] * math.exp(log_w[i] + math.log(pi[i]))
+    y, f, z = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
+    for k in range(len(x)):
+        flat = np.searchsorted(log_w, _FLAT - x[k])
+        gone = np.searchsorted(log_w, _GONE - x[k])
+        total = left[gone]
+        excess = left[gone] + math.exp(min(x[k], LARGEST_EXPONENT)) * mass[gone]
+        if flat > 0:
+            last = math.exp(x[k] + log_w[flat - 1])
+            total -= last * first[flat]
+            excess += 0.5 * last * last * second[flat]
+        for start in range(flat, gone, _BLOCK):
+            part = slice(start, min(start + _BLOCK, gone))
+            length = part.stop - part.start
+            room = y[:length], f[:length], z[:length]
+            _write_factors(x[k], log_w[part], pi[part], *room)
+            logs, above = _add_logs(counts[part], pi[part], *room)
+            total += logs
+            excess += above
+        out[k, 0] = total
+        out[k, 1] = excess
+
+
+@njit
+def _write_factors(
+    x: float, log_w: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
+) -> None:
+    """Write y = u w, f of (B26), and z = f - 1 of a block of atoms."""
+    for i in range(len(log_w)):
+        y[i] = exp64(x + log_w[i])
+    for i in range(len(log_w)):
+        e = exp64(-y[i])
+        t = y[i] if y[i] < _SERIES else _SERIES
+        series = second_order_series(t) * t * t - t
+        z[i] = pi[i] * (series if y[i] < _SERIES else e - 1.0)
+        f[i] = (1.0 - pi[i]) + pi[i] * e
+
+
+@njit
+def _log_less_linear(z: float) -> float:
+    """Return log(1 + z) - z for z from -1/10 to 1/10, by a series in q = z / (2 + z)."""
+    q = z / (2.0 + z)
+    s = q * q
+    p = 1.0 / 15.0
+    p = p * s + 1.0 / 13.0
+    p = p * s + 1.0 / 11.0
+    p = p * s + 1.0 / 9.0
+    p = p * s + 1.0 / 7.0
+    p = p * s + 1.0 / 5.0
+    p = p * s + 1.0 / 3.0
+    return 2.0 * q * (s * p) - z * q
+
+
+@njit
+def _excess_of_likely(rest: float, y: float) -> float:
+    """Return log f + pi y of a class with pi = 1 - rest near 1.
+
+    f is exp(-y) times 1 + rest (exp(y) - 1), and what it has beyond exp(-y) is small.
+    """
+    if y < _CLOSE:
+        linear = _log_less_linear(rest * math.expm1(y))
+        return linear + rest * (second_order_series(-y) * y * y)
+    return math.log1p(rest * math.expm1(y)) - rest * y
+
+
+@njit
+def _add_logs(
+    counts: FloatArray, pi: FloatArray, y: FloatArray, f: FloatArray, z: FloatArray
+) -> tuple[float, float]:
+    """Return the sums of log f and of log f + pi y over a block, times `counts`."""
+    for i in range(len(counts)):
+        f[i] = log_from_both(z[i], f[i])
+    for i in range(len(counts)):
+        t = y[i] if y[i] < _CLOSE else _CLOSE
+        close = _log_less_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
+        far = f[i] + pi[i] * y[i]
+        z[i] = close if y[i] < _CLOSE else far
+    for i in range(len(counts)):
+        if pi[i] > 0.5 and y[i] < _LIKELY:
+            z[i] = _excess_of_likely(1.0 - pi[i], y[i])
+    total = excess = 0.0
+    for i in range(len(counts)):
+        total += counts[i] * f[i]
+        excess += counts[i] * z[i]
+    return total, excess
+
+
+@njit
+def atom_integrals(
+    x: FloatArray,
+    weights: FloatArray,
+    points: Points,
+    log_w_ref: float,
+    pi_ref: float,
+    out: FloatArray,
+) -> None:
+    """Add the integrals A and B of (B43) over the nodes log u, `x` (K,), to `out` (4, A).
+
+    The last two rows are the same from every second node. W is exp(log_w_ref), and `log_w_ref`
+    -inf where the label is the reference.
+    """
+    log_w, pi, kappa = points.log_w, points.pi, points.kappa
+    num, size = len(x), len(log_w)
+    y_room, decay = np.empty(_BLOCK), np.empty(_BLOCK)
+    scales, y_refs = np.empty(num), np.empty(num)
+    for k in range(num):
+        y_refs[k] = math.exp(min(x[k] + log_w_ref, LARGEST_EXPONENT))
+        scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
+    # what nodes from k on bring where exp(-y) is 0, over y, for both of full and half
+    late = np.zeros((num + 1, 2))
+    for k in range(num - 1, -1, -1):
+        up = math.exp(x[k + 1] - x[k]) if k + 1 < num else 0.0
+        own = scales[k] * math.exp(-y_refs[k])
+        late[k, 0] = late[k + 1, 0] * up + own
+        late[k, 1] = late[k + 1, 1] * up + (2.0 * own if k % 2 == 0 else 0.0)
+    # what earlier nodes brought where y is nearly 0: in y (y + y_ref), in y / kappa, in y
+    early = np.zeros((3, 2))
+    flat = gone = size
+    for k in range(num + 1):
+        at = x[min(k, num - 1)]
+        y_ref = y_refs[min(k, num - 1)]
+        log_y_ref = at + log_w_ref
+        ref_is_flat = log_y_ref < _FLAT
+        # else y is nothing beside 1 - exp(-y_ref) either
+        edge = _FLAT - at + (0.0 if ref_is_flat else min(log_y_ref, 0.0))
+        left_flat = np.searchsorted(log_w[:flat], edge) if k < num else 0
+        for i in range(left_flat, flat):
+            y = math.exp(at + log_w[i])
+            for h in range(2):
+                out[2 * h, i] -= early[0, h] * y * (y + y_ref)
+                if early[1, h] > 0.0:
+                    out[2 * h, i] += early[1, h] * y / kappa[i]
+                out[2 * h + 1, i] += early[2, h] * y
+        flat = left_flat
+        if k == num:
+            break
+        for i in range(max(np.searchsorted(log_w[:gone], _GONE - at), flat), gone):
+            y = math.exp(min(at + log_w[i], LARGEST_EXPONENT))
+            for h in range(2):
+                if late[k, h] > 0.0:
+                    out[2 * h, i] -= late[k, h] * y / (kappa[i] * (1.0 - pi[i]))
+        gone = np.searchsorted(log_w[:gone], _GONE - at)
+        half = 2.0 * scales[k] if k % 2 == 0 else 0.0
+        for start in range(flat, gone if scales[k] > 0.0 else flat, _BLOCK):
+            part = slice(start, min(start + _BLOCK, gone))
+            integrals = _Integrals(out[0][part], out[1][part], out[2][part], out[3][part])
+            _add_terms(at, scales[k], half, y_ref, _take(points, part), y_room, decay, integrals)
+        down = math.exp(x[k] - x[k + 1]) if k + 1 < num else 1.0
+        for h in range(2):
+            scale = half if h else scales[k]
+            fall = scale * math.expm1(-y_ref)
+            early[0, h] = (early[0, h] + (scale if ref_is_flat else 0.0)) * down * down
+            early[1, h] = (early[1, h] - (0.0 if ref_is_flat else fall)) * down
+            early[2, h] = (early[2, h] + fall) * down
+
+
+class _Integrals(NamedTuple):
+    """Those of A and B at a block of atoms, and the same from every second node."""
+
+    a: FloatArray
+    b: FloatArray
+    half_a: FloatArray
+    half_b: FloatArray
+
+
+@njit
+def _add_terms(
+    x: float,
+    scale: float,
+    half: float,
+    y_ref: float,
+    points: Points,
+    y: FloatArray,
+    e: FloatArray,
+    out: _Integrals,
+) -> None:
+    """Add the terms of one node to the integrals of a block; `y` and `e` are room to work in."""
+    e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
+    log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation
+    full_a, full_b, half_a, half_b = out.a, out.b, out.half_a, out.half_b
+    for i in range(len(log_w)):
+        y[i] = exp64(x + log_w[i])
+        e[i] = exp64(-y[i])
+    for i in range(len(log_w)):
+        away = y_ref * deviation[i] if abs(deviation[i]) < 1.0 else y[i] - y_ref
+        near = -1.0 if away < -1.0 else away
+        near = 1.0 if near > 1.0 else near
+        close = -e_ref * (y[i] + y_ref) * decay_ratio_series(near)
+        far = (e[i] - e_ref) / kappa[i]
+        over_f = y[i] / ((1.0 - pi[i]) + pi[i] * e[i])
+        first = over_f * (close if near == away else far)
+        second = over_f * drop_ref * e[i]
+        full_a[i] += scale * first
+        full_b[i] += scale * second
+        half_a[i] += half * first
+        half_b[i] += half * second
+
+
+# --- kernels: classes in cells -----------------------------------------------------------------
+
+
+@njit
+def _place(classes: _CellClasses, j: int, t_values: FloatArray, l_values: FloatArray) -> None:
+    """Write the Chebyshev polynomials in log w and in l of class j."""
+    t = classes.log_w[j] / WIDTH
+    write_polynomials(min(max(2.0 * (t - math.floor(t)) - 1.0, -1.0), 1.0), t_values)
+    s = min(2.0 * (classes.decay[j] / classes.largest) - 1.0, 1.0)
+    l_values[0] = 1.0
+    l_values[1] = s
+    for i in range(2, len(l_values)):
+        l_values[i] = 2.0 * s * l_values[i - 1] - l_values[i - 2]
+
+
+@njit
+def _add_moments(classes: _CellClasses, start: int, stop: int, moments: FloatArray) -> None:
+    """Add the moments of the weights pi to `moments` (cells, degree in l, DEGREE)."""
+    t_values, l_values = np.empty(DEGREE), np.empty(moments.shape[1])
+    for j in range(start, stop):
+        cell = classes.slot[j]
+        if cell < 0:
+            continue
+        _place(classes, j, t_values, l_values)
+        for k in range(len(l_values)):
+            scale = classes.pi[j] * l_values[k]
+            for i in range(DEGREE):
+                moments[cell, k, i] += scale * t_values[i]
+
+
+@njit
+def _evaluate(
+    classes: _CellClasses,
+    start: int,
+    stop: int,
+    pi_ref: float,
+    coefficients: FloatArray,
+    coarse: FloatArray,
+    out: FloatArray,
+) -> tuple[float, float, float]:
+    """Write the flows pi ((1 - pi) kappa A + (pi_ref - pi) B) into `out` (n,), eq. (B43).
+
+    `coefficients` (2, cells, degree in l, DEGREE) are those of A and B, `coarse` (2, cells) what
+    half the nodes change in them. Returns the sum of the flows, the size of their parts, and by how
+    much half the nodes change them.
+    """
+    t_values, l_values = np.empty(DEGREE), np.empty(coefficients.shape[2])
+    total = size = change = 0.0
+    for j in range(start, stop):
+        cell = classes.slot[j]
+        if cell < 0:
+            continue
+        _place(classes, j, t_values, l_values)
+        first = second = 0.0
+        for k in range(len(l_values)):
+            a, b = coefficients[0, cell, k], coefficients[1, cell, k]
+            part_a = part_b = odd_a = odd_b = 0.0  # chains of additions that run side by side
+            for i in range(0, DEGREE, 2):
+                part_a += a[i] * t_values[i]
+                part_b += b[i] * t_values[i]
+                odd_a += a[i + 1] * t_values[i + 1]
+                odd_b += b[i + 1] * t_values[i + 1]
+            first += l_values[k] * (part_a + odd_a)
+            second += l_values[k] * (part_b + odd_b)
+        pi = classes.pi[j]
+        scale_a = pi * (1.0 - pi) * classes.contrast[j]
+        scale_b = pi * (pi_ref - pi)
+        out[j] = scale_a * first + scale_b * second
+        total += out[j]
+        size += abs(scale_a * first) + abs(scale_b * second)
+        change += abs(scale_a) * coarse[0, cell] + abs(scale_b) * coarse[1, cell]
+    return total, size, change

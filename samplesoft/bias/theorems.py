@@ -23,8 +23,14 @@ from samplesoft._validation import (
     require_plain,
 )
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inputs import Inputs, check_inputs
-from samplesoft.bias.jacobian import check_jacobian, contract, times_power, with_room
+from samplesoft.bias.inputs import (
+    Inputs,
+    check_inputs,
+    check_jacobian,
+    contract,
+    times_power,
+    with_room,
+)
 from samplesoft.bias.negatives import EPS, Negatives, log_sum_exp, make_negatives
 
 COSINE_TOLERANCE = 1e-4  # float32 embeddings are normalised about this well

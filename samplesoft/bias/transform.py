@@ -1,23 +1,152 @@
-"""The Laplace transform of one draw, on a quadrature in v that no range of ratios outruns."""
+"""From the ratios of a draw to its Laplace transform on the nodes of a quadrature.
+
+`Atoms` are the classes, or fewer points that stand for them; `Nodes` is the transform, and what
+follows from it, at each node; and below stands the trapezoid rule on log v that every exact
+expectation is integrated with, with the estimate of its error.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray
-from samplesoft.bias.classes import Atoms, Classes
-from samplesoft.bias.draw_law import DrawLaw
-from samplesoft.bias.quadrature import make_grid
-from samplesoft.bias.sums import node_sums
-from samplesoft.kernels.bias import laplace
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.draw_law import Classes, DrawLaw
+from samplesoft.bias.laplace import CENTRED_LIMIT, NodeSums, Points, excess_decay, node_sums
+from samplesoft.kernels.bias import panels
+from samplesoft.kernels.bias.panels import PanelClasses
 
+STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
+LEAST_STEP = 0.02
+ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
+ROUNDING = 2e-15
+_LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
+_RIGHT = 60.0  # exp(-60) of the least S is left beyond the last node
+_WIDEST = 1e5
+_MOMENT_CHUNK = 2048
 _BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
 _NARROW = 1e-3  # panels on which all ratios decay as one, without noise
 _LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """The measure of log r on few points, for the kernels.
+
+    `slot` numbers the occupied Chebyshev panels; it is None where each class is its own atom.
+    """
+
+    width: float
+    first: int
+    slot: IntArray | None
+    points: Points  # (A,) sorted by r
+    order: IntArray  # (A,) the number of each before: by panel and node, or by class
+
+
+def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
+    """Compress the classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
+    active = law.drawn > 0.0
+    distances = classes.log_distances
+    t_min = float(np.min(distances, where=active, initial=np.inf))
+    t_max = float(np.max(distances, where=active, initial=-np.inf))
+    # ratios that all lie close to R get narrow panels: one on either side of it
+    width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
+    first = int(np.floor(t_min / width))
+    count = int(np.floor(t_max / width)) - first + 1
+    t_mean = classes.log_mean_distance
+    slot = None
+    if count * panels.DEGREE > len(classes.log_r):
+        t = distances[active]
+        kappa = classes.contrast[active]
+        parts = panels.class_weights(t, law.drawn[active], kappa, t_mean, classes.kappa_mean)
+        weights, zeta = parts[:3], parts[3]
+    else:
+        span = (distances, law.drawn, width, first, count)
+        occupied = panels.mark(*span) > 0.0
+        slot = np.cumsum(occupied) - 1
+        moments = _class_moments(make_panel_classes(law, classes, width, first, slot))
+        # the transpose of interpolation: what a class weighs goes to the nodes of its panel
+        weights = np.moveaxis(moments @ panels.to_coefficients().T, 1, 0).reshape(3, -1)
+        places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()
+        t = (places * width).ravel()
+        kappa = np.tanh(0.5 * t)
+        zeta = np.tanh(0.5 * (t - t_mean))
+    if law.weightless:  # an atom at r = 0, where kappa = zeta = -1
+        t = np.append(t, -np.inf)
+        kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
+        masked = law.weightless * np.array([[1.0], [-1.0], [1.0]])
+        weights = np.concatenate([weights, masked], axis=1)
+    points = _make_points(weights, t, kappa, zeta, classes)
+    order = np.argsort(points.log_d, kind="stable")
+    return Atoms(width, first, slot, Points(*(column[order] for column in points)), order)
+
+
+def make_panel_classes(
+    law: DrawLaw, classes: Classes, width: float, first: int, slot: IntArray
+) -> PanelClasses:
+    """Return the classes on Chebyshev panels of a width, from number `first` on."""
+    t_mean = classes.log_mean_distance
+    centres = t_mean, classes.kappa_mean
+    return PanelClasses(
+        classes.log_distances, law.drawn, classes.contrast, *centres, width, first, slot
+    )
+
+
+def _class_moments(classes: PanelClasses) -> FloatArray:
+    """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
+    shape = (classes.num_panels, 3, panels.DEGREE)
+
+    def work(part: slice) -> FloatArray:
+        moments = np.zeros(shape)
+        room = np.empty(panels.DEGREE)
+        panels.add_moments(classes, part.start, part.stop, moments, room)
+        return moments
+
+    total = np.zeros(shape)
+    for moments in thread_map(work, moment_chunks(len(classes.t), total.size)):
+        total += moments
+    return total
+
+
+def moment_chunks(num_classes: int, size: int) -> list[slice]:
+    """Split classes into parts for moments of a `size`, no longer than it costs to add these up.
+
+    Equal terms that are added one after another err in one direction, the further the more.
+    """
+    return chunks(num_classes, max(_MOMENT_CHUNK, size))
+
+
+def _make_points(
+    weights: FloatArray, t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes
+) -> Points:
+    """Return what the kernels know of atoms at r = R exp(t), (A,), whose `weights` are (3, A)."""
+    with np.errstate(divide="ignore"):
+        log_d = t
+        if classes.log_least > -np.inf:
+            below = np.minimum(classes.log_least - classes.log_ref - t, 0.0)
+            log_d = t + np.log(-np.expm1(below))
+        log_sum = np.logaddexp(t, 0.0)
+        log_sum_mean = np.logaddexp(t, classes.log_mean - classes.log_ref)
+        log_from_mean = log_sum_mean + np.log(np.abs(zeta))
+    log_ref = classes.log_ref  # so far all logs are relative to R
+    return Points(
+        weights[0],
+        weights[1],
+        weights[2],
+        t + log_ref,
+        log_d + log_ref,
+        kappa,
+        log_sum + log_ref,
+        zeta,
+        log_from_mean + log_ref,
+        log_sum_mean + log_ref,
+    )
 
 
 @dataclass(frozen=True)
@@ -67,7 +196,7 @@ def make_nodes(
     `log_largest` and `log_smallest` are the logs of the typical and of the least decay rate of
     E(v); `step` is that of the trapezoid rule.
     """
-    largest = max(log_largest, float(atoms.rows[0].max()))
+    largest = max(log_largest, float(atoms.points.log_r.max()))
     return evaluate_nodes(law, classes, atoms, *make_grid(largest, log_smallest, step))
 
 
@@ -79,86 +208,95 @@ def evaluate_nodes(
     dx: FloatArray,
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
-    above_least = classes.log_above_least
-    found = node_sums(x, atoms.weights, atoms.rows, above_least)
+    sums = node_sums(x, atoms.points, classes.log_above_least)
+    around_least = np.zeros(len(x), np.bool_)
     if len(x) > 0 and atoms.slot is not None and atoms.width > _NARROW:
-        _replace_noise(law, classes, x, found, above_least)
-    return _compute_nodes(classes, x, dx, found, above_least)
+        around_least = _replace_noise(law, classes, x, sums)
+    return _make_nodes(classes, x, dx, sums, around_least)
 
 
 def _replace_noise(
-    law: DrawLaw, classes: Classes, x: FloatArray, sums: FloatArray, log_above_least: FloatArray
-) -> None:
+    law: DrawLaw, classes: Classes, x: FloatArray, sums: NodeSums
+) -> NDArray[np.bool_]:
     """Put sums over classes in place of a transform that panels leave no digits.
 
     Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
-    nothing beside 1, but may be more than T, and is divided by where draws are few.
+    nothing beside 1, but may be more than T, and is divided by where draws are few. Returns the
+    nodes (K,) where they are replaced, whose moments are those around r0.
     """
     with np.errstate(all="ignore"):
         v_least = np.exp(x + classes.log_least)
-        log_least = np.log(np.maximum(sums[:, 0], 1e-307))
-    log_transform = log_least - v_least
+        log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
     order = np.argsort(x)
     before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
-    lost = np.flatnonzero(log_transform < before + _LOST)
+    is_lost: NDArray[np.bool_] = log_transform < before + _LOST
+    lost = np.flatnonzero(is_lost)
     if len(lost) == 0:
-        return
+        return is_lost
     active = law.drawn > 0.0
     q, log_r, kappa = law.drawn[active], classes.log_r[active], classes.contrast[active]
 
-    def work(part: slice) -> list[list[float]]:
-        found = []
-        for k in lost[part]:
-            v_r = np.exp(np.minimum(x[k] + log_r, LARGEST_EXPONENT))
-            v_ref = np.exp(min(x[k] + classes.log_ref, LARGEST_EXPONENT))
-            d, rise = np.maximum(v_r - v_least[k], 0.0), kappa * (v_r + v_ref)  # v (r - R)
-            terms = q * np.exp(-d)
-            up = q * np.exp(-np.maximum(v_ref - v_least[k], 0.0)) * np.expm1(-np.maximum(rise, 0.0))
-            above = up - terms * np.expm1(np.minimum(rise, 0.0))
-            y = rise - classes.mean_deviation * v_ref  # v (r - mean)
-            excess = q * (np.expm1(-y) + y)
-            moments = [terms, terms * d, terms * d * d, terms * d * d * d, above, excess]
-            found.append([float(moment.sum()) for moment in moments])
-        return found
+    def sum_classes(k: Any) -> tuple[float, ...]:
+        v_r = np.exp(np.minimum(x[k] + log_r, LARGEST_EXPONENT))
+        v_ref = np.exp(min(x[k] + classes.log_ref, LARGEST_EXPONENT))
+        d, rise = np.maximum(v_r - v_least[k], 0.0), kappa * (v_r + v_ref)  # v (r - R)
+        terms = q * np.exp(-d)
+        up = q * np.exp(-np.maximum(v_ref - v_least[k], 0.0)) * np.expm1(-np.maximum(rise, 0.0))
+        above = up - terms * np.expm1(np.minimum(rise, 0.0))
+        y = rise - classes.mean_deviation * v_ref  # v (r - mean)
+        excess = q * (np.expm1(-y) + y)
+        moments = terms, terms * d, terms * d * d, terms * d * d * d, above, excess
+        return tuple(float(moment.sum()) for moment in moments)
 
     with np.errstate(all="ignore"):
-        moments = np.vstack(list(thread_map(work, chunks(len(lost), 1))))
-        v_ref, v_mean = np.exp(np.minimum(x[lost] + log_above_least[:, None], LARGEST_EXPONENT))
+        columns = np.array(list(thread_map(sum_classes, lost))).T
+        transform, first, second, third, above, excess = columns
+        to_ref, to_mean = np.exp(
+            np.minimum(x[lost] + classes.log_above_least[:, None], LARGEST_EXPONENT)
+        )
         if law.weightless:  # at r = r0 = 0
-            moments[:, 0] += law.weightless
-            moments[:, 4] -= law.weightless * np.expm1(-v_ref)
-            moments[:, 5] += law.weightless * (np.expm1(v_mean) - v_mean)
-        least = np.maximum(moments[:, 0], 1e-307)
-        log_excess = np.log(least) + np.minimum(v_mean, laplace.CENTRED_LIMIT)
+            transform += law.weightless
+            above -= law.weightless * np.expm1(-to_ref)
+            excess += law.weightless * (np.expm1(to_mean) - to_mean)
+        transform = np.maximum(transform, 1e-307)
+        log_excess = np.log(transform) + np.minimum(to_mean, CENTRED_LIMIT)
         # small ones by their terms, which have one sign
-        excess = np.where(log_excess < 0.5, moments[:, 5], np.expm1(log_excess))
-        sums[lost, 0], sums[lost, 1], sums[lost, 2:5] = least, -1.0, moments[:, 1:4]
-        sums[lost, 5], sums[lost, 6] = moments[:, 4], excess
-    sums[lost, 7] = 1e300  # the sums around r0 are those to take
+        excess = np.where(log_excess < 0.5, excess, np.expm1(log_excess))
+    sums.transform[lost], sums.above[lost], sums.excess[lost] = transform, above, excess
+    sums.first[lost], sums.second[lost], sums.third[lost] = first, second, third
+    return is_lost
 
 
-def _compute_nodes(
-    classes: Classes, x: FloatArray, dx: FloatArray, sums: FloatArray, log_above_least: FloatArray
+def _make_nodes(
+    classes: Classes,
+    x: FloatArray,
+    dx: FloatArray,
+    sums: NodeSums,
+    around_least: NDArray[np.bool_],
 ) -> Nodes:
-    transform, f, d1, d2, d3, above, p, h, third_sum, y2, y3 = sums.T
-    # rounding, where no weight is left
-    transform, p = np.maximum(transform, 1e-307), np.maximum(p, 0.0)
+    """Return what follows from the sums (K,); some nodes take their moments around r0."""
+    log_above_least = classes.log_above_least
+    # at least these, which rounding may miss where no weight is left
+    transform, p = np.maximum(sums.transform, 1e-307), np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         v_least = np.exp(x + classes.log_least)
         v_ref = np.exp(x + log_above_least[0])
         v_mean = np.exp(np.minimum(x + log_above_least[1], LARGEST_EXPONENT))
-        log_least = np.where(f > -0.5, np.log1p(np.maximum(f, -0.5)), np.log(transform))
+        by_drop = (sums.drop > -0.5) & ~around_least
+        log_least = np.where(by_drop, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform))
         v_reference = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
         v_all = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
-    centred = v_mean < laplace.CENTRED_LIMIT
+    centred = v_mean < CENTRED_LIMIT
     # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
-    near = centred & ((p + h) / (1.0 + p) <= d1 * np.exp(-log_least))
+    h = sums.tangent
+    near = centred & ~around_least & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_least))
     total = np.where(near, 1.0 + p, np.exp(log_least))
-    first = np.where(near, -(p + h), d1) / total
-    second = np.where(near, y2, d2) / total
-    third = np.where(near, y3, d3) / total
+    first = np.where(near, -(p + h), sums.first) / total
+    second = np.where(near, sums.square, sums.second) / total
+    third = np.where(near, sums.cube, sums.third) / total
     variance = np.maximum(second - first**2, 0.0)
-    rest = laplace.excess_decay(np.log1p(p))  # log (1 + p) - p / (1 + p)
+    log_1p = np.log1p(p)
+    rest = excess_decay(log_1p)  # log (1 + p) - p / (1 + p)
     gap = np.where(near, rest - h / (1.0 + p), log_least + first)
     from_mean = np.where(near, -first, v_mean - first)  # v (mean - tilted mean)
     return Nodes(
@@ -169,8 +307,8 @@ def _compute_nodes(
         log_transform=log_least - v_least,
         log_transform_least=log_least,
         log_psi_ref=-v_ref - log_least,
-        above=above,
-        excess=np.where(centred, np.log1p(p), log_least + v_mean),
+        above=sums.above,
+        excess=np.where(centred, log_1p, log_least + v_mean),
         mean=np.where(near, v_all + first, v_least + first),
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
@@ -183,5 +321,87 @@ def _compute_nodes(
         + np.where(near, 0.0, v_mean)
         + np.abs(first),
         gap=gap,
-        balance=np.where(near, 2.0 * rest + third_sum / (1.0 + p) - first**2, 2.0 * gap + variance),
+        balance=np.where(near, 2.0 * rest + sums.bend / (1.0 + p) - first**2, 2.0 * gap + variance),
     )
+
+
+# --- the quadrature ----------------------------------------------------------------------------
+
+
+def make_grid(
+    log_largest: float, log_smallest: float, step: float = STEP
+) -> tuple[FloatArray, FloatArray]:
+    """Return log v and the weights of dv / v, both (K,).
+
+    `log_largest` is the log of the largest rate at which the integrand changes with v,
+    `log_smallest` that of the least rate at which it decays; eq. (B24).
+    """
+    span = np.log(_RIGHT) - log_smallest + log_largest - _LEFT
+    if span > _WIDEST:
+        raise ValueError(
+            f"`logits` and `q` must give sums within a factor exp({_WIDEST:.0f}) of each other, "
+            f"got exp({span:.3g}); rescale or clip the logits."
+        )
+    # z - exp(-z) cuts the left end off double exponentially, as v does the right end
+    z = np.arange(_LEFT, _LEFT + span + step, step)
+    return z - np.exp(-z) - log_largest, step * (1.0 + np.exp(-z))
+
+
+def halving_change(terms: FloatArray) -> float:
+    """Return by how much the sum of `terms` (K,) differs from that of every second node."""
+    return abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
+
+
+def rounding_unit(log_ratios: FloatArray, log_base: float) -> float:
+    """Return the relative error of a term: rounding, and that of ratios known by their logs."""
+    base = abs(log_base) if np.isfinite(log_base) else 0.0
+    largest = max(float(np.abs(log_ratios).max(initial=0.0)), base)
+    return 2.0 * (ROUNDING + float(np.finfo(np.float64).eps) * largest)
+
+
+def estimate_error(
+    coarse: float, size: float, norm: float, unit: float, narrow: bool = False
+) -> float:
+    """Return an L1 error from the change under half the nodes and the size of all terms.
+
+    `unit` is the relative error of a term; `narrow` says that the integrand is analytic in a narrow
+    strip only, so that no more is taken for granted than that half the step does no harm.
+
+    Halving the step squares the relative error of the trapezoid rule where the integrand is
+    analytic in a wide strip; the power 3/2 leaves room for a narrow one. Eq. (B25).
+    """
+    relative = 1.0 if narrow else min(coarse / max(norm, 1e-300), 1.0)
+    return unit * (size + norm) + coarse * float(np.sqrt(relative))
+
+
+class Row(NamedTuple):
+    """The exact bias of one example."""
+
+    bias: FloatArray  # (n,)
+    probs: FloatArray  # (n,) the softmax
+    loss_bias: float
+    error: float  # estimated, of the bias in the L1 norm
+    loss_error: float  # estimated, of the loss bias
+
+
+def refine(attempts: Callable[[float], Iterable[tuple[Row, bool]]], step: float) -> Row:
+    """Return the least errors of `attempts`, with the step halved until one of them is enough.
+
+    `attempts` makes rows out of a step, and says of each whether it is good enough.
+    """
+    best: Row | None = None
+    with np.errstate(all="ignore"):  # a result that is not finite has no error that is, and goes
+        while best is None or step > LEAST_STEP:
+            for row, is_enough in attempts(step):
+                best = row if best is None else _better_of(best, row)
+                if is_enough:
+                    return best
+            step *= 0.5
+    return best
+
+
+def _better_of(one: Row, other: Row) -> Row:
+    """Return the bias and the loss bias of the smaller errors."""
+    bias = other if other.error < one.error else one
+    loss = other if other.loss_error < one.loss_error else one
+    return bias._replace(loss_bias=loss.loss_bias, loss_error=loss.loss_error)

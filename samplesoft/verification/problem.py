@@ -24,8 +24,7 @@ from samplesoft._validation import (
     as_proposal,
     as_real_array,
 )
-from samplesoft.bias.certain import require_none_certain
-from samplesoft.bias.inputs import Inputs, check_support, probs_of
+from samplesoft.bias.inputs import Inputs, check_support, probs_of, require_none_certain
 from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.bounds import BLOCKS
 

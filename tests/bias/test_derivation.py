@@ -8,7 +8,7 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.kernels.bias import left_out
+from samplesoft.bias import left_out
 
 HOME = Path(samplesoft.__file__).parent
 README = (HOME / "bias" / "README.md").read_text()

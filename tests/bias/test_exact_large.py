@@ -7,11 +7,12 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from mpmath import mp, mpf
-from oracles import frozen, naive
+from oracles import frozen, laplace_loops, naive
 
 from samplesoft import exact_bias, monte_carlo_bias
-from samplesoft.bias import inclusion
-from samplesoft.kernels.bias import laplace, laplace_host, panels
+from samplesoft.bias import exact, poisson, transform
+from samplesoft.bias.laplace import Integrals, NodeSums
+from samplesoft.kernels.bias import panels
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 
@@ -122,7 +123,7 @@ def test_compressed_inclusion_equals_uncompressed(monkeypatch, spread):
     for pi in (np.minimum(300.0 * q, 1.0), np.minimum(30.0 * p / p.sum(), 1.0), rare):
         compressed = exact_bias(logits, 5, pi, 1, scheme="poisson")
         with monkeypatch.context() as patch:
-            patch.setattr(inclusion, "_LARGEST_DECAY", 1e-300)  # every class by itself
+            patch.setattr(poisson, "_LARGEST_DECAY", 1e-300)  # every class by itself
             plain = exact_bias(logits, 5, pi, 1, scheme="poisson")
         assert not np.array_equal(compressed.bias, plain.bias)
         assert relative_error(compressed.bias, plain.bias) < 1e-13
@@ -133,7 +134,7 @@ def test_a_wider_panel_would_not_do(monkeypatch):
     logits, q = instance(20_000)
     pi = np.minimum(300.0 * q, 1.0)
     good = exact_bias(logits, 5, pi, 1, scheme="poisson").bias
-    monkeypatch.setattr(inclusion, "_PRECISION", 1e-4)  # fewer nodes in l
+    monkeypatch.setattr(poisson, "_PRECISION", 1e-4)  # fewer nodes in l
     assert relative_error(exact_bias(logits, 5, pi, 1, scheme="poisson").bias, good) > 1e-10
 
 
@@ -155,7 +156,7 @@ def test_equal_ratios_do_not_add_up_their_rounding():
     assert abs(result.bias[0] / want.bias[0] - 1.0) < 3e-13
 
 
-# --- the sums of the processor beside the plain loops of the device ---------------------------
+# --- the sums beside plain loops --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["negatives", "candidate", "reject", "jackknife"])
@@ -166,8 +167,9 @@ def test_far_atoms_left_out_change_nothing(monkeypatch, scheme, n):
     q = 10.0 ** rng.uniform(-300.0 if n < 100 else -25.0, 0.0, n)
     q /= q.sum()
     got = exact_bias(logits, 3, q, 100, scheme=scheme)
-    monkeypatch.setattr(laplace_host, "node_sums", laplace.node_sums)
-    monkeypatch.setattr(laplace_host, "atom_integrals", laplace.atom_integrals)
+    sums, integrals = laplace_loops.sums_at_nodes, laplace_loops.integrals_at_atoms
+    monkeypatch.setattr(transform, "node_sums", lambda *given: NodeSums(*sums(*given)))
+    monkeypatch.setattr(exact, "atom_integrals", lambda *given: Integrals(*integrals(*given)))
     want = exact_bias(logits, 3, q, 100, scheme=scheme)
     assert relative_error(got.bias, want.bias) < 1e-12
     assert got.loss_bias == pytest.approx(want.loss_bias, rel=1e-11)

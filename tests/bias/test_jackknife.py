@@ -9,14 +9,14 @@ from mpmath import mp, mpf
 from oracles import naive
 
 from samplesoft import exact_bias
-from samplesoft.bias import jackknife_loss
-from samplesoft.bias.jackknife_loss import LossTerms
+from samplesoft.bias import jackknife
+from samplesoft.bias.jackknife import _LossTerms
 
 
 def test_terms_that_cancel_are_in_doubt_although_half_of_them_have_the_same_sum():
     def doubt(*terms, narrow=False):
-        found = LossTerms(np.array(terms), np.abs(terms), narrow)
-        return jackknife_loss._doubt(found, 4e-15)
+        found = _LossTerms(np.array(terms), np.abs(terms), narrow)
+        return jackknife._doubt(found, 4e-15)
 
     assert 0.0 < doubt(1.0, 1.0, 1.0, 1.0) < 1e-13
     assert doubt(1e9, 1e9, -1e9, 1.0 - 1e9) > 1e-6

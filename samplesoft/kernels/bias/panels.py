@@ -43,7 +43,7 @@ def _panel(t: float, width: float, first: int, count: int) -> int:
 
 
 @njit
-def _polynomials(s: float, out: FloatArray) -> None:
+def write_polynomials(s: float, out: FloatArray) -> None:
     """Write the Chebyshev polynomials of s into `out`; even and odd ones in separate chains."""
     out[0] = 1.0
     out[1] = s
@@ -109,7 +109,7 @@ def add_moments(
         w_kappa = w * kappa
         zeta = centred(t, kappa, classes.t_mean, classes.kappa_mean)
         w_zeta = w * zeta * zeta
-        _polynomials(s, values)
+        write_polynomials(s, values)
         m = moments[classes.slot[panel]]
         for i in range(DEGREE):
             m[0, i] += w * values[i]
@@ -140,7 +140,7 @@ def evaluate(
         t = classes.t[j]
         panel = _panel(t, width, first, count)
         s = min(max(2.0 * (t / width - (first + panel)) - 1.0, -1.0), 1.0)
-        _polynomials(s, values)
+        write_polynomials(s, values)
         c = coefficients[classes.slot[panel]]
         even = odd = 0.0  # two chains of additions run side by side
         for i in range(0, DEGREE, 2):

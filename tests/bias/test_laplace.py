@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from oracles import laplace_loops
 
-from samplesoft.kernels.bias import laplace, laplace_host
+from samplesoft.bias import laplace
+from samplesoft.bias.laplace import Points
 
 R0, R, MEAN = 0.04, 1.0, 1.3  # the least ratio, the reference and the mean
 RATIOS = np.array([0.05, 0.4, 0.999, 1.001, 1.2, 1.31, 4.0, 25.0])
@@ -12,21 +14,26 @@ WEIGHTS = np.array([0.3, 0.1, 0.2, 0.05, 0.15, 0.1, 0.06, 0.04])
 NODES = np.log([1e-4, 0.03, 0.6, 1.0, 2.0, 7.0, 40.0])  # on both sides of each change of formula
 
 
-def rows_of(r):
-    """What the kernels know of atoms r (A,): (8, A)."""
-    rows = [np.log(r), np.log(r - R0)]
-    for centre in (R, MEAN):
-        rows += [(r - centre) / (r + centre), np.log(np.abs(r - centre)), np.log(r + centre)]
-    return np.stack(rows)
+def points_of(r, q):
+    """What the kernels know of atoms r (A,)."""
+    kappa, zeta = (r - R) / (r + R), (r - MEAN) / (r + MEAN)
+    logs = np.log(r), np.log(r - R0), np.log(r + R), np.log(np.abs(r - MEAN)), np.log(r + MEAN)
+    log_r, log_d, log_sum, log_from_mean, log_sum_mean = logs
+    weights = q, q * kappa, q * zeta**2
+    return Points(*weights, log_r, log_d, kappa, log_sum, zeta, log_from_mean, log_sum_mean)
 
 
-@pytest.mark.parametrize("kernels", [laplace, laplace_host])
+KERNELS = {
+    "plain loops": (laplace_loops.sums_at_nodes, laplace_loops.integrals_at_atoms),
+    "blocks": (laplace.node_sums, laplace.atom_integrals),
+}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_node_sums_are_their_formulas(kernels):
-    atoms = rows_of(RATIOS)
-    weights = np.stack([WEIGHTS, WEIGHTS * atoms[2], WEIGHTS * atoms[5] ** 2])
     reference = np.log([R - R0, MEAN - R0])
-    got = np.empty((len(NODES), laplace.NUM_SUMS))
-    kernels.node_sums(NODES, weights, atoms, reference, got)
+    sums = KERNELS[kernels][0](NODES, points_of(RATIOS, WEIGHTS), reference)
+    got = np.stack(list(sums), axis=1)
     with mp.workdps(40):
         for row, x in zip(got, NODES, strict=True):
             v = mp.exp(mpf(x))
@@ -45,7 +52,7 @@ def test_node_sums_are_their_formulas(kernels):
 
 
 @pytest.mark.parametrize("which", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -2, 3)])
-@pytest.mark.parametrize("kernels", [laplace, laplace_host])
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_atom_integrals_are_their_formula(which, kernels):
     """Each derivative of psi - psi_R alone, and all together: (B16) and the lines above it."""
     rng = np.random.default_rng(5)
@@ -55,8 +62,9 @@ def test_atom_integrals_are_their_formula(which, kernels):
     v = np.exp(NODES)
     lead, variance = v * (R - mean), v**2 * 0.3
     tilted = np.stack([v * (mean - R0), lead, variance, np.abs(lead), variance], axis=1)
-    got = np.empty((3, len(RATIOS)))
-    kernels.atom_integrals(NODES, coefficients, tilted, rows_of(RATIOS), np.log(R - R0), got)
+    points = points_of(RATIOS, WEIGHTS)
+    got = KERNELS[kernels][1](NODES, coefficients, tilted, points, np.log(R - R0))
+    got = np.stack(list(got))
     with mp.workdps(40):
         for (full, half, size), r in zip(got.T, map(mpf, RATIOS), strict=True):
             terms, parts = [], []
@@ -81,7 +89,7 @@ def test_atom_integrals_are_their_formula(which, kernels):
             assert abs(mpf(full)) * (1 - 1e-12) <= mpf(size) <= 20 * mp.fsum(parts)
 
 
-# --- the loops of the processor, which leave out atoms far from where they matter -------------
+# --- atoms far from where they matter, which are left out --------------------------------------
 
 
 FAR = np.array([-250.0, -90.0, -40.0, -3.0, -0.1, 0.4, 2.0, 60.0, 200.0])  # log r
@@ -94,21 +102,20 @@ def test_far_atoms_bring_what_they_bring_one_by_one(log_ref, log_mean):
     """Against the plain loops, with the least ratio 0 and terms of one sign."""
     rng = np.random.default_rng(3)
     q = rng.uniform(0.5, 1.0, len(FAR)) * np.exp(-np.maximum(FAR, 0.0))
-    rows = [FAR, FAR]
-    for centre in (log_ref, log_mean):
-        kappa, total = np.tanh(0.5 * (FAR - centre)), np.logaddexp(FAR, centre)
-        with np.errstate(divide="ignore"):
-            rows += [kappa, total + np.log(np.abs(kappa)), total]
-    atoms = np.stack(rows)
-    weights = np.stack([q, q * atoms[2], q * atoms[5] ** 2])
+    kappa, zeta = np.tanh(0.5 * (FAR - log_ref)), np.tanh(0.5 * (FAR - log_mean))
+    log_sum, log_sum_mean = np.logaddexp(FAR, log_ref), np.logaddexp(FAR, log_mean)
+    with np.errstate(divide="ignore"):
+        from_mean = log_sum_mean + np.log(np.abs(zeta))
+    rows = FAR, FAR, kappa, log_sum, zeta, from_mean, log_sum_mean
+    points = Points(q, q * kappa, q * zeta**2, *rows)
+    sizes_of = Points(q, q * np.abs(kappa), q * zeta**2, *rows)
     reference = np.array([log_ref, log_mean])
-    given = FAR_NODES, weights, atoms, reference
-    got, want, sizes = np.empty((3, len(FAR_NODES), laplace.NUM_SUMS))
-    laplace_host.node_sums(*given, got)
-    laplace.node_sums(*given, want)
-    laplace.node_sums(FAR_NODES, np.abs(weights), atoms, reference, sizes)
+    got = np.stack(list(laplace.node_sums(FAR_NODES, points, reference)))
+    want = laplace_loops.sums_at_nodes(FAR_NODES, points, reference)
+    sizes = laplace_loops.sums_at_nodes(FAR_NODES, sizes_of, reference)
     # of both signs are the contrasts, the third order, and cubes of y
-    room = np.where(np.isin(np.arange(laplace.NUM_SUMS), [5, 8, 10]), np.inf, np.abs(want))
+    signed = np.isin(np.arange(len(want)), [5, 8, 10])[:, None]
+    room = np.where(signed, np.inf, np.abs(want))
     assert (np.abs(got - want) <= 1e-13 * np.minimum(room, np.abs(sizes) + np.abs(want))).all()
     coefficients = np.zeros((len(FAR_NODES), 6))
     coefficients[:, 0] = coefficients[:, 3] = np.exp(-np.abs(FAR_NODES))
@@ -117,8 +124,7 @@ def test_far_atoms_bring_what_they_bring_one_by_one(log_ref, log_mean):
         coefficients[:, [1, 2, 4, 5]] = bend * coefficients[:, [0]]
         tilted[:, 0] = tilted[:, 1] = tilted[:, 2] = bend
         tilted[:, 3:] = 1.0
-        given = FAR_NODES, coefficients, tilted, atoms, log_ref
-        got, want = np.empty((2, 3, len(FAR)))
-        laplace_host.atom_integrals(*given, got)
-        laplace.atom_integrals(*given, want)
+        given = FAR_NODES, coefficients, tilted, points, log_ref
+        got = np.stack(list(laplace.atom_integrals(*given)))
+        want = laplace_loops.integrals_at_atoms(*given)
         assert (np.abs(got - want) <= 1e-12 * (want[2] if bend else np.abs(want))).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from samplesoft.kernels.bias import poisson
+from samplesoft.bias import poisson
 
 LOG_W = np.array([-180.0, -90.0, -89.0, -6.0, -2.5, -1.2, -0.6, 0.1, 1.0, 4.0, 30.0, 150.0])
 PI = np.array([0.3, 0.5, 0.2, 0.9, 0.01, 1e-9, 0.999, 0.4, 0.6, 1e-200, 0.7, 0.1])
@@ -41,8 +41,9 @@ def test_integrals_are_their_formula(reference):
         log_w_ref, pi_ref = LOG_W[reference], PI[reference]
         kappa = np.tanh(0.5 * (LOG_W - log_w_ref))
         deviation = np.expm1(np.minimum(LOG_W - log_w_ref, 2.0))
-    got = np.empty((4, len(LOG_W)))
-    given = NODES, weights, LOG_W, PI, kappa, deviation, log_w_ref, pi_ref
+    got = np.zeros((4, len(LOG_W)))
+    points = poisson.Points(LOG_W, PI, kappa, deviation)
+    given = NODES, weights, points, log_w_ref, pi_ref
     poisson.atom_integrals(*given, got)
     with mp.workdps(200):
         w_ref = mp.exp(mpf(log_w_ref)) if reference is not None else mpf(0)

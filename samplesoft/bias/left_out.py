@@ -8,7 +8,7 @@ import numpy as np
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.bias.laplace import _decay_ratio, tangent
+from samplesoft.bias.laplace import _decay_ratio, tangent
 
 _SERIES = 1.0  # up to here the divided difference is summed as a series of positive terms
 _TERMS = 20

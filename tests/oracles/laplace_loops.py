@@ -1,10 +1,7 @@
-"""The Laplace sums of the exact expectation, at each node v and at each atom r.
+"""The sums of the Laplace transform one atom after another, with a formula for each range.
 
-A draw of class j contributes r_j = e_j / q_j, and T(v) = sum_j q_j exp(-v r_j) is the transform.
-Everything is written around three centres so that no difference of nearly equal numbers is ever
-formed: the least ratio r0 (keeps T from underflowing), the reference R (differences between
-classes), and the mean of r (differences from the limit of many draws). Section 4 of the README of
-`samplesoft.bias` derives it.
+An oracle of `samplesoft.bias.laplace`, which leaves out atoms far from where they matter and takes
+the others in blocks.
 """
 
 from __future__ import annotations
@@ -12,11 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import njit
 
-from samplesoft._jit import njit
-from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray
-
+LARGEST_EXPONENT = 700.0
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
 NUM_SUMS = 11
 
@@ -37,15 +32,6 @@ def second_order(x: float) -> float:
     for k in range(20, 1, -1):
         total = (1.0 - total * x) / k if k > 2 else 0.5 * (1.0 - total * x)
     return total
-
-
-@njit
-def excess_decay(x: FloatArray) -> FloatArray:
-    """Return exp(-x) - 1 + x for each x (K,)."""
-    out = np.empty(len(x))
-    for k in range(len(x)):
-        out[k] = second_order(x[k]) * x[k] * x[k]
-    return out
 
 
 @njit
@@ -90,7 +76,7 @@ def _contrast(
 
 @njit
 def node_sums(
-    x: FloatArray, weights: FloatArray, atoms: FloatArray, reference: FloatArray, out: FloatArray
+    x: np.ndarray, weights: np.ndarray, atoms: np.ndarray, reference: np.ndarray, out: np.ndarray
 ) -> None:
     """Sum over the atoms at each node log v, `x` (K,), into `out` (K, NUM_SUMS).
 
@@ -150,8 +136,8 @@ def _bend(
     log_sum: float,
     away: float,
     kappa: float,
-    c: FloatArray,
-    tilted: FloatArray,
+    c: np.ndarray,
+    tilted: np.ndarray,
 ) -> tuple[float, float]:
     """Return (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R, times T exp(v r0).
 
@@ -185,12 +171,12 @@ def _bend(
 
 @njit
 def atom_integrals(
-    x: FloatArray,
-    coefficients: FloatArray,
-    tilted: FloatArray,
-    atoms: FloatArray,
+    x: np.ndarray,
+    coefficients: np.ndarray,
+    tilted: np.ndarray,
+    atoms: np.ndarray,
     log_reference: float,
-    out: FloatArray,
+    out: np.ndarray,
 ) -> None:
     """Integrate over the nodes log v, `x` (K,), at each of the `atoms` (8, A) of `node_sums`.
 
@@ -229,3 +215,35 @@ def atom_integrals(
         out[0, i] = full
         out[1, i] = half
         out[2, i] = size
+
+
+def rows_of(points):
+    """Return what the loops know of atoms: (8, A)."""
+    with np.errstate(divide="ignore"):
+        log_away = points.log_sum + np.log(np.abs(points.kappa))
+    return np.stack(
+        [
+            points.log_r,
+            points.log_d,
+            points.kappa,
+            log_away,
+            points.log_sum,
+            points.zeta,
+            points.log_from_mean,
+            points.log_sum_mean,
+        ]
+    )
+
+
+def sums_at_nodes(x, points, reference):
+    """Return what `samplesoft.bias.laplace.node_sums` does, as an array (NUM_SUMS, K)."""
+    out = np.empty((len(x), NUM_SUMS))
+    node_sums(x, np.stack(points[:3]), rows_of(points), reference, out)
+    return out.T
+
+
+def integrals_at_atoms(x, coefficients, tilted, points, log_reference):
+    """Return what `samplesoft.bias.laplace.atom_integrals` does, as an array (3, A)."""
+    out = np.empty((3, len(points.q)))
+    atom_integrals(x, coefficients, tilted, rows_of(points), log_reference, out)
+    return out
