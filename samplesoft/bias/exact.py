@@ -15,6 +15,7 @@ Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` b
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +27,15 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import CLASS_CHUNK, Classes, DrawLaw, make_classes, make_draw_law
+from samplesoft.bias.draw_law import (
+    CLASS_CHUNK,
+    DEVIATION_ERROR,
+    NEAR,
+    Classes,
+    DrawLaw,
+    make_classes,
+    make_draw_law,
+)
 from samplesoft.bias.inputs import (
     Inputs,
     check_inputs,
@@ -293,6 +302,7 @@ class _Flows(NamedTuple):
     total: float
     coarse: float
     size: float
+    class_size: float  # of the flows alone, without the terms of the label
 
 
 def with_replacement_bias(
@@ -304,34 +314,53 @@ def with_replacement_bias(
         bias = -law.probs
         bias[label] = law.other_mass
         loss = float(law.log_probs[label])
-        return Row(bias, law.probs, loss, 0.0, rounding_unit(law.log_probs, 0.0) * abs(loss))
+        return Row(bias, law.probs, loss, 0.0, rounding_unit(law.log_probs) * abs(loss))
     if not scheme.draws_label and law.other_mass == 0.0:
         return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
     rates = compute_decay_rates(law, classes)
-    unit = rounding_unit(classes.log_r[law.drawn > 0.0], law.log_base)
-    loss_unit = max(unit, rounding_unit(law.log_probs, 0.0))  # it is a mean over the softmax
+    units = _make_units(law, classes, atoms)
 
     def attempts(step: float) -> Iterator[tuple[Row, bool]]:
         nodes = make_nodes(law, classes, atoms, *rates, step)
         every: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
         if scheme.jackknife:
-            every = jackknife_weights(law, nodes, loss_unit)
+            every = jackknife_weights(law, nodes, units.loss)
         for weights in every:
-            yield _integrate(law, classes, atoms, nodes, weights, unit, loss_unit)
+            yield _integrate(law, classes, atoms, nodes, weights, units)
 
     return refine(attempts, STEP if not scheme.jackknife else 0.5 * STEP)
 
 
+class _Units(NamedTuple):
+    """Relative errors of what is summed."""
+
+    bias: float  # of a term of the bias, by rounding
+    loss: float  # of a term of the loss bias
+    contrasts: float  # of the flows, by the error of the differences r - R
+    deviations: float  # of the loss bias, by that of the differences r - mean
+
+
+def _make_units(law: DrawLaw, classes: Classes, atoms: Atoms) -> _Units:
+    active = law.drawn > 0.0
+    unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
+    # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their logs
+    kappa = np.abs(classes.contrast)
+    is_near = (kappa > 0.0) & (kappa < NEAR)
+    contrast = float(kappa @ law.probs)  # in the mean over the softmax
+    deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
+    near_mass, near_chance = float(law.probs[is_near].sum()), float(law.drawn[is_near].sum())
+    return _Units(
+        max(unit, rounding_unit(law.base_logs)),
+        max(unit, rounding_unit(law.log_probs)),  # the loss is a mean over the softmax
+        DEVIATION_ERROR * near_mass / contrast if contrast > 0.0 else 0.0,
+        DEVIATION_ERROR * math.sqrt(near_chance) / deviation if deviation > 0.0 else 0.0,
+    )
+
+
 def _integrate(
-    law: DrawLaw,
-    classes: Classes,
-    atoms: Atoms,
-    nodes: Nodes,
-    weights: NodeWeights,
-    unit: float,
-    loss_unit: float,
+    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights, units: _Units
 ) -> tuple[Row, bool]:
     """Return the bias by one set of weights, and whether a smaller step would not better it."""
     flows = _class_flows(law, classes, atoms, nodes, weights)
@@ -339,9 +368,11 @@ def _integrate(
         flows = _with_label_drawn(law, classes, nodes, weights, flows)
     bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
     norm = float(np.abs(bias).sum())
-    error = estimate_error(flows.coarse, flows.size, norm, unit, law.scheme.jackknife)
-    loss_error, is_enough = _estimate_loss_error(weights, size, loss_unit, law.scheme)
-    is_enough = is_enough and error <= (ENOUGH + 4.0 * unit) * norm
+    error = estimate_error(flows.coarse, flows.size, norm, units.bias, law.scheme.jackknife)
+    loss_error, is_enough = _estimate_loss_error(weights, size, units.loss, law.scheme)
+    is_enough = is_enough and error <= (ENOUGH + 4.0 * units.bias) * norm
+    error += units.contrasts * flows.class_size
+    loss_error += units.deviations * float(np.abs(weights.loss_terms).sum())
     errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
     return Row(bias, law.probs, loss_bias, *errors), is_enough
 
@@ -366,7 +397,7 @@ def _class_flows(
     found = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_reference)
     weight = np.abs(points.q_kappa)
     coarse = float(weight @ np.abs(found.full - found.half))
-    size = float(weight @ found.size)
+    size = class_size = float(weight @ found.size)
     # the label's terms reach the bias times the mass of the other classes: at the label, and
     # once more spread over the others
     coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
@@ -376,12 +407,12 @@ def _class_flows(
         integrals[atoms.order] = points.q_kappa * found.full
         flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
         flows[active] = integrals[: active.sum()]
-        return _Flows(flows, float(flows.sum()), coarse, size)
+        return _Flows(flows, float(flows.sum()), coarse, size, class_size)
     integrals[atoms.order] = found.full
     on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
     values = integrals[: on_panels.num_panels * panels.DEGREE].reshape(-1, panels.DEGREE)
     flows, total = _evaluate(on_panels, values @ panels.to_coefficients())
-    return _Flows(flows, total, coarse, size)
+    return _Flows(flows, total, coarse, size, class_size)
 
 
 def _evaluate(classes: PanelClasses, coefficients: FloatArray) -> tuple[FloatArray, float]:
@@ -409,7 +440,7 @@ def _with_label_drawn(
     """
     t = law.label
     if law.other_mass == 0.0:
-        return _Flows(np.zeros_like(flows.flows), 0.0, 0.0, 0.0)
+        return _Flows(np.zeros_like(flows.flows), 0.0, 0.0, 0.0, 0.0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, LARGEST_EXPONENT))
         kappa = classes.contrast

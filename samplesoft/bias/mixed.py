@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from samplesoft._validation import FloatArray, as_choice, as_count, as_proposal,
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import check_inputs, probs_of
-from samplesoft.bias.transform import Row
+from samplesoft.bias.transform import Row, rounding_unit
 from samplesoft.schemes import SCHEMES, Scheme, select
 
 _STEP = 0.1  # of log x
@@ -114,8 +115,10 @@ def _row(
     own_count = float(np.log(total[label])) if scheme.corrects_label else 0.0
     log_base = float(log_probs[label]) - own_count
     ends = -max(float(log_w.max()), log_base, 0.0) - _LEFT, -min(log_base, 0.0) + _RIGHT
-    nodes = np.arange(ends[0], ends[1] + _STEP, _STEP)
+    # whole numbers of steps: those of np.arange are off by the rounding of its first two numbers
+    nodes = _STEP * np.arange(math.floor(ends[0] / _STEP), math.ceil(ends[1] / _STEP) + 1)
     means, log_sums = np.zeros((2, len(logits))), np.zeros(2)  # of all nodes, and every second one
+    loss_size = 0.0
     chunk = max(_TERMS // len(logits), 2) // 2 * 2
     for start in range(0, len(nodes), chunk):
         x = nodes[start : start + chunk]
@@ -131,10 +134,15 @@ def _row(
         means[1] += 2.0 * _STEP * terms[::2].sum(axis=0)
         drops = np.expm1(-_exp(x)) - np.expm1(log_all)
         log_sums += _STEP * drops.sum(), 2.0 * _STEP * drops[::2].sum()
+        # an exponential takes the rounding of its exponent too
+        exponents = np.maximum(log_all, -LARGEST_EXPONENT)
+        loss_size += _STEP * float((np.abs(drops) - np.exp(exponents) * exponents).sum())
     coarse = float(np.abs(means[0] - means[1]).sum())
     loss = float(log_sums[0]) + own_count
-    loss_error = abs(float(log_sums[0] - log_sums[1])) ** 1.5 + _ROUNDING * (1.0 + abs(own_count))
-    return Row(means[0] - probs, probs, loss, coarse**1.5 + _ROUNDING, loss_error)
+    unit = max(rounding_unit(log_probs, np.log(total)), _ROUNDING)
+    loss_error = abs(float(log_sums[0] - log_sums[1])) ** 1.5
+    loss_error += unit * (1.0 + abs(own_count) + loss_size)
+    return Row(means[0] - probs, probs, loss, coarse**1.5 + unit, loss_error)
 
 
 def _exp(exponents: FloatArray) -> FloatArray:

@@ -73,8 +73,10 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     log_base = log_sum(log_probs[known])
     classes = make_included(logits, probs, log_probs, pi)
     atoms = make_inclusion_atoms(classes)
-    unit = rounding_unit(classes.log_w[pi > 0.0], log_base)
-    loss_unit = max(unit, rounding_unit(log_probs, 0.0))
+    drawn = pi > 0.0
+    unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
+    unit = max(unit, rounding_unit(log_probs[known]))
+    loss_unit = max(unit, rounding_unit(log_probs))
     share = np.exp(log_probs[known] - log_base)
 
     def attempts(step: float) -> Iterator[tuple[Row, bool]]:

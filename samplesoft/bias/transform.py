@@ -352,10 +352,12 @@ def halving_change(terms: FloatArray) -> float:
     return abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
 
 
-def rounding_unit(log_ratios: FloatArray, log_base: float) -> float:
-    """Return the relative error of a term: rounding, and that of ratios known by their logs."""
-    base = abs(log_base) if np.isfinite(log_base) else 0.0
-    largest = max(float(np.abs(log_ratios).max(initial=0.0)), base)
+def rounding_unit(*logs: FloatArray) -> float:
+    """Return the relative error of a term: rounding, and that of numbers known by sums of `logs`.
+
+    A ratio e / q may be near 1 where log e and log q are far from 0, and has their rounding.
+    """
+    largest = float(np.max(sum(np.abs(log) for log in logs), initial=0.0))
     return 2.0 * (ROUNDING + float(np.finfo(np.float64).eps) * largest)
 
 

@@ -115,3 +115,47 @@ def test_one_draw_of_classes_on_panels_one_of_which_outweighs_all(heaviest, sche
         error = abs(result.loss_bias - wanted)
     assert error < 1e-11 * abs(wanted)
     assert error < 3.0 * result.loss_error
+
+
+# --- errors that were claimed too small --------------------------------------------------------
+
+
+def assert_errors_are_covered(logits, label, q, m, scheme):
+    result = exact_bias(logits, label, q, m, scheme=scheme)
+    mean, loss, _ = naive.enumerate_scheme(logits, label, q, m, scheme, dps=600)
+    with mp.workdps(600):
+        p = naive.softmax(logits)
+        bias = [x - y for x, y in zip(mean, p, strict=True)]
+        error, norm = naive.l1_error(result.bias, bias)
+        assert error <= mpf(float(result.error)) <= 1e-8 * norm
+        loss_bias = loss + mp.log(p[label])
+        assert abs(result.loss_bias - loss_bias) <= result.loss_error <= 1e-8 * abs(loss_bias)
+
+
+@pytest.mark.parametrize("scheme", ["negatives", "masked", "reject", "importance", "jackknife"])
+def test_a_proposal_that_is_the_rounded_softmax(scheme):
+    """Its bias is made of the rounding of q, of which 28 digits of a ratio show the first few."""
+    for seed in range(9):
+        logits = 2.0 * np.random.default_rng(seed).normal(size=3 + seed % 3)
+        q = np.exp(logits) / np.exp(logits).sum()
+        assert_errors_are_covered(logits, 0, q, 3, scheme)
+
+
+@pytest.mark.parametrize(
+    ("logits", "q", "m"),
+    [
+        (
+            [236.84632693942834, -241.0859622826097, 242.4348777590292],
+            [0.0003207224864136813, 9.188085990178147e-211, 0.9996792775135864],
+            3,
+        ),
+        (
+            [245.01844036202215, -240.267480073403, 237.80959244229095],
+            [0.9965709391901567, 1.0263669810750129e-211, 0.003429060809843385],
+            3,
+        ),
+    ],
+)
+def test_ratios_near_1_of_large_logs(logits, q, m):
+    """The logs of e and of q are near -480, and their rounding is in a ratio that is near 1."""
+    assert_errors_are_covered(logits, 1, q, m, "candidate")

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from mpmath import mp, mpf
 
 from samplesoft import exact_bias, mixed_bias
 from samplesoft.samplers import SoftmaxSampler, UniformSampler
@@ -58,6 +59,20 @@ def test_samplers_and_extreme_logits():
     found = mixed_bias(logits, 2, UniformSampler(3), 4, UniformSampler(3), 2)
     exact = exact_bias(logits, 2, np.ones(3) / 3, 6, scheme="masked")
     assert np.abs(found.bias - exact.bias).sum() <= found.error < 1e-9
+
+
+@pytest.mark.parametrize("gap", [0.0, 5.0, 100.0, 1128.3, 3000.0])
+def test_the_error_of_the_loss_grows_with_the_gap_of_the_logits(gap):
+    logits, q, u = [0.0, gap, gap - 1.0], [0.2, 0.5, 0.3], [0.1, 0.4, 0.5]
+    found = mixed_bias(logits, 0, q, 1, u, 1)
+    with mp.workdps(60):
+        first, second = ([mpf(x) / mp.fsum(map(mpf, law)) for x in law] for law in (q, u))
+        e = [mp.exp(mpf(o)) for o in logits]
+        w = [0, *(e[j] / (first[j] + second[j]) for j in (1, 2))]
+        outcomes = itertools.product(range(3), repeat=2)
+        loss = mp.fsum(first[i] * second[j] * mp.log(e[0] + w[i] + w[j]) for i, j in outcomes)
+        error = abs(found.loss_bias - (loss - mp.log(mp.fsum(e))))
+    assert error <= found.loss_error <= 1e-12 * (1.0 + gap)
 
 
 @pytest.mark.parametrize(
