@@ -116,7 +116,8 @@ def _row(
     log_base = float(log_probs[label]) - own_count
     ends = -max(float(log_w.max()), log_base, 0.0) - _LEFT, -min(log_base, 0.0) + _RIGHT
     # whole numbers of steps: those of np.arange are off by the rounding of its first two numbers
-    nodes = _STEP * np.arange(math.floor(ends[0] / _STEP), math.ceil(ends[1] / _STEP) + 1)
+    first, last = math.floor(ends[0] / _STEP), math.ceil(ends[1] / _STEP)
+    nodes = np.arange(first, last + 1, dtype=np.float64) * _STEP
     means, log_sums = np.zeros((2, len(logits))), np.zeros(2)  # of all nodes, and every second one
     loss_size = 0.0
     chunk = max(_TERMS // len(logits), 2) // 2 * 2
