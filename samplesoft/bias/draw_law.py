@@ -16,7 +16,7 @@ import numpy as np
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.bias import panels
+from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
 CLASS_CHUNK = 1 << 16

@@ -67,8 +67,8 @@ from samplesoft.bias.transform import (
     refine,
     rounding_unit,
 )
-from samplesoft.kernels.bias import panels
-from samplesoft.kernels.bias.panels import PanelClasses
+from samplesoft.kernels import panels
+from samplesoft.kernels.panels import PanelClasses
 from samplesoft.schemes import Scheme
 
 SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told

@@ -12,7 +12,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias import left_out
 from samplesoft.bias.draw_law import Classes, DrawLaw
 from samplesoft.bias.transform import Atoms, Nodes
-from samplesoft.kernels.bias import panels
+from samplesoft.kernels import panels
 
 _MOST_ATOMS = 4096  # pairs of them are gone through at each node
 _GONE = 745.0

@@ -37,14 +37,14 @@ from samplesoft.bias.transform import (
     refine,
     rounding_unit,
 )
-from samplesoft.kernels.bias import panels
-from samplesoft.kernels.bias.panels import DEGREE, WIDTH, write_polynomials
+from samplesoft.kernels import panels
 from samplesoft.kernels.exponential import (
     decay_ratio_series,
     exp64,
     log_from_both,
     second_order_series,
 )
+from samplesoft.kernels.panels import DEGREE, WIDTH, write_polynomials
 
 _ATOM_CHUNK = 2048
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself

@@ -19,8 +19,8 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import Classes, DrawLaw
 from samplesoft.bias.laplace import CENTRED_LIMIT, NodeSums, Points, excess_decay, node_sums
-from samplesoft.kernels.bias import panels
-from samplesoft.kernels.bias.panels import PanelClasses
+from samplesoft.kernels import panels
+from samplesoft.kernels.panels import PanelClasses
 
 STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
 LEAST_STEP = 0.02

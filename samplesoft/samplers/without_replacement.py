@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.bias import panels
-from samplesoft.kernels.bias.panels import PanelClasses
+from samplesoft.kernels import panels
+from samplesoft.kernels.panels import PanelClasses
 
 ComplexArray = NDArray[np.complex128]
 

@@ -12,7 +12,7 @@ from oracles import frozen, laplace_loops, naive
 from samplesoft import exact_bias, monte_carlo_bias
 from samplesoft.bias import exact, poisson, transform
 from samplesoft.bias.laplace import Integrals, NodeSums
-from samplesoft.kernels.bias import panels
+from samplesoft.kernels import panels
 from samplesoft.schemes import SCHEMES, exact_schemes
 
 

@@ -10,7 +10,7 @@ from mpmath import mp, mpf
 
 from samplesoft.bias import draw_law as ratios
 from samplesoft.bias import laplace
-from samplesoft.kernels.bias import panels
+from samplesoft.kernels import panels
 
 SERIES = {
     laplace.second_order: lambda x: (mp.exp(-x) - 1 + x) / x**2,

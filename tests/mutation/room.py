@@ -19,8 +19,8 @@ ROOMS = [  # the first that fits; the quickest tests come first
         "bias/test_exact.py bias/test_poisson.py bias/test_bounds.py bias test_schemes.py",
     ),
     (
-        "samplesoft/kernels/bias",
-        "kernels/test_kernels.py bias/test_exact.py bias/test_poisson.py bias",
+        "samplesoft/kernels/panels.py",
+        "bias/test_kernels.py bias/test_exact.py bias/test_exact_large.py bias",
     ),
     ("samplesoft/samplers/tree", "samplers/tree samplers"),
     ("samplesoft/samplers", "samplers/test_static_samplers.py samplers"),
