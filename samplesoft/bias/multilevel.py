@@ -248,7 +248,7 @@ def _make_expectations(law: DrawLaw, centred: FloatArray, last: int) -> _Expecta
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
     most = math.log(law.num_draws) + last * math.log(2.0)
-    largest = max(most, float(atoms.rows[0].max()))
+    largest = max(most, float(atoms.points.log_r.max()))
     slowest = compute_decay_rates(law, classes)[1]
     grid = make_nested_grid(_LEFT - largest, math.log(_RIGHT) - slowest)
     nodes = evaluate_nodes(law, classes, atoms, grid.x, grid.dx)
