@@ -129,7 +129,7 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
 def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
     """Return class vectors (n, d) less their mean under the softmax."""
     # around the heaviest class first: c - mean keeps its digits where one class has all the mass
-    centred = vectors - vectors[np.argmax(probs)]
+    centred: FloatArray = vectors - vectors[np.argmax(probs)]
     centred -= probs @ centred
     return centred
 

@@ -9,6 +9,8 @@ import pytest
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import left_out
+from samplesoft.bias.plain import plain_bias
+from samplesoft.schemes import SCHEMES, exact_schemes
 
 HOME = Path(samplesoft.__file__).parent
 README = (HOME / "bias" / "README.md").read_text()
@@ -26,82 +28,34 @@ def ratio(q):
     return np.divide(E, q, out=np.zeros(4), where=q > 0)
 
 
-def transform(q, r, weightless=0.0):
-    return np.exp(-V * r) @ q + weightless
-
-
-def agree(bias, scheme, loss_bias=None):
-    exact = exact_bias(LOGITS, T, Q, M, scheme=scheme)
-    np.testing.assert_allclose(bias, exact.bias, atol=1e-11)
-    if loss_bias is not None:
-        assert loss_bias == pytest.approx(exact.loss_bias, abs=1e-11)
-
-
-def flows(density, psi, drawn):
-    return np.where(drawn, E * (DV * density @ (psi - psi[:, [REFERENCE]])), 0.0)
-
-
 def plain(flow, label_flow):  # (B8)
     bias = flow - E * (flow.sum() + label_flow)
     bias[T] = (1 - A) * label_flow - A * flow.sum()
     return bias
 
 
-@pytest.mark.parametrize("scheme", ["negatives", "masked"])
-def test_a_plain_base_mass(scheme):
-    q, weightless = (QN, 0.0) if scheme == "negatives" else (np.where(OTHERS, Q, 0.0), Q[T])
-    r = ratio(q)
-    t = transform(q, r, weightless)
-    theta, psi = np.exp(-V[:, 0] * A) * t, np.exp(-V * r) / t[:, None]
-    density = M * theta**M
-    label_flow = A * (DV * density @ (1 - psi[:, REFERENCE]))
-    loss = -np.sum(0.01 * (theta**M - np.exp(-M * V[:, 0])))  # (B7)
-    agree(plain(flows(density, psi, OTHERS), label_flow), scheme, loss)
+@pytest.mark.parametrize("scheme", exact_schemes())
+@pytest.mark.parametrize("m", [2, 5, 60])
+def test_the_plain_integral_is_the_exact_bias(scheme, m):
+    """`samplesoft.bias.plain` has equations (B1) to (B13) and (B26) as they stand."""
+    for n, spread in ((2, 1.0), (3, 8.0), (4, 0.3), (30, 8.0), (100, 2.0)):
+        rng = np.random.default_rng(n)
+        logits, q = spread * rng.normal(size=n), rng.dirichlet(np.full(n, 2.0))
+        exact = exact_bias(logits, 1, q, m, scheme=scheme)
+        simple = plain_bias(logits, 1, q, m, scheme=scheme)
+        room = 1e-11 * (m if SCHEMES[scheme].jackknife else 1.0)
+        assert np.abs(simple.bias - exact.bias).sum() < room
+        assert simple.loss_bias == pytest.approx(exact.loss_bias, rel=1e-11, abs=room)
 
 
-def test_draws_that_are_kept():
-    r = ratio(QN)
-    t = transform(QN, r)
-    theta, psi, kept = np.exp(-V[:, 0] * A) * t, np.exp(-V * r) / t[:, None], 1 - Q[T]
-    density = M * kept * theta * (Q[T] + kept * theta) ** (M - 1)  # (B10)
-    label_flow = A * (DV * density @ (1 - psi[:, REFERENCE]))
-    none = Q[T] ** M
-    bias = plain(flows(density, psi, OTHERS), label_flow) - none * E
-    bias[T] += none
-    limit = (Q[T] + kept * np.exp(-V[:, 0])) ** M
-    loss = -np.sum(0.01 * ((Q[T] + kept * theta) ** M - limit)) + none * np.log(A)
-    agree(bias, "reject", loss)
-
-
-def test_no_base_mass():
-    r = ratio(Q)
-    t = transform(Q, r)
-    flow = flows(M * t**M, np.exp(-V * r) / t[:, None], E > 0)
-    agree(flow - E * flow.sum(), "importance")  # (B9)
-
-
-def test_a_corrected_base_mass():
-    q, base = np.where(OTHERS, Q, 0.0), A / (M * Q[T])
-    r = ratio(q)
-    t = transform(q, r, Q[T])
-    density, psi = M * (np.exp(-V[:, 0] * base) * t) ** M, np.exp(-V * r) / t[:, None]
-    flow = flows(density, psi, OTHERS)
-    surplus = A * (DV * density @ psi[:, REFERENCE]) - base * (DV @ density)
-    bias = flow - E * (flow.sum() - surplus)  # (B11)
-    bias[T] = -(1 - A) * surplus - A * flow.sum()
-    agree(bias, "candidate_masked")
-
-
-def test_a_base_mass_that_is_a_draw():
-    r = ratio(Q)
-    t = transform(Q, r)
-    density, psi = M * t**M, np.exp(-V * r) / t[:, None]
-    total = flows(density, psi, E > 0).sum()
-    joined = psi * np.exp(-V * r[T]) - psi[:, [REFERENCE]]
-    bias = E * (DV * density @ joined) - E * total  # (B12)
-    bias[T] = 0.0
-    bias[T] = -bias.sum()
-    agree(bias, "candidate")
+def test_the_plain_integral_of_a_batch():
+    logits, q = np.array([LOGITS, LOGITS[::-1]]), np.array([Q, Q[::-1]])
+    simple = plain_bias(logits, [2, 0], q, 3, scheme="reject")
+    exact = exact_bias(logits, [2, 0], q, 3, scheme="reject")
+    np.testing.assert_allclose(simple.bias, exact.bias, atol=1e-11)
+    np.testing.assert_allclose(simple.loss_bias, exact.loss_bias, atol=1e-11)
+    other = plain_bias(logits, [2, 0], q, 3, scheme="masked")  # WRONG: another scheme
+    assert np.abs(other.bias - exact.bias).max() > 1e-3
 
 
 def test_the_jackknife_by_parts():
@@ -112,7 +66,7 @@ def test_the_jackknife_by_parts():
         return np.exp(-(M - 1) * s) * (-M * np.expm1(-s) - 1)
 
     v, r = V[:, 0], ratio(QN)
-    t = transform(QN, r)
+    t = np.exp(-V * r) @ QN
     psi, s = np.exp(-V * r) / t[:, None], v * A - np.log(t)
     mean = psi @ (QN * r)  # tilted
     away = r - mean[:, None]
@@ -147,19 +101,10 @@ def test_the_jackknife_by_parts():
     np.testing.assert_allclose(far[known], (curve * vs)[known], atol=1e-9)
 
 
-def test_independent_inclusion():
-    pi = np.where(OTHERS, Q, 0.0)
-    decay = np.exp(-V * ratio(pi))
-    factors = 1 - pi + pi * decay  # (B26); that of the label is 1
-    density, psi = np.exp(-V[:, 0] * A) * factors.prod(axis=1), decay / factors
-    flow = flows(density, psi, E > 0)
-    agree(flow - E * flow.sum(), "poisson")
-
-
 def test_the_second_moment():
     r, c = ratio(QN), np.array([[1.0, 0.2], [0.1, -1.0], [0.5, 2.0], [-0.3, 0.4]])
     c = c - E @ c
-    t = transform(QN, r)
+    t = np.exp(-V * r) @ QN
     theta, psi = np.exp(-V[:, 0] * A) * t, np.exp(-V * r) / t[:, None]
     drawn = (psi * np.where(OTHERS, E, 0.0)) @ c
     change = A * c[T] + drawn
