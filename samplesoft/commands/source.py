@@ -171,10 +171,10 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
     from samplesoft.training.trained import linear_examples, read_examples, read_linear_softmax
 
     if not options.input:
-        found = read_examples(options.checkpoint)
+        trained = read_examples(options.checkpoint)
         # a checkpoint holds 300 contexts, of which a few are enough for exact figures
-        some = found.embeddings.take(options.examples, options.seed)
-        return replace(found, embeddings=some)
+        embeddings = trained.embeddings.take(options.examples, options.seed)
+        return replace(trained, embeddings=embeddings)
     model = read_linear_softmax(options.checkpoint)
     inputs, labels = read_inputs(options.input, model)
     if labels.shape[1] != model.num_classes:

@@ -178,26 +178,26 @@ def _run(options: argparse.Namespace, out: Path) -> int:
 
 def _results(task: RetrievalTask) -> dict[str, Any]:
     """Return what is to be reported of the task at its best epoch."""
-    found: dict[str, Any] = {"num_unlabeled": task.num_unlabeled}
-    return found if task.test is None else {**found, "test": task.evaluate(*task.test)}
+    results: dict[str, Any] = {"num_unlabeled": task.num_unlabeled}
+    return results if task.test is None else {**results, "test": task.evaluate(*task.test)}
 
 
 def _fill_in_saved_options(options: argparse.Namespace) -> None:
     """Set the options that are not given, which are None, to those that were saved in ``--out``."""
-    found = _saved_options(options)
-    if not found:  # of a run that was begun from Python
+    saved = _saved_options(options)
+    if not saved:  # of a run that was begun from Python
         return
-    if found.get("model") != options.model:
+    if saved.get("model") != options.model:
         raise ValueError(
-            f"{str(options.out)!r} holds a run of samplesoft train {found.get('model')}, but train "
+            f"{str(options.out)!r} holds a run of samplesoft train {saved.get('model')}, but train "
             f"{options.model} was asked to resume it; correct the model or --out."
         )
-    chosen = found.get("auto")
+    chosen = saved.get("auto")
     # auto on resuming means what was chosen then
     for name in chosen if isinstance(chosen, list) else ():
         if is_auto(getattr(options, str(name), None)):
             setattr(options, name, None)
-    for name, value in found.items():
+    for name, value in saved.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
 
@@ -210,11 +210,11 @@ def _save_options(options: argparse.Namespace) -> None:
         if value is not None and name not in _NOT_SAVED
     }
     if options.resume:
-        found = _saved_options(options)
-        if not found:
+        saved = _saved_options(options)
+        if not saved:
             return
         # on resuming, all others are as the run was begun
-        values = found | {name: values[name] for name in _MAY_CHANGE if name in values}
+        values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
     Path(options.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(options.out, OPTIONS), values)
 
@@ -241,13 +241,13 @@ def _check_json(json: str | None, out: Path) -> None:
     """Check before the training that the results can be written."""
     if json is None:
         return
-    path, own = Path(json).resolve(), out.resolve()
-    if path in (own, *(own / name for name in (BEST, CHECKPOINT, LOCK, LOG, OPTIONS))):
+    path, folder = Path(json).resolve(), out.resolve()
+    if path in (folder, *(folder / name for name in (BEST, CHECKPOINT, LOCK, LOG, OPTIONS))):
         raise ValueError(
             f"--json must name a file of its own, got {json!r}, which is --out or one of the files "
             "of the run; rename it, for example results.json."
         )
-    if path.parent != own:  # which may have to be made
+    if path.parent != folder:  # which may have to be made
         check_writable("--json", json)
 
 
@@ -269,11 +269,11 @@ def _best(out: Path) -> Path:
 
 def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any]:
     """Return the validation figures of the best epoch; only its loss if the log is missing."""
-    start, found = "validation_", {"loss": at.best_loss}
+    start, figures = "validation_", {"loss": at.best_loss}
     for line in records:
         if line["epoch"] == at.best_epoch:
-            found |= {k.removeprefix(start): v for k, v in line.items() if k.startswith(start)}
-    return found
+            figures |= {k.removeprefix(start): v for k, v in line.items() if k.startswith(start)}
+    return figures
 
 
 def _columns(headline: str) -> list[Column]:
@@ -309,7 +309,7 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     others = [name for name in test if name != "loss"]
     reached = f", test {_figure(test, headline)}" if test else ""
     best = _figure(results["validation"], headline)
-    found = results.get("auto")
+    auto = results.get("auto")
     lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
     return "\n".join(
         [
@@ -321,7 +321,7 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
             f"validation {_words(headline)} {best}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
-            *(textwrap.wrap(f"By auto: {found['verdict']}", 100) if found else []),
+            *(textwrap.wrap(f"By auto: {auto['verdict']}", 100) if auto else []),
             "Losses are in nats: in training the one that was minimised, in validation that of the",
             "full softmax.",
             "",

@@ -54,8 +54,8 @@ class Model:
 
 
 def _classification(files: dict[str, str], settings: RetrievalSettings) -> RetrievalTask:
-    found = {name: load_xml_repository(path) for name, path in files.items()}
-    train, test = found["train"], found.get("test")
+    parts = {name: load_xml_repository(path) for name, path in files.items()}
+    train, test = parts["train"], parts.get("test")
     if test is not None:
         for name, of_train, of_test in zip(("features", "labels"), train, test, strict=True):
             if of_train.shape[1] != of_test.shape[1]:
@@ -71,13 +71,13 @@ def _classification(files: dict[str, str], settings: RetrievalSettings) -> Retri
 
 
 def _items(files: dict[str, str], settings: RetrievalSettings) -> RetrievalTask:
-    found = {name: load_interactions(path) for name, path in files.items()}
-    shape = tuple(max(matrix.shape[axis] for matrix in found.values()) for axis in range(2))
+    parts = {name: load_interactions(path) for name, path in files.items()}
+    shape = tuple(max(matrix.shape[axis] for matrix in parts.values()) for axis in range(2))
     # users and items of either file may be missing from the other
-    taken = padded(found["train"], shape)
+    taken = padded(parts["train"], shape)
     task = RetrievalTask(taken, taken, settings, leave_out=True)
-    if "test" in found:
-        task.test = taken, padded(found["test"], shape)
+    if "test" in parts:
+        task.test = taken, padded(parts["test"], shape)
     return task
 
 

@@ -155,11 +155,11 @@ class FeatureLayer(SoftmaxLayer):
 
         That is of rows or of numbers of `weights`.
         """
-        found, features = self.loss.backward(cache.of_loss).dW, cache.features
-        classes, gradient = cache.classes[found.ids], np.ascontiguousarray(found.rows.T)
+        of_rows, features = self.loss.backward(cache.of_loss).dW, cache.features
+        classes, gradient = cache.classes[of_rows.ids], np.ascontiguousarray(of_rows.rows.T)
         if self.alpha:
-            every = len(found.ids) == len(cache.classes)
-            block = cache.block if every else cache.block[:, found.ids]
+            all_classes = len(of_rows.ids) == len(cache.classes)
+            block = cache.block if all_classes else cache.block[:, of_rows.ids]
             _add_penalty(block, *self._penalty(features, classes), gradient)
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
@@ -183,13 +183,13 @@ class FeatureLayer(SoftmaxLayer):
         rest, counters = dict(state), self._counters() if self.alpha else {}
         # all shapes are checked before the sampler changes
         for name, counter in counters.items():
-            given = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,))
-            if given.shape != counter.shape:
+            loaded = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,))
+            if loaded.shape != counter.shape:
                 raise ValueError(
-                    f"`state` must have {name!r} of shape {counter.shape}, got {given.shape}; it "
+                    f"`state` must have {name!r} of shape {counter.shape}, got {loaded.shape}; it "
                     "is that of another layer."
                 )
-            counters[name] = given
+            counters[name] = loaded
         super().load_state(rest)
         for name, counter in self._counters().items():
             counter[:] = counters.get(name, counter)

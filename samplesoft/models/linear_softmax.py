@@ -126,8 +126,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 "`normalize` must be False with embedding_dim=None, got True; divide the inputs by "
                 "their norms, with sklearn.preprocessing.normalize."
             )
-        own = self.sampler is None or callable(self.sampler)  # which the layer looks at
-        if not own and self._sampler_follows():
+        unknown = self.sampler is None or callable(self.sampler)  # which the layer looks at
+        if not unknown and self._sampler_follows():
             able = ", ".join(name for name, spec in SAMPLERS.items() if not spec.follows_vectors)
             raise ValueError(
                 f"`sampler` must not look at inputs with embedding_dim=None, got {self.sampler!r}; "
@@ -286,10 +286,10 @@ class LinearSoftmax:
         key = as_key(rng)
         x = self.check_inputs(x)
         size = x.shape[0]
-        given = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
+        of_examples = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
         thin = self._thinned(x, np.uint64(mix64(key, _DROPOUT)))
         # the loss adds examples up, so that weights divided by the batch make its mean
-        return self._gradients(thin, labels, given / size, int(np.uint64(mix64(key, _DRAWS))))
+        return self._gradients(thin, labels, of_examples / size, int(np.uint64(mix64(key, _DRAWS))))
 
     def check_inputs(self, x: Any) -> Any:
         """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
@@ -362,7 +362,7 @@ class LinearSoftmax:
         loss, rows = self.softmax.loss, self.softmax.parameters["class_embeddings"]
         x, k = self.check_inputs(x), check_k(k, len(rows))
         absent = self._absent(leave_out, x.shape[0])
-        found = [
+        best = [
             top_k_classes(
                 *self._scored(x[part], rows),
                 k,
@@ -372,7 +372,7 @@ class LinearSoftmax:
             )
             for part in chunks(x.shape[0], self._rows_at_a_time)
         ]
-        ids, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
         return ids, scores
 
     def scores(self, x: Any, *, leave_out: Any = None) -> Iterator[tuple[slice, Rows]]:

@@ -40,28 +40,28 @@ class HostSteps:
         """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
         check_changeable("parameters", name, parameters[name])
         parameter = np.asarray(parameters[name])
-        ids, given, shape = None, gradient, parameter.shape
+        ids, values, shape = None, gradient, parameter.shape
         if isinstance(gradient, SparseRows):
-            ids, given = _as_row_ids(name, gradient.ids, parameter), gradient.rows
+            ids, values = _as_row_ids(name, gradient.ids, parameter), gradient.rows
             shape = (len(ids), *parameter.shape[1:])
-        require_plain(f"gradients[{name!r}]", given)
-        if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
+        require_plain(f"gradients[{name!r}]", values)
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
             raise TypeError(
                 f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
-                f"{getattr(given, 'dtype', type(given).__name__)} for {name!r}; convert it with "
+                f"{getattr(values, 'dtype', type(values).__name__)} for {name!r}; convert it with "
                 "astype."
             )
-        if given.shape != shape:
-            raise wrong_shape(name, given.shape, shape, parameter.shape, ids)
+        if values.shape != shape:
+            raise wrong_shape(name, values.shape, shape, parameter.shape, ids)
         # a gradient in float64 for a parameter in float32 is taken, and cast once:
         # what is too large for float32 becomes infinite, and is refused next
         with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(given, parameter.dtype).reshape(
+            rows = np.ascontiguousarray(values, parameter.dtype).reshape(
                 (1, -1) if ids is None else (len(ids), prod(shape[1:]))
             )
         limit = greatest(parameter.dtype, squares)
         if count_beyond(rows.reshape(-1), parameter.dtype.type(limit)):
-            worst = given.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
+            worst = values.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
             raise too_large(name, worst, limit, parameter.dtype)
         # no step brings back a parameter that is infinite already; only rows that change are looked
         # at, so that a step on few rows of many costs what the few cost

@@ -42,25 +42,25 @@ class CudaSteps:
                 f"`parameters` must hold C-contiguous arrays of float32 or float64, got "
                 f"{parameter.dtype} with strides {parameter.strides} for {name!r}."
             )
-        ids, given, shape = None, gradient, tuple(parameter.shape)
+        ids, values, shape = None, gradient, tuple(parameter.shape)
         if isinstance(gradient, SparseRows):
-            ids, given = _there(name, gradient.ids, np.dtype(np.int64)), gradient.rows
+            ids, values = _there(name, gradient.ids, np.dtype(np.int64)), gradient.rows
             place = first_found(launch_threads, _find_not_rising, ids.size, ids, parameter.shape[0])
             if place is not None:
                 raise rows_out_of_order(name, ids.copy_to_host(), parameter.shape[0])
             shape = (ids.shape[0], *shape[1:])
-        given = _there(name, given, parameter.dtype)
-        if tuple(given.shape) != shape:
-            raise wrong_shape(name, tuple(given.shape), shape, tuple(parameter.shape), ids)
+        values = _there(name, values, parameter.dtype)
+        if tuple(values.shape) != shape:
+            raise wrong_shape(name, tuple(values.shape), shape, tuple(parameter.shape), ids)
         # one pass finds the first number beyond the limit; only that one is copied back
         limit = greatest(parameter.dtype, squares)
-        place = first_outside(given, -limit, limit)
+        place = first_outside(values, -limit, limit)
         if place is not None:
-            worst = given.reshape(-1)[place : place + 1].copy_to_host()[0]
+            worst = values.reshape(-1)[place : place + 1].copy_to_host()[0]
             raise too_large(name, worst, limit, parameter.dtype)
         # a gradient without numbers cannot say how wide its rows are
-        width = given.size // (1 if ids is None else max(1, ids.shape[0]))
-        return Update(name, parameter, ids, given.reshape(-1, width) if width else given)
+        width = values.size // (1 if ids is None else max(1, ids.shape[0]))
+        return Update(name, parameter, ids, values.reshape(-1, width) if width else values)
 
     @staticmethod
     def state_like(parameter: Any, state: Any) -> Any:

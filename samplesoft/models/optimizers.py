@@ -149,8 +149,8 @@ class Optimizer(ABC):
     def _state_of(self, update: Update) -> tuple[Array, ...]:
         like = update.parameter
         # zeros at the first gradient: the state of parameters that never have one takes no room
-        found: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
-        state = tuple(_steps_of(like).state_like(like, array) for array in found)
+        before: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
+        state = tuple(_steps_of(like).state_like(like, array) for array in before)
         for array in state:
             if array.shape != like.shape or array.dtype != like.dtype:
                 raise ValueError(

@@ -209,11 +209,11 @@ class SoftmaxLayer:
         gradients : dict of str to SparseRows
             Derivatives under the names of `parameters`.
         """
-        found = self.loss.backward(cache)
-        gradients = {"class_embeddings": found.dW}
-        if found.db is not None:
-            gradients["biases"] = found.db
-        return found.dh, gradients
+        of_loss = self.loss.backward(cache)
+        gradients = {"class_embeddings": of_loss.dW}
+        if of_loss.db is not None:
+            gradients["biases"] = of_loss.db
+        return of_loss.dh, gradients
 
     def update(self, ids: Any = None) -> None:
         """Let the sampler follow class vectors that have changed, every `update_every` calls.
@@ -347,8 +347,8 @@ class SoftmaxLayer:
         those with fewer repeat their last one.
         """
         assert self.sampler is not None
-        starts, found = targets.firsts(), np.empty(len(targets.labels))
-        sizes = np.diff(starts, append=len(found))
+        starts, log_counts = targets.firsts(), np.empty(len(targets.labels))
+        sizes = np.diff(starts, append=len(log_counts))
         # examples by the power of two of their number of labels: at most half of the work is
         # repeats, where one table for all would be as wide as the example with most labels
         exponents = np.frexp(sizes)[1]
@@ -357,8 +357,9 @@ class SoftmaxLayer:
             steps = np.minimum(np.arange(sizes[rows].max()), sizes[rows, None] - 1)
             places = starts[rows, None] + steps
             ids = targets.labels[places]
-            found[places] = self.sampler.log_expected_count(contexts[rows], ids, self.num_sampled)
-        return found
+            some = self.sampler.log_expected_count(contexts[rows], ids, self.num_sampled)
+            log_counts[places] = some
+        return log_counts
 
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
@@ -431,8 +432,8 @@ class HostLayer:
         # the usual case needs no sort: one update since the last time
         if len(ids) == 1 and (ids[0][1:] > ids[0][:-1]).all():  # as from a gradient
             return ids[0]
-        every: IntArray = np.unique(np.concatenate(ids))
-        return every
+        united: IntArray = np.unique(np.concatenate(ids))
+        return united
 
     @staticmethod
     def taken(rows: Rows, ids: IntArray, normalize: bool) -> Rows:

@@ -111,19 +111,19 @@ class SoftmaxSettings:
             # settled here, for it is part of the config of a checkpoint
             object.__setattr__(self, "shared", shared)
         # a sampler of one's own is known to fit only when the layer has its vectors
-        own = not isinstance(self.sampler, str)
-        if own and self.num_certain:
+        is_object = not isinstance(self.sampler, str)
+        if is_object and self.num_certain:
             raise ValueError(
-                "`num_certain` must be 0 with a sampler of your own, got "
+                "`num_certain` must be 0 with a sampler of your is_object, got "
                 f"{self.num_certain}; make it a samplesoft.samplers.CertainSampler."
             )
-        if not own and not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
+        if not is_object and not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
             raise ValueError(
                 f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
                 "vectors of norm 1, got False; or take a sampler such as 'softmax', 'quadratic' or "
                 "'unigram'."
             )
-        if not own and loss.needs_label_count and not SAMPLERS[str(self.sampler)].every_class:
+        if not is_object and loss.needs_label_count and not SAMPLERS[str(self.sampler)].every_class:
             raise ValueError(
                 f"`sampler` must draw every class with loss={self.loss!r}, got {self.sampler!r}, "
                 "which never draws labels that are not among its candidates; take a loss such as "

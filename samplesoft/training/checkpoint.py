@@ -145,8 +145,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             f"of samplesoft reads format {FORMAT}; use the version that wrote it, or train anew in "
             "another folder."
         )
-    found = {name.removeprefix(_ARRAY): array for name, array in arrays.items()}
-    return Checkpoint(about["config"], about["values"], found)
+    by_name = {name.removeprefix(_ARRAY): array for name, array in arrays.items()}
+    return Checkpoint(about["config"], about["values"], by_name)
 
 
 def _about(archive: Archive) -> dict[str, Any]:
@@ -190,14 +190,14 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
             "lists or dicts."
         )
 
-    found: dict[str, Any] = json.loads(json.dumps(config, default=number))
-    return found
+    same: dict[str, Any] = json.loads(json.dumps(config, default=number))
+    return same
 
 
-def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def require_config(path: str | Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise ValueError naming all settings of a checkpoint that differ from what is wanted."""
     # through JSON, as the file: tuples become lists there, and NumPy's numbers Python's
-    old, new = _flat(found), _flat(plain(wanted))
+    old, new = _flat(stored), _flat(plain(wanted))
     different = [
         f"{name} = {_shown(old, name)} (asked for: {_shown(new, name)})"
         for name in dict.fromkeys([*new, *old])
@@ -210,13 +210,13 @@ def require_config(path: str | Path, found: Mapping[str, Any], wanted: Mapping[s
         )
 
 
-def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
+def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
     """Copy the arrays of a checkpoint into those of a model of the same shapes, all or none."""
     # all are compared before the first is copied
-    for name in [*into, *found]:
+    for name in [*into, *stored]:
         before, now = (
             f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
-            for a in (found, into)
+            for a in (stored, into)
         )
         if before != now:
             raise ValueError(
@@ -224,13 +224,13 @@ def copy_arrays(path: str | Path, found: Arrays, into: Arrays) -> None:
                 "build the model as it was when the file was written, or train anew in another "
                 "folder."
             )
-        if not np.isfinite(found[name]).all():
+        if not np.isfinite(stored[name]).all():
             raise ValueError(
                 f"{str(path)!r} holds NaN or infinity in {name!r}, which no training writes; take "
                 "another copy."
             )
     for name, array in into.items():
-        array[...] = found[name]
+        array[...] = stored[name]
 
 
 def part_of(checkpoint: Checkpoint, part: str) -> Arrays:

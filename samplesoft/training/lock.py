@@ -46,7 +46,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     it is locked already, and warns where the file system has no locks.
     """
     path = Path(folder, LOCK)
-    own = not path.parent.exists()
+    made = not path.parent.exists()
     with _open_locked(path) as stream:
         try:
             yield
@@ -54,7 +54,7 @@ def locked(folder: str | Path) -> Iterator[None]:
             if _is_at(path, stream):
                 with suppress(PermissionError):  # of Windows, where it stays
                     path.unlink()
-            if own:
+            if made:
                 with suppress(OSError):  # there are files in it
                     path.parent.rmdir()
 

@@ -181,14 +181,14 @@ class RetrievalTask(Task):
 
         Of several labels one is drawn; with `leave_out` it is left out of the items of its user.
         """
-        given, labels = one_label_each(
+        inputs, labels = one_label_each(
             self._given[self._shown],
             self._labels[self._shown],
             self.leave_out,
             sub_seed(self._key, *_CHOSEN),
         )
         return {
-            "h": self.model.embed(unit_norm(given)),
+            "h": self.model.embed(unit_norm(inputs)),
             "labels": labels,
             "counts": self._counts,
         }
@@ -241,11 +241,11 @@ class RetrievalTask(Task):
         """
         inputs, labels = _examples(inputs, labels)
         rows = np.flatnonzero(np.diff(labels.indptr))
-        given, wanted = inputs[rows], labels[rows]
-        x, k = unit_norm(given), [k for k in CUTS if k <= labels.shape[1]]
-        ids, _ = self.model.top_k(x, k[-1], leave_out=given if self.leave_out else None)
-        found = ranking_scores(ids, wanted, k, propensities=self._propensities())
-        return {"loss": self._loss(x, wanted), **found}
+        kept, wanted = inputs[rows], labels[rows]
+        x, k = unit_norm(kept), [k for k in CUTS if k <= labels.shape[1]]
+        ids, _ = self.model.top_k(x, k[-1], leave_out=kept if self.leave_out else None)
+        scores = ranking_scores(ids, wanted, k, propensities=self._propensities())
+        return {"loss": self._loss(x, wanted), **scores}
 
     def _propensities(self) -> FloatArray | None:
         """Return the propensities of labels; users' lists of items are not scored by them."""
@@ -277,15 +277,15 @@ class RetrievalTask(Task):
 
     def _held_out(self, rows: IntArray) -> tuple[Matrix, Matrix]:
         """Return inputs and labels of a validation."""
-        given, labels = self._given[rows], self._labels[rows]
+        inputs, labels = self._given[rows], self._labels[rows]
         if not self.leave_out:
-            return given, labels
+            return inputs, labels
         generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN))
         hidden = generator.random(labels.nnz) < 0.2
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
         hidden[first] = True  # something is to be found, and something known
         hidden[first + 1] = False
-        return some_entries(given, ~hidden), some_entries(labels, hidden)
+        return some_entries(inputs, ~hidden), some_entries(labels, hidden)
 
 
 def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:

@@ -287,22 +287,22 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
 
 
 def _softmax_of(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
-    task, found = checkpoint.config.get("task", {}), part_of(checkpoint, "examples")
+    task, examples = checkpoint.config.get("task", {}), part_of(checkpoint, "examples")
     softmax = task.get("softmax", task.get("linear_softmax"))
-    if softmax is None or "h" not in found:
+    if softmax is None or "h" not in examples:
         linear = "linear_softmax" in {**checkpoint.config, **task}
         remedy = (
             "name a file of examples with --input" if linear else "take one of samplesoft train"
         )
         raise ValueError(
             f"{str(path)!r} must hold contexts of a softmax layer, got "
-            f"{', '.join(found) or 'none'}; {remedy}."
+            f"{', '.join(examples) or 'none'}; {remedy}."
         )
     for name in ("normalize", "absolute"):
         if not isinstance(softmax[name], bool):
             raise TypeError(f"{name} is {shown(softmax[name])}")
     step = as_count("step", checkpoint.values["step"], 0)
-    return trained_softmax(softmax, found, part_of(checkpoint, "parameters"), step)
+    return trained_softmax(softmax, examples, part_of(checkpoint, "parameters"), step)
 
 
 def trained_softmax(
@@ -361,17 +361,17 @@ def linear_examples(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
     rows = rows[choose(len(rows), num_examples, seed)]
-    given, drawn = one_label_each(inputs[rows], labels[rows], trained.leave_out, int(as_key(seed)))
+    some, drawn = one_label_each(inputs[rows], labels[rows], trained.leave_out, int(as_key(seed)))
     settings = trained.model.settings
     softmax = {
         "tau": settings.tau,
         "normalize": settings.normalize,
         "absolute": trained.absolute,
     }
-    found = {"h": trained.embed(given), "labels": drawn}
+    examples = {"h": trained.embed(some), "labels": drawn}
     if trained.counts is not None:
-        found["counts"] = trained.counts
-    return trained_softmax(softmax, found, trained.model.parameters, trained.step)
+        examples["counts"] = trained.counts
+    return trained_softmax(softmax, examples, trained.model.parameters, trained.step)
 
 
 def one_label_each(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:
