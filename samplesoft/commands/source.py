@@ -140,6 +140,7 @@ def _loaded(options: argparse.Namespace) -> Source:
         version = ".".join(map(str, sys.version_info[:3]))
         path = None if options.corpus is None else training_text(options.corpus)
         title = f"Python {version}'s library" if path is None else f"text of {path}"
+        # a text that every installation has, so that the first call needs no file
         tokens = stdlib_tokens() if path is None else read_tokens(path)
         vectors = examples_from_corpus(tokens, num_examples=options.examples, rng=options.seed)
         title += f" ({len(tokens):,} tokens)"

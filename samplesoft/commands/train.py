@@ -145,6 +145,7 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         done = len(_epochs(read_log(out / LOG)))
         line += f", goes on in epoch {done + 1}"
     show_part(line)
+    # times that are left are told by the epochs of this process
     pace = Pace(settings.epochs, done)
     at = train_locked(
         task,
@@ -211,6 +212,7 @@ def _save_options(options: argparse.Namespace) -> None:
     }
     if options.resume:
         saved = _saved_options(options)
+        # a run that was begun from Python gets no options of the command line
         if not saved:
             return
         # on resuming, all others are as the run was begun
@@ -269,6 +271,7 @@ def _best(out: Path) -> Path:
 
 def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any]:
     """Return the validation figures of the best epoch; only its loss if the log is missing."""
+    # the checkpoint knows its loss, and the log the other figures
     start, figures = "validation_", {"loss": at.best_loss}
     for line in records:
         if line["epoch"] == at.best_epoch:

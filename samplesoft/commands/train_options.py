@@ -220,6 +220,7 @@ def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
     files = {}
     for name in ("train", "test"):
         if getattr(options, name) is not None:
+            # absolute, for --resume may be called from another folder
             files[name] = str(Path(getattr(options, name)).resolve())
             setattr(options, name, files[name])
     return model.make_task(files, settings)
@@ -239,6 +240,7 @@ def make_settings(values: dict[str, Any]) -> RetrievalSettings:
             refuse(values, ["update_every"], by)
     else:
         refuse(values, OF_DRAWS, f"--loss {name}, which draws nothing")
+        # the defaults of the settings are those of a loss that draws
         values = {**values, "sampler": None, "num_sampled": None}
     try:
         return RetrievalSettings(**values)

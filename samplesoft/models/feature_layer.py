@@ -82,6 +82,7 @@ class FeatureLayer(SoftmaxLayer):
         self._name_parameters()
         self.alpha = alpha
         self._steps = np.zeros(1)  # and of how many a class and a feature were part
+        # float64 counts exactly up to 2^53 steps
         self._of_class, self._of_feature = np.zeros(num_classes), np.zeros(num_features + 1)
 
     def _name_parameters(self) -> None:
@@ -161,6 +162,7 @@ class FeatureLayer(SoftmaxLayer):
             all_classes = len(of_rows.ids) == len(cache.classes)
             block = cache.block if all_classes else cache.block[:, of_rows.ids]
             _add_penalty(block, *self._penalty(features, classes), gradient)
+        # all classes: whole rows of features change; else single numbers
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
         # places in a matrix that is much larger than the block; they rise, as optimizers ask

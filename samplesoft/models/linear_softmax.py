@@ -101,6 +101,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     mask_other_labels: bool = True
 
     def __post_init__(self) -> None:
+        # first, for it explains more than what the default sampler says of its vectors
         if self.embedding_dim is None:
             self._check_direct()
         super().__post_init__()
@@ -136,6 +137,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
     def _loss_options(self) -> dict[str, Any]:
         of_labels = ("label_reduction", "mask_other_labels")
+        # a loss such as ova's has no choice there, and refuses to be told
         said = LOSSES[self.loss].fixed
         mine = {name: getattr(self, name) for name in of_labels if name not in said}
         return {**super()._loss_options(), **mine}
@@ -302,6 +304,7 @@ class LinearSoftmax:
         h, cache = self.embedding.forward(x)
         loss, saved = self.softmax.forward(h, labels, weights=weights, rng=draws)
         dh, of_softmax = self.softmax.backward(saved)
+        # inputs are data: nothing asks for the derivative in them
         _, of_embedding = self.embedding.backward(cache, dh)
         parts: dict[str, Mapping[str, Gradient]] = {
             "embedding": of_embedding,
@@ -392,6 +395,7 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Their scores.
         """
+        # divided by their norms once, not for each part of the inputs
         rows, x = self.class_vectors(), self.check_inputs(x)
         absent = self._absent(leave_out, x.shape[0])
         for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // len(rows)))):
@@ -524,6 +528,7 @@ class DirectSoftmax(LinearSoftmax):
 
     def check_inputs(self, x: Any) -> Any:
         """Return inputs (B, v) whose rows can be taken."""
+        # without the intercept, which is not a feature of an input
         of_features = self.softmax.parameters["class_embeddings"][0, :-1]
         if sparse.issparse(x):
             check_csr(x, of_features)
@@ -543,6 +548,7 @@ class DirectSoftmax(LinearSoftmax):
     def embed(self, x: Any) -> Rows:
         """Return inputs (B, v) as dense contexts (B, v + 1), with a one for the intercept."""
         x = self.check_inputs(x)
+        # with a column for each feature, as vectors of classes have one
         dense = x if isinstance(x, np.ndarray) else x.toarray()
         return with_intercept(dense, dense.shape[1])[0]
 

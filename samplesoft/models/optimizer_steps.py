@@ -122,6 +122,7 @@ def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
             f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
             f"{parameter.shape}; got shape {array.shape} of {array.dtype}."
         )
+    # ids of any integer type, as one type spares the kernels a version for each
     rows = np.ascontiguousarray(array, np.int64)
     if not are_rows(rows, len(parameter)):
         raise rows_out_of_order(name, array, len(parameter))
@@ -130,6 +131,7 @@ def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
 
 def _parts(count: int, size: int) -> list[slice]:
     """Split `count` items of `size` numbers among the threads, where there are enough."""
+    # one part where there is little to do, else one for each thread
     least = max(_PART // max(1, size), 1)
     return chunks(count, least if count <= least else max(-(-count // num_threads()), least))
 

@@ -175,6 +175,7 @@ class Optimizer(ABC):
             parameter; fit for `numpy.savez`. An optimizer of the same settings that loads it goes
             on to the last bit as this one would.
         """
+        # copies, for the arrays go on to change; from a GPU they come to the host
         state = {"steps": np.array(self.steps)}
         for parameter, arrays in self._state.items():
             for name, array in zip(self._state_names, arrays, strict=True):
@@ -200,12 +201,14 @@ class Optimizer(ABC):
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
         # names of parameters may hold dots, and slashes too, but names of states do not
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
+        # each parameter has all arrays of its state, or none
         wanted = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
         if wanted != set(state):
             raise ValueError(
                 f"`state` of {type(self).__name__} must have {', '.join(sorted(wanted))}; got "
                 f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
             )
+        # made before anything is assigned: a state that is refused changes nothing
         loaded = {
             key: tuple(_as_state(f"{name}/{key}", state) for name in self._state_names)
             for key in parameters
@@ -270,6 +273,7 @@ def momentum_rows(
     for i in range(len(ids)):
         gradient, row, velocity = gradients[i], parameters[ids[i]], velocities[ids[i]]
         for c in range(len(row)):
+            # Nesterov's step is by g + mu v, the plain one by v: two factors say which
             velocity[c] = momentum * velocity[c] + gradient[c]
             row[c] -= of_gradient * gradient[c] + of_velocity * velocity[c]
 

@@ -118,6 +118,7 @@ class SoftmaxLayer:
             )
         as_flag("allow_other_tau", allow_other_tau)
         self._device = twin(loss.device, "samplesoft.models.softmax_layer:Layer")
+        # a copy: optimizers change it in place
         rows = self._device.own_rows(class_embeddings)
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
@@ -132,6 +133,7 @@ class SoftmaxLayer:
             self._check_sampler(loss, allow_other_tau)
             # draws that follow a context are worth little for the others of its batch
             follows = self.sampler is not None and self.sampler.dim is not None
+            # a set for the whole batch costs one draw and one product, where it follows nothing
             self.shared = as_shared(shared, not loss.excludes_label and not follows)
             if loss.excludes_label and self.shared:
                 raise ValueError(
@@ -233,6 +235,7 @@ class SoftmaxLayer:
         # a copy, for callers may use the buffer of ids again before the sampler is updated
         self._changed.append(self._device.own_ids(ids, self._rows.shape[0]))
         if len(self._changed) >= self.update_every:
+            # a tree changes its sums once for each class, however often it has moved since
             self._update_sampler(self._device.union(self._changed, self._rows.shape[0]))
 
     def refresh(self) -> None:
@@ -381,6 +384,7 @@ class SoftmaxLayer:
                 f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
                 f"{self.sampler.device!r}; make both with the same device."
             )
+        # one that does not look at contexts has no dimension
         if self.sampler.num_classes != n or self.sampler.dim not in (None, d):
             raise ValueError(
                 f"`sampler` must be for {n} classes of dimension {d}, got "

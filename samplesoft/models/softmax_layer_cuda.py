@@ -26,6 +26,7 @@ class CudaLayer:
     @staticmethod
     def own_biases(biases: Any, rows: Any) -> Any:
         """Return a copy of class biases (n,) of the type of the class vectors."""
+        # checked on the host: there are few of them, and they come once
         return to_device(check_biases(to_host(biases), rows.shape[0], rows.dtype))
 
     @staticmethod

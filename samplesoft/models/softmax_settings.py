@@ -87,6 +87,7 @@ class SoftmaxSettings:
             as_count(name, getattr(self, name))
         as_positive("nu", self.nu)
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
+        # settled values stand in the fields, so that a checkpoint's config holds them
         normalize = self._normalizes() if self.normalize is None else self.normalize
         object.__setattr__(self, "normalize", as_flag("normalize", normalize))
         object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=normalize))
@@ -114,7 +115,7 @@ class SoftmaxSettings:
         is_object = not isinstance(self.sampler, str)
         if is_object and self.num_certain:
             raise ValueError(
-                "`num_certain` must be 0 with a sampler of your is_object, got "
+                "`num_certain` must be 0 with a sampler of your own, got "
                 f"{self.num_certain}; make it a samplesoft.samplers.CertainSampler."
             )
         if not is_object and not self.normalize and SAMPLERS[str(self.sampler)].unit_vectors:
@@ -238,6 +239,7 @@ class SoftmaxSettings:
         if not isinstance(self.sampler, str):
             # two models made from the same settings must not share what their samplers learn
             return deepcopy(as_sampler("sampler", self.sampler))
+        # the others are drawn by the named sampler, with their own counts
         if self.num_certain:
             return make_certain_sampler(self.sampler, inputs, self.num_certain)
         return make_sampler(self.sampler, inputs)

@@ -79,6 +79,7 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     ({'dim': 2}, {'epoch': 3}, {'w': array([1., 1.])})
     """
     for name, array in checkpoint.arrays.items():
+        # pickled objects would run code when the file is read
         if array.dtype.hasobject:
             raise TypeError(
                 f"array {name!r} of a checkpoint must hold numbers, got dtype {array.dtype}; "
@@ -88,6 +89,7 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     # NaN is not JSON, and other programs would not read the file
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
+    # a draft beside it takes the name only when it is whole and on the disk
     with writing(path), replaced(path) as draft, open(draft, "w+b") as stream:
         # as bytes: NumPy would store text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
@@ -168,6 +170,7 @@ def rebuilding(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # it has been named already, by what the body called
         if str(error).startswith(repr(str(path))):
             raise
         reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).rstrip(".")

@@ -132,6 +132,7 @@ class LinearEpochs:
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
     """Return examples (N,) in the order in which they are held out, for the seed of the steps."""
+    # a stream of its own: which examples are held out does not depend on the epochs before
     return np.random.default_rng(sub_seed(seed, _SPLIT)).permutation(rows)
 
 

@@ -103,6 +103,7 @@ def _require(stream: TextIO, path: Path) -> None:
 
 def _refusal(path: Path, stream: TextIO) -> str:
     stream.seek(0)
+    # whoever holds it may not have written yet
     holder = stream.readline(200).strip() or "another process"
     remedy = "wait until it has ended, end it, or choose another folder"
     # a process of another machine cannot be ended from here, and may have lost its network

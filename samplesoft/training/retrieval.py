@@ -130,6 +130,7 @@ class RetrievalTask(Task):
         self._rows, held_out = self._split()
         self._inputs = unit_norm(inputs)
         self._validation = self._held_out(held_out[:_VALIDATED])
+        # their contexts go into checkpoints, for `verify --checkpoint`
         self._shown = held_out[:NUM_EXAMPLES]
         sizes = inputs.shape[1], labels.shape[1]
         settings.require_room(*sizes, np.dtype(np.float32))
@@ -260,6 +261,7 @@ class RetrievalTask(Task):
         # the same loss for all models, so that runs of different losses can be compared
         full = FullSoftmaxLoss(tau=settings.tau, reduction="sum")
         rows = self.model.class_vectors()
+        # scores of all classes for 256 examples at a time
         for first in range(0, x.shape[0], _EACH):
             part = slice(first, first + _EACH)
             value, _ = full.forward(self.model.embed(x[part]), rows, labels[part])
@@ -271,6 +273,7 @@ class RetrievalTask(Task):
         rows = np.flatnonzero(np.diff(self._labels.indptr))
         order = held_out_order(rows, self._key)
         held = int(self.settings.validation * len(rows))
+        # nothing is held out: some of the training data stand in for the validation
         if held == 0:
             return rows, order
         return np.sort(order[held:]), order[:held]
@@ -282,6 +285,7 @@ class RetrievalTask(Task):
             return inputs, labels
         generator = np.random.default_rng(sub_seed(self._key, *_HIDDEN))
         hidden = generator.random(labels.nnz) < 0.2
+        # of users with two items or more, one is hidden and the next one known, whatever was drawn
         first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
         hidden[first] = True  # something is to be found, and something known
         hidden[first + 1] = False
@@ -312,6 +316,7 @@ def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
 def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
     """Raise ValueError unless the entries of both are in the same places, each once."""
     for matrix in (inputs, labels):
+        # it also sorts them, so that places can be compared
         matrix.sum_duplicates()
     same = all(
         np.array_equal(getattr(inputs, part), getattr(labels, part))

@@ -140,6 +140,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     """
     checkpoint = read_checkpoint(path)
     with rebuilding(path):
+        # a run has its task beside how it was trained, a classifier's file nothing but the model
         config = checkpoint.config.get("task", checkpoint.config)
         about = config.get("linear_softmax")
         if about is None:
@@ -190,6 +191,7 @@ def _linear_softmax_of(
         classes,
         counts,
         about["absolute"],
+        # runs count steps by the one name, classifiers by the other
         as_count("step", values.get("step", values.get("num_steps")), 0),
     )
 
@@ -288,6 +290,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
 
 def _softmax_of(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
     task, examples = checkpoint.config.get("task", {}), part_of(checkpoint, "examples")
+    # language models say the first, models of sparse inputs the second; both hold what is asked
     softmax = task.get("softmax", task.get("linear_softmax"))
     if softmax is None or "h" not in examples:
         linear = "linear_softmax" in {**checkpoint.config, **task}
@@ -355,6 +358,7 @@ def linear_examples(
     ValueError
         If no example has a label.
     """
+    # an example without a label has no loss whose bias could be looked at
     rows = np.flatnonzero(np.diff(labels.indptr))
     if not len(rows):
         raise ValueError(

@@ -106,6 +106,7 @@ def train(
     >>> at.epoch, at.step
     (3, 6)
     """
+    # before the lock, which would make a folder that is not there
     if resume:
         require_run(folder)
     with locked(folder):
@@ -133,6 +134,7 @@ def train_locked(
             run.save()
     try:
         run.log = Log(Path(folder, LOG), run.at.step)
+        # a run that is resumed may be over already, for instance by its patience
         while not run.at.is_over(settings):
             run.epoch(progress)
     except Exception:
@@ -259,6 +261,7 @@ class Run:
             figures = self.task.validate()
         for name, value in figures.items():
             self.require_finite(f"validation {name}", value)
+        # before the checkpoint: a run that dies between the two cuts the line off when it resumes
         line = self.write_line({f"validation_{name}": value for name, value in figures.items()})
         is_best = self.at.end_epoch(figures["loss"])
         self.save(best=is_best)
@@ -443,6 +446,7 @@ def _end(path: Path, content: bytes, step: int) -> int:
     """Return the number of bytes of the lines up to `step`."""
     end = 0
     for size, record in _records(path, content):
+        # lines are in the order of their steps
         if record["step"] > step:
             break
         end += size
@@ -456,6 +460,7 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]
     for number, line in enumerate(lines, start=1):
         try:
             record = read_json(line)
+            # numbers alone, so that whoever reads the log can compute with them
             sound = all(isinstance(value, (int, float)) for value in record.values())
             sound &= isinstance(record["step"], int)
         except (AttributeError, KeyError, ValueError):
