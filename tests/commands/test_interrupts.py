@@ -124,7 +124,9 @@ def test_training_goes_on_to_the_same_bits(moment, whole, tmp_path):
     small = small_run(whole.parent)
     done = interrupted([*small, "--out", str(out), *EVERY], code, number)
     assert advice.format(out=out) in done.stderr
-    assert done.stderr.startswith("samplesoft: interrupted") and done.stderr.count("\n") == 1
+    *progress, last, end = done.stderr.split("\n")  # of kernels that are compiled meanwhile
+    assert last.startswith("samplesoft: interrupted") and end == ""
+    assert all(line.startswith(("preparing ", "checkpoint: ", "epoch ")) for line in progress)
     if (out / "checkpoint.npz").exists():
         assert "--resume" in done.stderr
         assert main(["train", "xc", "--out", str(out), "--resume"]) == 0
