@@ -25,12 +25,14 @@ def replaced(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     before, after = f".{path.stem}.", f".draft{path.suffix}"
     for left in path.parent.glob(f"{glob.escape(before)}*{glob.escape(after)}"):
+        # drafts of writers that live are theirs
         if not _is_running(left.name.removeprefix(before).removesuffix(after)):
             left.unlink(missing_ok=True)
     draft = path.with_name(f"{before}{os.getpid()}{after}")
     try:
         yield draft
         _flush(draft)
+        # atomic on one file system, where the draft stands beside its target
         os.replace(draft, path)
         if os.name == "posix":  # elsewhere a folder cannot be opened
             _flush(path.parent)
@@ -79,6 +81,7 @@ def read_json(text: str | bytes) -> Any:
         value = json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise _too_deep() from None
+    # level by level: recursion would need a stack as deep as the text
     level = [value]
     for _ in range(_DEEPEST):
         level = [part for whole in level for part in _parts(whole)]

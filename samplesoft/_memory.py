@@ -20,6 +20,7 @@ def available_bytes() -> int | None:
         fields = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
         if "MemAvailable" in fields:
             known.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    # a container's own limit (cgroup v2) may be far below what the machine has
     if _LIMIT.exists() and _LIMIT.read_text().strip() != "max":
         known.append(int(_LIMIT.read_text()))
     return min(known, default=None)
@@ -50,6 +51,7 @@ def require_memory(
     if available is None or predicted(value) <= available:
         return
     fitting = value
+    # by doubling, as a value that is named should be round
     while fitting < largest and predicted(fitting) > available:
         fitting *= 2
     remedy = f"{option}={fitting} would fit"
@@ -76,6 +78,7 @@ def require_bytes(what: str, needed: float, remedy: str, available: float | None
 
 def require_room(name: str, value: int, size: float) -> None:
     """Raise MemoryError where an argument asks for `size` bytes, and there are not so many."""
+    # below, a look into /proc costs more than it saves
     if size >= _SMALL:
         what = f"`{name}` must leave room in the memory, got {value}: its arrays"
         require_bytes(what, size, "lower it")

@@ -25,6 +25,7 @@ def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
         return _Lines(each, **options)
     from tqdm import tqdm
 
+    # tqdm would fail at the first write
     possible = wanted and sys.stderr is not None  # None if it was closed at the start
     return tqdm(leave=False, disable=not possible, **options)
 
@@ -51,6 +52,7 @@ class Pace:
         seconds = time.perf_counter() - self._start
         if self._total is None or not self._before < done < self._total:
             return _in_words(seconds)
+        # of what this run did itself; what a checkpoint brought took no time
         left = seconds * (self._total - done) / (done - self._before)
         return f"{_in_words(seconds)}, about {_in_words(left)} left"
 
@@ -73,6 +75,7 @@ class _Lines:
         self._pace, self._closed = Pace(total, initial), threading.Event()
 
     def __enter__(self) -> _Lines:
+        # a daemon: it must not keep a program alive that has failed
         threading.Thread(target=self._write_sometimes, daemon=True).start()
         return self
 
@@ -100,6 +103,7 @@ class _Lines:
         while not self._closed.wait(pause):
             with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
                 progress_line(True, self._line())
+            # more seldom, so that a log of hours stays short
             pause = min(2.0 * pause, _LONGEST)
 
 

@@ -17,6 +17,8 @@ _S11 = np.uint64(11)
 
 
 @njit
+# SplitMix64 of Steele, Lea and Flood (2014): a counter in, 64 mixed bits out, so a draw needs no
+# state, and threads and GPUs make the same ones in any order
 def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return the `counter`-th 64-bit word of the SplitMix64 stream that starts at `key`."""
     z = key + counter * _GOLDEN
@@ -28,6 +30,7 @@ def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
 @njit
 def uniform(key: np.uint64, counter: np.uint64) -> float:
     """Return a float64 in [0, 1) with 53 random bits, at place `counter` of stream `key`."""
+    # the upper 53 bits, as many as a float64 in [0, 1) has
     return float(mix64(key, counter) >> _S11) * (1.0 / 9007199254740992.0)
 
 
@@ -36,6 +39,7 @@ def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
     """Return uniforms (batch, num): row b is the start of the stream keyed by `key` and b."""
     values = np.empty((batch, num))
     for b in range(batch):
+        # a stream of its own for each row: adding rows changes no other
         row = mix64(key, np.uint64(b))
         for k in range(num):
             values[b, k] = uniform(row, np.uint64(k))
@@ -52,6 +56,7 @@ def as_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.uint6
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         if rng is not None and rng < 0:
             raise ValueError(f"`{name}` as a seed must be at least 0, got {rng}.")
+        # seeds that are close to each other give keys that are not
         return np.uint64(np.random.SeedSequence(rng).generate_state(1, np.uint64)[0])
     raise TypeError(
         f"`{name}` must be an int seed, a numpy.random.Generator or None, "

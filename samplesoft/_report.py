@@ -115,6 +115,7 @@ class Report(ABC):
         str
             HTML of several lines.
         """
+        # the report's own settings win, for they are what was used
         shown = {**(settings or {}), **self._settings()}
         parts = [*self._parts(), *self._details()]
         figure = svg_element(self._figure(), "figure", self._figure_title)
@@ -344,6 +345,7 @@ Part = Heading | Paragraph | Items | Settings | Table
 def _cell(tag: str, kind: str, column: Column, row: Any) -> str:
     """Return a cell with its number as JavaScript reads it, for the script that sorts."""
     value = column.value(row)
+    # sorted by the value, whatever its text looks like
     known = value is not None and not isinstance(value, str)
     number = f' data-value="{float(value)!r}"'.replace("inf", "Infinity") if known else ""
     return f"<{tag}{kind}{number}>{_html(column.written(row))}</{tag[:2]}>"
@@ -351,6 +353,7 @@ def _cell(tag: str, kind: str, column: Column, row: Any) -> str:
 
 def _html(text: str) -> str:
     """Return text as HTML, with code between backticks."""
+    # escaped first, so that no name of a sampler becomes a tag
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
@@ -392,6 +395,7 @@ def svg_element(figure: Figure, name: str, title: str) -> str:
 
 
 def _save(figure: Figure, file: Any, ending: str) -> None:
+    # half a second, which a report without a figure does not need
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "samplesoft"}):  # ids are else random
@@ -408,6 +412,7 @@ def _page(title: str, parts: Sequence[str]) -> str:
     """
     here = Path(__file__)
     style, script = (here.with_suffix(end).read_text(encoding="utf-8") for end in (".css", ".js"))
+    # the policy names the one script that may run by its hash
     digest = b64encode(sha256(script.encode()).digest()).decode()
     content = "\n".join(parts)
     return f"""<!DOCTYPE html>

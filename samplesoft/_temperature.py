@@ -40,6 +40,7 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
     if tau == 1.0:
         return rows
     with quiet():  # callers look at the scores that they get
+        # in the type of the rows, whose products stay in it
         factor = rows.dtype.type(tau)
         if not np.isfinite(factor):
             raise ValueError(

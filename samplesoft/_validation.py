@@ -18,6 +18,7 @@ SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to one only abou
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
     """Return `value` as a finite float64 array with one of the allowed numbers of dimensions."""
+    # bool, unsigned, int, float: neither complex numbers nor text nor dates
     array = as_array(name, value)
     if array.dtype.kind not in "buif":
         raise TypeError(
@@ -62,6 +63,7 @@ def as_float_rows(
 
     They are of type `dtype`, or where none is given float32 if they were, else float64.
     """
+    # float32 stays, at half the memory; all else becomes float64
     if isinstance(value, np.ndarray) and value.dtype == np.float32:
         require_plain(name, value)
         rows = np.atleast_2d(value)
@@ -95,6 +97,7 @@ def as_ids(
     if batch is not None:
         if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
             raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
+        # the two readings differ, and a wrong guess would train without a word
         if array.ndim == 1 and batch > 1 and len(array) == batch:
             raise ValueError(
                 f"`{name}` must have shape ({batch}, k), got {array.shape}, which may be one class "
@@ -147,6 +150,7 @@ def require_plain(name: str, value: Any) -> None:
 def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
     """Raise ValueError at the first entry that is not finite, after a conversion to `dtype`."""
     if not np.isfinite(array).all():
+        # the first one is enough to find the cause
         where = np.argwhere(~np.isfinite(array))[0].tolist()
         wanted = "finite" if dtype is None else f"finite in {dtype}"
         raise ValueError(
@@ -166,6 +170,7 @@ def _require_classes(name: str, array: NDArray[Any], num_classes: int, of: str =
 def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     """Return proposal probabilities as float64 (n,) or (B, n): nonnegative, each row sums to 1."""
     array = as_probabilities(name, value, num_classes)
+    # the worst row is named, of a batch that may have thousands
     totals = np.atleast_1d(array.sum(axis=-1))
     worst = float(totals[np.argmax(np.abs(totals - 1.0))])
     if abs(worst - 1.0) > SUM_TOLERANCE:
@@ -197,6 +202,7 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
+    # True is an int to Python, and here nearly always a slip
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")
     if value < minimum:
@@ -306,6 +312,7 @@ def as_csr(name: str, value: Any) -> Any:
             f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
             f"{type(value).__name__} {shown(value)}; make one with scipy.sparse.csr_array."
         )
+    # an index out of range would read foreign memory in the conversion
     if hasattr(value, "check_format"):  # before a conversion, which follows the indices
         require_well_formed(name, value)
     with np.errstate(over="ignore"):  # of a wider type
@@ -316,6 +323,7 @@ def as_csr(name: str, value: Any) -> Any:
 
 def in_small_unit(weights: FloatArray) -> FloatArray:
     """Return weights of which ratios count alone, with the same digits and a sum that is finite."""
+    # a power of two changes no digit
     scaled: FloatArray = np.ldexp(weights, -np.frexp(np.abs(weights).max())[1])
     return scaled
 

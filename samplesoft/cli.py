@@ -38,6 +38,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(options.run(options))
     except BrokenPipeError:
         raise
+    # training that diverged is a result, and no wrong input
     except FloatingPointError as error:
         print(f"samplesoft {options.command}: failed: {error}", file=sys.stderr)
         return 1
@@ -59,6 +60,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, what in COMMANDS.items():
         one = commands.add_parser(name, help=what)
+        # the other commands' imports would take a second
         if name in arguments:
             import_module(f"samplesoft.commands.{name}").add(one)
     return parser

@@ -82,6 +82,7 @@ class Scheme:
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
         as_count("least_draws", self.least_draws)
+        # facts that contradict each other; what merely has no formula is `why_no_exact_bias`
         if self.corrects_label and self.excludes_label:
             raise ValueError(
                 "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
@@ -245,6 +246,7 @@ SCHEMES: dict[str, Scheme] = {
 
 def select(*names: str) -> dict[str, Scheme]:
     """Return some of `SCHEMES`, in the order of their names as given."""
+    # a name that is not there is a mistake of the library: KeyError
     return {name: SCHEMES[name] for name in names}
 
 

@@ -105,6 +105,7 @@ def _named(option: str, text: str) -> Callable[..., Any]:
     module, _, name = text.partition(":")
     if not (module and name):
         raise ValueError(f"{option} must be written module:name, got {text!r}.")
+    # as python -m does; a console script starts without the current folder
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

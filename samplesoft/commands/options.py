@@ -135,6 +135,7 @@ def add_options(group: Any, defaults: Any, options: Options) -> None:
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
     existing = Path(folder)
+    # its first folder that is there decides, for the others can be made in it
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -183,6 +184,7 @@ def check_outputs(options: argparse.Namespace) -> None:
     if "figure" in paths:
         figure_path("--figure", paths["figure"])
     written: dict[Path, str] = {}
+    # before the work, which may take hours, and not after it
     for name, path in paths.items():
         other = written.setdefault(Path(path).resolve(), name)
         if other != name:
@@ -236,6 +238,7 @@ def show(text: str) -> None:
 
 def discard_stdout() -> None:
     """Send what is printed from now on nowhere, as nobody reads it."""
+    # Python flushes its buffer at exit, and would report the closed pipe once more
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -61,8 +61,10 @@ def run(options: argparse.Namespace) -> int:
         )
     inputs, _ = read_inputs(options.input, trained)
     if not options.output:
+        # lines come out while the work goes on
         _write(sys.stdout, inputs, trained, k)
         return 0
+    # a reader of the file never finds half of the lines
     with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
         _write(stream, inputs, trained, k)
     return 0

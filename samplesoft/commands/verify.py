@@ -124,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
         **features,
     )
     left_out: dict[str, str] = {}
+    # only a sampler that was asked for by name is an error without its data
     if options.samplers is None:
         lacks = {k: SAMPLERS[k].lacks(inputs, source.unit_vectors) for k in DEFAULT_SAMPLERS}
         left_out = {name: reason for name, reason in lacks.items() if reason}
@@ -172,6 +173,7 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
+    # before the input is read, which takes seconds
     least = SCHEMES[options.scheme].least_draws
     if min(options.num_sampled) < least:
         raise ValueError(

@@ -95,9 +95,11 @@ def compare_with_bounds(
     """
     if ends is None:
         return Block(bias, error * scale)
+    # the bias in a parameter is off by at most M times that in the logits, in the L1 norm
     slack = (error + _ABSOLUTE / m) * scale
     if theory is None:
         return Block(bias, slack, ends)
+    # eqs. 10 and 11 of Rawat et al. (2019), without their terms o(1/m)
     lower, upper = theory.printed.bounds(theory.g, scale, m)
     wide = lower - _RELATIVE * np.abs(lower), upper + _RELATIVE * np.abs(upper)
     printed = Printed(
@@ -132,6 +134,7 @@ def figures_of(block: Block) -> Figures:
         figures |= {
             "finite_outside": _beyond(block.bias, block.ends, block.error).sum(axis=1),
             "finite_width": (upper - lower).sum(axis=1),
+            # an interval that holds 0 says nothing of how large its bias is at least
             "finite_min_max": np.maximum(np.maximum(lower, -upper), 0.0).max(axis=1),
             "finite_max_max": np.maximum(-lower, upper).max(axis=1),
             "finite_max_l1": np.maximum(-lower, upper).sum(axis=1),
@@ -165,6 +168,7 @@ def class_vector_figures(
     size = np.abs(slopes)
     largest, total = size.max(axis=1), size.sum(axis=1)
     moved = np.count_nonzero(slopes, axis=1)
+    # the bias is an outer product, so each norm is a product of two
     factors = {
         "num_coordinates": np.full(len(slopes), slopes.shape[1]),
         "max_bias": largest,
@@ -228,6 +232,7 @@ def _count_outer(
     The second number is of those with ``weights_i * s_k >= 0`` alone.
     """
     floor, ceiling = limits
+    # a slope of 0 has neither bias nor bounds
     rising, falling = slopes[slopes > 0.0], slopes[slopes < 0.0]
 
     def count(some: FloatArray, of: FloatArray) -> tuple[int, int]:
@@ -257,6 +262,8 @@ def _count_products(
 
     Those are on the distance from 0 and from ``rise_i s_k`` and ``-rise_i s_k``.
     """
+    # eqs. (B51) and (B52) of samplesoft/bias/README.md: |b s| <= free or |b s -+ V g| <= reach,
+    # so for each class the largest |s| that is inside is one number, and slopes are sorted into it
     reaches = corrected.reaches(size.max(), m)
     with np.errstate(all="ignore"):
         rise = corrected.variance * corrected.negative_probs / m

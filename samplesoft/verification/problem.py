@@ -81,6 +81,7 @@ def check_problem(
             "and `class_embeddings`, or include 'logits'."
         )
     scale = as_positive("tau", tau)
+    # moments are squares of tau c
     require_squares(np.ones(1) if classes is None else classes, scale)
     facts = as_scheme(scheme)
     values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
@@ -136,6 +137,7 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
                 f"`{title}` of shape {q.shape} does not match `logits` of shape ({batch}, {n}); "
                 "give one row for all examples, or one row for each."
             )
+        # q is checked here, with the name that it has in messages; no function below does it again
         none = np.empty(0, np.int64)
         inputs = Inputs(
             problem.logits, problem.labels, q, problem.counts[0], problem.scheme, True, none
@@ -164,6 +166,7 @@ def warn_unless_products(
         unit = _FLOAT32 * (h.shape[1] + 4) * tau * np.linalg.norm(class_embeddings, axis=1)
         size, allowed, place, squares = 0.0, 0.0, 0, np.zeros(3)
         for rows in chunks(len(h), max(1, _AT_A_TIME // n)):
+            # differences of examples, in which the biases of classes cancel
             y = logits[rows] - logits[base]
             x = (h[rows] - h[base]) @ class_embeddings.T
             slack = (norms[rows, None] + norms[base]) * unit

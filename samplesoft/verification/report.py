@@ -350,8 +350,10 @@ def _agreement(report: VerificationReport, group: Group) -> str:
     if not tested:
         return "not tested"
     scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
+    # the limit is that of the whole report: a row alone may be far below it
     if max(scores) > report.z_limit:
         return f"NO, |z| = {max(scores):.3g}"
+    # rounded down, so that 100% is said only of all
     share = tested / (tested + sum(row.num_untested for row in rows))
     return f"yes, {math.floor(100.0 * share)}%" if share >= 0.01 else "yes, < 1%"
 
@@ -426,6 +428,7 @@ def _of_trials(report: VerificationReport) -> str:
         return f"{text}."
     share = 100.0 * report.num_untested / (report.num_untested + report.num_tests)
     rows = [row for group in _groups(report) for row in _tested(group)]
+    # the row that a reader should trust least
     least = min(rows, key=lambda row: row.num_tested / (row.num_tested + row.num_untested))
     return (
         f"{text} that could be tested; {report.num_untested:,} ({share:.2g}%) could not, for lack "
@@ -446,6 +449,7 @@ def _of_bounds(report: VerificationReport) -> str:
     outside, _ = report.outside_printed
     if not outside:
         return f"{text}; nothing is outside Theorem 1 as printed."
+    # outside where g < 0 the printed bound was never proved, so the two are told apart
     with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
     where = f"{with_sign:,} of them" if with_sign else "none"
     return (
@@ -457,6 +461,7 @@ def _of_bounds(report: VerificationReport) -> str:
 def _of_draws(report: VerificationReport) -> str:
     """Say what the proposals are worth, in draws."""
     needed = {row.sampler: row.draws_needed for row in report.rows if row.draws_needed}
+    # the softmax itself needs one draw, and is no proposal that anybody can afford
     biased = {name: m for name, m in needed.items() if m > 1}
     if not biased:
         return ""

@@ -52,6 +52,7 @@ def merge(parts: list[Scores]) -> Scores:
 
 def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
     """Return the |z| that one of `num_tests` normal statistics exceeds with chance `alpha`."""
+    # two sides, and Bonferroni's correction for the number of statistics
     return -NormalDist().inv_cdf(alpha / (2.0 * max(num_tests, 1)))
 
 
@@ -94,6 +95,7 @@ def compare(
     tails = predict_tails(p, label, q, m, scheme)
     expected = p + bias
     bins = bin_classes(label, tails, num_trials)
+    # the norm of an estimate is biased upwards; these two are linear in it and are not
     top = int(np.argmax(np.abs(bias)))
     norms = np.zeros((len(p), 2))
     norms[top, 0] = np.sign(bias[top])
@@ -102,6 +104,7 @@ def compare(
     trials = simulate(logits, label, q, m, scheme, num_trials, key, bins, directions)
 
     p_bin = _sum_bins(bins, p)
+    # single classes are hit too seldom for a normal mean, so bins of them are compared
     of_bins = _z_scores(
         trials.bias - _sum_bins(bins, bias),
         trials.stderr,
@@ -140,6 +143,7 @@ def _z_scores(
     difference: FloatArray, stderr: FloatArray, rounding: FloatArray, predicted: Predicted
 ) -> Scores:
     """Return z-scores of differences from exact values, 0 where one is within rounding."""
+    # what rounding explains is no difference
     apart = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
     z = np.divide(apart, stderr, out=np.where(apart == 0.0, 0.0, np.inf), where=stderr > 0.0)
     z[apart == 0.0] = 0.0
@@ -178,25 +182,31 @@ def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sche
     As in the exact bias, ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!`` and the draws are
     independent, so the mean of ``S**-k`` is an integral over a power of one Laplace transform.
     """
+    # what the scheme draws from: without the label where draws exclude it or give it no weight
     drawn = q.copy()
     if not scheme.draws_label:
         drawn[label] = 0.0
     if scheme.excludes_label and not scheme.independent and drawn.any():
         drawn /= drawn.sum()
     drawn = np.minimum(drawn, 1.0)
+    # an independent class is one draw of its own, where the others are m alike
     num = 1 if scheme.independent else m
     weights = np.divide(p, num * drawn, out=np.zeros_like(p), where=drawn > 0.0)
     base = float(p[label]) if scheme.label_in_sum else 0.0
     if scheme.corrects_label:
         base /= m * float(q[label])
+    # 1 - (1 - q)^m, with the digits of a small q
     with np.errstate(divide="ignore"):
         hits = -np.expm1(num * np.log1p(-drawn))
+    # of a binomial count
     rates = num * drawn * (1.0 - drawn)
 
     used = np.flatnonzero((weights > 0.0) & np.isfinite(weights))
     shares = np.zeros((3, len(p)))
     if not len(used):
         return Tails(rates, hits, shares, (0.0, 0.0), 1.0)
+    # S depends on the weights alone, so classes of about one weight are added up: the integrals
+    # below take time by the number of atoms, some hundred, and not of classes
     keys = np.rint(np.log(weights[used]) / _ATOM)[:, None]
     if scheme.independent:  # then classes of an atom agree in q and 1 - q too
         inside = drawn[used, None]
@@ -207,6 +217,7 @@ def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sche
     atom_of = atom_of.ravel()
     mass = np.bincount(atom_of, drawn[used]) / count
     atoms = np.exp(np.clip(keys[first, 0] * _ATOM, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+    # the integrand lives where u S is about 1, from the largest S that is likely to the least
     least = max(base + (0.0 if scheme.label_in_sum else atoms.min()), 1e-300)
     log_u = np.arange(
         -7.0 - math.log(base + float(num * mass @ (count * atoms)) + atoms.max()),
@@ -216,11 +227,13 @@ def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sche
     u = np.exp(np.minimum(log_u, LARGEST_EXPONENT))
     log_one = _log_transform(u, atoms, mass, count, scheme)
     inverse = _inverse_moments(u, log_one * (num if num > 1 else 1), np.array([base]))[:, 0]
+    # one draw is known to be the class; the others are as before
     rest = log_one * (num - 1) if not scheme.independent else log_one
     moments = _inverse_moments(u, rest, base + atoms)
     orders = np.array([[1.0], [2.0], [3.0]])
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         parts = np.minimum(atoms * moments ** (1.0 / orders), 1.0)
+        # moments of 1/S over its mean; the third is bounded by its parts, which may cancel
         second, third = inverse[1] / inverse[0] ** 2, inverse[2] / inverse[0] ** 3
         variance = max(second - 1.0, 0.0)
         cube = abs(third - 3.0 * second + 2.0) + variance**1.5
@@ -234,6 +247,7 @@ def _log_transform(
     u: FloatArray, atoms: FloatArray, mass: FloatArray, count: IntArray, scheme: Scheme
 ) -> FloatArray:
     """Return the log of the Laplace transform of one draw, or of all if they are independent."""
+    # 1 - exp(-u r), with the digits of a small u r; exp(-745) is the least float64
     falls = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
     if scheme.independent:
         together: FloatArray = np.log1p(-np.minimum(mass * falls, 1.0 - 1e-16)) @ count
@@ -244,6 +258,7 @@ def _log_transform(
 
 def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray) -> FloatArray:
     """Return the means of ``(shift + S)**-k`` for k = 1, 2, 3, shape (3, number of shifts)."""
+    # du = u d(log u), which adds the power of u that the exponent k has too many
     log_u = np.log(u)[:, None]
     log_decay = log_transform[:, None] - np.minimum(np.outer(u, shift), 1e4)
     with np.errstate(over="ignore", under="ignore"):
@@ -262,6 +277,7 @@ def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
     # in order of weight, as one heavy and rare class would be the whole variance of its bin
     order = np.argsort(-tails.shares[0], kind="stable")
     order = order[order != label]
+    # a bin ends where enough hits are together; the last ones, too few for a bin, join it
     filled = np.cumsum(expected[order])
     size = max(HITS, filled[-1] / _MAX_BINS)
     starts = [0]
@@ -285,6 +301,7 @@ def predict_projections(
 
     `centered` (n, P) are the directions minus their means under the expected p'.
     """
+    # each draw moves p' by its share: second and third moments of independent draws add up
     size = np.abs(centered)
     square = size * size
     variance, cube = tails.common
@@ -309,11 +326,13 @@ def predict_loss(
     """Predict the mean loss, shape (1,)."""
     shares = tails.shares[0]
     total = tails.rates.sum()
+    # with m draws in all, what they share on average is no part of the variance
     fixed_number = not scheme.independent and total > 0.0
     mean = tails.rates @ shares / total if fixed_number else 0.0
     effects = np.abs(shares - mean)
     second, third = tails.rates @ effects**2, tails.rates @ effects**3
     if scheme.random_count:
+        # all draws are then of the label, and S is its own mass
         none = float(q[label]) ** m  # a trial of the label's draws only: loss 0
         if scheme.independent:
             none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))

@@ -166,9 +166,11 @@ def verify(
     total = len(samplers) * len(counts) * len(problem.logits)
     with progress_bar(bool(progress), total=total, unit="example", desc="verify") as bar:
         for i, (name, inputs) in enumerate(samplers.items()):
+            # Theorem 1 and the limit know m only as a factor: once for all numbers of draws
             theory = theory_of(inputs) if problem.scheme.has_bounds else None
             of_sampler = []
             for k, m in enumerate(counts):
+                # streams are keyed by place, so that no row depends on the order or on threads
                 stream = np.uint64(mix64(key, np.uint64(i * len(counts) + k)))
                 cell = _compute_cell(problem, inputs, m, theory, stream, bar)
                 of_sampler += [_make_row(problem, name, wrt, cell) for wrt in problem.blocks]
@@ -177,6 +179,7 @@ def verify(
                 comparisons += cell.comparisons
                 if m == counts[len(counts) // 2] and theory is not None:
                     shown[name] = cell
+            # asked for last, so that the first line is printed sooner
             needed = _draws_needed(inputs)
             rows += [replace(row, draws_needed=needed) for row in of_sampler]
     scores = merge([part for one in comparisons for part in (one.logits, one.h, one.loss)])
@@ -222,6 +225,7 @@ def _compute_cell(
         inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
     exact = exact_bias_of(inputs)
     finite = classical = None
+    # their proofs need a sum of e_t and a mean of independent draws
     if _has_bounds_for_every_m(scheme):
         classical, finite = self_normalized_terms_of(inputs), finite_sample_bounds_of(inputs)
     ends = None if finite is None else (finite.lower, finite.upper)
@@ -261,6 +265,7 @@ def _draws_needed(inputs: Inputs) -> int | None:
         biases = (with_replacement_bias(*row, m, inputs.scheme).bias for row in inputs.rows())
         return float(np.mean([np.abs(bias).sum() for bias in biases]))
 
+    # the norm falls with m for each example (bias/README.md, section 14), and so does the mean
     try:
         return least_num_sampled(norm, 1, WANTED_BIAS)
     except ValueError:
@@ -325,6 +330,7 @@ def _estimates(wrt: str, cell: Cell) -> dict[str, Any]:
     estimates: dict[str, Any] = {}
     for norm in ("max", "l1"):
         values = np.array([getattr(one, f"{norm}_bias") for one in cell.comparisons])
+        # of a mean of independent estimates
         stderr = float(np.sqrt((values[:, 1] ** 2).sum())) / len(values)
         in_logits = wrt == "logits"
         estimates[f"monte_carlo_{norm}"] = float(values[:, 0].mean()) if in_logits else None
@@ -335,6 +341,7 @@ def _estimates(wrt: str, cell: Cell) -> dict[str, Any]:
 def _moments(problem: Problem, wrt: str, cell: Cell) -> dict[str, Any]:
     """Return the exact moments of the gradient in h, for schemes that have them."""
     inputs = cell.inputs
+    # variances of the logits' gradient have no use, and need n integrals
     if wrt != "h" or cell.classical is None or problem.class_embeddings is None:
         return {}
     moments = exact_gradient_moments(
@@ -379,6 +386,7 @@ def _make_pictures(cells: dict[str, Cell]) -> tuple[Picture, ...]:
     pictures = []
     wrt = "h" if any("h" in cell.blocks for cell in cells.values()) else "logits"
     blocks = [cell.blocks[wrt] for cell in cells.values()]
+    # one example for all panels, so that they can be compared
     outside = sum(block.printed.outside.sum(axis=1) for block in blocks if block.printed)
     example = int(np.argmax(outside)) if cells else 0
     for (name, cell), block in zip(cells.items(), blocks, strict=True):
