@@ -301,7 +301,7 @@ class Loss(ABC):
         targets = check_targets(labels, len(contexts), n, self.label_reduction)
         offsets = None if biases is None else check_biases(biases, n, rows.dtype)
         norms = None
-        if self.normalize:
+        if self.normalize:  # a copy, for the caller's array stays as it is
             contexts, norms = unit_rows("h", contexts.copy())
         z = times_tau(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
@@ -321,6 +321,7 @@ class Loss(ABC):
             # class vectors are looked at here only: to read all of them costs more than a step
             require_finite_rows(to_host(batch.class_embeddings))
             raise _not_finite(losses, batch.z.dtype)
+        # in float64 whatever the vectors are: float32 sums of long batches lose what training gains
         with quiet():  # refused next
             weighted = losses * per_example
             total = float(weighted.sum())
@@ -349,7 +350,7 @@ class Loss(ABC):
         with quiet():
             gradients = self._backward(cache.batch, cache.saved, cache.weights)
             dz = gradients.dh
-            if self.tau != 1.0:
+            if self.tau != 1.0:  # z = tau h
                 dz *= dz.dtype.type(self.tau)
         if cache.batch.norms is not None:
             dz = unit_rows_backward(dz, cache.batch.contexts, cache.batch.norms)
@@ -380,7 +381,7 @@ def _checked_weights(
     weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
     """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
-    if weights is None:
+    if weights is None:  # nothing to check in most steps
         return np.full(batch, 1.0 / batch if reduction == "mean" else 1.0)
     per_example = as_real_array("weights", to_host(weights), (1,))
     if len(per_example) != batch:
@@ -425,6 +426,7 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
+    # Labels of an example rise, each stands once, and none has weight 0: kernels rely on it.
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)
@@ -445,6 +447,7 @@ def check_targets(labels: Any, batch: int, num_classes: int, reduction: str = "p
     starts, places = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
     if reduction != "pal-n":
         return Targets(places, owners, values, starts)
+    # by the greatest first: a sum of weights near the end of the range would be infinite
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[owners]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
     return Targets(places, owners, values / totals[owners], starts)
@@ -454,7 +457,7 @@ def _require_one_kind(labels: Any) -> None:
     """Raise for a list of numbers and something else, all of which NumPy would make one kind."""
     if not isinstance(labels, list | tuple):
         return
-    kinds = {type(label) for label in labels}
+    kinds = {type(label) for label in labels}  # Python's and NumPy's integers go together
     other = [kind.__name__ for kind in kinds if not issubclass(kind, int | np.integer | bool)]
     if len(kinds) > 1 and (other or kinds & {bool, np.bool_}):
         raise TypeError(

@@ -91,6 +91,8 @@ def bilateral_terms(logits: FloatArray, losses: FloatArray, weight: float) -> No
     """
     for b in range(len(logits)):
         row = logits[b]
+        # The label is not in the sum: its slope is -1, whatever the draws are. With no draw of
+        # weight the log-sum-exp is -inf, and the example pulls at nothing.
         top = greatest(row[1:])
         losses[b] = 0.0 if top == -np.inf else weight * top - row[0]
         row[0] = 0.0 if top == -np.inf else -1.0
@@ -98,7 +100,7 @@ def bilateral_terms(logits: FloatArray, losses: FloatArray, weight: float) -> No
             row[k] = row[k] if top == -np.inf else row[k] - top
     for b in range(len(logits)):
         row = logits[b, 1:]
-        weigh(row)
+        weigh(row)  # relative to the greatest draw, in `losses` already
         mass = total(row)
         if mass > 0.0:
             losses[b] += weight * np.log(mass)

@@ -49,7 +49,7 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
     require_shapes(draw.ids.shape, logs.shape, batch)
     ids = draw.ids.astype(np.int64, copy=False)
     log_counts = draw.log_expected_count.astype(np.float64, copy=False)
-    if not are_drawable(ids, log_counts, n):
+    if not are_drawable(ids, log_counts, n):  # one pass; what is wrong is sought only then
         raise _explained(ids, log_counts, n)
     return ids, log_counts
 
@@ -156,6 +156,8 @@ def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
     owners = batch.targets.rows(np.arange(len(z)))
     candidates = np.concatenate([labels, ids.ravel()])
     runs = equal_runs(candidates, len(batch.class_embeddings))
+    # One set for all: scores of draws are one product of matrices, for which their vectors stand
+    # in order. Else an example reads the rows of its own draws, and a class has one row.
     shared = len(ids) == 1 < len(z)
     rows = candidates if shared else runs[0]
     block, norms = batch.class_embeddings.take(rows, axis=0), None
@@ -190,6 +192,8 @@ def score_gradients(
     """
     block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
     z, pairs = batch.z, len(d_own)
+    # the weight of an example is a factor of all that it adds: it goes into z once, not into each
+    # derivative
     column = weights.astype(z.dtype)[:, None]
     weighted = column * z
     d_block = np.empty_like(block)
@@ -208,7 +212,7 @@ def score_gradients(
     if scores.shared:  # a class may stand in several rows of the block
         dW = np.empty((len(scores.classes), d_block.shape[1]), d_block.dtype)
         add_runs(d_block, order, starts, 0, dW)
-    db = None
+    db = None  # a bias is the vector of a feature that is 1 in every context
     if batch.biases is not None:
         d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
         every = np.concatenate([column[owners, 0] * d_own, d_draws])
@@ -292,11 +296,11 @@ def scaled_rows(d_own: Floats, z: Floats, owners: IntArray, out: Floats) -> None
 @njit
 def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
     """Add ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
-    total = np.empty(dz.shape[1])
+    total = np.empty(dz.shape[1])  # float64: many draws pull at a context, mostly against others
     for b in range(len(rows)):
         total[:] = 0.0
         for k in range(rows.shape[1]):
-            if d_scores[b, k] != 0.0:
+            if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
                 _add(d_scores[b, k], block, rows[b, k], total)
         for f in range(len(total)):
             dz[b, f] += total[f]
@@ -329,7 +333,7 @@ def class_sums(
     the flat `d_drawn` (B, m). `z` (B, d) are the contexts, ``z[owners[p]]`` that of label p.
     """
     pairs, width = len(d_own), d_drawn.shape[1]
-    flat = d_drawn.ravel()
+    flat = d_drawn.ravel()  # place p of a draw is draw p % m of example p // m
     total = np.empty(d_block.shape[1])
     for g in range(len(d_block)):
         total[:] = 0.0

@@ -77,6 +77,7 @@ class FullSoftmaxLoss(Loss):
         shares = np.ones(len(own)) if targets.shares is None else targets.shares
         if self.mask_other_labels:
             return self._without_labels(batch, own, shares, signs)
+        # Pair l loses log(sum) - o_l = to_best + behind_l, where the best label stands between.
         pivots = _best_pairs(targets, own)
         # The best label stays out of the sum, so that log(1 + rest / best) keeps its digits
         # where the rest is small.
@@ -89,6 +90,7 @@ class FullSoftmaxLoss(Loss):
             d_labels = targets.rows(sums) * np.exp(-behind - targets.rows(to_best)) - shares
             # of the best label p - 1, for p near 1 too
             d_labels[pivots] = sums * np.expm1(-to_best) + (sums - shares[pivots])
+            # of other classes exp(o - top) times the scale; top is at least each of them
             top = np.maximum(top, best.astype(top.dtype))
             scale = sums * np.exp(top - best - to_best)
         return losses, _Saved(top, scale, d_labels * signs)
@@ -137,7 +139,7 @@ def _best_pairs(targets: Targets, scores: FloatArray) -> IntArray:
     """Return the pair (B,) of each example whose label has the greatest score."""
     if targets.owners is None:
         return np.arange(len(scores))
-    order = np.lexsort((-scores, targets.owners))
+    order = np.lexsort((-scores, targets.owners))  # by example, the greatest score first
     best: IntArray = order[targets.firsts()]
     return best
 
@@ -147,6 +149,7 @@ class LabelPlaces:
 
     def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
         pairs = np.arange(len(targets.labels)) if pairs is None else pairs
+        # by class, so that the labels of a block are one slice
         self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
         self._labels = targets.labels[self._pairs]
         self._owners = self._pairs if targets.owners is None else targets.owners[self._pairs]
@@ -201,12 +204,13 @@ def gradients_by_blocks(
     """
     z, n = batch.z, len(batch.class_embeddings)
     labels = LabelPlaces(batch.targets)
+    # dz adds up over the blocks, in float64; a row of dW is done with its block
     dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
     for block in class_blocks(z, batch.class_embeddings, batch.biases, normalize):
         part, scores = block.part, block.scores
         derivatives(block)
         pairs, classes, examples = labels.of(part)
-        scores[classes, examples] = d_labels[pairs]
+        scores[classes, examples] = d_labels[pairs]  # labels have more than a share of the sum
         dz += scores.T @ block.rows
         np.matmul(scores, z, out=dW[part])
         if batch.biases is not None:

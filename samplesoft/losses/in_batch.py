@@ -111,6 +111,7 @@ class InBatchLoss(Loss):
                 )
         self.scheme = as_choice("scheme", scheme, select("masked", "candidate_masked"))
         self.proposal, self.extra = proposal, extra
+        # what the batch and the draw hold together is sampled softmax with a draw of both
         self._softmax = SampledSoftmaxLoss(
             scheme=scheme, tau=self.tau, normalize=self.normalize, absolute=self.absolute
         )
@@ -145,14 +146,17 @@ class InBatchLoss(Loss):
                 "a batch must have at least 2 examples for in-batch negatives, got 1; give larger "
                 "batches, or an `extra` sampler."
             )
+        # One set of B labels for all examples. The example's own label is among them, where the
+        # scheme masks it: so B - 1 are left as draws.
         ids = labels[None]
         if draw is not None:
             rows = len(draw.ids)
             ids = np.concatenate([np.repeat(ids, rows, axis=0), draw.ids], axis=1)
         log_counts = self._log_counts(ids, len(labels), draw)
-        own = None
+        own = None  # what is taken off the label's logit, for "candidate_masked"
         if self._softmax.needs_label_count:
             own = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
+        # as `log_inclusion`, for no one law was drawn from so many times
         every = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
         return self._softmax._forward(batch, every, own)
 
@@ -166,5 +170,5 @@ class InBatchLoss(Loss):
             found: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
         if draw is not None and self.extra is not None:
             more = self.extra.log_expected_count(None, classes, draw.ids.shape[1])
-            found = np.logaddexp(found, more)
+            found = np.logaddexp(found, more)  # m q_j + U u_j
         return found.reshape(ids.shape)

@@ -96,20 +96,24 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
     for b in range(len(logits)):
         row = logits[b]
         top = greatest(row)
+        # in the unit of the greatest, label or draw, so that none overflows
         for k in range(1 + m):
             weights[k] = row[k] - top
         weigh(weights)
         own, drawn = weights[0], total(weights[1:])
         mass = own + drawn
         heavy = _heaviest(weights, 0.5 * mass)
+        # x_i = S_i / S - 1 from W - m w_i, and not from S_i and S, which are nearly equal
         unit = 1.0 / ((m - 1) * mass)
         for k in range(m):
             change[k] = (drawn - m * weights[k + 1]) * unit
         if heavy > 0:
-            change[heavy - 1] = 0.0
+            change[heavy - 1] = 0.0  # its logarithm comes from `_leave_out`
         for k in range(m):
             ratio[k] = change[k] / (1.0 + change[k])  # 1 - S / S_i
         log1p_to(change)
+        # The slope of a draw is w / S times m - sum of S / S_i over the other draws i, for S_i does
+        # not change with draw i, and by m / (m - 1) with the others. That is kept - its own ratio.
         lost, kept = total(change), 1.0 + total(ratio)
         loss = log_ratio(own, drawn, top - row[0])
         if heavy > 0:
@@ -123,6 +127,7 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
             for k in range(1, 1 + m):
                 if k != heavy:
                     row[k] += weights[k] * scale - rest[k] * (m - 1) / m
+        # a shift of all logits leaves the loss as it is: its slopes add up to 0
         row[0] = -total(row[1:])
 
 
@@ -138,7 +143,7 @@ def _heaviest(weights: FloatArray, bound: float) -> int:
 @njit
 def _leave_out(row: FloatArray, heavy: int, m: int, shares: FloatArray) -> float:
     """Return the logarithm of the sum without draw `heavy`, and write each one's share of it."""
-    gain = np.log(m / (m - 1))
+    gain = np.log(m / (m - 1))  # the other draws weigh as much more
     shares[0] = row[0]
     for k in range(1, len(row)):
         shares[k] = -np.inf if k == heavy else row[k] + gain

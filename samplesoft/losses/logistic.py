@@ -216,14 +216,16 @@ class FullLogisticLoss(Loss):
             finish(block.scores, block.offsets, self.absolute)
             add_softplus(block.scores, *places.of(block.part)[1:], lost)
         with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` explains them
+            # labels are positives; `add_softplus` left them out of the negatives
             lost += targets.per_example(np.logaddexp(0.0, -own))
-            missed = np.exp(-np.logaddexp(0.0, own))
+            missed = np.exp(-np.logaddexp(0.0, own))  # 1 / (1 + exp(own)), at any size
         return lost, -missed * signs  # derivatives in the scores of the labels
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
         def derivatives(block: Block) -> None:
             scores = block.scores
             finish(scores, block.offsets, False)
+            # with |o| for o, a derivative has the sign of its score
             if not self.absolute:
                 sigmoids(scores, weights)
                 return
@@ -244,16 +246,18 @@ def logistic_terms(logits: FloatArray, losses: FloatArray) -> None:
     """
     width = logits.shape[1]
     step = max(1, _BUFFER // width)  # rows at a time, for vector instructions on short ones too
+    # softplus(x) = max(x, 0) + log(1 + exp(-|x|)), which neither overflows nor loses small ones
     small, large = np.empty(step * width), np.empty(step * width)
     for first in range(0, len(logits), step):
         rows = logits[first : first + step]
-        rows[:, 0] = -rows[:, 0]
+        rows[:, 0] = -rows[:, 0]  # the label is the positive: softplus of minus its logit
         every = rows.reshape(-1)
         size = len(every)
         for k in range(size):
             small[k] = -abs(every[k])
             large[k] = max(every[k], 0.0)
         weigh(small[:size])
+        # the derivative 1 / (1 + exp(-x)), from the exponential that is there already
         for k in range(size):
             every[k] = (1.0 if every[k] >= 0.0 else small[k]) / (1.0 + small[k])
         log1p_to(small[:size])
@@ -281,6 +285,7 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
         log1p_to(small)
         lost = total(large) + total(small)
         share = -np.expm1(-lost)  # the slope of softplus at the merged logit
+        # the inverse of softplus, log(exp(lost) - 1), without the exponential of a large loss
         merged[b] = lost + np.log(share) if lost > 0.0 else -np.inf
         for k in range(len(row)):
             row[k] = row[k] / share if lost > 0.0 else 0.0

@@ -53,7 +53,7 @@ class MultilevelDraw(Draw):
     def log_expected_count(self) -> FloatArray:
         """Natural logarithm of how often each class is expected in the M draws; 0 after these."""
         counts = self.log_q.copy()
-        counts[:, : self.num_draws] += np.log(self.num_draws)
+        counts[:, : self.num_draws] += np.log(self.num_draws)  # those after are there once
         return counts
 
 
@@ -139,10 +139,11 @@ class MultilevelLoss(SampledLoss):
         """Draw a level, and as many classes as it takes."""
         generator = np.random.default_rng(int(as_key(rng)))
         last = last_level(num_sampled, num_classes)
+        # One level for the batch: how little that costs says the class.
         level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < last:
             num, chance = num_sampled << (level + 1), (1.0 - DECAY) * DECAY**level
-        else:
+        else:  # all levels from the last on are one, which ends the sum exactly
             num, chance = num_sampled << last, DECAY**last
         draw = sample(num, generator)
         require_replacement(draw, type(self).__name__)
@@ -184,7 +185,7 @@ def _with_all(
         "take smaller batches, or scheme='masked' with draws that the batch shares",
     )
     every = np.arange(n)
-    if without_labels:
+    if without_labels:  # 0, 1, ... with a gap at the label of each example
         every = every[:-1] + (every[:-1] >= targets.labels[:, None])
     every = np.broadcast_to(every, (size, every.shape[-1]))
     return np.hstack([ids, every]), np.hstack([log_q, np.zeros(every.shape)])
@@ -206,9 +207,11 @@ def multilevel_terms(
         row, drawn, others = logits[p], logits[p, 1 : 1 + num_draws], logits[p, 1 + num_draws :]
         label, loss, own_slope = row[0], 0.0, 0.0
         for b in range(blocks):
+            # log S_b of each block, by a unit of its own: the label or its greatest draw
             part = drawn[b * block : (b + 1) * block]
             tops[b] = weigh_block(part, label)
             sums[b] = total(part)
+            # a draw of a block weighs as many times more as there are blocks
             own, mass = math.exp(label - tops[b]), blocks * sums[b]
             loss += log_ratio(own, mass, tops[b] - label)
             own_slope -= mass / (own + mass)
@@ -217,6 +220,7 @@ def multilevel_terms(
             more, own_more = _difference_from_all(label, tops, sums, slopes, others, weight)
         else:
             more, own_more = _difference_of_halves(label, tops, sums, slopes, weight)
+        # slopes of all draws of a block are their weights times one number
         losses[p] = loss / blocks + more
         row[0] = own_slope / blocks + own_more
         for b in range(blocks):
@@ -262,6 +266,8 @@ def _difference_of_halves(
     own = math.exp(label - top)
     whole = own + one + two
     u = (one - two) / whole
+    # Halves are mostly alike. Then the difference is u**2 / 2, which logarithms of sums that are
+    # nearly equal would lose; apart, 1 - u**2 would lose its digits.
     if abs(u) < _NEAR:
         more = -0.5 * math.log1p(-u * u)
         own_slope = -u * u / (1.0 - u * u) * (own / whole)
@@ -269,6 +275,7 @@ def _difference_of_halves(
         behind = 0.5 * ((top - top_1) + (top - top_2))
         more = behind + math.log(whole) - 0.5 * (math.log(whole_1) + math.log(whole_2))
         own_slope = 0.5 * u * (own_1 / whole_1 - own_2 / whole_2)
+    # blocks of the first half pull one way, those of the second the other
     for b in range(half):
         slopes[b] += weight * u / whole_1 * math.exp(tops[b] - top_1)
     for b in range(half, len(tops)):
@@ -295,8 +302,9 @@ def _difference_from_all(
     top_z = weigh_block(others, label)
     own_z, mass_z = math.exp(label - top_z), total(others)
     whole, whole_z = own + mass, own_z + mass_z
-    gap = (top - top_z) + (math.log(whole) - math.log(whole_z))
+    gap = (top - top_z) + (math.log(whole) - math.log(whole_z))  # log S - log Z
     if abs(gap) < _NEAR:
+        # the label is in both, and drops out of S - Z
         x = (mass * math.exp(top - top_z) - mass_z) / whole_z
         gap = math.log1p(x)
     else:

@@ -135,9 +135,10 @@ def _merged(
     def work(some: slice) -> None:
         here = slice(ends[some.start], ends[some.stop])
         owners, pair = pairs.owners[here] - some.start, np.arange(here.start, here.stop)
-        if not np.isfinite(drawn[some]).all():
+        if not np.isfinite(drawn[some]).all():  # of draws without weight too: training diverges
             unsound.append(some)
         logits = drawn[some] - pairs.log_counts[some if len(pairs.ids) > 1 else slice(1)]
+        # logits of draws of labels, and the pair whose label each is, as wide as the most of them
         apart, whose = np.empty((len(logits), 0)), np.empty((len(logits), 0), np.int64)
         if not all_kept:
             examples, draws = np.nonzero(label_of[some] >= 0)
@@ -150,11 +151,12 @@ def _merged(
             logits[examples, draws] = -np.inf
         merged = np.empty(len(logits))
         merge(logits, merged)  # of logits the derivatives of `merged` are left
+        # a pair has either the draws of its own label or those of the others, where they differ
         kept = (whose[owners] == pair[:, None]) == pairs.keeps_own
         rows = np.column_stack(
             [pairs.own[here], np.where(kept, apart[owners], -np.inf), merged[owners]]
         )
-        if pairs.once:
+        if pairs.once:  # one versus all: the first pair of an example brings its draws
             rows[1:][owners[1:] == owners[:-1], 1:] = -np.inf
         terms(rows, results.losses[here])
         rows *= shares[here, None]
@@ -184,7 +186,7 @@ def find_labels(
     `owners` (P,) the examples of the labels, rising. `label_of` (B, m) gets the place of the pair,
     or -1, and `hits` (P,) how many draws are the label of a pair. The labels of an example differ.
     """
-    mark = np.full(num, -1)
+    mark = np.full(num, -1)  # of the example at hand: which pair a class is the label of
     hits[:] = 0
     first = 0
     for b in range(len(label_of)):
@@ -198,7 +200,7 @@ def find_labels(
             label_of[b, k] = p
             if p >= 0:
                 hits[p] += 1
-        for p in range(first, last):
+        for p in range(first, last):  # only what was written, not all of `mark`
             mark[label_places[p]] = -1
         first = last
 
@@ -222,7 +224,7 @@ def correct(
     count these; negative labels keep them. Return whether all scores are finite, also of such
     draws.
     """
-    unsound = 0
+    unsound = 0  # counted, for a branch would keep loops from being vector instructions
     for p in range(len(own)):
         row = owners[p] if len(ids) > 1 else 0
         classes, corrections, out, scores = ids[row], log_counts[row], logits[p], drawn[owners[p]]
@@ -271,7 +273,7 @@ def share_out_slopes(
     written, and sums, made in float64, added to `d_drawn` (B, m).
     """
     width = slopes.shape[1] - 1
-    total = np.empty(width)
+    total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
     first = 0
     while first < len(owners):
         b, last = owners[first], first

@@ -50,6 +50,7 @@ class LossSpec:
     ('jackknife', 'it is no estimate of the full softmax loss')
     """
 
+    # Facts are not given twice: what follows from class and scheme is a property.
     make: type[Loss]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     masked: str | None = None
@@ -123,6 +124,7 @@ class LossSpec:
     @property
     def why_no_bias(self) -> str:
         """Why `bias_scheme` is None, or an empty string."""
+        # the first reason that holds, from the most general on
         if self.scheme is None:
             return "it sums over all classes, and has no bias"
         if not self.is_softmax:

@@ -165,10 +165,11 @@ class SampledLoss(Loss):
             own, drawn = np.abs(own), np.abs(drawn)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
+        # In float64: of float32 the logarithm of a small probability would lose digits.
         own = own.astype(np.float64) + self.offset
         if not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
-        log_counts = log_counts - self.offset
+        log_counts = log_counts - self.offset  # so that scores of draws gain it too
         label_of = None
         if targets.owners is not None or facts.divides_by_kept:
             label_of, hits = label_draws(scores)
@@ -199,7 +200,7 @@ class SampledLoss(Loss):
             if hits.any():
                 raise self.contains_label(targets.labels, int(hits.argmax()))
         d_own, d_drawn = results.d_own, results.d_drawn
-        if self.absolute:
+        if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
         return targets.per_example(results.losses), _Saved(scores, d_own, d_drawn)
@@ -325,7 +326,7 @@ def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
     for b in range(len(logits)):
         row = logits[b]
         top = greatest(row)
-        losses[b] = top - row[0]
+        losses[b] = top - row[0]  # until the sum is known, how far the label is below the top
         for k in range(len(row)):
             row[k] -= top
     weigh(logits.reshape(-1))  # long rows leave few numbers that do not fill a vector
@@ -351,6 +352,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
         if merged[b] != -np.inf:
             for k in range(len(row)):
                 row[k] -= merged[b]
+    # The slope of the merged logit in a draw is the draw's share of the mass.
     weigh(logits.reshape(-1))
     for b in range(len(logits)):
         row = logits[b]

@@ -99,7 +99,7 @@ class CudaPasses:
         else:
             rows = CudaArrays.float_rows("class_embeddings", class_embeddings)
         n, d = rows.shape
-        contexts = CudaArrays.float_rows("h", h, d, rows.dtype)
+        contexts = CudaArrays.float_rows("h", h, d, rows.dtype)  # few: these are read
         if hasattr(labels, "tocsr"):
             raise TypeError(
                 "`labels` must hold one label an example with device='cuda', got a matrix; "
@@ -142,7 +142,7 @@ class CudaPasses:
             pair = first_outside(hits, 0, 0)
             if pair is not None:
                 raise loss.contains_label(to_host(labels), pair)
-        return losses.copy_to_host(), saved
+        return losses.copy_to_host(), saved  # (B,): a copy waits no longer than for their sum
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute gradients from what `forward` returned."""
@@ -243,7 +243,7 @@ def divide_by_norms(rows: Any, norms: Any) -> None:
     i = warp_index()
     if i >= rows.shape[0]:
         return
-    greatest = 0.0
+    greatest = 0.0  # keeps NaN, of which no comparison holds
     for f in range(lane(), rows.shape[1], WARP_SIZE):
         size = abs(float(rows[i, f]))
         greatest = size if not size <= greatest else greatest
@@ -335,6 +335,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, hits: Any) -> None:
     for k in range(lane(), m, WARP_SIZE):
         greatest = max(greatest, logit(float(scores[b, 1 + k]), draws, b, k, shift))
     greatest = warp_max(greatest)
+    # three passes over scores in place of one over stored logits: there is no room for a row
     drawn = 0.0
     for k in range(lane(), m, WARP_SIZE):
         drawn += math.exp(logit(float(scores[b, 1 + k]), draws, b, k, shift) - greatest)
@@ -357,6 +358,7 @@ def context_sums(d_scores: Any, block: Any, places: Any, weights: Any, dz: Any) 
     b, (batch, num) = warp_index(), d_scores.shape
     if b >= batch:
         return
+    # a lane for each feature: the sum over draws has one order, whatever runs beside it
     for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
         for k in range(num):
@@ -375,6 +377,7 @@ def class_sums(
     i, (batch, num) = warp_index(), d_scores.shape
     if i >= d_block.shape[0]:
         return
+    # all places of a class belong to one warp, so that nothing is added atomically
     start = places.starts[i]
     stop = places.starts[i + 1] if i + 1 < places.starts.shape[0] else places.order.shape[0]
     # one more column than features, for the bias, whose feature is 1

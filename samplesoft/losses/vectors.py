@@ -17,6 +17,7 @@ _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
 
 def check_class_embeddings(value: Any) -> Rows:
     """Return class vectors (n, d) in C order; large arrays are not read for finiteness here."""
+    # a step touches a few rows of n; to read all of them would cost more than the step
     if (
         isinstance(value, np.ndarray)
         and not isinstance(value, np.ma.MaskedArray)
@@ -55,9 +56,9 @@ def unit_rows(name: str, rows: Rows, ids: IntArray | None = None) -> tuple[Rows,
 
     Errors call the rows by `ids` (N,), where those are given, of the argument `name`.
     """
-    norms = np.empty(len(rows))
+    norms = np.empty(len(rows))  # float64, for rows of float32 too
     _each_chunk(rows, lambda part: divide_by_norms(rows[part], norms[part]))
-    good = (norms > 0.0) & np.isfinite(norms)
+    good = (norms > 0.0) & np.isfinite(norms)  # others were left as they are
     if not good.all():
         worst = int(np.argmin(good))
         raise no_norm(name, norms[worst], worst if ids is None else int(ids[worst]))
