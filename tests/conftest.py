@@ -27,6 +27,9 @@ def pytest_configure(config):
     elif given:
         start = int(given)
     numba.set_num_threads(min(max(start, 1), MOST_THREADS))
+    # the oldest Matplotlib that we promise calls names that pyparsing has since renamed
+    renamed = r"'\w+' (argument is )?deprecated( -|,) use '\w+'"
+    config.addinivalue_line("filterwarnings", f"ignore:{renamed}:DeprecationWarning")
 
 
 def pytest_collection_finish():

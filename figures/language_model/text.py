@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samplesoft._validation import IntArray, as_count
 from samplesoft.data import EOS, UNK, Vocabulary, build_vocabulary, read_tokens
-from samplesoft.data.corpus import find_part
+from samplesoft.data.text import find_part
 
 PARTS = ("train", "valid", "test")
 VOCABULARY_SIZE = 10_000  # of the Penn Treebank as language models have it

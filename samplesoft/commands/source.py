@@ -21,7 +21,7 @@ from samplesoft.data import (
     read_tokens,
     stdlib_tokens,
 )
-from samplesoft.data.corpus import training_text
+from samplesoft.data.text import training_text
 
 if TYPE_CHECKING:
     from samplesoft.data.xml_repository import SparseExamples

@@ -34,7 +34,7 @@ class Archive:
         self._zip = zipfile.ZipFile(stream)
         members = self._zip.infolist()
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
-        if len(self._members) < len(members):
+        if len(self._members) < len(members):  # of which readers would take one or the other
             raise ValueError("two arrays have the same name")
         self.names = list(self._members)
 
@@ -48,11 +48,11 @@ class Archive:
             with self._zip.open(member) as stream:
                 total += _size(stream, member.file_size)
         _require_room(self._path, total)
-        return {name: self._read(member) for name, member in members.items()}
-
-    def _read(self, member: zipfile.ZipInfo) -> NDArray[Any]:
-        with self._zip.open(member) as stream:
-            return _read(stream)
+        arrays = {}
+        for name, member in members.items():
+            with self._zip.open(member) as stream:
+                arrays[name] = npy.read_array(stream, allow_pickle=False)
+        return arrays
 
 
 @contextmanager
@@ -81,30 +81,26 @@ def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
     stream.seek(0)
     _require_room(path, _size(stream, size))
     stream.seek(0)
-    return _read(stream)
+    array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+    return array
 
 
 def _size(stream: Any, num_bytes: int) -> int:
     """Return the bytes of the array in a stream of `num_bytes`, whose header must fit."""
-    first = io.BytesIO(stream.read(_HEADER))
+    first = io.BytesIO(stream.read(_HEADER))  # no more, whatever length a header claims
     version = npy.read_magic(first)
     if version not in _READERS:
         raise ValueError(f"its format has version {version}, which plain arrays do not need")
     shape, _, dtype = _READERS[version](first)
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"Object arrays and empty types cannot be loaded, got dtype {dtype}")
-    size: int = math.prod(shape) * dtype.itemsize
+    size: int = math.prod(shape) * dtype.itemsize  # of Python's integers, which do not overflow
     if min(shape, default=0) < 0 or first.tell() + size != num_bytes:
         raise ValueError(
             f"its header says {dtype} of shape {shape}, and {num_bytes - first.tell():,} bytes "
             "follow"
         )
     return size
-
-
-def _read(stream: Any) -> NDArray[Any]:
-    array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
-    return array
 
 
 def _require_room(path: str | Path, size: int) -> None:

@@ -147,6 +147,7 @@ def load_embeddings(
     labels = np.empty(len(chosen), dtype=np.int64)
     for rows in chunks(len(chosen), _CHUNK):
         cosines = h[rows] @ vectors.T
+        # a word is the nearest to itself
         cosines[np.arange(len(cosines)), chosen[rows]] = -np.inf
         labels[rows] = cosines.argmax(axis=1)
     return Embeddings(h, vectors, labels)
@@ -231,7 +232,7 @@ def _load_word2vec(path: str | Path, longest_line: int) -> FloatArray:
         n, dim = _word2vec_sizes(next(lines, ""))
         require_bytes(
             f"{n:,} vectors of {dim:,} numbers, which line 1 of {str(path)!r} announces,",
-            2 * 8 * n * dim,
+            2 * 8 * n * dim,  # with a copy of the examples
             "correct that line, or give fewer of them",
         )
         vectors = np.empty((n, dim))
@@ -271,6 +272,7 @@ def _word2vec_sizes(line: str) -> tuple[int, int]:
 
 
 def _word2vec_row(line: str, dim: int) -> list[float]:
+    # from the right: words may hold spaces
     word, *parts = line.rstrip(" \t\r\n").rsplit(" ", dim)
     try:
         row = list(map(float, parts))

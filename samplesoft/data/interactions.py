@@ -70,6 +70,7 @@ def load_interactions(path: str | Path, *, longest_line: int = LONGEST_LINE) -> 
             num_users = max(num_users, user + 1)
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
+    # a row for each number up to the largest: one user 999,999,999 makes a billion of them
     require_bytes(
         f"the rows of {num_users:,} users, up to the largest number in {str(path)!r},",
         8 * num_users + 32 * len(items),

@@ -145,8 +145,8 @@ def ppmi_svd(
     require_room("window", window, _PAIR * float(window) * len(text))
     matrix = _ppmi(text, n, window)
     left, values, right = _truncated_svd(matrix, rank)
-    root = np.sqrt(values)
-    contexts = np.zeros((n, rank + 1))
+    root = np.sqrt(values)  # both sides get as much of them [Levy et al., section 3.3]
+    contexts = np.zeros((n, rank + 1))  # the last coordinate is that of the lift
     contexts[:, :rank] = left * root
     return _unit_rows(contexts), _lift(right.T * root)
 
@@ -159,9 +159,11 @@ def _ppmi(text: IntArray, n: int, window: int) -> Any:
     before = np.concatenate([text[:-k] for k in offsets])
     after = np.concatenate([text[k:] for k in offsets])
     weights = np.concatenate([np.full(len(text) - k, 1.0 / k) for k in offsets])
+    # to CSR and back adds up the pairs that occur more than once
     joint = coo_array((weights, (before, after)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords
     smoothed = np.bincount(after, weights, n) ** SMOOTHING
+    # P(i | c) / P_0.75(i) is the joint count over the row's sum times P_0.75
     expected = np.bincount(before, weights, n)[rows] * (smoothed / smoothed.sum())[columns]
     information = np.log(joint.data / expected)
     kept = information > 0.0
@@ -184,7 +186,7 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
         basis = np.random.default_rng(0).standard_normal((n, block))
         for _ in range(ITERATIONS):
             basis = transposed @ (matrix @ basis)
-            basis = basis @ _principal_axes(basis)[0]
+            basis = basis @ _principal_axes(basis)[0]  # else all columns turn to the first vector
         image = matrix @ basis
         axes, values = _principal_axes(image)
         left = image @ axes
@@ -197,6 +199,7 @@ def _principal_axes(block: FloatArray) -> tuple[FloatArray, FloatArray]:
 
     Columns come by falling norm; those without one, for a matrix of lower rank, become 0.
     """
+    # eigenvalues are squares of the norms, with half of the digits for small ones: these are cut
     squares, axes = np.linalg.eigh(block.T @ block)
     norms = np.sqrt(np.maximum(squares[::-1], 0.0))
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 1e-6 * norms[0])

@@ -8,6 +8,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from samplesoft._validation import IntArray, as_array, as_count, as_counts, shown
 from samplesoft.data.files import open_text, pieces
 
+ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".txt.bz2")
 EOS, UNK = "<eos>", "<unk>"
 LONGEST_WORD = 10**6  # characters
 STDLIB_TOKENS = 2_000_000
@@ -141,6 +143,35 @@ def _python_files(root: str) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
+def training_text(path: str | Path) -> Path:
+    """Return the file of the training text: `path` itself, or the one in that folder."""
+    return find_part(path, "train") if Path(path).is_dir() else Path(path)
+
+
+def find_part(folder: str | Path, part: str) -> Path:
+    """Return the one text file in `folder` whose name contains `part`, such as "train"."""
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(
+            f"no such folder: {str(folder)!r}; give the folder that holds the texts."
+        )
+    texts = sorted(
+        path
+        for path in Path(folder).iterdir()
+        if fnmatch(path.name, f"*{part}*") and path.name.endswith(ENDINGS)
+    )
+    if not texts:
+        raise FileNotFoundError(
+            f"{str(folder)!r} must hold a text named *{part}* that ends in "
+            f"{', '.join(ENDINGS)}, got none; add or rename it."
+        )
+    if len(texts) > 1:
+        raise ValueError(
+            f"{str(folder)!r} must hold one text named *{part}*, got "
+            f"{', '.join(path.name for path in texts)}; leave one of them there."
+        )
+    return texts[0]
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """Words by falling frequency, so that ids follow the Zipf order log-uniform sampling expects.
@@ -194,7 +225,7 @@ class Vocabulary:
         """
         tokens = as_words("tokens", tokens)
         ids = {word: i for i, word in enumerate(self.words)}
-        if UNK in ids:
+        if UNK in ids:  # of words that were left out
             unk = ids[UNK]
             return np.fromiter((ids.get(token, unk) for token in tokens), np.int64)
         try:
@@ -242,7 +273,9 @@ def build_vocabulary(tokens: Sequence[str], size: int) -> Vocabulary:
             f"`tokens` must hold at least 2 distinct words, got {len(counts)}; give a longer text."
         )
     if len(counts) > size:
-        unknown = counts.pop(UNK, 0)
+        unknown = counts.pop(
+            UNK, 0
+        )  # a text may have such a word already, which is one of the rest
         ranked = sorted(counts.items(), key=_by_frequency)
         unknown += sum(count for _, count in ranked[size - 1 :])
         counts = Counter(dict(ranked[: size - 1]))

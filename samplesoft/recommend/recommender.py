@@ -455,7 +455,7 @@ class SampledSoftmaxRecommender:
                     "wrote it."
                 )
             recommender = cls(**checkpoint.config["parameters"])
-            check_parameters(recommender)
+            check_parameters(recommender)  # a file may have been changed by hand
             items, users = (checkpoint.arrays[f"{name}_factors"] for name in ("item", "user"))
             embedding = Linear(*items.shape)
             copy_arrays(path, part("embedding", checkpoint.arrays, "/"), embedding.parameters)
@@ -502,7 +502,7 @@ def _similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -
     """Return the rows of the greatest cosines with some rows (B,) of vectors (n, d)."""
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
-    vectors = unit_rows("factors", factors.copy())[0]
+    vectors = unit_rows("factors", factors.copy())[0]  # propagated items have no norm of 1
     return _for_one(best_items(vectors[ids], vectors, as_count("N", number)), array.ndim == 0)
 
 

@@ -42,6 +42,7 @@ class SoftmaxCalibration(NamedTuple):
         p = _softmax(scores, 1.0 / self.temperature)
         if self.labels_each is None:
             return p
+        # 1 - (1 - p)**L by logarithms, for p far below the rounding of 1 too
         with np.errstate(divide="ignore"):
             several: FloatArray = -np.expm1(self.labels_each * np.log1p(-p))
         return several
@@ -113,15 +114,16 @@ def _least_log_loss(
 ) -> list[float]:
     """Return the numbers of a calibration of least log loss, not far from those at the start."""
     weights = in_small_unit(weights)
-    weights *= len(weights) / weights.sum()
+    weights *= len(weights) / weights.sum()  # of mean 1, for the prior counts examples
     parts = chunks(len(scores), max(1, _NUMBERS // scores.shape[1]))
 
     def penalised(logs: FloatArray) -> tuple[float, FloatArray]:
+        # in logarithms all numbers stay above 0, and the prior is the same up and down
         factors = np.array(start) * np.exp(logs)
         value, slopes = _PRIOR / 2.0 * float(logs @ logs), _PRIOR * logs
         for part in parts:
-            found = log_loss(scores[part], codes[part], weights[part], *factors)
-            value, slopes = value + found[0], slopes + factors * found[1]
+            loss, derivatives = log_loss(scores[part], codes[part], weights[part], *factors)
+            value, slopes = value + loss, slopes + factors * derivatives  # d / d log f = f d / d f
         return value, slopes
 
     bounds = [(-_FARTHEST, _FARTHEST)] * len(start)
@@ -137,12 +139,16 @@ def softmax_log_loss(
     rows = np.arange(len(p))
     if labels_each is None:
         own = scores[rows, codes].astype(np.float64)
+        # -log p of the label, from its distance to the best: no p is 0 here, however far
         behind = scale * (scores.max(axis=1) - own) - np.log(p.max(axis=1))
+        # d log sum exp(s z) / ds is the mean of the scores under p
         slope = np.einsum("ij,ij->i", p, scores) - own
         return float(weights @ behind), np.array([weights @ slope])
+    # each class is hit by L draws, or by none: log loss of n yes-or-no questions
     np.clip(p, _LEAST, _MOST, out=p)
     missed = np.log1p(-p)  # of one draw
     slopes = labels_each * p / (1.0 - p)  # in the scores, before the softmax's own
+    # as if no class were a label; then the labels change sides
     losses, in_labels = -labels_each * missed.sum(axis=1), -missed.sum(axis=1)
     labels = codes.tocoo()
     places = labels.row, labels.col
@@ -150,7 +156,7 @@ def softmax_log_loss(
     np.add.at(losses, labels.row, labels_each * missed[places] - np.log(found))
     np.add.at(in_labels, labels.row, missed[places] / found)
     slopes[places] -= slopes[places] / found
-    means = np.einsum("ij,ij->i", p, scores)
+    means = np.einsum("ij,ij->i", p, scores)  # through the softmax: dp/ds = p (z - mean z)
     in_scale = np.einsum("ij,ij->i", slopes, scores) - slopes.sum(axis=1) * means
     return float(weights @ losses), np.array([weights @ in_scale, weights @ in_labels])
 
@@ -164,12 +170,13 @@ def logistic_log_loss(
     rest = scores * -np.expm1(logs)  # derivatives of the logarithms
     if codes.ndim == 1:
         rows = np.arange(len(scores))
-        shares = softmax(logs, axis=1)
+        shares = softmax(logs, axis=1)  # one label: its share in the sum of all probabilities
         losses = logsumexp(logs, axis=1) - logs[rows, codes]
         slopes = np.einsum("ij,ij->i", shares, rest) - rest[rows, codes]
     else:
         labels = codes.tocoo()
         places = labels.row, labels.col
+        # -log(1 - sigmoid(x)) = x - log sigmoid(x), of all classes; then the labels change sides
         losses, slopes = (scale * scores - logs).sum(axis=1), (scores - rest).sum(axis=1)
         np.add.at(losses, labels.row, -scale * scores[places])
         np.add.at(slopes, labels.row, -scores[places])
@@ -178,7 +185,7 @@ def logistic_log_loss(
 
 def _softmax(scores: Rows, scale: float) -> FloatArray:
     p = scores.astype(np.float64)
-    p -= p.max(axis=1, keepdims=True)
+    p -= p.max(axis=1, keepdims=True)  # before the scale, which may be any number
     p *= scale
     np.exp(p, out=p)
     p /= p.sum(axis=1, keepdims=True)

@@ -374,7 +374,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if go_on:
                 require_same_model(self)
                 X = self._learner.prepared(X)
-            else:
+            else:  # the model takes the type and the width of these inputs
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
                 self.__dict__.pop("auto_choice_", None)
@@ -395,6 +395,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 validation = validation._replace(X=learner.prepared(validation.X))
             elif self.early_stopping:
                 rows, held_out = learner.split(rows, self.validation_fraction)
+                # scores are of examples as they are, and not as `class_weight` weighs them
                 validation = Examples(X, codes, sample_weight).rows(held_out)
             elif self.calibrate and not go_on:  # all examples are old to a model that goes on
                 rows, apart = learner.split_to_calibrate(rows, self.validation_fraction)
@@ -504,6 +505,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X = self._check_fitted_inputs(X)
         if not self._learner.codec.multilabel:
             return self.classes_[self._learner.top_k(X, 1)[0][:, 0]]
+        # by the block, of which few entries are left: no matrix of all probabilities
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         return self._learner.codec.decode_matrix(
             sparse.csr_array(sparse.vstack(chosen, format="csr"))
@@ -592,6 +594,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         X = self._check_fitted_inputs(X)
         out = self._gathered(X.shape[0], self._learner.scores(X))
+        # scikit-learn's convention for two classes
         if len(self.classes_) == 2 and not self._learner.codec.multilabel:
             difference: NDArray[Any] = out[:, 1] - out[:, 0]
             return difference
@@ -745,8 +748,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         or one of each example if all had one in training. Inputs are divided by their norms, as in
         the run: pass them as they are in its saving. Of ``train items``, inputs are the items that
         a user has taken, and have the score -inf and the probability 0; `partial_fit` takes them
-        as labels too. It goes on where the run ended, unless gradients were clipped or the
-        optimizer had options: then it is a ValueError. `fit` without `warm_start` forgets all this.
+        as labels too. It goes on where the run ended, unless the optimizer had options: then it
+        is a ValueError. `fit` without `warm_start` forgets all this.
         """
         classifier, learner = saving.read_classifier(path, cls)
         classifier._take(learner)
@@ -803,7 +806,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
         """Undo what the body has set if it fails; trained parameters stay changed."""
-        before = dict(vars(self))
+        before = dict(vars(self))  # names alone: arrays are not copied
         try:
             yield
         except Exception:

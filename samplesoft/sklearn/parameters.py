@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def check_parameters(classifier: Any) -> None:
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(classifier, name))
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
-    as_positive("learning_rate", learning_rate(classifier, 1.0))
+    as_positive("learning_rate", learning_rate(classifier, 1.0))  # of any norm: its sign counts
     as_nonnegative("tol", classifier.tol)
     share = as_positive("validation_fraction", classifier.validation_fraction)
     if share >= 1.0:
@@ -34,6 +35,7 @@ def check_parameters(classifier: Any) -> None:
     if classifier.average is not None:
         as_flag("average", classifier.average)
     check_class_weight(classifier.class_weight)
+    # more classes than are scored at once, so that sampler and draws are checked too
     settings = model_settings(classifier, False, NUM_SAMPLED + 1, PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
         if not isinstance(classifier.sampler, str):
@@ -64,25 +66,17 @@ def model_settings(
     if wants_pilot(classifier, num_classes):
         named = {name for name in ("sampler", "num_sampled") if not is_auto(asked[name])}
         asked |= {name: chosen[name] for name in PILOT if name in chosen and name not in named}
+    names = [field.name for field in fields(LinearSoftmaxSettings)]
+    settings = {name: getattr(classifier, name) for name in names if hasattr(classifier, name)}
+    settings |= {**asked, "tau": _tau(classifier, num_classes)}
     spec = LOSSES[asked["loss"]]
-    masked = spec.masked if multilabel or asked["shared"] else None
-    draws = not is_full(classifier, num_classes)
-    return LinearSoftmaxSettings(
-        loss=(masked or asked["loss"]) if draws or not spec.draws else "full",
-        sampler=asked["sampler"] if draws else None,
-        num_sampled=asked["num_sampled"] if draws else None,
-        shared=asked["shared"] if draws else False,
-        tau=_tau(classifier, num_classes),
-        normalize=classifier.normalize,
-        nu=classifier.nu,
-        num_features=classifier.num_features,
-        update_every=classifier.update_every,
-        embedding_dim=classifier.embedding_dim,
-        alpha=classifier.alpha,
-        dropout=classifier.dropout,
-        label_reduction=classifier.label_reduction if draws or not spec.draws else "pal-n",
-        mask_other_labels=classifier.mask_other_labels,
-    )
+    if is_full(classifier, num_classes):
+        settings |= {"sampler": None, "num_sampled": None, "shared": False}
+        if spec.draws:  # an estimate of the full softmax, which is no dearer here
+            settings |= {"loss": "full", "label_reduction": "pal-n"}
+    elif multilabel or asked["shared"]:  # one set of draws cannot leave out several labels
+        settings["loss"] = spec.masked or asked["loss"]
+    return LinearSoftmaxSettings(**settings)
 
 
 def learning_rate(classifier: Any, row_norm: float) -> Any:
@@ -156,9 +150,8 @@ def require_same_model(classifier: Any) -> None:
     learner = classifier._learner
     if learner.optimizer is None:
         raise ValueError(
-            "the model was trained by samplesoft train with clipped gradients, or with options of "
-            "its optimizer, and a classifier cannot go on with that; resume the run, or call fit "
-            "without warm_start."
+            "the model was trained by samplesoft train with options of its optimizer, and a "
+            "classifier cannot go on with that; resume the run, or call fit without warm_start."
         )
     chosen = getattr(classifier, "auto_choice_", {})
     several, n = learner.codec.multilabel, len(classifier.classes_)
@@ -169,6 +162,7 @@ def require_same_model(classifier: Any) -> None:
     changed = [
         name
         for name in now
+        # a sampler of one's own may have an == of its own, so that the same one is looked for first
         if name in names and now[name] is not before[name] and now[name] != before[name]
     ]
     if changed:

@@ -67,7 +67,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
     names_of_learner = ("seed", *_COUNTED, "calibrated", "row_norm")
     progress = {name: getattr(learner, name) for name in names_of_learner}
     progress |= {name: getattr(classifier, name) for name in _FITTED if hasattr(classifier, name)}
-    if classes.dtype.hasobject:
+    if classes.dtype.hasobject:  # such as text of Python, which would have to be pickled
         if not all(isinstance(label, str) for label in classes):
             raise TypeError(
                 "`classes_` must be text or numbers to be saved, got Python objects such as "
@@ -122,10 +122,12 @@ def _learner(path: str | Path, checkpoint: Checkpoint) -> Learner:
         values["seed"],
         about["optimizer"],
     )
+    # the order counts: the sampler is made from class vectors, then gets what it had learned
     copy_arrays(path, part("parameters", arrays, "/"), learner.model.parameters)
     learner.model.softmax.refresh()
     learner.model.load_state(part("state", arrays, "/"))
     state = part("optimizer", arrays, "/")
+    # an optimizer without a state would forget how large gradients have been
     if learner.optimizer and state:
         learner.optimizer.load_state(state)
     else:  # of a run with more than that
@@ -165,6 +167,7 @@ def _set_fitted(classifier: Any, checkpoint: Checkpoint) -> None:
 
 def _codec(about: dict[str, Any], stored: NDArray[Any], num_classes: int) -> LabelCodec:
     """Return the codec of a file; classes are different, and of labels in ascending order."""
+    # a wrong order would give each input another's label, without an error
     form = as_choice("form", about["form"], (SINGLE, DENSE, SPARSE, LISTS))
     dtype, ascending = np.dtype(about["classes"]), np.unique(stored)
     given = ascending if form in (SINGLE, LISTS) else stored
@@ -218,6 +221,7 @@ def _of_run(path: str | Path, run: Checkpoint, make: Any) -> Checkpoint:
         )
     counts = as_counts("counts", counts, about["num_classes"])
     num_examples, num_labels = as_count("num_labeled", task["num_labeled"]), int(counts.sum())
+    # of one label each, if all examples had one; items of a user are several, if often one
     single = num_labels == num_examples and not about["leave_out"]
     # settings of a run have the names of the parameters that they are here
     names = make._get_param_names()

@@ -19,7 +19,7 @@ BATCH, INPUTS = 64, 100_000
 def step_time(num_classes, repeats=60):
     """Return the median seconds of a step, and the fitted classifier."""
     rng = np.random.default_rng(0)
-    options = {"density": 50 / INPUTS, "format": "csr", "dtype": np.float32, "rng": rng}
+    options = {"density": 50 / INPUTS, "format": "csr", "dtype": np.float32, "random_state": rng}
     batches = [
         (sparse.random_array((BATCH, INPUTS), **options), rng.integers(0, num_classes, BATCH))
         for _ in range(repeats)

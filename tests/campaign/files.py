@@ -244,7 +244,9 @@ def _predicted(path: Path, X: Any) -> Any:
 
 
 def _task() -> training.RetrievalTask:
-    X = sparse.random_array((20, 5), density=0.5, rng=np.random.default_rng(0), format="csr")
+    X = sparse.random_array(
+        (20, 5), density=0.5, random_state=np.random.default_rng(0), format="csr"
+    )
     settings = training.RetrievalSettings(
         sampler="learned-unigram", embedding_dim=3, batch_size=4, num_sampled=2
     )

@@ -130,7 +130,7 @@ def test_bibtex():
     inputs, labels = load_xml_repository(BIBTEX)
     assert inputs.shape == (4880, 1836)
     assert labels.shape == (4880, 159)
-    assert labels[0].nonzero()[0].tolist() == [3, 23, 61, 63, 76]
+    assert labels[[0]].indices.tolist() == [3, 23, 61, 63, 76]
 
 
 @pytest.mark.skipif(not GOWALLA.exists(), reason="needs Gowalla")

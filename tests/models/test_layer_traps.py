@@ -156,7 +156,9 @@ def test_a_sampler_learns_labels_after_they_were_used_and_not_from_refused_calls
 
 # WRONG: counts that a sampler has learned are not in the checkpoint.
 def test_a_resumed_run_has_the_counts_of_its_sampler(tmp_path):
-    x = sparse.random_array((80, 6), density=0.4, rng=np.random.default_rng(0), format="csr")
+    x = sparse.random_array(
+        (80, 6), density=0.4, random_state=np.random.default_rng(0), format="csr"
+    )
     x.data[:] = 1.0
     settings = training.RetrievalSettings(
         sampler="learned-unigram", loss="nce", num_sampled=3, label_reduction="ova", validation=0.0

@@ -22,7 +22,9 @@ def rng():
 
 
 def sparse(rng, batch, num_inputs, density=0.3, dtype=np.float64):
-    return csr_array(random_array((batch, num_inputs), density=density, rng=rng, dtype=dtype))
+    return csr_array(
+        random_array((batch, num_inputs), density=density, random_state=rng, dtype=dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
