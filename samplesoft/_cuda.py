@@ -80,6 +80,7 @@ def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: 
     place = int(found.copy_to_host()[0])
     if place == _NONE_FOUND:
         return None
+    # ready for the next search, which then needs no array and no launch of its own
     found.copy_to_device(np.array([_NONE_FOUND]))
     return place
 
@@ -118,6 +119,7 @@ def for_device(function: Callable[..., Any]) -> Any:
     if function in _REPLACED:
         return _REPLACED[function]
     body: Any = getattr(function, "py_func", function)
+    # a copy, for the globals of the processor stay as they are
     names = dict(body.__globals__)
     for name in body.__code__.co_names:
         if _is_compiled_here(names.get(name)):
@@ -145,10 +147,12 @@ def _on_warps(function: Callable[..., None]) -> Any:
     body = for_device(function)
 
     def on_warps(num: int, width: int, arguments: Any) -> None:
+        # a launch has whole blocks: warps beyond the last have nothing to do
         i = warp_index()
         if i < num:
             body(i // width, i % width, i, *arguments)
 
+    # by this name a profiler and the compile test know it
     on_warps.__name__ = function.__name__
     return kernel(on_warps)
 

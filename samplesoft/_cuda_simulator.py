@@ -39,6 +39,7 @@ class _Turns:
     def __init__(self, work: Callable[[], None], manager: Any, block: tuple[int, ...]) -> None:
         self.work, self.manager, self.block = work, manager, block
         places = list(np.ndindex(*manager._block_dim))
+        # every other block starts from the other end: a missing barrier shows in one of both
         self.places = places if sum(block) % 2 else places[::-1]  # taken from the end
         self._to_run: list[_Thread] = []
         self.at_barrier: list[_Thread] = []
@@ -58,6 +59,7 @@ class _Turns:
             thread.turns = self
             thread.turn.release()
             return
+        # all have come to the barrier or ended: the next round begins
         if not self._to_run:
             self._to_run, self.at_barrier = self.at_barrier, []
         if self._to_run:
@@ -107,6 +109,7 @@ class _Thread(BlockThread):  # type: ignore[misc]
         self.thread_id = int(np.ravel_multi_index(place[::-1], turns.manager._block_dim[::-1]))
         self.exception, self.abort, self.exchanges = None, False, 0
         try:
+            # as compiled code does: NaN and overflow are results
             with np.errstate(all="ignore"):
                 turns.work()
         except Exception as error:
@@ -183,6 +186,7 @@ def _exchange(value: Any) -> list[Any]:
     thread: Any = threading.current_thread()
     boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
     thread.exchanges = getattr(thread, "exchanges", 0) + 1  # Numba's own have none at first
+    # two boards in turn: who is quick writes on one while others still read the other
     board, own = boards[thread.exchanges % 2], thread.threadIdx.x
     board[own] = value
     thread.syncthreads()

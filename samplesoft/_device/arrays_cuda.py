@@ -84,6 +84,7 @@ def union(arrays: list[Any], stop: int) -> Any:
 
 def last_of_each(ids: Any, rows: Any) -> tuple[IntArray, Any]:
     """Return ids (U,), rising and each once, on the processor, and the last row (U, d) of each."""
+    # reversed, for `np.unique` returns the first place of each
     unique, last = np.unique(ids.copy_to_host()[::-1], return_index=True)
     return unique, take_rows(rows, ids.shape[0] - 1 - last)
 
@@ -91,12 +92,14 @@ def last_of_each(ids: Any, rows: Any) -> tuple[IntArray, Any]:
 def in_parts(work: Callable[..., None], each: int, *arrays: Any) -> None:
     """Call `work` on arrays (B, ...) for some examples at a time; one takes `each` numbers."""
     batch = arrays[0].shape[0]
+    # slices share memory with the whole: results are written where they belong
     for part in chunks(batch, max(1, _NUMBERS // each)):
         work(*(array[part] for array in arrays))
 
 
 def first_outside(values: Any, least: Any, most: Any) -> int | None:
     """Return the place, counted through an array, of the first number not in [least, most]."""
+    # a search asks by one number, whatever the shape
     flat = values if values.ndim == 1 else values.reshape(-1)
     return first_found(launch_threads, _find_outside, flat.size, flat, least, most)
 

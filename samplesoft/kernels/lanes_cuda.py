@@ -53,6 +53,7 @@ def warp_products(
     matrix: Any, first: int, last: int, queries: Any, b: int, out: Any, row: int
 ) -> None:
     """Do as `rows.products`; each lane writes the products that it goes on with."""
+    # lanes read a row side by side, row after row
     for i in range(first, last):
         product = warp_dot(matrix[i], queries[b])
         if (i - first) % WARP_SIZE == lane():

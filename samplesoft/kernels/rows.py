@@ -49,6 +49,7 @@ def products(
     """
     dim = matrix.shape[1]
     zero = matrix.dtype.type(0)
+    # four sums at once hide the time that one addition waits for another
     whole = first + (last - first) // 4 * 4
     for i in range(first, whole, 4):
         s0 = s1 = s2 = s3 = zero
@@ -126,6 +127,7 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
         row = rows[r]
         square = _scaled_square(row, 1.0)
         norm = np.sqrt(square)
+        # squares that overflow or lose digits: scale by a power of 2, which is exact
         if not 1e-290 < square < 1e290:
             greatest = 0.0
             for x in row:
@@ -156,6 +158,7 @@ def _inner(rows: Real, others: Real, r: int) -> float:
 def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
     """Turn `d_unit`, the derivative in ``x / |x|``, into that in x: ``(I - u u') d / |x|``."""
     for r in range(len(unit)):
+        # of u = x / |x|: what changes the length alone changes nothing
         along = _inner(unit, d_unit, r)
         for i in range(unit.shape[1]):
             d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]
@@ -218,6 +221,7 @@ def _hint(typing: Any, array: Any, row: Any, column: Any) -> Any:
     return signature, generate
 
 
+# in plain Python a hint has nothing to hint at
 _compiles = not getattr(numba.config, "DISABLE_JIT", False)
 _prefetch: Any = intrinsic(_hint) if _compiles else lambda *_: None
 

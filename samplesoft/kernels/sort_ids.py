@@ -42,6 +42,7 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
             num += 1
     inverse, order = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     ends = starts[:-1].copy()
+    # places of equal ids rise: sums over them are the same on every run
     for k in range(len(ids)):
         inverse[k] = place[ids[k]]
         order[ends[inverse[k]]] = k
@@ -51,6 +52,7 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
 
 @njit
 def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    # enough for any place
     bits = 1
     while len(ids) >> bits:
         bits += 1
@@ -87,6 +89,7 @@ def add_runs(
     """
     for g in range(len(sums)):
         total = sums[g]
+        # the first is written, not added: sums need not be cleared before
         total[:] = values[order[starts[first + g]]]
         for place in order[starts[first + g] + 1 : starts[first + g + 1]]:
             row = values[place]

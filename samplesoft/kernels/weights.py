@@ -50,6 +50,7 @@ def exp_weights(weights: Real, size: int, excluded: int) -> tuple[float, float]:
 
     Returns the sum of the weights, and the greatest logit. There may be no class at `excluded`.
     """
+    # before the greatest is taken, for it may be the excluded class
     if 0 <= excluded < size:
         weights[excluded] = -np.inf
     top = _greatest(weights, size)
@@ -81,6 +82,7 @@ def find(weights: Real, size: int, target: float, start: int, below: float) -> t
     """
     chosen, under = start, below
     for c in range(start, size):
+        # a class without weight must not be drawn, even by a uniform of 0
         if weights[c] > 0.0:
             chosen, under = c, below
             below += weights[c]

@@ -121,6 +121,7 @@ def weigh(room: Room, row: int, num: int) -> tuple[float, float]:
     size = (num + 7) // 8 * 8
     for i in range(lane(), num, num_lanes()):
         room.weights[row, i] = room.logits[row, i]
+    # what weighs nothing may be drawn by nobody
     for i in range(num + lane(), size, num_lanes()):
         room.weights[row, i] = -np.inf
     meet()
@@ -132,6 +133,7 @@ def leave_out(
     contexts: Contexts, b: int, level: int, first: int, num: int, room: Room, row: int
 ) -> None:
     """Take the excluded class of context b out of the logits of `num` cells of a level."""
+    # a logarithm of what is kept is added, so that a cell without its class keeps the rest
     place = contexts.path[b, level] - first
     if 0 <= place < num and place % num_lanes() == lane():
         room.logits[row, place] += contexts.remaining[b, level]
@@ -140,6 +142,7 @@ def leave_out(
 @njit
 def log_share(logit: float, weight: float, total: float, greatest: float) -> float:
     """Return the log of the share of a child, as it is drawn, or would be if it had any weight."""
+    # by the weight that was drawn from, not the logit: q is what happened, to the last bit
     if weight > 0.0:
         return math.log(weight / total)
     if total == 0.0:  # of the excluded class, alone in its leaf
@@ -167,16 +170,19 @@ def exclude_class(
     path, remaining = contexts.path, contexts.remaining
     depth = len(tree.levels) - 1
     cell, child, change = leaves[b], path[b, depth], -np.inf
+    # the class itself keeps nothing
     remaining[b, depth] = change
     if child < 0:
         return
     for level in range(depth - 1, -1, -1):
         first, num = score(tree, cell, contexts.queries, b, room, row)
+        # all of the cell, then without the class: the ratio is what it keeps
         before, top = weigh(room, row, num)
         place = child - first
         if place % num_lanes() == lane():
             room.logits[row, place] += change
         kept = -np.inf
+        # a class alone takes its cell with it; else log(0 / 0) would be asked for
         if num > 1 or change > -np.inf:
             total, greatest = weigh(room, row, num)
             kept = greatest - top + math.log(total / before)
@@ -214,6 +220,7 @@ def descend(
         target = left * total
         child, below = find(room.weights[row], num, target, 0, 0.0)
         weight = room.weights[row, child]
+        # what is left of the uniform, stretched over the child, serves the next cell
         left = min((target - below) / weight, _BELOW_ONE)
         log_here += log_share(room.logits[row, child], weight, total, greatest)
         cell = first + child
@@ -237,6 +244,7 @@ def draw_children(
     """
     room = make_room(tree)
     v = 0
+    # two contexts at a time where they meet, for half of the reading
     while v < len(visits):
         cell, end = meeting(visits, v, at)
         first, num = score_visits(tree, cell, contexts, visits, v, end, room)
@@ -245,6 +253,7 @@ def draw_children(
             leave_out(contexts, b, level + 1, first, num, room, row)
             total, greatest = weigh(room, row, num)
             weights = room.weights[row]
+            # uniforms rise, so the search goes on where the last one ended
             child, below = 0, 0.0
             for k in range(visits[i, 1], visits[i, 2]):
                 target = u[b, k] * total
@@ -332,6 +341,7 @@ def score_visits(
 @njit
 def make_room(tree: Cells) -> Room:
     """Return room for the children of a cell in two contexts."""
+    # whole vectors of eight: see `weigh`
     shape = 2, (tree.widest[0] + 7) // 8 * 8
     return Room(np.empty(shape, tree.rows.dtype), np.empty(shape, tree.rows.dtype))
 
@@ -399,6 +409,7 @@ def sum_up_cell(
     for f in range(lane(), dim, num_lanes()):
         mean[f] = square[f] = 0.0
     for j in range(first, last):
+        # a cell counts by its classes
         share = sizes[j] / sizes[cell]
         for f in range(lane(), dim, num_lanes()):
             mean[f] += share * cells[j, f]

@@ -83,12 +83,14 @@ class HostClusters:
         small = np.int32 if n < 2**31 else np.int64
         self._order = partition.order.astype(small)
         self._places = np.empty(n, small)
+        # the inverse: where each class stands among the leaves
         self._places[self._order] = np.arange(n)
         self._levels = levels = np.cumsum([0, *map(len, partition.starts)])
         firsts = np.concatenate(partition.starts)
         ends = np.concatenate([[*starts[1:], n] for starts in partition.starts])
         ranges = np.stack([firsts, ends], axis=1)  # of classes, and below the top of cells
         self._parents = np.full(len(firsts), -1)
+        # children of a cell stand side by side, so a range of them says where they are
         for above, here, below in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
             starts = firsts[here:below]
             children = here + np.searchsorted(starts, ranges[above:here])
@@ -114,6 +116,7 @@ class HostClusters:
     def _sum_up(self, which: IntArray) -> None:
         """Sum up leaves (k,), and the cells above them."""
         self._sum_up_leaves(which)
+        # up to the top, level by level; cells of a level come together and rise
         while which[0] >= self._levels[1]:
             above = self._parents[which]  # rising, as the cells are
             which = above[np.append(True, above[1:] > above[:-1])]
@@ -124,6 +127,8 @@ class HostClusters:
         uniforms = uniform_block(key, len(h), m)
         places, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
         for part, contexts in self._contexts(h, exclude, m):
+            # sorted, so that the draws of a context in a cell are neighbours, and so are those
+            # below it
             order = np.argsort(uniforms[part], axis=1)
             u, at = np.take_along_axis(uniforms[part], order, axis=1), np.full_like(order, _TOP)
             sums = np.zeros(u.shape)
@@ -138,12 +143,14 @@ class HostClusters:
         log_q = np.empty(ids.shape)
         for part, contexts in self._contexts(h, exclude, ids.shape[1]):
             places = self._places[ids[part]].astype(np.int64)
+            # classes of a leaf side by side: a leaf is weighed once for all of them
             order = np.argsort(places, axis=1)
             at = np.take_along_axis(places, order, axis=1)
             excluded = at == contexts.path[:, -1:]
             cells, sums = self._leaves(at), np.zeros(at.shape)
             for level in reversed(range(_TOP, len(self._levels) - 1)):
                 self._each_visit(ascend, contexts, level, cells, at, cells, sums)
+            # what was added up on the way to it is of no use
             sums[excluded] = -np.inf
             np.put_along_axis(log_q[part], order, sums, axis=1)
         return log_q
@@ -159,11 +166,14 @@ class HostClusters:
         ids, rows = self._last_of_each(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_distances(largest, rows.dtype)
+        # cells that were made of other vectors would fit none of these
         if len(ids) == len(self._places):
             anew = type(self)(rows, self.tau, self._leaf_size, self._key)
             return lambda: self.__dict__.update(anew.__dict__)
         places = self._places[ids].astype(np.int64)
-        leaves = np.unique(self._leaves(places))
+        touched = np.zeros(self._levels[-1], bool)  # quicker than to sort what may be many
+        touched[self._leaves(places)] = True
+        leaves = np.flatnonzero(touched)
 
         def commit() -> None:
             self._write(places, rows)
@@ -191,6 +201,7 @@ class HostClusters:
         largest = max(self._largest, 1.0)  # what is below 1 must not hide large queries
         with np.errstate(over="ignore"):
             scaled: FloatArray = self.tau * h.astype(np.float64)
+            # |tau h . c| and half its square, for the greatest vector that there may be
             bounds: FloatArray = np.abs(scaled).sum(axis=1) * largest
             bounds += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
         return scaled, bounds
@@ -214,7 +225,9 @@ class HostClusters:
     ) -> None:
         """Call a kernel on threads for the visits to `cells` (B, k), those of a level."""
         first, last = (_TOP, 0) if level == _TOP else self._levels[level : level + 2]
+        # contexts that meet in a cell come one after another
         visits = visits_of(cells, first, last - first)
+        # cells at the top are many, the others have few children: tasks should be alike
         wide = int(self._levels[1]) if level == _TOP else _FEW
         thread_each(
             lambda part: kernel(self._tree, contexts, level, visits[part], *rows),

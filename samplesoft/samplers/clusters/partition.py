@@ -53,6 +53,7 @@ def make_partition(rows: Rows, leaf_size: int, key: np.uint64, progress: bool) -
             ):
                 cells += found
                 bar.update(sum(map(len, found)))
+        # only at the top: below it cells are small, and a class unlike the rest has left them
         parts = cells if starts or len(cells) == 1 else _set_apart(rows, cells)
         starts.append(np.cumsum([0, *map(len, parts[:-1])]))
     return Partition(np.concatenate(parts), starts)
@@ -81,6 +82,7 @@ def _divide(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArra
     """Divide classes (k,) by k-means into about `num` cells, none of them empty or very large."""
     if num <= 1:
         return [ids]
+    # keys are those of the cell, not of the thread that divides it
     labels = k_means(rows[ids], num, key)
     order = np.argsort(labels, kind="stable")
     edges = np.flatnonzero(np.diff(labels[order])) + 1
@@ -99,6 +101,7 @@ def _set_apart(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
     distances = np.empty(len(rows))
     for cell in cells:
         here = rows[cell].astype(np.float64)
+        # in float64: squares of float32 vectors of any size
         distances[cell] = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
     alone = np.zeros(len(rows), bool)
     alone[np.argsort(-distances, kind="stable")[: len(cells)]] = True

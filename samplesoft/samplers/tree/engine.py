@@ -74,6 +74,7 @@ class TreeShape:
     @property
     def rules(self) -> TreeRules:
         """What kernels need to know; a class alone in its leaf needs no features."""
+        # (whatever weighs it, its share is 1, and exp of a vector product is the cheapest)
         kind = LEAVES[self.leaf] if self.leaf_size > 1 else SOFTMAX
         scale = self.floor if kind == KERNEL else self.scale
         return TreeRules(self.num_classes, self.leaf_size, self.floor, kind, scale)
@@ -83,6 +84,8 @@ class TreeShape:
 
         One after another, every leaf once in `UPDATES_OF_A_CLASS` updates of all classes.
         """
+        # by their number and not by which classes they were: a class that is updated all the time
+        # rounds nodes on its path only, and leaves in turn reach all of them
         each = UPDATES_OF_A_CLASS * self.leaf_size
         first, last = num_updates // each, (num_updates + num) // each
         return np.sort(np.arange(first, last) % self.num_leaves)
@@ -104,6 +107,7 @@ class HostFeatures:
 
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
         self._transform = transform
+        # those of the library may be written in place and need no check
         self._write = transform._write if isinstance(transform, FeatureMap) else None
         self.dim = 0  # not known before the first features
         self.dim = self._checked(rows[:1]).shape[1]
@@ -205,12 +209,15 @@ class HostTree:
         def draw(part: slice) -> None:
             u, nodes, rules = uniforms[part], self._sums.nodes, self._shape.rules
             exclusion = self._exclusion(h[part], phi[part], exclude[part])
+            # of one part alone: a thread shares nothing that it writes
             order, leaves = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
             draws = Draws(u, order, leaves, np.empty(u.shape))
+            # the upper levels are few and visited by all: multiplied whole, before the walk
             levels = known_levels(self._shape.num_leaves, *u.shape)
             known = np.empty((len(u), 1 << levels))
             multiply_top(phi[part], nodes, levels, known)
             walk(phi[part], nodes, known, exclusion, rules, draws)
+            # in the order of the leaves, whose rows then come into the cache once
             visits = visits_of(leaves, 0, self._shape.num_leaves)
             for visited in self._leaf_rows(h[part], phi[part], leaves):
                 pick(visited, visits, draws, exclusion, rules, ids[part], log_q[part])
@@ -249,6 +256,7 @@ class HostTree:
             for first, visited in self._rows_of_leaves(h, phi, part):
                 probs_in_leaves(visited, first, log_reach, exclusion, rules, probs)
 
+        # two passes: through the tree by examples, and inside the leaves by leaves
         self._share_out(descend, len(h), self._shape.num_leaves)
         thread_each(fill, chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK)))
         return probs
@@ -266,23 +274,27 @@ class HostTree:
         def read(part: slice) -> FloatArray:
             some = slice(ends[part.start], ends[part.stop])
             num = some.stop - some.start
+            # in one call: BLAS may round the same row otherwise in a batch of another size
             features = self._features(self._joined(rows[some], self._taken(ids[some])))
             new, old = features[:num], features[num:]
             sizes[0, some], sizes[1, some] = self._largest(new), self._largest(old)
             return self._sum_changes(new, old, starts[part] - starts[part.start], change[part])
 
+        # leaves are never cut: a part ends with its last leaf, and so may be larger by one
         at_a_time = min(
             _UPDATES, _BLOCK // (2 * self._shape.feature_dim) - self._shape.leaf_size + 1
         )
         edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
         edges = np.unique([*edges, len(leaves)])
         total = np.zeros(self._shape.feature_dim)
+        # in the order of the parts, so that the total does not depend on threads
         for part_total in self._map(read, map(slice, edges[:-1], edges[1:])):
             total += part_total
         add = self._sums.prepare(leaves, change, total)
         moved = self._sizes.moved(*sizes)
         if moved.outgrown and self._sums.fit_again():
             return self._prepare_rebuild(ids, rows)
+        # errors are those of the tree before this update; sums of changes commute
         renew = self._prepare_renewal(len(ids))
 
         def commit() -> None:
@@ -332,6 +344,7 @@ class HostTree:
         slots = slots.reshape(leaves.shape)
         for part in chunks(len(visited), self._shape.leaves_at_a_time(_BLOCK)):
             features = self._features(self._taken(self._classes_in(visited[part])))
+            # visits of leaves that come with other parts are skipped by their -1
             here = (slots >= part.start) & (slots < part.stop)
             yield LeafRows(phi, features, np.where(here, (slots - part.start) * size, -1))
 
@@ -356,6 +369,7 @@ class HostTree:
         """Return the excluded classes (B,), and what remains without them."""
         levels = top(self._shape.num_leaves) + 1
         exclusion = Exclusion(exclude, np.zeros((len(h), 2)), np.empty((len(h), levels, 4)))
+        # with nothing excluded shares stay unwritten, for no path asks for them
         if exclude.max() >= 0:
             leaves = np.maximum(exclude, 0)[:, None] // self._shape.leaf_size
             for visited in self._leaf_rows(h, phi, leaves):
@@ -373,6 +387,7 @@ class HostTree:
         visits = batch * num_leaves * shape.num_leaves.bit_length()
         parts = num_threads() if visits * (shape.feature_dim + _VISIT) > _WORTH_A_THREAD else 1
         size = -(-batch // parts)
+        # parts of a fixed size: features of a leaf are computed for a part as a whole
         if shape.leaf == "kernel" and self._features is not _identity:
             size = _KERNEL_PART
         thread_each(work, chunks(batch, size))

@@ -50,6 +50,7 @@ def log_weight(product: float, rules: TreeRules) -> float:
     """Return the logarithm of the weight of a class from its inner product with the query."""
     if rules.kind == SOFTMAX:
         logit = rules.scale * product
+        # a comparison with NaN is false: such a logit is the least there is
         return min(logit, _LARGEST) if logit > -_LARGEST else -_LARGEST
     return math.log(linear_weight(product, rules))
 
@@ -59,6 +60,7 @@ def linear_weight(product: float, rules: TreeRules) -> float:
     """Return the weight of a class by one of the kinds that are no exponentials."""
     if rules.kind == KERNEL:
         return clip(product, rules.scale)
+    # at least 1 by itself; `clip` is for what overflows or is NaN
     return clip(rules.scale * product * product + 1.0, 1.0)
 
 
@@ -96,7 +98,9 @@ def weigh_leaf(
     if rules.kind == SOFTMAX:
         for c in range(lane(), size, num_lanes()):
             weights[row, c] = log_weight(products[row, c], rules)
+        # divided by the greatest, whose logit is returned: nothing overflows
         return exp_weights(weights[row], size, excluded_place)
+    # other kinds are sums of positive numbers of moderate size, and need no shift
     total = 0.0
     for c in range(lane(), size, num_lanes()):
         weight = linear_weight(products[row, c], rules) if c != excluded_place else 0.0
@@ -110,6 +114,8 @@ def weigh_leaf(
 def log_share_of_others(total: float, log_excluded: float) -> float:
     """Return the log-probability of all classes but one, from their weight and its log-weight."""
     others = math.log(total)
+    # log(total + excluded) by its greater part, so that no exponential overflows, and a class that
+    # is nearly everything leaves the others all their digits
     high, low = max(others, log_excluded), min(others, log_excluded)
     both = high if low == -np.inf else high + math.log1p(math.exp(low - high))
     return others - both
@@ -123,6 +129,7 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
     leaf of the excluded class the others have been divided by what remains there already, which
     the way to the leaf must make up for. `log_remaining` (B, 2) is that of an `Exclusion`.
     """
+    # elsewhere: reached without a thought of the excluded class, so divide by what remains
     if excluded_place < 0:
         return -float(log_remaining[b, 1])
     return float(log_remaining[b, 0] - log_remaining[b, 1])
@@ -137,6 +144,7 @@ def remaining_in_leaf(
     if excluded < 0 or start < 0:
         return
     size, place = classes_in(excluded // rules.leaf_size, rules), excluded % rules.leaf_size
+    # where the class is alone in its leaf nothing remains there
     log_others = -np.inf
     if size > 1:
         total, shift = weigh_leaf(visited, b, start, size, place, rules, room, row)
@@ -171,13 +179,16 @@ def pick_run(
     leaf, first = draws.leaves[b, start], visited.starts[b, start]
     size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
     total, shift = weigh_leaf(visited, b, first, size, place, rules, room, row)
+    # once for all draws of the run
     log_total = math.log(total)
     correction = log_correction(exclusion.log_remaining, b, place)
     weights = room.weights[row]
     for k in range(start, stop):
         c, _ = find(weights, size, draws.uniforms[b, k] * total, 0, 0.0)
+        # draws were sorted by their leaves; each goes back to its place
         own = draws.order[b, k]
         ids[b, own] = leaf * rules.leaf_size + c
+        # from the logarithm of the weight, for the weight itself may have underflowed
         log_in_leaf = log_weight(room.products[row, c], rules) - shift - log_total
         log_q[b, own] = draws.log_reach[b, k] + correction + log_in_leaf
 
@@ -257,6 +268,7 @@ def add_log_in_leaf(
     size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
     total, shift = weigh_leaf(visited, b, start, size, place, rules, room, row)
     correction = log_correction(exclusion.log_remaining, b, place)
+    # as in `pick_run`, term by term, so that a draw and a question have the same bits
     log_own = log_weight(room.products[row, id % rules.leaf_size], rules)
     log_q[b, k] = log_reach[b, k] + correction + (log_own - shift - math.log(total))
 
@@ -298,6 +310,7 @@ def probs_in_leaf(
         probs[b, first] = 0.0
         return
     total, shift = weigh_leaf(visited, b, visited.starts[k], size, place, rules, room, row)
+    # what the classes of the leaf have in common
     log_scale = log_reach[b, leaf] + log_correction(exclusion.log_remaining, b, place)
     log_scale -= math.log(total)
     for c in range(lane(), size, num_lanes()):

@@ -23,6 +23,7 @@ from samplesoft.kernels.lanes import lane, max_of_lanes, num_lanes
 from samplesoft.kernels.rows import prefetch_row
 from samplesoft.samplers.tree.walk import top
 
+# as `np.frexp` counts them
 _LEAST = np.finfo(np.float64).minexp - np.finfo(np.float64).nmant  # exponents of numbers above 0
 
 
@@ -35,6 +36,7 @@ class TreeSums:
 
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
         self.nodes = leaf_sums
+        # sums of absolute values bound every node: if they are finite, so are all sums on the way
         self._limits = np.zeros(leaf_sums.shape[1])
         self._limits = self._grown(leaf_sums)
         self.total = self._sum_columns(leaf_sums)
@@ -43,6 +45,7 @@ class TreeSums:
     @property
     def drift(self) -> float:
         """Distance of the total among the nodes from that in float64, relative to its norm."""
+        # a tree without features has drifted nowhere
         norm = np.linalg.norm(self.total)
         return float(np.linalg.norm(self._root() - self.total) / norm) if norm > 0.0 else 0.0
 
@@ -53,10 +56,12 @@ class TreeSums:
 
         Raises `ValueError` if a sum might not be finite.
         """
+        # before anything changes: an update that is refused leaves the tree as it was
         limits = self._grown(change)
         self._make_writable()
 
         def commit() -> None:
+            # in float64, and never rounded to the type of the nodes: what drift is measured against
             self.total = self.total + total
             self._limits = limits
             self.add(leaves, change)
@@ -121,12 +126,14 @@ class FeatureSizes:
     """
 
     def __init__(self, dtype: DTypeLike, sizes: NDArray[Any]) -> None:
+        # half the digits: rounding of what has gone must not show in what is there
         self._bits = np.finfo(dtype).nmant // 2
         self._counts = _count(sizes)
         self._peak = self._largest()
 
     def moved(self, new: NDArray[Any], old: NDArray[Any]) -> FeatureSizes:
         """Return what follows when classes with features as large as `old` (k,) get `new` (k,)."""
+        # a new object: an update may still be refused
         after = object.__new__(FeatureSizes)
         counts = _count(new)
         after._bits, after._counts = self._bits, self._counts + counts - _count(old)
@@ -144,6 +151,7 @@ class FeatureSizes:
 
 def _count(sizes: NDArray[Any]) -> IntArray:
     """Return how many numbers have each exponent; 0 stands below them all."""
+    # shifted so that the least denormal number has 1
     exponents = np.frexp(sizes)[1].astype(np.int64) - _LEAST + 1
     num = np.finfo(np.float64).maxexp - _LEAST + 2
     return np.bincount(np.where(sizes > 0.0, exponents, 0), minlength=num)
@@ -207,6 +215,8 @@ def sum_changes(
             here, there = new[j], old[j]
             for f in range(len(row)):
                 row[f] += here[f] - there[f]
+                # in float64 before the difference is taken: the change of the nodes has been
+                # rounded
                 total[f] += np.float64(here[f]) - np.float64(there[f])
 
 
@@ -222,6 +232,7 @@ def subtract_leaf_sum(
             middle = (leaves[i] & ~(2 * half - 1)) + half
             if middle < len(nodes):
                 share = -0.5 if leaves[i] >= middle else 0.5
+                # down the path: a child is (its parent plus or minus the difference) / 2
                 held = 0.5 * held + share * nodes[middle, f]
         sums[i, f] -= held
 
@@ -272,10 +283,12 @@ def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
     place = leaves.copy()  # of the left-most leaf of the block that each sum has come to
     change = np.arange(len(leaves))  # the row where that sum is
     num, level, step, half = len(leaves), 0, 0, 1
+    # upwards: changes that meet in a node are summed first, so that it is touched once
     while half < num_leaves:
         kept = i = 0
         while i < num:
             low = place[i] & ~(2 * half - 1)
+            # the leaves rise, so a sum of the other half can only be the next one
             pair = i + 1 < num and place[i + 1] < low + 2 * half
             steps[step, 0] = low + half if low + half < num_leaves else -1
             steps[step, 1] = change[i]
@@ -289,6 +302,7 @@ def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
         half *= 2
         level += 1
         starts[level] = step
+    # the first leaf has taken all others in, and the root is no difference
     steps[step] = 0, 0, -1, 0
     starts[level + 1] = step + 1
     return steps[: step + 1], starts[: level + 2]
@@ -307,6 +321,7 @@ def add_step(
     """Add what `steps_up` says to the difference of a node, and two changes to one of both."""
     middle, here, there, is_right = steps[i, 0], steps[i, 1], steps[i, 2], steps[i, 3]
     first, last = columns[0] + lane(), columns[1]
+    # left minus right: the change of one half adds, that of the other subtracts
     if there >= 0:
         for f in range(first, last, num_lanes()):
             nodes[middle, f] = nodes[middle, f] + change[here, f] - change[there, f]

@@ -23,7 +23,10 @@ from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
 
 Real = NDArray[Any]  # float32 or float64
 
+# a product of shares is turned into a logarithm below it: as a share is at least about 1e-300,
+# float64 cannot underflow before that
 _SMALL = 1e-100
+# the greatest number below 1
 _BELOW_ONE = 1.0 - 2.0**-53
 
 
@@ -63,6 +66,7 @@ class Draws(NamedTuple):
 @njit
 def clip(mass: float, least: float) -> float:
     """Return a mass as it is used: at least `least`, also where it is NaN, and finite."""
+    # the bound lets two masses be added, and divided by one another, without overflow
     return min(mass, 1e150) if mass > least else least
 
 
@@ -71,10 +75,13 @@ def half_shares(
     mass: float, difference: float, first: int, half: int, rules: TreeRules
 ) -> tuple[float, float]:
     """Return the probabilities of the halves of the node over leaves [first, first + 2 half)."""
+    # in classes: the last leaf of all, and so the right half, may hold fewer than its share
     middle = (first + half) * rules.leaf_size
     last = min(rules.num_classes, middle + half * rules.leaf_size)
+    # a child is half of its parent plus or minus the difference: see `sums`
     left = clip(0.5 * (mass + difference), rules.floor * (half * rules.leaf_size))
     right = clip(0.5 * (mass - difference), rules.floor * (last - middle))
+    # shares of the clipped masses: they add up to 1 whatever features and rounding have done
     return left / (left + right), right / (left + right)
 
 
@@ -122,17 +129,20 @@ def read_path(
     Writes to a row of `shares`, for each level of its path, the probability of the half towards
     the leaf and of the other one; where a node has one half, 1 and 0.
     """
+    # row 0 holds the total, the mass of the root
     mass = row_dot(nodes, 0, phi, b)
     log_reach, factor = 0.0, 1.0
     first = 0
     for level in range(top(len(nodes)), 0, -1):
         half = 1 << (level - 1)
+        # a node that the last leaf leaves with one half is passed for nothing
         towards, away = 1.0, 0.0
         if first + half < len(nodes):
             difference = row_dot(nodes, first + half, phi, b)
             towards, away = half_shares(mass, difference, first, half, rules)
             if leaf >= first + half:
                 towards, away = away, towards
+                # right minus left, so that the sum below is that of the half towards the leaf
                 difference = -difference
                 first += half
             mass = 0.5 * (mass + difference)
@@ -156,10 +166,13 @@ def exclude_class(
     log_remaining[b, 1] = log_remaining[b, 0]
     if classes[b] < 0 or root == 0:
         return
+    # with p_c the share towards the class and rho_c its probability below: 1 - rho_v is (1 - p_c) +
+    # p_c (1 - rho_c), and the branch is taken with p_c (1 - rho_c) / (1 - rho_v)
     read_path(phi, b, nodes, classes[b] // rules.leaf_size, rules, shares, b)
     remaining = math.exp(log_remaining[b, 0])
     for level in range(1, root + 1):
         towards, away = shares[b, level, 0], shares[b, level, 1]
+        # beside what they come from, which other lanes may still read; kept where nothing remains
         shares[b, level, 2], shares[b, level, 3] = towards, away
         towards *= remaining
         remaining = towards + away
@@ -194,6 +207,7 @@ def multiply_top(phi: Real, nodes: Real, levels: int, known: FloatArray) -> None
 
     One node after another, so that its row is read once for all examples.
     """
+    # nodes of the upper levels stand in every step-th row: see `sums`
     step = 1 << (top(len(nodes)) - levels)
     for place in range(min(known.shape[1], -(-len(nodes) // step))):
         for b in range(len(phi)):
@@ -221,6 +235,7 @@ def walk(
         for k in range(m):
             order[b, k] = k
         leaves[b, 0], mass[b, 0], log_reach[b, 0] = 0, known[b, 0], 0.0
+    # level by level, so that all draws of an example that pass a node share its inner product
     for level in range(root, 0, -1):
         half = 1 << (level - 1)
         for b in range(batch):
@@ -232,6 +247,7 @@ def walk(
                 first = leaves[b, start]
                 if first + half >= num_leaves:
                     continue
+                # rows of the upper levels have been multiplied for all examples at once
                 if level > below:
                     difference = known[b, (first + half) >> below]
                 else:
@@ -242,6 +258,8 @@ def walk(
                 here, log_here, factor_here = mass[b, start], log_reach[b, start], factor[b, start]
                 left, right = half_shares(here, difference, first, half, rules)
                 chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
+                # draws [start, middle) go left and the others right: two nodes side by side, as
+                # before
                 middle = split(uniforms, order, b, start, stop, chosen)
                 if middle < stop:
                     leaves[b, middle], stops[b, middle] = first + half, stop
@@ -257,6 +275,7 @@ def walk(
         stop = 0
         while stop < m:
             start, stop = stop, stops[b, stop]
+            # each draw now gets what only the first of its node has carried down
             leaves[b, start:stop] = leaves[b, start]
             log_reach[b, start:stop] = log_reach[b, start] + math.log(factor[b, start])
 
@@ -267,6 +286,7 @@ def stretch(u: float, left: float) -> tuple[bool, float]:
 
     What rounds to 1 would enter a part without mass.
     """
+    # what is left of the uniform is uniform again, and serves the next node
     is_left = u < left
     begin, width = (0.0, left) if is_left else (left, 1.0 - left)
     return is_left, min((u - begin) / width, _BELOW_ONE)
@@ -313,6 +333,7 @@ def descend(
         towards, away = shares[b, level, 2], shares[b, level, 3]
         chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
         is_left, u = stretch(u, chosen)
+        # the arithmetic of `walk`: from the same masses come the same bits
         mass = 0.5 * (mass + difference) if is_left else 0.5 * (mass - difference)
         first = first if is_left else first + half
         log_reach, factor = times_share(log_reach, factor, left if is_left else right)
@@ -354,6 +375,7 @@ def reach_all_leaves(phi: Real, nodes: Real, rules: TreeRules, log_reach: FloatA
     num_leaves = len(nodes)
     mass, factor = np.empty(num_leaves), np.empty(num_leaves)
     for b in range(len(phi)):
+        # at the first leaf of a node stands what belongs to the node, until its halves replace it
         mass[0], log_reach[b, 0], factor[0] = row_dot(nodes, 0, phi, b), 0.0, 1.0
         for level in range(top(num_leaves), 0, -1):
             half = 1 << (level - 1)
