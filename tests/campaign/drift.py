@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from samplesoft.samplers.tree.shape import TreeShape
 
 from samplesoft.samplers import KernelSampler, PositiveSampler, QuadraticSampler, RFSoftmaxSampler
+from samplesoft.samplers.tree.engine import TreeShape
 
 FIELDS = ["map", "type", "updates", "of", "drift", "l1_worst", "l1_at_end", "l1_without_renewal"]
 UPDATES = 10_000_000
