@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._cuda import (
+    SIMULATED,
     WARP_SIZE,
     cuda,
     device_function,
@@ -28,23 +29,30 @@ from samplesoft._cuda import (
 )
 from samplesoft._device.arrays_cuda import find_greatest_outside, find_norm_outside
 from samplesoft._validation import FloatArray
-from samplesoft.kernels import product_cuda
 from samplesoft.kernels.sincos import TERMS, cos_sin
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 _Finish = Callable[..., None]  # write_fourier or write_positive, called for each product
 _SHARED_BYTES = 48 << 10  # what every device gives to a block
+# of dense products, by tiles; those of the simulator are small, as its threads are slow
+_SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of two
+_ROWS_EACH = 2 if SIMULATED else 4  # that a thread computes
+_COLUMNS_EACH = 2 if SIMULATED else 8
+_ROWS, _COLUMNS = _SIDE * _ROWS_EACH, _SIDE * _COLUMNS_EACH  # of a tile
+_DEPTH = 2 if SIMULATED else 16  # columns of both matrices that a block holds at a time
+_PADDED = _ROWS + 1  # lanes that write a column are in banks of their own
+_THREADS = _SIDE * _SIDE
 
 
 class CudaDense:
     """The twin of `HostDense`, which also writes the features of the maps that hold it."""
 
     def __init__(self, matrix: FloatArray) -> None:
-        self._columns = {t: to_device(matrix.T.astype(t)[None]) for t in _TYPES}
+        self._columns = {t: to_device(matrix.T.astype(t)) for t in _TYPES}
 
     def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
         """Call ``finish(out, i, j, scale * w_j . x_i, parameters)`` for all rows, in tiles."""
-        product_cuda.multiply(finish, X, self._columns[X.dtype], out, parameters)
+        _multiply(finish, X, self._columns[X.dtype], out, parameters)
 
     def write_fourier(self, phi: Any, X: Any, out: Any) -> None:
         """Write the features of `X` (N, d) by a `RandomFourierFeatures` into `out` (N, F)."""
@@ -106,6 +114,58 @@ def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
     square = warp_sum(square)
     if lane() == 0:
         shifts[i] = factor * square + constant
+
+
+def _multiply(finish: _Finish, x: Any, y: Any, out: Any, parameters: Any) -> None:
+    """Call ``finish(out, i, j, product, parameters)`` for each row and each column.
+
+    `finish` is a device function that writes to `out`. Rows are `x` (N, d), columns `y` (d, D), of
+    the same type.
+    """
+    tiles = -(-x.shape[0] // _ROWS) * -(-y.shape[1] // _COLUMNS)
+    _dense_kernel(finish)[tiles, _THREADS](x, y, out, parameters)
+
+
+@cache
+def _dense_kernel(finish: _Finish) -> Any:
+    def product(x: Any, y: Any, out: Any, parameters: Any) -> None:
+        left = cuda.shared.array((_DEPTH, _PADDED), x.dtype)
+        right = cuda.shared.array((_DEPTH, _COLUMNS), x.dtype)
+        sums = cuda.local.array((_ROWS_EACH, _COLUMNS_EACH), x.dtype)
+        num, depth = x.shape
+        zero, columns = x.dtype.type(0), y.shape[1]
+        thread, row_tiles = cuda.threadIdx.x, -(-num // _ROWS)
+        # that these are at least 0, as an `and` shows the compiler, spares it wrapped indices
+        row, column = (thread // _SIDE) & (_SIDE - 1), thread & (_SIDE - 1)
+        first_row = cuda.blockIdx.x % row_tiles * _ROWS
+        first_column = cuda.blockIdx.x // row_tiles * _COLUMNS
+        j = first_column + thread % _COLUMNS  # the column that this thread reads
+        for r in range(_ROWS_EACH):
+            for c in range(_COLUMNS_EACH):
+                sums[r, c] = zero
+        for start in range(0, depth, _DEPTH):
+            for number in range(thread, _ROWS * _DEPTH, cuda.blockDim.x):
+                k, i = number % _DEPTH, number // _DEPTH
+                inside = first_row + i < num and start + k < depth
+                left[k, i] = x[first_row + i, start + k] if inside else zero
+            for number in range(thread, _COLUMNS * _DEPTH, cuda.blockDim.x):
+                k = number // _COLUMNS
+                inside = j < columns and start + k < depth
+                right[k, thread % _COLUMNS] = y[start + k, j] if inside else zero
+            cuda.syncthreads()  # all have been read
+            for k in range(_DEPTH):
+                for r in range(_ROWS_EACH):
+                    for c in range(_COLUMNS_EACH):
+                        sums[r, c] += left[k, row + r * _SIDE] * right[k, column + c * _SIDE]
+            cuda.syncthreads()
+        for r in range(_ROWS_EACH):
+            for c in range(_COLUMNS_EACH):
+                i, j = first_row + row + r * _SIDE, first_column + column + c * _SIDE
+                if i < num and j < columns:
+                    finish(out, i, j, sums[r, c], parameters)
+
+    product.__name__ = f"multiply_{finish.__name__}"
+    return kernel(product)
 
 
 def _structured(finish: _Finish, x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
