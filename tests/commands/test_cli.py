@@ -74,6 +74,26 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
         assert word not in text
 
 
+def test_a_newcomer_reads_one_table_and_a_verdict(files, capsys):
+    args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "uniform,unigram", *QUICK]
+    assert main(args) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len([line for line in lines if line.startswith("-----")]) == 1
+    assert lines[-1] == "All columns: --details, or to_text(details=True)."
+    assert main([*args, "--details"]) == 0
+    text = capsys.readouterr().out
+    assert len([line for line in text.splitlines() if line.startswith("-----")]) == 7
+    assert "ESS" in text and "--details" not in text
+
+
+def test_few_trials_pass_and_say_what_they_could_not_test(files, capsys):
+    args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "uniform"]
+    assert main([*args, "--trials", "300", "--num-sampled", "2", "--tau", "8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "that could be tested;" in text and "could not, for lack of effective draws" in text
+
+
 def test_legend_counts_the_block_that_is_shown(files, capsys):
     args = ["verify", "--embeddings", str(files / "e.npz"), "--samplers", "uniform", *QUICK]
     assert main([*args, "--wrt", "h", "--details"]) == 0
