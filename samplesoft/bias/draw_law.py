@@ -203,12 +203,12 @@ def make_classes(law: DrawLaw) -> Classes:
         log_mean = log_ref + float(np.log1p(mean_deviation))
     else:  # far below R the sum has cancelled, while the mean itself is known
         log_mean = float(np.log(law.mean))
-    found = Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, -np.inf)
+    classes = Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, -np.inf)
     if law.weightless:
-        return found
+        return classes
     # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
-    steps = np.floor(float(found.log_distances[active].min()) / panels.WIDTH)
-    return replace(found, log_least=log_ref + panels.WIDTH * float(steps))
+    steps = np.floor(float(classes.log_distances[active].min()) / panels.WIDTH)
+    return replace(classes, log_least=log_ref + panels.WIDTH * float(steps))
 
 
 @njit

@@ -257,14 +257,14 @@ def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs) -> Ro
     if not len(inputs.certain):
         return with_replacement_bias(*row, *how)
     joined = join(*row, inputs.certain)
-    found = with_replacement_bias(joined.logits, joined.label, joined.q, *how)
-    shift = joined.rounding * float(np.abs(found.bias).sum())
+    row_of_joined = with_replacement_bias(joined.logits, joined.label, joined.q, *how)
+    shift = joined.rounding * float(np.abs(row_of_joined.bias).sum())
     return Row(
-        joined.spread(found.bias),
-        joined.spread(found.probs),
-        found.loss_bias,
-        found.error + shift,
-        found.loss_error + shift,
+        joined.spread(row_of_joined.bias),
+        joined.spread(row_of_joined.probs),
+        row_of_joined.loss_bias,
+        row_of_joined.error + shift,
+        row_of_joined.loss_error + shift,
     )
 
 
@@ -324,10 +324,10 @@ def with_replacement_bias(
 
     def attempts(step: float) -> Iterator[tuple[Row, bool]]:
         nodes = make_nodes(law, classes, atoms, *rates, step)
-        every: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
+        candidates: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
         if scheme.jackknife:
-            every = jackknife_weights(law, nodes, units.loss)
-        for weights in every:
+            candidates = jackknife_weights(law, nodes, units.loss)
+        for weights in candidates:
             yield _integrate(law, classes, atoms, nodes, weights, units)
 
     return refine(attempts, STEP if not scheme.jackknife else 0.5 * STEP)
@@ -394,21 +394,21 @@ def _class_flows(
     law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights
 ) -> _Flows:
     points, log_reference = atoms.points, float(classes.log_above_least[0])
-    found = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_reference)
+    over_nodes = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_reference)
     weight = np.abs(points.q_kappa)
-    coarse = float(weight @ np.abs(found.full - found.half))
-    size = class_size = float(weight @ found.size)
+    coarse = float(weight @ np.abs(over_nodes.full - over_nodes.half))
+    size = class_size = float(weight @ over_nodes.size)
     # the label's terms reach the bias times the mass of the other classes: at the label, and
     # once more spread over the others
     coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
     size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
     slot, integrals = atoms.slot, np.empty(len(points.q))
     if slot is None:  # each class is an atom; behind them may stand that of weightless draws
-        integrals[atoms.order] = points.q_kappa * found.full
+        integrals[atoms.order] = points.q_kappa * over_nodes.full
         flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
         flows[active] = integrals[: active.sum()]
         return _Flows(flows, float(flows.sum()), coarse, size, class_size)
-    integrals[atoms.order] = found.full
+    integrals[atoms.order] = over_nodes.full
     on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
     values = integrals[: on_panels.num_panels * panels.DEGREE].reshape(-1, panels.DEGREE)
     flows, total = _evaluate(on_panels, values @ panels.to_coefficients())

@@ -54,10 +54,10 @@ class Inputs:
 
     def columns(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the results of the one example, or arrays (B, ...) of those of each."""
-        every = list(rows)
+        results = list(rows)
         if not self.batched:
-            return every[0]
-        return tuple(np.array(column) for column in zip(*every, strict=True))
+            return results[0]
+        return tuple(np.array(column) for column in zip(*results, strict=True))
 
 
 def check_inputs(
@@ -207,14 +207,14 @@ def check_support(inputs: Inputs) -> None:
 
 def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntArray:
     """Return the certain classes, sorted: those given, or those that a sampler `q` brings."""
-    own = getattr(q, "certain", None)
-    if own is not None and value is not None:
+    of_sampler = getattr(q, "certain", None)
+    if of_sampler is not None and value is not None:
         raise ValueError(
             "`certain` must be left out where `q` is a sampler that has certain classes, got "
             f"{shown(value)} beside those of the {type(q).__name__}."
         )
-    given = own if value is None else value
-    classes = as_class_set("certain", () if given is None else given, num_classes)
+    chosen = of_sampler if value is None else value
+    classes = as_class_set("certain", () if chosen is None else chosen, num_classes)
     if len(classes) and not scheme.takes_certain:
         remedy = f"take one of {', '.join(certain_schemes())}"
         if scheme.independent:
@@ -251,15 +251,15 @@ class Joined(NamedTuple):
 
     def spread(self, values: FloatArray) -> FloatArray:
         """Return what all n classes have of `values` (1 + rest,), those of the members shared."""
-        every = np.empty(len(self.members) + len(self.rest))
-        every[self.rest], every[self.members] = values[1:], values[0] * self.shares
-        return every
+        spread = np.empty(len(self.members) + len(self.rest))
+        spread[self.rest], spread[self.members] = values[1:], values[0] * self.shares
+        return spread
 
     def mean_rows(self, vectors: FloatArray) -> FloatArray:
         """Return the vectors (1 + rest, d) of the classes; the first is the members' mean."""
-        own = vectors[self.members]
+        members = vectors[self.members]
         # measured from one of them, so that what they have in common keeps its digits
-        mean = own[-1] + self.shares @ (own - own[-1])
+        mean = members[-1] + self.shares @ (members - members[-1])
         return np.concatenate([mean[None], vectors[self.rest]])
 
     @property

@@ -141,18 +141,18 @@ def _make_loss_terms(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -
     """
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         best, least = None, np.inf
-        for found in _candidates(law, nodes, kernel, unit):
-            doubt = _doubt(found, unit)
+        for loss in _candidates(law, nodes, kernel, unit):
+            doubt = _doubt(loss, unit)
             if best is None or doubt < least:
-                best, least = found, doubt
-            if doubt <= _SURE * abs(float(found.terms.sum())) < np.inf:
+                best, least = loss, doubt
+            if doubt <= _SURE * abs(float(loss.terms.sum())) < np.inf:
                 break
     assert best is not None
     return best
 
 
 def _candidates(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> Iterator[_LossTerms]:
-    """Yield terms of the same sum, those first that most often suffice."""
+    """Yield terms of the same sum, first those that mostly suffice."""
     below, edge = _weigh_by_parts(law, nodes, kernel)
     yield below
     yield _weigh_frullani(law, nodes, kernel, unit)
@@ -261,7 +261,7 @@ def _doubt(loss: _LossTerms, unit: float) -> float:
 
 
 def _choose_cuts(law: DrawLaw, nodes: Nodes, s: FloatArray) -> list[float]:
-    """Return places log v for a cut, those first that most often suffice.
+    """Return places log v for a cut, first those that mostly suffice.
 
     They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).
     A stall is a step before v ds/dv has fallen to half of s. With the decay, exp(-m s) m**2 is

@@ -94,8 +94,8 @@ def _law(name: str, value: Any, n: int, scheme: Scheme) -> FloatArray:
     law = np.atleast_2d(as_proposal(name, probs, n))
     if len(law) != 1:
         raise ValueError(f"`{name}` must be one proposal for all examples, got shape {law.shape}.")
-    found: FloatArray = law[0] / law[0].sum()
-    return found
+    normalised: FloatArray = law[0] / law[0].sum()
+    return normalised
 
 
 def _row(

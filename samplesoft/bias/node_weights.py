@@ -67,8 +67,8 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
         label_terms = terms * nodes.above
     loss_terms = -nodes.dx * excess
     loss_sizes = exponent_sizes(np.abs(loss_terms), law.num_draws * log_theta)
-    found = NodeWeights(coefficients, label_terms, np.abs(label_terms), loss_terms, loss_sizes)
-    return _with_corrected_loss(law, nodes, v_base, found) if scheme.corrects_label else found
+    weights = NodeWeights(coefficients, label_terms, np.abs(label_terms), loss_terms, loss_sizes)
+    return _with_corrected_loss(law, nodes, v_base, weights) if scheme.corrects_label else weights
 
 
 def _with_corrected_loss(
@@ -76,16 +76,16 @@ def _with_corrected_loss(
 ) -> NodeWeights:
     """Return the same with what the loss bias has beside (B7), or with (B74) if that is smaller."""
     shift, shift_size = _log_sum_shift(law)
-    found = replace(weights, loss_rest=shift, loss_rest_size=shift_size)
+    shifted = replace(weights, loss_rest=shift, loss_rest_size=shift_size)
     if law.scheme.label_is_a_draw:  # the nodes end before exp(-m v B) has decayed
-        return found
+        return shifted
     m, of_label = law.num_draws, float(law.log_probs[law.label])
     terms = -nodes.dx * np.exp(-m * v_base) * np.expm1(m * nodes.log_transform)
     sizes = exponent_sizes(terms, m * v_base)
-    if sizes.sum() - of_label > found.loss_sizes.sum() + shift_size:
-        return found
-    found = replace(weights, loss_terms=terms, loss_sizes=sizes)
-    return replace(found, loss_rest=of_label, loss_rest_size=-of_label)
+    if sizes.sum() - of_label > shifted.loss_sizes.sum() + shift_size:
+        return shifted
+    shifted = replace(weights, loss_terms=terms, loss_sizes=sizes)
+    return replace(shifted, loss_rest=of_label, loss_rest_size=-of_label)
 
 
 def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:

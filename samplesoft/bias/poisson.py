@@ -222,32 +222,34 @@ def make_included(
     return Included(log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference]))
 
 
-def make_inclusion_atoms(own: Included) -> InclusionAtoms:
+def make_inclusion_atoms(included: Included) -> InclusionAtoms:
     """Compress the classes to the nodes of cells, where that makes fewer of them, eq. (B43)."""
-    drawn = np.flatnonzero(own.pi)
-    largest = _range_of_cells(own.decay[drawn])
+    drawn = np.flatnonzero(included.pi)
+    largest = _range_of_cells(included.decay[drawn])
     # the poles of 1 / f in l are pi away from the real axis
     ratio = 2.0 * np.pi / largest
     degree = int(np.ceil(-np.log(_PRECISION) / np.log(ratio + np.hypot(ratio, 1.0))))
-    slot = np.full(len(own.pi), -1)
-    fit = drawn[own.decay[drawn] <= largest]
-    places = np.floor(own.log_w[fit] / WIDTH).astype(np.int64)
+    slot = np.full(len(included.pi), -1)
+    fit = drawn[included.decay[drawn] <= largest]
+    places = np.floor(included.log_w[fit] / WIDTH).astype(np.int64)
     first = int(places.min(initial=0))
     crowded = np.bincount(places - first) > DEGREE * degree
     numbers = np.where(crowded, np.cumsum(crowded) - 1, -1)
     slot[fit] = numbers[places - first]
-    classes = _CellClasses(own.log_w, own.pi, own.decay, own.contrast, slot, largest)
+    classes = _CellClasses(
+        included.log_w, included.pi, included.decay, included.contrast, slot, largest
+    )
     lone = drawn[slot[drawn] < 0]
     log_w, pi, counts = _nodes(classes, first + np.flatnonzero(crowded), degree)
     contrast = np.ones(len(log_w))
-    if own.log_w_ref > -np.inf:
-        contrast = np.tanh(0.5 * (log_w - own.log_w_ref))
-    every = np.append(own.log_w[lone], log_w)
-    order = np.argsort(every, kind="stable")
+    if included.log_w_ref > -np.inf:
+        contrast = np.tanh(0.5 * (log_w - included.log_w_ref))
+    of_all = np.append(included.log_w[lone], log_w)
+    order = np.argsort(of_all, kind="stable")
     return InclusionAtoms(
-        every[order],
-        np.append(own.pi[lone], pi)[order],
-        np.append(own.contrast[lone], contrast)[order],
+        of_all[order],
+        np.append(included.pi[lone], pi)[order],
+        np.append(included.contrast[lone], contrast)[order],
         np.append(np.ones(len(lone)), counts)[order],
         order,
         lone,
@@ -298,37 +300,38 @@ def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
 
 
 def _integrate_flows(
-    own: Included, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
+    included: Included, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, float, float, float]:
     """Return the flows (n,), their sum, the size of their parts and what half the nodes change."""
     kappa = atoms.contrast
     deviation = np.where(kappa < _SURE, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0)
     points = Points(atoms.log_w, atoms.pi, kappa, deviation)
-    found = np.empty((4, len(kappa)))
+    integrals = np.empty((4, len(kappa)))
 
     def integrate(part: slice) -> None:
-        integrals = np.zeros((4, part.stop - part.start))
+        of_part = np.zeros((4, part.stop - part.start))
         some = _take(points, part)
-        atom_integrals(x, weights, some, own.log_w_ref, own.pi_ref, integrals)
-        found[:, atoms.order[part]] = integrals
+        atom_integrals(x, weights, some, included.log_w_ref, included.pi_ref, of_part)
+        integrals[:, atoms.order[part]] = of_part
 
     thread_each(integrate, chunks(len(kappa), _ATOM_CHUNK))
     lone = atoms.lone
-    flows = np.zeros(len(own.pi))
-    scales = np.stack([(1.0 - own.pi[lone]) * own.contrast[lone], own.pi_ref - own.pi[lone]])
-    parts = own.pi[lone] * scales * found[:2, : len(lone)]
+    flows = np.zeros(len(included.pi))
+    pi = included.pi[lone]
+    scales = pi * np.stack([(1.0 - pi) * included.contrast[lone], included.pi_ref - pi])
+    parts = scales * integrals[:2, : len(lone)]
     flows[lone] = parts.sum(axis=0)
     total, size = float(flows[lone].sum()), float(np.abs(parts).sum())
-    away = np.abs(own.pi[lone] * scales * (found[:2] - found[2:])[:, : len(lone)])
+    away = np.abs(scales * (integrals[:2] - integrals[2:])[:, : len(lone)])
     sums = np.array([total, size, float(away.sum())])
     count, degree = atoms.shape
-    values = found[:, len(lone) :].reshape(4, count, degree, DEGREE)
+    values = integrals[:, len(lone) :].reshape(4, count, degree, DEGREE)
     coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3))
     coefficients = panels.to_coefficients(degree).T @ values[:2] @ panels.to_coefficients()
 
     def evaluate(part: slice) -> tuple[float, float, float]:
         span = part.start, part.stop
-        return _evaluate(atoms.classes, *span, own.pi_ref, coefficients, coarse, flows)
+        return _evaluate(atoms.classes, *span, included.pi_ref, coefficients, coarse, flows)
 
     for some in thread_map(evaluate, chunks(len(flows) if count else 0, CLASS_CHUNK)):
         sums += some
