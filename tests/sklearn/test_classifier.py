@@ -43,10 +43,7 @@ EXPECTED = dict.fromkeys(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*are without a label")
-@pytest.mark.filterwarnings("ignore:.*array_api", "ignore:.*pandas")
-@parametrize_with_checks(
+CHECKS = parametrize_with_checks(  # of scikit-learn 1.6 a generator, which pytest warns of
     [
         SampledSoftmaxClassifier(),
         SampledSoftmaxClassifier(num_sampled=20),
@@ -55,6 +52,12 @@ EXPECTED = dict.fromkeys(
     ],
     expected_failed_checks=lambda _: EXPECTED,
 )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*are without a label")
+@pytest.mark.filterwarnings("ignore:.*array_api", "ignore:.*pandas")
+@pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
