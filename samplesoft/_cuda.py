@@ -116,6 +116,7 @@ def for_device(function: Callable[..., Any]) -> Any:
     One body so serves both, where a loop on the one is shared out among lanes on the other: see
     `samplesoft.kernels.lanes`.
     """
+    # what lanes share out has a version of its own
     if function in _REPLACED:
         return _REPLACED[function]
     body: Any = getattr(function, "py_func", function)
@@ -176,12 +177,14 @@ else:
     @device_function
     def thread_index() -> int:
         """Return the index of a thread in the whole launch."""
+        # in 64 bits: a grid may have more than 2**31 threads
         place: int = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         return place
 
     @device_function
     def warp_sum(value: Any) -> Any:
         """Return the sum over the lanes of a warp, the same in each of them."""
+        # a butterfly: after log2(32) exchanges all lanes hold the same sum
         offset = WARP_SIZE // 2
         while offset > 0:
             value += cuda.shfl_xor_sync(_EVERY_LANE, value, offset)
@@ -200,6 +203,7 @@ else:
     @device_function
     def warp_sum_before(value: Any) -> Any:
         """Return the sum over the lanes of a warp before this one."""
+        # each lane adds what stands 1, 2, 4 ... lanes below, and takes its own number off again
         own, offset = value, 1
         while offset < WARP_SIZE:
             below = cuda.shfl_up_sync(_EVERY_LANE, value, offset)

@@ -33,10 +33,12 @@ class HostArrays:
     @staticmethod
     def norm_outside(rows: NDArray[Any], least: float, most: float) -> tuple[int, float] | None:
         """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
+        # one pass without a copy; roots only where a square is outside
         squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
         if least * least <= squares.min() and squares.max() <= most * most:
             return None
         norms = np.sqrt(squares)
+        # the row that is farthest out makes the clearest message
         worst = int(np.argmax(np.abs(norms - 0.5 * (least + most))))
         return None if least <= norms[worst] <= most else (worst, float(norms[worst]))
 
@@ -58,6 +60,7 @@ class HostArrays:
     @staticmethod
     def log_mean(logs: FloatArray, shares: FloatArray) -> FloatArray:
         """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
+        # of logarithms, for the probabilities themselves may underflow
         mean: FloatArray = np.logaddexp.reduce(
             logs + np.log(shares)[:, None], axis=0, keepdims=True
         )

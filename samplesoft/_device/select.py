@@ -24,6 +24,7 @@ def twin(device: str, name: str) -> Any:
     'HostArrays'
     """
     module, thing = name.split(":")
+    # with @cache, a look-up in a dict after the first call
     if device == "cpu":
         return getattr(import_module(module), f"Host{thing}")
     return getattr(import_module(f"{module}_cuda"), f"Cuda{thing}")
@@ -42,6 +43,7 @@ def as_device(value: Any) -> str:
 
 def on_device(value: Any) -> bool:
     """Return whether `value` is an array on a GPU, of any library."""
+    # Numba's own arrays in the simulator have the second alone
     return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__")
 
 

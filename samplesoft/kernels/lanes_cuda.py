@@ -33,6 +33,7 @@ def num_lanes() -> int:
 @device_function
 def warp_dot(x: Any, y: Any) -> float:
     """Return the inner product of two vectors, summed in the type of the first."""
+    # in the type of the rows, so that float32 vectors cost no float64
     total = x.dtype.type(0)
     for f in range(lane(), x.shape[0], WARP_SIZE):
         total += x[f] * y[f]
@@ -64,6 +65,7 @@ def warp_products(
 @device_function
 def warp_exp_weights(weights: Any, size: int, excluded: int) -> tuple[float, float]:
     """Do as `weights.exp_weights`, for logits of which each lane has written its own."""
+    # in two passes over numbers of its own, so that lanes meet only twice
     greatest = -math.inf
     for c in range(lane(), size, WARP_SIZE):
         if c == excluded:

@@ -47,6 +47,7 @@ class CudaClusters(HostClusters):
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return the probabilities (B, n) of all classes."""
         n, probs = len(self._places), []
+        # classes at a time for which one context has room
         for part in chunks(n, max(1, _NUMBERS // (2 * self._width))):
             ids = np.broadcast_to(np.arange(n)[part], (h.shape[0], part.stop - part.start))
             probs.append(np.exp(to_host(self.log_prob(h, ids, exclude))))
@@ -55,6 +56,7 @@ class CudaClusters(HostClusters):
     def _contexts_and_room(
         self, h: Any, exclude: Any, k: int
     ) -> Iterator[tuple[slice, Contexts, Room]]:
+        # checked and scaled on the processor, for the same messages
         queries, excluded = self._queries(to_host(h)), to_host(exclude)
         for part in chunks(len(queries), max(1, _NUMBERS // (2 * k * self._width))):
             contexts = self._without(queries[part], excluded[part])
@@ -67,10 +69,12 @@ class CudaClusters(HostClusters):
         return contexts
 
     def _room(self, num: int) -> Room:
+        # in float64, whatever the vectors are: weights are only read here
         shape = num, self._width
         return Room(empty(shape, np.float64), empty(shape, np.float64))
 
     def _placed(self, tree: Cells) -> Cells:
+        # as on the processor, whose weights come in whole vectors of eight
         self._width = (int(tree.widest[0]) + 7) // 8 * 8  # children for which there is room
         return Cells(*map(to_device, tree))
 

@@ -117,6 +117,7 @@ class ClusterSampler(EngineSampler):
         self.tau = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
         what = f"cells of {self.num_classes:,} classes"
+        # vectors, a mean and a variance for each cell, and eight numbers for each class
         needed = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
         remedy = "use float32, larger leaves or fewer classes"
         require_bytes(what, rows.nbytes + needed, remedy)  # where they are divided

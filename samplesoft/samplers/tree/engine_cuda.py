@@ -63,6 +63,7 @@ class CudaTreeSums(sums.TreeSums):
     def add(self, leaves: IntArray, change: Any) -> None:
         """Add `change` (k, F), used up, to the sums of leaves (k,), level by level."""
         steps, starts = sums.steps_up(leaves, self.nodes.shape[0])
+        # a launch for each level: those above read what it has left
         for first, last in zip(starts[:-1], starts[1:], strict=True):
             level = to_device(steps[first:last]), (0, self.nodes.shape[1])
             run_on_warps(sums.add_step, (last - first, 1), self.nodes, change, *level)
@@ -86,6 +87,7 @@ class CudaTreeSums(sums.TreeSums):
 
     def _make_differences(self) -> None:
         num, width = self.nodes.shape
+        # leaves upwards, as on the processor: the same sums in the same order
         for level in range(walk.top(num)):
             pairs = -(-num // (2 << level))
             run_on_warps(sums.make_difference, (pairs, 1), self.nodes, 1 << level, (0, width))
@@ -106,6 +108,7 @@ class CudaTree(HostTree):
 
     def sample(self, h: Any, m: int, exclude: Any, key: np.uint64) -> Draw:
         """Return draws (B, m)."""
+        # drawn on the processor, whose numbers these are: some microseconds for a batch
         u = to_device(uniform_block(key, h.shape[0], m))
         ids, log_q = empty(u.shape, np.int64), empty(u.shape, np.float64)
         in_parts(self._draw, self._room_for(m), h, exclude, u, ids, log_q)
@@ -115,6 +118,7 @@ class CudaTree(HostTree):
         phi, rules = self._features(h), self._shape.rules
         exclusion, shape = self._exclusion(h, phi, exclude), u.shape
         places = empty(shape, np.int64), empty(shape, np.int64)
+        # each draw alone: a warp has no use for the sorting that saves the processor inner products
         draws = Draws(u, *places, empty(shape, np.float64))
         run_on_warps(walk.descend, shape, phi, self._sums.nodes, exclusion, rules, draws)
         room = self._room(u.size)
@@ -146,6 +150,7 @@ class CudaTree(HostTree):
     def _fill(self, h: Any, exclude: Any, probs: Any) -> None:
         phi, num = self._features(h), self._shape.num_leaves
         exclusion, batch = self._exclusion(h, phi, exclude), h.shape[0]
+        # every path from the root: more products than level by level, for a third of the code
         log_reach = self._reach(phi, np.tile(np.arange(num), (batch, 1)))
         room = self._room(batch * num)
         for first, visited in self._rows_of_leaves(h, phi, slice(0, num)):
@@ -162,6 +167,7 @@ class CudaTree(HostTree):
     def _exclusion(self, h: Any, phi: Any, exclude: Any) -> Exclusion:
         """Return the excluded classes (B,), and what remains without them."""
         batch, rules = h.shape[0], self._shape.rules
+        # both 0 where nothing is excluded
         log_remaining = to_device(np.zeros((batch, 2)))
         exclusion = Exclusion(exclude, log_remaining, self._room_on_paths(batch))
         leaves = np.maximum(exclude.copy_to_host(), 0)[:, None] // self._shape.leaf_size
@@ -199,6 +205,7 @@ class CudaTree(HostTree):
         return empty(shape, self._rows.dtype)
 
     def _joined(self, rows: Any, others: Any) -> Any:
+        # new rows and old ones, so that their features come from one call
         both = empty((rows.shape[0] + others.shape[0], rows.shape[1]), rows.dtype)
         both[: rows.shape[0]].copy_to_device(rows)
         both[rows.shape[0] :].copy_to_device(others)
@@ -223,7 +230,9 @@ class CudaTree(HostTree):
         run_on_warps(sums.sum_run, (len(starts), 1), features, to_device(starts), out)
 
     def _sum_changes(self, new: Any, old: Any, starts: IntArray, change: Any) -> FloatArray:
+        # in float64, before the difference is rounded to the type of the features
         total: FloatArray = column_sums(new)[0] - column_sums(old)[0]
+        # in place: the features are of our own joined rows, and nobody else reads them
         launch_threads(_subtract, new.size, new, old)
         run_on_warps(sums.sum_run, (len(starts), 1), new, to_device(starts), change)
         return total
@@ -242,6 +251,7 @@ def _sum_columns(rows: Any, out: Any) -> None:
     part, f = thread_index() // rows.shape[1], thread_index() % rows.shape[1]
     if part >= out.shape[0]:
         return
+    # a thread for each column of a part: 64 of them, for one alone would wait for memory
     each = -(-rows.shape[0] // out.shape[0])
     total, size = 0.0, 0.0
     for i in range(part * each, min((part + 1) * each, rows.shape[0])):

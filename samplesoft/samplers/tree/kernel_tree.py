@@ -121,9 +121,11 @@ class KernelTree(EngineSampler):
         device: str = "cpu",
     ) -> None:
         arrays = twin(as_device(device), ARRAYS)
+        # where they lie already, or copied there
         rows = arrays.float_rows("class_embeddings", class_embeddings)
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.leaf = as_choice("leaf", leaf, LEAVES)
+        # so that the ratio of two masses stays a number, whatever is asked for
         self.floor = min(max(as_positive("floor", floor), SMALLEST_FLOOR), 1.0 / SMALLEST_FLOOR)
         self.scale, progress = as_positive("scale", scale), as_flag("progress", progress)
         self.tau = self.scale if self.leaf == "softmax" else None
@@ -136,6 +138,7 @@ class KernelTree(EngineSampler):
         features = None if transform is None else engine.Features(transform, rows)
         self.feature_dim = rows.shape[1] if features is None else features.dim
         if leaf_size is None:
+            # node sums take n F / leaf_size numbers, the vectors n d: half of that
             leaf_size = 1 << max(4, round(log2(2 * self.feature_dim / rows.shape[1])))
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
         require_memory(
