@@ -8,7 +8,7 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.bias import left_out
+from samplesoft.bias import moments as left_out
 from samplesoft.bias.plain import plain_bias
 from samplesoft.schemes import SCHEMES, exact_schemes
 

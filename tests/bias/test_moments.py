@@ -172,6 +172,73 @@ def test_moments_against_draws(scheme):
     assert abs(squares.mean() - right) < 4 * standard_error < abs(squares.mean() - wrong)
 
 
+@st.composite
+def hard_cases(draw):
+    """Logits up to hundreds apart; proposals near the softmax, skewed, or with a rare class."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, m = int(rng.integers(2, 5)), int(rng.integers(1, 5))
+    logits = draw(st.sampled_from([1e-8, 0.3, 2.0, 10.0, 30.0, 100.0, 240.0])) * rng.normal(size=n)
+    c = rng.normal(size=(n, 3)) + draw(st.sampled_from([0.0, 100.0]))
+    kind = draw(st.sampled_from(["any", "near", "rare"]))
+    q = rng.dirichlet(np.ones(n))
+    if kind == "near":
+        q = np.exp(np.maximum(logits - logits.max(), -600.0))
+        q *= 1.0 + 10.0 ** -rng.integers(1, 17) * rng.normal(size=n)
+    elif kind == "rare":
+        q = q ** rng.choice([5.0, 50.0])
+    q = np.maximum(q, 1e-300)
+    return logits, int(rng.integers(n)), q / q.sum(), m, c
+
+
+def largest_miss(result, exact):
+    return max(abs(x - y) for x, y in zip(parts_of(result), exact, strict=True))
+
+
+def parts_of(result):
+    return result.squared_bias, result.variance, result.mse
+
+
+@settings(max_examples=60, deadline=None)
+@given(hard_cases(), st.sampled_from(WITH_MOMENTS))
+def test_no_moment_is_off_by_more_than_its_error(case, scheme):
+    logits, label, q, m, c = case
+    args = logits, label, known(scheme, q), max(m, SCHEMES[scheme].least_draws), c
+    result = exact_gradient_moments(*args, scheme=scheme)
+    digits = 800 + int(2.0 * np.ptp(logits))
+    exact = naive.gradient_moments(*args, 1.0, scheme, dps=digits)
+    # enumeration, too, leaves a rest where the result is 0
+    assert largest_miss(result, exact) <= result.error + 1e-150
+    assert result.error <= 1e-8 * result.mse + 1e-13 * np.ptp(c) ** 2  # it says something
+
+
+def test_an_error_of_zero_would_be_exceeded():
+    """A proposal near the softmax, and a class with nearly all the mass."""
+    rng, missed = np.random.default_rng(0), 0
+    for gap in (0.0, 15.0, 30.0, 100.0):
+        logits = np.array([gap, 0.3, -1.0, 0.7])
+        q = np.exp(logits - logits.max()) * (1.0 + 1e-6 * rng.normal(size=4))
+        for scheme in ("negatives", "masked", "reject", "candidate", "jackknife"):
+            args = logits, 0, q / q.sum(), 3, C
+            result = exact_gradient_moments(*args, tau=2.0, scheme=scheme)
+            exact = naive.gradient_moments(*args, 2.0, scheme, dps=400)
+            off = largest_miss(result, exact)
+            assert off <= result.error
+            missed += off > 0.001 * result.error
+    assert missed > 5  # a thousandth of the error would have failed, too
+
+
+def test_a_variance_far_below_the_squared_bias_is_known_by_its_error():
+    """Both classes are sure to be in the sum, so that the variance is one of rare draws."""
+    logits, q = np.array([0.0, 40.0, 41.0]), np.array([0.4, 0.6 - 1e-14, 1e-14])
+    for scheme in ("candidate", "candidate_masked", "importance"):
+        args = logits, 1, q, 3, C[:3]
+        result = exact_gradient_moments(*args, scheme=scheme)
+        exact = naive.gradient_moments(*args, 1.0, scheme, dps=200)
+        assert abs(result.variance - exact[1]) <= result.error
+        batch = exact_gradient_moments(np.stack([logits] * 2), 1, q, 3, C[:3], scheme=scheme)
+        assert batch.error.tolist() == [result.error] * 2
+
+
 def test_pairs_of_too_many_atoms_are_refused():
     n = 5000
     logits = np.linspace(0.0, 300.0, n)

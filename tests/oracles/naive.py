@@ -157,15 +157,15 @@ def enumerate_scheme(logits, label, q, m, scheme, dps=50):
         return first, loss, second
 
 
-def gradient_moments(logits, label, q, m, class_embeddings, tau, scheme="negatives"):
+def gradient_moments(logits, label, q, m, class_embeddings, tau, scheme="negatives", dps=50):
     """Squared bias, variance and mean squared error of tau * (sum_i p'_i c_i - c_t)."""
-    with mp.workdps(50):
+    with mp.workdps(dps):
         if scheme in JACKKNIFED:
             outcomes = list(_jackknifed(logits, label, q, m, JACKKNIFED[scheme]))
             expected = sum(chance * p for chance, p in outcomes)
             second = sum(chance * np.outer(p, p) for chance, p in outcomes)
         else:
-            expected, _, second = enumerate_scheme(logits, label, q, m, scheme)
+            expected, _, second = enumerate_scheme(logits, label, q, m, scheme, dps)
         c = np.vectorize(mpf, otypes=[object])(np.asarray(class_embeddings, dtype=float))
         b = (expected - np.array(softmax(logits), dtype=object)) @ c
         squared_bias = tau**2 * (b @ b)
