@@ -18,7 +18,7 @@ C /= np.linalg.norm(C, axis=1, keepdims=True)
 LABELS = RNG.integers(0, 400, 20)
 COUNTS = RNG.integers(1, 50, 400).astype(float)
 INPUTS = {"class_embeddings": C, "h": C[LABELS], "labels": LABELS, "counts": COUNTS, "tau": 5.0}
-FULL = Setting(None, False, None, 0.0, 0.0, 0.0, 1.0)
+FULL = Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 def found(monkeypatch, best):
@@ -59,10 +59,14 @@ def test_a_number_is_tried_where_classes_are_few(monkeypatch):
 @pytest.mark.parametrize(
     ("loss", "best", "wanted"),
     [
-        ("sampled", Setting("unigram", True, 9, 0.01, 0.1, 0.0, 0.1), "sampled-masked"),
-        ("sampled", Setting("clusters", False, 9, 0.01, 0.1, 0.0, 0.1), "sampled"),
-        ("sampled-masked", Setting("unigram", True, 9, 0.01, 0.1, 0.0, 0.1), "sampled-masked"),
-        ("sampled-masked", Setting("clusters", False, 9, 0.01, 0.1, 0.0, 0.1), "sampled-masked"),
+        ("sampled", Setting("unigram", True, 9, 0.01, 0.0, 0.1, 0.0, 0.1), "sampled-masked"),
+        ("sampled", Setting("clusters", False, 9, 0.01, 0.0, 0.1, 0.0, 0.1), "sampled"),
+        ("sampled-masked", Setting("unigram", True, 9, 0.01, 0.0, 0.1, 0.0, 0.1), "sampled-masked"),
+        (
+            "sampled-masked",
+            Setting("clusters", False, 9, 0.01, 0.0, 0.1, 0.0, 0.1),
+            "sampled-masked",
+        ),
         ("sampled", FULL, "full"),
     ],
 )
@@ -100,7 +104,7 @@ def tables(rng):
             bias = np.sort(rng.uniform(0.0, 0.06, len(pilot.DRAWS)))[::-1]
             seconds = np.sort(rng.uniform(0.0, 1.5, len(pilot.DRAWS)))
             for m, b, s in zip(pilot.DRAWS, bias, seconds, strict=True):
-                table[name, shared, m] = Setting(name, shared, m, b, 0.1, 0.0, s)
+                table[name, shared, m] = Setting(name, shared, m, b, 0.0, 0.1, 0.0, s)
     return table
 
 
