@@ -2,14 +2,16 @@
 
 Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` beside this file:
 
-1. ``exact.py``: the public function, and the loop that halves the step of the quadrature.
-2. ``inputs.py``: the arguments, checked once, and the classes that are in S for certain.
+1. ``exact.py``: the public function, and the flows (B6) of one example.
+2. ``inputs.py``: the arguments, checked once, and the classes that are in S for certain; the facts
+   of a scheme stand in ``samplesoft/schemes.py``.
 3. ``draw_law.py``: S as a base mass and independent draws, (B1), and the ratios of the classes.
-4. ``transform.py``: the ratios compressed to atoms, and their Laplace transform at the nodes.
-5. ``laplace.py``: the sums over atoms and the integrals at each atom, as compiled loops.
-6. ``node_weights.py``: what each scheme makes of the nodes, and of the integrals the bias.
+4. ``transform.py``: the ratios compressed to atoms (on the panels of ``kernels/panels.py`` where
+   classes are many), their Laplace transform at the nodes, and the loop that halves the step.
+5. ``node_weights.py``: what each scheme makes of the nodes, and of the integrals the bias.
+6. ``laplace.py``: the compiled loops of 4 and 5: sums over atoms, and integrals at each atom.
 
-``jackknife.py`` stands in for the first half of 6 and ``poisson.py`` for all but 1 and 2.
+``jackknife.py`` stands in for the first half of 5 and ``poisson.py`` for all but 1 and 2.
 ``plain.py`` has the whole in a hundred lines of NumPy, with fewer digits.
 """
 
@@ -156,12 +158,13 @@ def exact_bias(
         Number m of draws, at least 1; at least 2 for the jackknives. Of no effect for
         ``poisson``.
     scheme : str or samplesoft.schemes.Scheme
-        How the draws become a loss; e = exp(o), S is the sum below the fraction.
+        How the draws become a loss, log S - o_t; e = exp(o).
 
-        - ``negatives``: S = e_t + sum of e_j / (m q_j) over m draws that are not the label.
+        - ``negatives``: S = e_t + sum of e_j / (m qn_j) over m draws from qn, which is q given
+          "not the label".
         - ``masked``: m draws from q, of which those equal to t have no weight.
         - ``reject``: m draws from q, of which those equal to t are dropped and m replaced by
-          the number K that is left; without any left p' = 1 on t.
+          the number K that is left, q by qn; without any left p' = 1 on t.
         - ``candidate``: the label's logit is corrected too, S = e_t / (m q_t) + sum of
           e_j / (m q_j); t may be drawn and then counts as a negative as well.
         - ``candidate_masked``: the same without the draws of t.
@@ -197,9 +200,9 @@ def exact_bias(
     Notes
     -----
     From 1/S = int exp(-u S) du, E[p'_j] is a one-dimensional integral over powers of
-    the Laplace transform sum_j q_j exp(-u w_j) of one draw; ``samplesoft/bias/README.md`` derives
-    it step by step. The difference from p is taken under the integral, pair by
-    pair of classes, so it keeps its digits where the bias is many orders below p. The cost is
+    the Laplace transform sum_j q_j exp(-v r_j) of one draw, with r_j = e_j / q_j; ``samplesoft/bias/README.md`` derives
+    it step by step. The difference from p is taken under the integral,
+    class by class against one reference, so it keeps its digits where the bias is many orders below p. The cost is
     O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of a few hundred nodes). As m
     grows ``candidate`` tends to the full softmax, ``candidate_masked`` to the softmax without the
     label.

@@ -160,9 +160,9 @@ class Cache:
 class Loss(ABC):
     r"""A loss of context vectors, class vectors and labels.
 
-    Scores are :math:`o_{bj} = \tau \, h_b \cdot c_j + \text{bias}_j`. A new loss implements
-    `_forward` and `_backward`, or for a loss on drawn classes one method of
-    `samplesoft.losses.sampled.SampledLoss`, and enters the registry in `samplesoft.losses`.
+    Scores are :math:`o_{bj} = \tau \, h_b \cdot c_j + \text{bias}_j`. A new loss on drawn
+    classes implements one method of `samplesoft.losses.sampled.SampledLoss`, any other `_forward`
+    and `_backward`; both enter the registry in `samplesoft.losses`.
 
     Parameters
     ----------

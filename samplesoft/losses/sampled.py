@@ -59,7 +59,7 @@ class SampledLoss(Loss):
     overrides `draw`. With several labels an example, `_terms` is given a row for each of them, with
     all draws, which takes time by the number of labels. A loss for which one logit can stand for
     many draws may implement ``_merge(logits, merged)`` too, and draws then cost what they cost with
-    one label: see `merge_exponentials`.
+    one label: see `merge_exponentials`. Without `_merge`, nobody needs to know ``pairs.py``.
 
     Parameters
     ----------

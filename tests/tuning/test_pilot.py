@@ -19,6 +19,8 @@ LABELS = RNG.integers(0, 400, 20)
 COUNTS = RNG.integers(1, 50, 400).astype(float)
 INPUTS = {"class_embeddings": C, "h": C[LABELS], "labels": LABELS, "counts": COUNTS, "tau": 5.0}
 FULL = Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, 1.0)
+ONE_SET = Setting("unigram", True, 9, 0.01, 0.0, 0.1, 0.0, 0.1)
+FOR_EACH = Setting("clusters", False, 9, 0.01, 0.0, 0.1, 0.0, 0.1)
 
 
 def found(monkeypatch, best):
@@ -59,14 +61,10 @@ def test_a_number_is_tried_where_classes_are_few(monkeypatch):
 @pytest.mark.parametrize(
     ("loss", "best", "wanted"),
     [
-        ("sampled", Setting("unigram", True, 9, 0.01, 0.0, 0.1, 0.0, 0.1), "sampled-masked"),
-        ("sampled", Setting("clusters", False, 9, 0.01, 0.0, 0.1, 0.0, 0.1), "sampled"),
-        ("sampled-masked", Setting("unigram", True, 9, 0.01, 0.0, 0.1, 0.0, 0.1), "sampled-masked"),
-        (
-            "sampled-masked",
-            Setting("clusters", False, 9, 0.01, 0.0, 0.1, 0.0, 0.1),
-            "sampled-masked",
-        ),
+        ("sampled", ONE_SET, "sampled-masked"),
+        ("sampled", FOR_EACH, "sampled"),
+        ("sampled-masked", ONE_SET, "sampled-masked"),
+        ("sampled-masked", FOR_EACH, "sampled-masked"),
         ("sampled", FULL, "full"),
     ],
 )
