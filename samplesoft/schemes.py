@@ -35,8 +35,9 @@ class Scheme:
         The label's own mass in S: 0, ``e_t``, or ``e_t / (m q_t)``, in which its logit has lost
         the log of its expected number of draws, as the logits of draws have.
     hits : {"absent", "masked", "counted", "kept"}
-        Draws of the label do not occur; have no weight; have none, and those that are kept are
-        divided by their number K in place of m; or count like any other draw.
+        What becomes of draws of the label. ``"absent"``: they do not occur. ``"masked"``: they have
+        no weight. ``"counted"``: they have none, and the others are divided by their own number K
+        in place of m. ``"kept"``: they count like any other draw.
     corrects_draws : bool
         Whether a draw of class j weighs ``e_j / (m q_j)``; if not, ``e_j``.
     independent : bool

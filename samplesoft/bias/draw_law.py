@@ -20,7 +20,7 @@ from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
 CLASS_CHUNK = 1 << 16
-_NEAR = 0.3  # of kappa: below it, it has more digits than a difference of logs
+_DIGITS_OF_KAPPA = 0.3  # of kappa: below it, it has more digits than a difference of logs
 # ln 2 in three parts, the first two short enough that a product with |k| < 2**11 is exact
 _LN2_1 = 0.6931471803691238
 _LN2_2 = 1.9082149288430703e-10
@@ -30,7 +30,7 @@ _REFINE_BELOW = 2.0**-6
 # Where ratios nearly agree, each is known to this before R is subtracted from it (twice the largest
 # error of 6,000 at random): in the rounding of a softmax, 1e-16, that leaves some eleven digits.
 DEVIATION_ERROR = 1e-27
-NEAR = 0.5 * _REFINE_BELOW  # of kappa
+NEAR_REFERENCE = 0.5 * _REFINE_BELOW  # of kappa
 _BINS = 4096
 
 
@@ -150,7 +150,7 @@ class Classes:
     @cached_property
     def log_distances(self) -> FloatArray:
         """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
-        if np.abs(self.contrast).max() < _NEAR:
+        if np.abs(self.contrast).max() < _DIGITS_OF_KAPPA:
             t: FloatArray = 2.0 * np.arctanh(self.contrast)
             return t
         return self.log_r - self.log_ref
@@ -158,7 +158,7 @@ class Classes:
     @property
     def log_mean_distance(self) -> float:
         """Log (mean / R)."""
-        if abs(self.mean_deviation) < _NEAR:
+        if abs(self.mean_deviation) < _DIGITS_OF_KAPPA:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
@@ -177,8 +177,8 @@ class Classes:
 def make_classes(law: DrawLaw) -> Classes:
     """Find the ratios and the reference class, the softmax-weighted median of the ratios.
 
-    Every bias is a sum of flows e_j e_k (psi_j - psi_k). Measured from the median, the sizes of
-    the terms add up to no more than the flows themselves, so nothing cancels in the L1 norm.
+    Measured from the median, the sizes of the flows (B6) add up to no more than the L1 norm of the
+    bias in case (B9), so nothing cancels there.
     """
     active = law.drawn > 0.0
     with np.errstate(divide="ignore"):

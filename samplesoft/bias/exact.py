@@ -32,7 +32,7 @@ from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import (
     CLASS_CHUNK,
     DEVIATION_ERROR,
-    NEAR,
+    NEAR_REFERENCE,
     Classes,
     DrawLaw,
     make_classes,
@@ -76,7 +76,7 @@ from samplesoft.schemes import Scheme
 
 SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
 LOST = 1e-290  # near the least numbers of float64, all have few digits
-ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
+SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -
     others = np.delete(logits, label)
     with np.errstate(divide="ignore", invalid="ignore"):  # a class that is certain may have q = 0
         spread = float(np.ptp(others - np.log(np.delete(q, label))))
-    return spread <= ROUNDING * (1.0 + float(np.abs(others).max()))
+    return spread <= SOFTMAX_ROUNDING * (1.0 + float(np.abs(others).max()))
 
 
 class _Flows(NamedTuple):
@@ -346,14 +346,15 @@ class _Units(NamedTuple):
 
 
 def _make_units(law: DrawLaw, classes: Classes, atoms: Atoms) -> _Units:
-    active = law.drawn > 0.0
-    unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
+    # |log e| + |log q|, which is log r - 2 log e, for both are logs of probabilities
+    logs = np.where(law.drawn > 0.0, classes.log_r - 2.0 * law.log_probs, 0.0)
+    unit = rounding_unit(logs)
     # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their logs
     kappa = np.abs(classes.contrast)
-    is_near = (kappa > 0.0) & (kappa < NEAR)
+    near = np.flatnonzero((kappa > 0.0) & (kappa < NEAR_REFERENCE))
     contrast = float(kappa @ law.probs)  # in the mean over the softmax
     deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
-    near_mass, near_chance = float(law.probs[is_near].sum()), float(law.drawn[is_near].sum())
+    near_mass, near_chance = float(law.probs[near].sum()), float(law.drawn[near].sum())
     return _Units(
         max(unit, rounding_unit(law.base_logs)),
         max(unit, rounding_unit(law.log_probs)),  # the loss is a mean over the softmax

@@ -218,7 +218,7 @@ def evaluate_nodes(
 def _replace_noise(
     law: DrawLaw, classes: Classes, x: FloatArray, sums: NodeSums
 ) -> NDArray[np.bool_]:
-    """Put sums over classes in place of a transform that panels leave no digits.
+    """Put sums over classes in place of a transform that panels leave no digits; README, section 5.
 
     Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
     nothing beside 1, but may be more than T, and is divided by where draws are few. Returns the

@@ -8,7 +8,7 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.bias import moments as left_out
+from samplesoft.bias import moments
 from samplesoft.bias.plain import plain_bias
 from samplesoft.schemes import SCHEMES, exact_schemes
 
@@ -46,6 +46,14 @@ def test_the_plain_integral_is_the_exact_bias(scheme, m):
         room = 1e-11 * (m if SCHEMES[scheme].jackknife else 1.0)
         assert np.abs(simple.bias - exact.bias).sum() < room
         assert simple.loss_bias == pytest.approx(exact.loss_bias, rel=1e-11, abs=room)
+
+
+def test_the_plain_integral_where_no_draw_is_kept():
+    """All draws are the label: the loss is 0 and p' is 1 there."""
+    given = [0.0, 1.0, 2.0], 0, [1.0, 0.0, 0.0], 3
+    simple, exact = plain_bias(*given, scheme="reject"), exact_bias(*given, scheme="reject")
+    np.testing.assert_allclose(simple.bias, exact.bias, atol=1e-15)
+    assert simple.loss_bias == pytest.approx(exact.loss_bias, rel=1e-14)
 
 
 def test_the_plain_integral_of_a_batch():
@@ -130,8 +138,8 @@ def test_the_second_moment_of_independent_inclusion():
 def test_draws_that_are_left_out(first, second):
     """What (B76) and (B77) put under the integral gives back the functions of U."""
     v, rest, near, far = V[:, 0], 0.8, V * first, V * second
-    once, twice = left_out.once(far)[:, 0], left_out.twice(far)[:, 0]
-    pair = left_out.pair_sums(
+    once, twice = moments.once(far)[:, 0], moments.twice(far)[:, 0]
+    pair = moments.pair_sums(
         np.hstack([near, far]), np.eye(2)[0], np.eye(2)[[1] * len(v)], np.zeros((2, 2)),
         np.eye(3)[[1] * len(v)],
     )  # fmt: skip
