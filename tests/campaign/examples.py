@@ -235,7 +235,6 @@ MADE: dict[str, Call] = {
     ),
     "BilateralSoftmaxLoss": _call(losses.BilateralSoftmaxLoss, **_loss, negative_weight=1.2),
     "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
-    "SecondJackknifeLoss": _call(losses.SecondJackknifeLoss, **_loss, scheme="masked"),
     "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
     "NCELoss": _call(losses.NCELoss, **_loss, scheme="candidate"),
     "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
