@@ -88,40 +88,40 @@ def _plain_bias(
         return _included(e, t, q)
     q = q / q.sum()
     # what is drawn with a ratio, and the chance of a draw that adds nothing
-    d, masked = q, 0.0
+    drawn, weightless = q, 0.0
     if not scheme.draws_label:
-        d, masked = np.where(np.arange(len(e)) == t, 0.0, q), float(q[t])
-    if scheme.divides_by_kept and not d.any():  # no draw is kept: p' is 1 at the label, the loss 0
+        drawn, weightless = np.where(np.arange(len(e)) == t, 0.0, q), float(q[t])
+    if scheme.divides_by_kept and not drawn.any():  # p' is 1 at the label, and the loss 0
         return (np.arange(len(e)) == t) - e, float(np.log(e[t]))
     if scheme.excludes_label or scheme.divides_by_kept:
-        d, masked = d / d.sum(), 0.0  # given "not the label"
-    r = np.divide(e, d, out=np.zeros_like(e), where=d > 0.0)  # the ratios, (B1)
+        drawn, weightless = drawn / drawn.sum(), 0.0  # given "not the label"
+    r = np.divide(e, drawn, out=np.zeros_like(e), where=drawn > 0.0)  # the ratios, (B1)
     base = e[t] / (m * q[t]) if scheme.corrects_label else float(scheme.label_in_sum) * e[t]
 
     # T itself falls like the least ratio, or, where draws may have no weight, not at all
-    least = 0.0 if masked else r[d > 0.0].min()
+    least = 0.0 if weightless else r[drawn > 0.0].min()
     v = _nodes(r.max() + base, least if scheme.label_is_a_draw else base + least)
     decay = np.exp(-v * r)  # T psi, (B4)
-    transform = decay @ d + masked  # T, (B3)
+    transform = decay @ drawn + weightless  # T, (B3)
     of_base = np.exp(-v[:, 0] * base)
     theta = of_base * transform  # (B3)
-    density = m * theta ** (m - 1) * of_base  # E over T, (B4)
+    e_over_t = m * theta ** (m - 1) * of_base  # E over T, (B4)
     power, limit, none = theta**m, np.exp(-m * v[:, 0]), 0.0  # of (B7)
     if scheme.divides_by_kept:  # the mean over K, (B10)
         hit, kept = q[t], 1.0 - q[t]
-        density = m * kept * of_base * (hit + kept * theta) ** (m - 1)
+        e_over_t = m * kept * of_base * (hit + kept * theta) ** (m - 1)
         power, none = (hit + kept * theta) ** m, hit**m
         limit = (hit + kept * np.exp(-v[:, 0])) ** m
     if scheme.label_is_a_draw:
-        density = m * transform ** (m - 1)  # the base mass is in the ratios, (B12)
-    weight = _STEP * v[:, 0] * density  # E / T dv, for dv = v dx
+        e_over_t = m * transform ** (m - 1)  # the base mass is in the ratios, (B12)
+    weight = _STEP * v[:, 0] * e_over_t  # E / T dv, for dv = v dx
     # the integral is that of Frullani for log S, with exp(-m v) as the limit, (B7)
     loss = -_STEP * float(np.sum(power - limit)) + none * float(np.log(e[t]))
     if scheme.corrects_label:  # L' is measured from the corrected logit
         loss += float(np.log(m * q[t]))
 
-    of_ref = decay[:, _median(r, np.where(d > 0.0, e, 0.0))]  # below (B6)
-    flows = np.where(d > 0.0, e * (weight @ (decay - of_ref[:, None])), 0.0)  # f, (B6)
+    of_ref = decay[:, _median(r, np.where(drawn > 0.0, e, 0.0))]  # below (B6)
+    flows = np.where(drawn > 0.0, e * (weight @ (decay - of_ref[:, None])), 0.0)  # f, (B6)
     if not scheme.label_in_sum:
         return flows - e * flows.sum(), loss  # (B9)
     if scheme.label_is_a_draw:

@@ -251,15 +251,15 @@ def _replace_noise(
     with np.errstate(all="ignore"):
         columns = np.array(list(thread_map(sum_classes, lost))).T
         transform, first, second, third, above, excess = columns
-        to_ref, to_mean = np.exp(
+        d_ref, d_mean = np.exp(
             np.minimum(x[lost] + classes.log_above_least[:, None], LARGEST_EXPONENT)
         )
         if law.weightless:  # at r = r0 = 0
             transform += law.weightless
-            above -= law.weightless * np.expm1(-to_ref)
-            excess += law.weightless * (np.expm1(to_mean) - to_mean)
+            above -= law.weightless * np.expm1(-d_ref)
+            excess += law.weightless * (np.expm1(d_mean) - d_mean)
         transform = np.maximum(transform, 1e-307)
-        log_excess = np.log(transform) + np.minimum(to_mean, CENTRED_LIMIT)
+        log_excess = np.log(transform) + np.minimum(d_mean, CENTRED_LIMIT)
         # small ones by their terms, which have one sign
         excess = np.where(log_excess < 0.5, excess, np.expm1(log_excess))
     sums.transform[lost], sums.above[lost], sums.excess[lost] = transform, above, excess
@@ -279,14 +279,15 @@ def _make_nodes(
     # at least these, which rounding may miss where no weight is left
     transform, p = np.maximum(sums.transform, 1e-307), np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
+        # v times a ratio, and d = v times its distance from the least ratio r0
         v_least = np.exp(x + classes.log_least)
-        v_ref = np.exp(x + log_above_least[0])
-        v_mean = np.exp(np.minimum(x + log_above_least[1], LARGEST_EXPONENT))
+        d_ref = np.exp(x + log_above_least[0])
+        d_mean = np.exp(np.minimum(x + log_above_least[1], LARGEST_EXPONENT))
         by_drop = (sums.drop > -0.5) & ~around_least
         log_least = np.where(by_drop, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform))
-        v_reference = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
-        v_all = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
-    centred = v_mean < CENTRED_LIMIT
+        v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
+        v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
+    centred = d_mean < CENTRED_LIMIT
     # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
     h = sums.tangent
     near = centred & ~around_least & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_least))
@@ -298,7 +299,7 @@ def _make_nodes(
     log_1p = np.log1p(p)
     rest = excess_decay(log_1p)  # log (1 + p) - p / (1 + p)
     gap = np.where(near, rest - h / (1.0 + p), log_least + first)
-    from_mean = np.where(near, -first, v_mean - first)  # v (mean - tilted mean)
+    from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
     return Nodes(
         x=x,
         dx=dx,
@@ -306,20 +307,18 @@ def _make_nodes(
         v_least=v_least,
         log_transform=log_least - v_least,
         log_transform_least=log_least,
-        log_psi_ref=-v_ref - log_least,
+        log_psi_ref=-d_ref - log_least,
         above=sums.above,
-        excess=np.where(centred, log_1p, log_least + v_mean),
-        mean=np.where(near, v_all + first, v_least + first),
+        excess=np.where(centred, log_1p, log_least + d_mean),
+        mean=np.where(near, v_mean + first, v_least + first),
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
-        above_least=np.where(near, v_mean + first, first),
+        above_least=np.where(near, d_mean + first, first),
         # R - mean is known without cancellation, and so is the distance of the tilted mean
-        lead=-classes.mean_deviation * v_reference + from_mean,
+        lead=-classes.mean_deviation * v_ref + from_mean,
         variance_size=second + first**2,
         skew_size=np.abs(third) + np.abs(first) * (3.0 * second + 2.0 * first**2),
-        lead_size=abs(classes.mean_deviation) * v_reference
-        + np.where(near, 0.0, v_mean)
-        + np.abs(first),
+        lead_size=abs(classes.mean_deviation) * v_ref + np.where(near, 0.0, d_mean) + np.abs(first),
         gap=gap,
         balance=np.where(near, 2.0 * rest + sums.bend / (1.0 + p) - first**2, 2.0 * gap + variance),
     )
