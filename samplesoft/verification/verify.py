@@ -16,7 +16,7 @@ from samplesoft.bias.asymptotic import SelfNormalizedTerms, self_normalized_term
 from samplesoft.bias.bounds import finite_sample_bounds_of, least_num_sampled
 from samplesoft.bias.exact import ExactBias, exact_bias_of, with_replacement_bias
 from samplesoft.bias.inputs import Inputs
-from samplesoft.bias.moments import exact_gradient_moments
+from samplesoft.bias.moments import exact_gradient_moments_of
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (
     BLOCKS,
@@ -340,19 +340,10 @@ def _estimates(wrt: str, cell: Cell) -> dict[str, Any]:
 
 def _moments(problem: Problem, wrt: str, cell: Cell) -> dict[str, Any]:
     """Return the exact moments of the gradient in h, for schemes that have them."""
-    inputs = cell.inputs
     # variances of the logits' gradient have no use, and need n integrals
     if wrt != "h" or cell.classical is None or problem.class_embeddings is None:
         return {}
-    moments = exact_gradient_moments(
-        inputs.logits,
-        inputs.labels,
-        inputs.q,
-        inputs.num_sampled,
-        problem.class_embeddings,
-        tau=problem.tau,
-        scheme=inputs.scheme,
-    )
+    moments = exact_gradient_moments_of(cell.inputs, problem.class_embeddings, problem.tau)
     names = ("squared_bias", "variance", "mse")
     return {name: float(np.mean(getattr(moments, name))) for name in names}
 
