@@ -7,6 +7,7 @@ warps, it is a few threads that meet at barriers.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
@@ -159,16 +160,64 @@ def _on_warps(function: Callable[..., None]) -> Any:
 
 
 if SIMULATED:
-    from samplesoft import _cuda_simulator as simulator
+    from numba.cuda.simulator.kernel import BlockThread
 
-    WARP_SIZE = simulator.WARP_SIZE
-    WARPS_PER_BLOCK = simulator.WARPS_PER_BLOCK
-    THREADS_PER_BLOCK = simulator.THREADS_PER_BLOCK
-    thread_index = simulator.thread_index
-    warp_sum = simulator.warp_sum
-    warp_max = simulator.warp_max
-    warp_sum_before = simulator.warp_sum_before
-    warp_sync = simulator.warp_sync
+    # few threads, for each is one of Python's; what meets at a barrier may be of several warps
+    WARP_SIZE = 4
+    WARPS_PER_BLOCK = 2
+    THREADS_PER_BLOCK = 4  # where each thread works alone
+
+    def _is_alive(thread: threading.Thread) -> bool:
+        # Numba asks the threads of a block again and again: let them run meanwhile
+        time.sleep(1e-5)
+        return threading.Thread.is_alive(thread)
+
+    numba_thread: Any = BlockThread
+    numba_thread.is_alive = _is_alive
+
+    def thread_index() -> int:
+        """Return the index of a thread in the whole launch."""
+        thread: Any = threading.current_thread()
+        width = thread._manager._block_dim[0]
+        return int(thread.blockIdx.x * width + thread.threadIdx.x)
+
+    def _exchange(value: Any) -> list[Any]:
+        """Return the values of all lanes of the warp.
+
+        What is exchanged next is written elsewhere, so that one barrier is enough: no lane comes to
+        write here again before all have read.
+        """
+        thread: Any = threading.current_thread()
+        boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
+        thread.exchanges = getattr(thread, "exchanges", 0) + 1  # Numba's own have none at first
+        # two boards in turn: who is quick writes on one while others still read the other
+        board, own = boards[thread.exchanges % 2], thread.threadIdx.x
+        board[own] = value
+        thread.syncthreads()
+        first = own - own % WARP_SIZE
+        return [board[first + i] for i in range(WARP_SIZE)]
+
+    def warp_sum(value: Any) -> Any:
+        """Return the sum over the lanes of a warp, the same in each of them."""
+        values = _exchange(value)
+        while len(values) > 1:  # in the order of the warp's butterfly
+            half = len(values) // 2
+            values = [values[i] + values[i + half] for i in range(half)]
+        return values[0]
+
+    def warp_max(value: Any) -> Any:
+        """Return the maximum over the lanes of a warp, the same in each of them."""
+        return max(_exchange(value))
+
+    def warp_sum_before(value: Any) -> Any:
+        """Return the sum over the lanes of a warp before this one."""
+        thread: Any = threading.current_thread()
+        return sum(_exchange(value)[: thread.threadIdx.x % WARP_SIZE])
+
+    def warp_sync() -> None:
+        """Let the lanes of a warp see what the others have written."""
+        _exchange(None)
+
 else:
     WARP_SIZE = 32
     WARPS_PER_BLOCK = 4

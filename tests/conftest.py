@@ -19,6 +19,9 @@ def pytest_configure(config):
     os.environ["NUMBA_NUM_THREADS"] = str(MOST_THREADS)  # Numba reads it when it is imported
     import numba
 
+    if numba.config.ENABLE_CUDASIM:
+        import cuda_turns  # noqa: F401  # replaces what Numba's simulator does with threads
+
     start = numba.config.NUMBA_DEFAULT_NUM_THREADS
     if hasattr(config, "workerinput"):  # processes of pytest-xdist share the cores
         start //= config.workerinput["workercount"]

@@ -15,7 +15,6 @@ ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
     {
         "_cuda",
-        "_cuda_simulator",
         "_files",
         "_interrupts",
         "_jit",

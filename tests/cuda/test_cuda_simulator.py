@@ -1,4 +1,4 @@
-"""What the library mends in Numba's simulator: turns in place of polling, and shared arrays."""
+"""What `cuda_turns` mends in Numba's simulator: turns in place of polling, and shared arrays."""
 
 import sys
 import time
@@ -6,14 +6,23 @@ import time
 import numpy as np
 import pytest
 
-from samplesoft._cuda import SIMULATED, cuda, kernel, lane, launch_warps, warp_index, warp_sum
+from samplesoft._cuda import (
+    SIMULATED,
+    WARP_SIZE,
+    cuda,
+    kernel,
+    lane,
+    launch_warps,
+    warp_index,
+    warp_sum,
+)
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not SIMULATED, reason="of the simulator (NUMBA_ENABLE_CUDASIM=1)"),
 ]
 if SIMULATED:
-    from samplesoft import _cuda_simulator as simulator
+    import cuda_turns as simulator
 _THREADS = 8
 
 
@@ -107,7 +116,7 @@ def test_warps_exchange_values_apart_from_each_other(scheduler, request):
         request.getfixturevalue(scheduler)
     out = np.zeros((2, 3), np.int64)
     launch_warps(_sums, 2, out)
-    lanes = np.arange(simulator.WARP_SIZE)
+    lanes = np.arange(WARP_SIZE)
     np.testing.assert_array_equal(out[0], [lanes.sum(), 10 * lanes.sum(), 0])
     np.testing.assert_array_equal(out[1], (lanes + 1).sum() * 10 ** np.arange(3))
 

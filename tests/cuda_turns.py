@@ -1,4 +1,4 @@
-"""Numba's CUDA simulator: how its threads take turns, and what stands in for a warp's instructions.
+"""Numba's CUDA simulator, mended for tests: threads take turns, and share one array.
 
 Numba starts all threads of a block at once and asks again and again whether they wait at a
 barrier. Here one thread runs at a time, up to its next barrier or its end, and then lets the next
@@ -15,10 +15,6 @@ from typing import Any
 
 import numpy as np
 from numba.cuda.simulator import kernel, kernelapi
-
-WARP_SIZE = 4
-WARPS_PER_BLOCK = 2
-THREADS_PER_BLOCK = 4  # where each thread works alone
 
 BlockManager: Any = kernel.BlockManager
 BlockThread: Any = kernel.BlockThread
@@ -168,52 +164,3 @@ def shared_array(memory: Any, shape: Any, dtype: Any) -> Any:
 numba_run_block = BlockManager.run
 BlockManager.run = run_block
 FakeCUDAShared.array = shared_array
-
-
-def thread_index() -> int:
-    """Return the index of a thread in the whole launch."""
-    thread: Any = threading.current_thread()
-    width = thread._manager._block_dim[0]
-    return int(thread.blockIdx.x * width + thread.threadIdx.x)
-
-
-def _exchange(value: Any) -> list[Any]:
-    """Return the values of all lanes of the warp.
-
-    What is exchanged next is written elsewhere, so that one barrier is enough: no lane comes to
-    write here again before all have read.
-    """
-    thread: Any = threading.current_thread()
-    boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
-    thread.exchanges = getattr(thread, "exchanges", 0) + 1  # Numba's own have none at first
-    # two boards in turn: who is quick writes on one while others still read the other
-    board, own = boards[thread.exchanges % 2], thread.threadIdx.x
-    board[own] = value
-    thread.syncthreads()
-    first = own - own % WARP_SIZE
-    return [board[first + i] for i in range(WARP_SIZE)]
-
-
-def warp_sum(value: Any) -> Any:
-    """Return the sum over the lanes of a warp, the same in each of them."""
-    values = _exchange(value)
-    while len(values) > 1:  # in the order of the warp's butterfly
-        half = len(values) // 2
-        values = [values[i] + values[i + half] for i in range(half)]
-    return values[0]
-
-
-def warp_max(value: Any) -> Any:
-    """Return the maximum over the lanes of a warp, the same in each of them."""
-    return max(_exchange(value))
-
-
-def warp_sum_before(value: Any) -> Any:
-    """Return the sum over the lanes of a warp before this one."""
-    thread: Any = threading.current_thread()
-    return sum(_exchange(value)[: thread.threadIdx.x % WARP_SIZE])
-
-
-def warp_sync() -> None:
-    """Let the lanes of a warp see what the others have written."""
-    _exchange(None)
