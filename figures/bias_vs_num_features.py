@@ -28,6 +28,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
+from random_q import positive_features_bias, random_q_bias
 from scipy.special import softmax
 from tables import write_csv
 from tqdm import tqdm
@@ -138,7 +139,7 @@ def fourier(
         for o, label, x in zip(logits, some.labels, h, strict=True):
             kernel, variance = phi.kernel(x, classes)[0], phi.variance(x, classes)[0]
             given = o, label, kernel
-            expanded.append(samplesoft.random_q_bias(*given, phi.covariance(x, classes), m))
+            expanded.append(random_q_bias(*given, phi.covariance(x, classes), m))
             bounds.append(cosine_bound(*given, variance, m, num, phi.floor))
         yield {
             **named(name, "fourier", tau, nu, num),
@@ -229,8 +230,8 @@ def positive(
         kernel, covariance = phi.kernel(x, classes)[0], phi.covariance(x, classes)
         leading = samplesoft.asymptotic_bias(logits, label, kernel / kernel.sum())
         far = 10**9  # draws, where the bias is its leading term
-        second = far * samplesoft.random_q_bias(logits, label, kernel, covariance, far).correction
-        exact = samplesoft.positive_features_bias(
+        second = far * random_q_bias(logits, label, kernel, covariance, far).correction
+        exact = positive_features_bias(
             logits, label, x, classes, m, tau=sharpness, num_features=num
         )
         exacts, leadings = (np.array(part) for part in zip(*drawn[num], strict=True))

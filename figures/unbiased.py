@@ -32,14 +32,14 @@ from chains import BrSnisLoss, coupled_slopes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
+from multilevel_moments import expected_draws, multilevel_moments
 from numpy.typing import NDArray
 from scipy.special import softmax
 from tables import write_both
 from tqdm import tqdm
 from words import next_words
 
-from samplesoft import exact_gradient_moments, multilevel_moments
-from samplesoft.bias.multilevel import expected_draws
+from samplesoft import exact_gradient_moments
 from samplesoft.data import Embeddings
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import ClusterSampler, Sampler, UniformSampler, UnigramSampler

@@ -32,10 +32,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same
     from samplesoft.bias.mixed import mixed_bias as mixed_bias
     from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
-    from samplesoft.bias.multilevel import multilevel_moments as multilevel_moments
-    from samplesoft.bias.random_q import positive_features_bias as positive_features_bias
-    from samplesoft.bias.random_q import random_q_bias as random_q_bias
-    from samplesoft.bias.random_q import sampled_q_bias as sampled_q_bias
     from samplesoft.checking.check import check_loss as check_loss
     from samplesoft.tuning.tune import tune as tune
     from samplesoft.verification.verify import verify as verify
@@ -69,10 +65,6 @@ _HOMES = {
     "mixed_bias": "bias.mixed",
     "exact_gradient_moments": "bias.moments",
     "monte_carlo_bias": "bias.monte_carlo",
-    "multilevel_moments": "bias.multilevel",
-    "positive_features_bias": "bias.random_q",
-    "random_q_bias": "bias.random_q",
-    "sampled_q_bias": "bias.random_q",
     "check_loss": "checking.check",
     "tune": "tuning.tune",
     "verify": "verification.verify",

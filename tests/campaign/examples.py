@@ -113,38 +113,8 @@ MADE: dict[str, Call] = {
     "num_sampled_for": _call(
         samplesoft.num_sampled_for, logits=LOGITS, labels=LABELS, q=Q, bias=0.1, h=None
     ),
-    "random_q_bias": _call(
-        samplesoft.random_q_bias,
-        logits=LOGITS[0],
-        labels=1,
-        kernel=Q,
-        covariance=0.01 * np.eye(N),
-        num_sampled=3,
-    ),
-    "positive_features_bias": _call(
-        samplesoft.positive_features_bias,
-        logits=LOGITS[0],
-        labels=1,
-        h=H[0],
-        class_embeddings=W,
-        num_sampled=3,
-        tau=1.0,
-        num_features=5,
-    ),
-    "sampled_q_bias": _call(
-        samplesoft.sampled_q_bias,
-        logits=LOGITS,
-        labels=LABELS,
-        draw_q=lambda rng: Q,
-        num_sampled=4,
-        num_draws=2,
-        rng=0,
-    ),
     "exact_gradient_moments": _call(
         samplesoft.exact_gradient_moments, **_bias, class_embeddings=W, tau=2.0
-    ),
-    "multilevel_moments": _call(
-        samplesoft.multilevel_moments, **_bias, class_embeddings=W, tau=2.0
     ),
     "self_normalized_terms": _call(
         samplesoft.self_normalized_terms, **_bias, scheme="negatives", h=None

@@ -1,17 +1,24 @@
 """Variance of the multilevel gradient: against all outcomes, the loss itself, limits and bounds."""
 
+import doctest
 import itertools
 import math
 
+import multilevel_moments as module
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from multilevel_moments import (
+    expected_draws,
+    gradient_levels,
+    make_nested_grid,
+    multilevel_moments,
+)
 
-from samplesoft import exact_gradient_moments, multilevel_moments
+from samplesoft import exact_gradient_moments
 from samplesoft.bias.draw_law import make_draw_law
-from samplesoft.bias.multilevel import expected_draws, gradient_levels, make_nested_grid
 from samplesoft.losses import MultilevelLoss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import UnigramSampler
@@ -20,6 +27,10 @@ from samplesoft.schemes import DECAY, SCHEMES, last_level
 LOGITS, Q = np.array([0.3, -1.0, 1.2]), np.array([0.5, 0.2, 0.3])
 C = np.random.default_rng(0).normal(size=(3, 2))
 SCHEME_NAMES = ("negatives", "masked")
+
+
+def test_examples_of_docstrings():
+    assert doctest.testmod(module).failed == 0
 
 
 def draw_probs(label, q, scheme):

@@ -1,13 +1,21 @@
 """The expansion of the bias in the errors of a proposal, against exact biases of perturbed ones."""
 
+import doctest
+
 import numpy as np
 import pytest
+import random_q
+from random_q import random_q_bias, sampled_q_bias
 from scipy.stats import foldnorm
 
-from samplesoft import asymptotic_bias, exact_bias, random_q_bias, sampled_q_bias
+from samplesoft import asymptotic_bias, exact_bias
 from samplesoft.feature_maps import RandomFourierFeatures
 
 Z = 4.5
+
+
+def test_examples_of_docstrings():
+    assert doctest.testmod(random_q).failed == 0
 
 
 def problem(seed, n=9):

@@ -106,7 +106,7 @@ def multilevel_moments(
     >>> import samplesoft
     >>> example = np.linspace(-1.0, 1.0, 100), 0, np.full(100, 0.01)
     >>> vectors = np.random.default_rng(0).normal(size=(100, 2))
-    >>> moments = samplesoft.multilevel_moments(*example, 5, vectors)
+    >>> moments = multilevel_moments(*example, 5, vectors)
     >>> round(moments.variance, 3), round(moments.num_draws, 1)
     (0.217, 19.4)
     >>> round(samplesoft.exact_gradient_moments(*example, 19, vectors).mse, 3)

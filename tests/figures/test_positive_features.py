@@ -2,14 +2,9 @@
 
 import numpy as np
 import pytest
+from random_q import positive_features_bias, random_q_bias, sampled_q_bias
 
-from samplesoft import (
-    asymptotic_bias,
-    exact_bias,
-    positive_features_bias,
-    random_q_bias,
-    sampled_q_bias,
-)
+from samplesoft import asymptotic_bias, exact_bias
 from samplesoft.feature_maps import PositiveRandomFeatures
 
 

@@ -121,7 +121,7 @@ def random_q_bias(
     vectors at right angles, a relative variance of ``(cosh(2 nu) - 1) / D``: 1,490 / D for
     nu = 4. With errors of up to 0.2, `mean_norm` was within 4% of means over draws, with up to
     0.5 within 20%. Where estimates are clipped, or rarely large, the mean of
-    `samplesoft.sampled_q_bias` is another; `samplesoft.positive_features_bias` has no expansion.
+    `sampled_q_bias` is another; `positive_features_bias` has no expansion.
 
     The cost is O(n^2) for each of some hundred nodes, and O(n^3) once: 0.1 s for 1,000 classes.
 
@@ -151,7 +151,7 @@ def random_q_bias(
     if not np.isfinite(relative).all():
         raise ValueError(
             "`covariance` divided by the squares of `kernel` must be within the range of float64, "
-            "got more; the expansion says nothing of such errors, take samplesoft.sampled_q_bias."
+            "got more; the expansion says nothing of such errors, take sampled_q_bias."
         )
     correction, deviation = np.zeros_like(o), np.zeros_like(o)
     if len(drawn):
@@ -163,7 +163,7 @@ def random_q_bias(
     if not (np.isfinite(correction).all() and np.isfinite(deviation).all()):
         raise ValueError(
             "`logits` must not be so far from `kernel`: the expansion is beyond float64; take "
-            "samplesoft.sampled_q_bias."
+            "sampled_q_bias."
         )
     largest = float(np.sqrt(np.max(np.diag(relative), initial=0.0)))
     return RandomQBias(exact.bias, correction, deviation, largest)
@@ -485,7 +485,7 @@ def sampled_q_bias(
     -----
     The L1 norm of `mean_bias` is too large by about the sum of 0.8 `standard_error`, where
     that is not small beside it. A standard error says little while the mean comes from rare draws,
-    as with few features: `samplesoft.positive_features_bias` needs no draws.
+    as with few features: `positive_features_bias` needs no draws.
 
     Examples
     --------

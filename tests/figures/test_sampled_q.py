@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from random_q import sampled_q_bias
 
-from samplesoft import exact_bias, sampled_q_bias
+from samplesoft import exact_bias
 from samplesoft.feature_maps import RandomFourierFeatures
 from samplesoft.samplers import RFSoftmaxSampler, UniformSampler
 
