@@ -5,10 +5,10 @@ All is written around three centres, so that no difference of nearly equal numbe
 least ratio r0 (keeps T from underflowing), the reference R (differences between classes), and the
 mean of r (differences from the limit of many draws); section 4 of the README.
 
-The atoms come sorted by r. At a node v, those with v (r - r0) near 0 are "flat" and known by their
-moments, and of those with large v (r - r0), which are "gone", nothing changes any more. Only the
-atoms between are gone through, in blocks and in loops that the compiler turns into vector code:
-those loops have no branches, and no more arrays than it can tell apart.
+The atoms come sorted by r. At a node v, those with v (r - r0) near 0 are "flat", and one atom
+stands for all of them; of those with large v (r - r0), which are "gone", nothing changes any more.
+Only the atoms between are gone through, in blocks and in loops that the compiler turns into vector
+code: those loops have no branches, and no more arrays than it can tell apart.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ _FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last 
 _GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
 _BLOCK = 256
 _LEAST = 708.0  # exp(-d) beyond it is taken for 0, and never a slow denormal number
-_DEGREES = (2, 3, 1, 2, 3)  # in v, of what `_flat_powers` writes
-_ORDERS = len(_DEGREES)
-_NOTHING = 1e-290
 
 
 class Points(NamedTuple):
@@ -139,20 +136,18 @@ def atom_integrals(
 @njit
 def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: NodeSums) -> None:
     """Add the sums at each node to `sums`, which are zero."""
-    q, q_kappa, q_zeta2 = points.q, points.q_kappa, points.q_zeta2
     log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
-    by_ref = q_kappa / np.where(kappa == 0.0, np.inf, kappa)
-    by_mean = q_zeta2 / np.where(zeta == 0.0, np.inf, zeta * zeta)
-    # of flat atoms: sums before each place, so that a node takes all of them in one step
-    early, early_by_ref, early_by_mean = _before(q), _before(by_ref), _before(by_mean)
-    first = _below(q, log_d)
-    square, cube = _below(q, 2.0 * log_d), _below(q, 3.0 * log_d)
-    from_ref = _below(q_kappa, log_sum)
-    squares = _below(q_zeta2, 2.0 * log_sum_mean)
-    cubes = _below(q_zeta2 * zeta, 3.0 * log_sum_mean)
+    # `q_drop` is q where it is multiplied by d; the three are changed below, and changed back
+    q, q_kappa, q_zeta2 = points.q.copy(), points.q_kappa.copy(), points.q_zeta2.copy()
+    q_drop = q.copy()
+    # of flat atoms: sums before each place; that of q d is in units of the last d
+    early, early_by_ref, early_by_mean = _before(q), _before(q_kappa), _before(q_zeta2)
+    early_d = _below(q, log_d)
     # of atoms that are gone: sums from each place on
-    late, late_by_ref, late_by_mean = _after(q), _after(by_ref), _after(by_mean)
+    by_mean = q_zeta2 / np.where(zeta == 0.0, np.inf, zeta * zeta)
+    late_by_ref = _after(q_kappa / np.where(kappa == 0.0, np.inf, kappa))
+    late, late_by_mean = _after(q), _after(by_mean)
     late_mean = _after(by_mean * np.exp(points.log_from_mean - max(reference[1], -1e300)))
     d, decay = np.empty(_BLOCK), np.empty(_BLOCK)
     contrast, y = np.empty(_BLOCK), np.empty(_BLOCK)
@@ -160,37 +155,10 @@ def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: N
     terms = np.empty((5, _BLOCK))
     for k in range(len(x)):
         at = x[k]
-        d_ref, d_mean = _scaled(at, reference[0]), _scaled(at, reference[1])
-        decay_ref = math.exp(-d_ref)
+        d_mean = _scaled(at, reference[1])
+        decay_ref = math.exp(-_scaled(at, reference[0]))
         is_centred = at + reference[1] < math.log(CENTRED_LIMIT)
         flat, gone = _edges(at, log_d, reference)
-        if flat > 0:  # moments of all flat atoms, in units of the last one
-            last = flat - 1
-            own = _scaled(at, log_d[last])
-            sums.transform[k] += early[flat]
-            sums.drop[k] -= own * first[flat]
-            sums.first[k] += own * first[flat]
-            sums.second[k] += own * own * square[flat]
-            sums.third[k] += own * own * own * cube[flat]
-            if at + reference[0] < _FLAT:  # the reference is flat too: (B19) to first order
-                sums.above[k] -= _scaled(at, log_sum[last]) * from_ref[flat]
-            else:
-                sums.above[k] -= math.expm1(-d_ref) * early_by_ref[flat]
-            if is_centred and at + reference[1] < _FLAT:
-                total = _scaled(at, log_sum_mean[last])
-                of_squares, of_cubes = total**2 * squares[flat], total**3 * cubes[flat]
-                sums.excess[k] += 0.5 * of_squares
-                sums.tangent[k] += 0.5 * of_squares
-                sums.bend[k] -= of_cubes / 3.0
-                sums.square[k] += of_squares
-                sums.cube[k] += of_cubes
-            elif is_centred:  # y is the same for all of them
-                scale = d_mean * d_mean * early_by_mean[flat]
-                sums.excess[k] += scale * second_order(-d_mean)
-                sums.tangent[k] += scale * tangent(-d_mean)
-                sums.bend[k] += scale * _third_order(-d_mean)
-                sums.square[k] += scale * math.exp(d_mean)
-                sums.cube[k] -= scale * math.exp(d_mean) * d_mean
         if gone < len(log_d):
             sums.drop[k] -= late[gone]
             sums.above[k] -= decay_ref * late_by_ref[gone]
@@ -198,20 +166,23 @@ def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: N
                 sums.excess[k] += d_mean * late_mean[gone] - late_by_mean[gone]
                 sums.tangent[k] += late_by_mean[gone]
                 sums.bend[k] -= 2.0 * late_by_mean[gone]
-        for start in range(flat, gone, _BLOCK):
+        merged = max(flat - 1, 0)  # the last flat atom stands for all of them
+        q[merged], q_drop[merged] = early[merged + 1], early_d[merged + 1]
+        q_kappa[merged], q_zeta2[merged] = early_by_ref[merged + 1], early_by_mean[merged + 1]
+        for start in range(merged, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             size = part.stop - start
             _times(at, log_d, to_d, part, d)
             _times(at, log_sum, to_sum, part, contrast)
             _write_decays(d, decay, size)
             _write_contrasts(decay_ref, kappa[part], decay, contrast)
-            own_sums = _sum_decays(q[part], q_kappa[part], d, decay, contrast)
-            sums.transform[k] += own_sums[0]
-            sums.drop[k] += own_sums[1]
-            sums.first[k] += own_sums[2]
-            sums.second[k] += own_sums[3]
-            sums.third[k] += own_sums[4]
-            sums.above[k] += own_sums[5]
+            of_block = _sum_decays(q[part], q_drop[part], q_kappa[part], d, decay, contrast)
+            sums.transform[k] += of_block[0]
+            sums.drop[k] += of_block[1]
+            sums.first[k] += of_block[2]
+            sums.second[k] += of_block[3]
+            sums.third[k] += of_block[4]
+            sums.above[k] += of_block[5]
             if is_centred:
                 _times(at, log_sum_mean, to_sum_mean, part, y)
                 _write_centred(q_zeta2[part], zeta[part], y, terms)
@@ -220,6 +191,8 @@ def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: N
                 sums.bend[k] += _total(terms[2, :size])
                 sums.square[k] += _total(terms[3, :size])
                 sums.cube[k] += _total(terms[4, :size])
+        q[merged], q_drop[merged] = points.q[merged], points.q[merged]
+        q_kappa[merged], q_zeta2[merged] = points.q_kappa[merged], points.q_zeta2[merged]
 
 
 @njit_sum
@@ -232,20 +205,25 @@ def _total(values: FloatArray) -> float:
 
 @njit_sum
 def _sum_decays(
-    q: FloatArray, q_kappa: FloatArray, d: FloatArray, decay: FloatArray, contrast: FloatArray
+    q: FloatArray,
+    q_drop: FloatArray,
+    q_kappa: FloatArray,
+    d: FloatArray,
+    decay: FloatArray,
+    contrast: FloatArray,
 ) -> tuple[float, float, float, float, float, float]:
-    """Return the first six sums of a block."""
+    """Return the first six sums of a block; `q_drop` is q of what vanishes with d."""
     transform = drop = first = second = third = above = 0.0
     for i in range(len(q)):
-        moment = q[i] * decay[i]
-        transform += moment
+        transform += q[i] * decay[i]
+        moment = q_drop[i] * decay[i]
         first += moment * d[i]
         second += moment * d[i] * d[i]
         third += moment * d[i] * d[i] * d[i]
         above += q_kappa[i] * contrast[i]
         near = d[i] if d[i] < 1.0 else 1.0
         small = -near * decay_ratio_series(near)
-        drop += q[i] * (small if d[i] < 1.0 else decay[i] - 1.0)
+        drop += q_drop[i] * (small if d[i] < 1.0 else decay[i] - 1.0)
     return transform, drop, first, second, third, above
 
 
@@ -322,74 +300,65 @@ def _add_atom_integrals(
     """Add the integrals at some atoms to `out` (3, A), which is zero: full, half and size."""
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
-    far = _far_terms(x, coefficients, tilted, log_reference)
-    late = np.zeros((num + 1, 3))
-    for k in range(num - 1, -1, -1):
-        up = math.exp(x[k + 1] - x[k]) if k + 1 < num else 0.0
-        for h in range(3):
-            late[k, h] = (late[k + 1, h] * up if late[k + 1, h] != 0.0 else 0.0) + far[0, k, h]
-    early, powers = np.zeros((_ORDERS, 3)), np.empty(_ORDERS)
+    at_flat, at_gone = _far_terms(x, coefficients, tilted, log_reference)
+    # what the nodes before each, and from each on, bring to an atom there, over v r / kappa
+    early, late = np.empty((3, num + 1)), np.empty((3, num + 1))
+    for h in range(3):
+        early[h] = _below(at_flat[h], x)
+        late[h] = _below(at_gone[h, ::-1], x[::-1])[::-1]
     d, decay, contrast = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_r = _plain(log_d), _plain(log_sum), _plain(log_r)
     reference = np.array([log_reference])
-    flat = gone = len(log_r)
-    for k in range(num + 1):
-        at = x[min(k, num - 1)]
+    flat, gone = 0, len(log_r)
+    for k in range(num):
+        at, c = x[k], coefficients[k]
         new_flat, new_gone = _edges(at, log_d, reference)
-        new_flat = 0 if k == num else min(new_flat, flat)
-        for i in range(new_flat, flat):
-            _flat_powers(at, log_r[i], log_d[i], kappa[i], log_sum[i], powers)
-            for j in range(_ORDERS):
-                for h in range(3):
-                    if early[j, h] != 0.0:
-                        out[h, i] += early[j, h] * (abs(powers[j]) if h == 2 else powers[j])
-        flat = new_flat
-        if k == num:
-            break
-        new_gone = min(new_gone, gone)
-        for i in range(max(new_gone, flat), gone):
-            rate = _scaled(at, log_r[i])
-            for h in range(3):
-                if late[k, h] != 0.0:
-                    out[h, i] += late[k, h] * rate / (abs(kappa[i]) if h == 2 else kappa[i])
-        gone = new_gone
-        c = coefficients[k]
-        if c[0] != 0.0 or c[1] != 0.0 or c[2] != 0.0:
-            decay_ref = math.exp(-_scaled(at, log_reference))
-            half = 2.0 if k % 2 == 0 else 0.0
-            for first in range(flat, gone, _BLOCK):
-                part = slice(first, min(first + _BLOCK, gone))
-                _times(at, log_d, to_d, part, d)
-                _write_decays(d, decay, part.stop - first)
-                if c[1] == 0.0 and c[2] == 0.0:
-                    _times(at, log_sum, to_sum, part, contrast)
-                    _write_contrasts(decay_ref, kappa[part], decay, contrast)
-                    _times(at, log_r, to_r, part, decay)
-                    _write_plain(c[0], decay, contrast, d)
-                    _add_terms(half, contrast, d, out[0][part], out[1][part], out[2][part])
-                else:
-                    bend = _make_bend(c, tilted[k], decay_ref)
-                    rows = log_r[part], kappa[part], log_sum[part]
-                    _write_bent(at, bend, decay_ref, *rows, d, decay)
-                    _add_terms(half, decay, d, out[0][part], out[1][part], out[2][part])
-        down = math.exp(x[k] - x[k + 1]) if k + 1 < num else 1.0
-        for j in range(_ORDERS):
-            for h in range(3):
-                early[j, h] = (early[j, h] + far[1 + j, k, h]) * down ** _DEGREES[j]
-                if abs(early[j, h]) < _NOTHING:  # the least number of all would not fall further
-                    early[j, h] = 0.0
+        _add_far(x[max(k - 1, 0)], early[:, k], points, new_flat, flat, out)
+        _add_far(at, late[:, k], points, new_gone, gone, out)
+        flat, gone = new_flat, new_gone
+        if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
+            continue
+        decay_ref = math.exp(-_scaled(at, log_reference))
+        half = 2.0 if k % 2 == 0 else 0.0
+        for start in range(flat, gone, _BLOCK):
+            part = slice(start, min(start + _BLOCK, gone))
+            _times(at, log_d, to_d, part, d)
+            _write_decays(d, decay, part.stop - start)
+            if c[1] == 0.0 and c[2] == 0.0:
+                _times(at, log_sum, to_sum, part, contrast)
+                _write_contrasts(decay_ref, kappa[part], decay, contrast)
+                _times(at, log_r, to_r, part, decay)
+                _write_plain(c[0], decay, contrast, d)
+                _add_terms(half, contrast, d, out[0][part], out[1][part], out[2][part])
+            else:
+                bend = _make_bend(c, tilted[k], decay_ref)
+                rows = log_r[part], kappa[part], log_sum[part]
+                _write_bent(at, bend, decay_ref, *rows, d, decay)
+                _add_terms(half, decay, d, out[0][part], out[1][part], out[2][part])
+    _add_far(x[num - 1], early[:, num], points, 0, flat, out)
+
+
+@njit
+def _add_far(
+    x: float, terms: FloatArray, points: Points, start: int, stop: int, out: FloatArray
+) -> None:
+    """Add what far nodes bring, `terms` (3,) times v r / kappa, to atoms from `start` to `stop`."""
+    for i in range(start, stop):
+        scale = _scaled(x, points.log_r[i]) / points.kappa[i]
+        for h in range(3):
+            if terms[h] != 0.0:
+                out[h, i] += terms[h] * (abs(scale) if h == 2 else scale)
 
 
 @njit
 def _far_terms(
     x: FloatArray, coefficients: FloatArray, tilted: FloatArray, log_reference: float
-) -> FloatArray:
-    """Return what nodes bring to atoms that are gone, and to flat ones, (1 + _ORDERS, K, 3).
+) -> tuple[FloatArray, FloatArray]:
+    """Return what each node brings to atoms that are flat, and to those that are gone, (3, K).
 
-    They are multiplied by v r / kappa for an atom that is gone, by the powers of `_flat_powers` for
-    one that is flat; in the order full, half, size.
+    They are over v r / kappa, in the order full, half, size.
     """
-    out = np.zeros((1 + _ORDERS, len(x), 3))
+    at_flat, at_gone = np.zeros((3, len(x))), np.zeros((3, len(x)))
     for k in range(len(x)):
         c = coefficients[k]
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
@@ -397,50 +366,22 @@ def _far_terms(
         d_ref = _scaled(x[k], log_reference)
         decay_ref = math.exp(-d_ref)
         bend = _make_bend(c, tilted[k], decay_ref)
-        ref = ref_size = 0.0
+        ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
         if decay_ref > 0.0:
-            value, size = _bend_far(bend, bend.lead, bend.lead_size)
-            ref, ref_size = decay_ref * value, decay_ref * size
-        out[0, k, 0], out[0, k, 2] = -ref, ref_size
-        is_flat = x[k] + log_reference < _FLAT
-        if c[1] == 0.0 and c[2] == 0.0:
-            i = 1 if is_flat else 3
-            out[i, k, 0] = -c[0] * (1.0 if is_flat else math.expm1(-d_ref))
-            out[i, k, 2] = abs(out[i, k, 0])
-        elif is_flat:  # two orders in away = v (r - R), over -v (r + R)
-            out[1, k, 0] = -(bend.c0 - bend.c1 * (bend.lead - 1.0))
-            out[1, k, 0] -= bend.c2 * (bend.square - 2.0 * bend.lead)
-            out[2, k, 0] = 0.5 * bend.c0 - bend.c1 * (0.5 * bend.lead - 1.0)
-            out[2, k, 0] += bend.c2 * (0.5 * bend.square + 1.0 - 2.0 * bend.lead)
-            out[1, k, 2] = bend.s0 + bend.s1 * (bend.lead_size + 1.0)
-            out[1, k, 2] += bend.s2 * (bend.square_size + 2.0 * bend.lead_size)
-            out[2, k, 2] = bend.s2
-        elif d_ref < 1.0:  # the least ratio is near the reference: (B19) with r = r0, kappa = 1
+            at_gone[0, k], at_gone[2, k] = -decay_ref * ref, decay_ref * ref_size
+        if d_ref < 1.0:  # the least ratio is near the reference: (B19) with r = r0, kappa = -1
             value, size = _bend_near(bend, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref))
-            out[3, k, 0], out[3, k, 2] = decay_ref * d_ref * value, decay_ref * d_ref * size
-        else:  # three orders in d of exp(-d) (c0 - c1 (d - mean) + c2 ((d - mean)**2 - variance))
+            value, size = decay_ref * d_ref * value, decay_ref * d_ref * size
+        else:
             value, size = _bend_far(bend, -bend.mean, bend.mean)
-            out[3, k, 0] = value - ref
-            out[3, k, 2] = size + ref_size
-            out[4, k, 0] = -(value + bend.c1 + 2.0 * bend.c2 * bend.mean)
-            out[5, k, 0] = 0.5 * value + bend.c1 + bend.c2 * (1.0 + 2.0 * bend.mean)
-            out[4, k, 2], out[5, k, 2] = bend.s1, bend.s2
-        for i in range(len(out)):
-            out[i, k, 1] = 2.0 * out[i, k, 0] if k % 2 == 0 else 0.0
-    return out
-
-
-@njit
-def _flat_powers(
-    x: float, log_r: float, log_d: float, kappa: float, log_sum: float, out: FloatArray
-) -> None:
-    """Write v r (v (r + R), v (r + R) v (r - R), 1 / kappa, d / kappa, d**2 / kappa) of an atom."""
-    rate, total, d = _scaled(x, log_r), _scaled(x, log_sum), _scaled(x, log_d)
-    out[0] = rate * total
-    out[1] = rate * total * total * kappa
-    out[2] = rate / kappa if kappa != 0.0 else 0.0
-    out[3] = out[2] * d
-    out[4] = out[3] * d
+            value, size = value + at_gone[0, k], size + at_gone[2, k]
+        if x[k] + log_reference >= _FLAT:  # else no atom is taken for flat
+            at_flat[0, k], at_flat[2, k] = value, size
+        if c[1] == 0.0 and c[2] == 0.0:
+            at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
+        if k % 2 == 0:
+            at_flat[1, k], at_gone[1, k] = 2.0 * at_flat[0, k], 2.0 * at_gone[0, k]
+    return at_flat, at_gone
 
 
 @njit
@@ -573,11 +514,13 @@ def _scaled(x: float, log_distance: float) -> float:
 
 @njit
 def _edges(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
-    """Return the numbers of the first atom that is not flat, and of the first that is gone."""
+    """Return the numbers of the first atom that is not flat, and of the first that is gone.
+
+    Flat atoms are as good as at r0, beside each `reference` too; none are where one of these is.
+    """
     edge = _FLAT - x
     for log_distance in reference:
-        if x + log_distance >= _FLAT:  # else it is flat too
-            edge = min(edge, edge if x + log_distance > 0.0 else _FLAT + log_distance)
+        edge = min(edge, _FLAT + log_distance) if x + log_distance >= _FLAT else -np.inf
     return int(np.searchsorted(log_d, edge)), int(np.searchsorted(log_d, _GONE - x))
 
 
@@ -659,12 +602,3 @@ def tangent(x: float) -> float:
     if abs(x) >= 1.0:
         return (1.0 - (1.0 + x) * math.exp(-x)) / (x * x)
     return 1.0 - (1.0 + x) * second_order_series(x)
-
-
-@njit
-def _third_order(x: float) -> float:
-    """Return ((x**2 + 2 x + 2) exp(-x) - 2) / x**2."""
-    square = x * x + 2.0 * x + 2.0
-    if abs(x) >= 1.0:
-        return (square * math.exp(-x) - 2.0) / (x * x)
-    return x * (0.5 * x - square * third_order_series(x))

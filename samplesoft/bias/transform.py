@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
@@ -59,32 +58,26 @@ def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
     width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
     first = int(np.floor(t_min / width))
     count = int(np.floor(t_max / width)) - first + 1
-    t_mean = classes.log_mean_distance
-    slot = None
     if count * panels.DEGREE > len(classes.log_r):
-        t = distances[active]
-        kappa = classes.contrast[active]
-        parts = panels.class_weights(t, law.drawn[active], kappa, t_mean, classes.kappa_mean)
-        weights, zeta = parts[:3], parts[3]
-    else:
-        span = (distances, law.drawn, width, first, count)
-        occupied = panels.mark(*span) > 0.0
-        slot = np.cumsum(occupied) - 1
-        moments = _class_moments(make_panel_classes(law, classes, width, first, slot))
-        # the transpose of interpolation: what a class weighs goes to the nodes of its panel
-        weights = np.moveaxis(moments @ panels.to_coefficients().T, 1, 0).reshape(3, -1)
-        places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()
-        t = (places * width).ravel()
-        kappa = np.tanh(0.5 * t)
-        zeta = np.tanh(0.5 * (t - t_mean))
-    if law.weightless:  # an atom at r = 0, where kappa = zeta = -1
-        t = np.append(t, -np.inf)
-        kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
-        masked = law.weightless * np.array([[1.0], [-1.0], [1.0]])
-        weights = np.concatenate([weights, masked], axis=1)
-    points = _make_points(weights, t, kappa, zeta, classes)
-    order = np.argsort(points.log_d, kind="stable")
-    return Atoms(width, first, slot, Points(*(column[order] for column in points)), order)
+        return Atoms(width, first, None, *_class_points(law, classes))
+    occupied = panels.mark(distances, law.drawn, width, first, count) > 0.0
+    slot = np.cumsum(occupied) - 1
+    moments = _class_moments(make_panel_classes(law, classes, width, first, slot))
+    # the transpose of interpolation: what a class weighs goes to the nodes of its panel
+    weights = np.moveaxis(moments @ panels.to_coefficients().T, 1, 0).reshape(3, -1)
+    places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()
+    t = (places * width).ravel()
+    rows = np.tanh(0.5 * t), np.tanh(0.5 * (t - classes.log_mean_distance))
+    return Atoms(width, first, slot, *_sort_points(law, classes, weights, t, *rows))
+
+
+def _class_points(law: DrawLaw, classes: Classes) -> tuple[Points, IntArray]:
+    """Return each class that is drawn as an atom."""
+    active = law.drawn > 0.0
+    t, kappa = classes.log_distances[active], classes.contrast[active]
+    centres = classes.log_mean_distance, classes.kappa_mean
+    *weights, zeta = panels.class_weights(t, law.drawn[active], kappa, *centres)
+    return _sort_points(law, classes, np.stack(weights), t, kappa, zeta)
 
 
 def make_panel_classes(
@@ -122,31 +115,35 @@ def moment_chunks(num_classes: int, size: int) -> list[slice]:
     return chunks(num_classes, max(_MOMENT_CHUNK, size))
 
 
-def _make_points(
-    weights: FloatArray, t: FloatArray, kappa: FloatArray, zeta: FloatArray, classes: Classes
-) -> Points:
-    """Return what the kernels know of atoms at r = R exp(t), (A,), whose `weights` are (3, A)."""
+def _sort_points(
+    law: DrawLaw,
+    classes: Classes,
+    weights: FloatArray,
+    t: FloatArray,
+    kappa: FloatArray,
+    zeta: FloatArray,
+) -> tuple[Points, IntArray]:
+    """Return atoms at r = R exp(t), (A,), whose `weights` are (3, A), and the number of each."""
+    if law.weightless:  # an atom at r = 0, where kappa = zeta = -1
+        t = np.append(t, -np.inf)
+        kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
+        masked = law.weightless * np.array([[1.0], [-1.0], [1.0]])
+        weights = np.concatenate([weights, masked], axis=1)
+    q, q_kappa, q_zeta2 = weights
+    log_ref, log_d = classes.log_ref, t
     with np.errstate(divide="ignore"):
-        log_d = t
         if classes.log_least > -np.inf:
-            below = np.minimum(classes.log_least - classes.log_ref - t, 0.0)
+            below = np.minimum(classes.log_least - log_ref - t, 0.0)
             log_d = t + np.log(-np.expm1(below))
-        log_sum = np.logaddexp(t, 0.0)
-        log_sum_mean = np.logaddexp(t, classes.log_mean - classes.log_ref)
+        log_sum, log_sum_mean = np.logaddexp(t, 0.0), np.logaddexp(t, classes.log_mean - log_ref)
         log_from_mean = log_sum_mean + np.log(np.abs(zeta))
-    log_ref = classes.log_ref  # so far all logs are relative to R
-    return Points(
-        weights[0],
-        weights[1],
-        weights[2],
-        t + log_ref,
-        log_d + log_ref,
-        kappa,
-        log_sum + log_ref,
-        zeta,
-        log_from_mean + log_ref,
-        log_sum_mean + log_ref,
-    )
+    # so far all logs are relative to R
+    logs = t, log_d, log_sum, log_from_mean, log_sum_mean
+    log_r, log_d, log_sum, log_from_mean, log_sum_mean = (log + log_ref for log in logs)
+    to_ref, to_mean = (log_r, log_d, kappa, log_sum), (zeta, log_from_mean, log_sum_mean)
+    points = Points(q, q_kappa, q_zeta2, *to_ref, *to_mean)
+    order = np.argsort(log_d, kind="stable")
+    return Points(*(column[order] for column in points)), order
 
 
 @dataclass(frozen=True)
@@ -209,72 +206,32 @@ def evaluate_nodes(
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     sums = node_sums(x, atoms.points, classes.log_above_least)
-    around_least = np.zeros(len(x), np.bool_)
     if len(x) > 0 and atoms.slot is not None and atoms.width > _NARROW:
-        around_least = _replace_noise(law, classes, x, sums)
-    return _make_nodes(classes, x, dx, sums, around_least)
+        _replace_noise(law, classes, x, sums)
+    return _make_nodes(classes, x, dx, sums)
 
 
-def _replace_noise(
-    law: DrawLaw, classes: Classes, x: FloatArray, sums: NodeSums
-) -> NDArray[np.bool_]:
+def _replace_noise(law: DrawLaw, classes: Classes, x: FloatArray, sums: NodeSums) -> None:
     """Put sums over classes in place of a transform that panels leave no digits; README, section 5.
 
     Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
-    nothing beside 1, but may be more than T, and is divided by where draws are few. Returns the
-    nodes (K,) where they are replaced, whose moments are those around r0.
+    nothing beside 1, but may be more than T, and is divided by where draws are few.
     """
     with np.errstate(all="ignore"):
         v_least = np.exp(x + classes.log_least)
         log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
     order = np.argsort(x)
     before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
-    is_lost: NDArray[np.bool_] = log_transform < before + _LOST
-    lost = np.flatnonzero(is_lost)
-    if len(lost) == 0:
-        return is_lost
-    active = law.drawn > 0.0
-    q, log_r, kappa = law.drawn[active], classes.log_r[active], classes.contrast[active]
-
-    def sum_classes(k: Any) -> tuple[float, ...]:
-        v_r = np.exp(np.minimum(x[k] + log_r, LARGEST_EXPONENT))
-        v_ref = np.exp(min(x[k] + classes.log_ref, LARGEST_EXPONENT))
-        d, rise = np.maximum(v_r - v_least[k], 0.0), kappa * (v_r + v_ref)  # v (r - R)
-        terms = q * np.exp(-d)
-        up = q * np.exp(-np.maximum(v_ref - v_least[k], 0.0)) * np.expm1(-np.maximum(rise, 0.0))
-        above = up - terms * np.expm1(np.minimum(rise, 0.0))
-        y = rise - classes.mean_deviation * v_ref  # v (r - mean)
-        excess = q * (np.expm1(-y) + y)
-        moments = terms, terms * d, terms * d * d, terms * d * d * d, above, excess
-        return tuple(float(moment.sum()) for moment in moments)
-
-    with np.errstate(all="ignore"):
-        columns = np.array(list(thread_map(sum_classes, lost))).T
-        transform, first, second, third, above, excess = columns
-        d_ref, d_mean = np.exp(
-            np.minimum(x[lost] + classes.log_above_least[:, None], LARGEST_EXPONENT)
-        )
-        if law.weightless:  # at r = r0 = 0
-            transform += law.weightless
-            above -= law.weightless * np.expm1(-d_ref)
-            excess += law.weightless * (np.expm1(d_mean) - d_mean)
-        transform = np.maximum(transform, 1e-307)
-        log_excess = np.log(transform) + np.minimum(d_mean, CENTRED_LIMIT)
-        # small ones by their terms, which have one sign
-        excess = np.where(log_excess < 0.5, excess, np.expm1(log_excess))
-    sums.transform[lost], sums.above[lost], sums.excess[lost] = transform, above, excess
-    sums.first[lost], sums.second[lost], sums.third[lost] = first, second, third
-    return is_lost
+    lost = np.flatnonzero(log_transform < before + _LOST)
+    if len(lost):
+        points, _ = _class_points(law, classes)
+        exact = node_sums(x[lost], points, classes.log_above_least)
+        for column, values in zip(sums, exact, strict=True):
+            column[lost] = values
 
 
-def _make_nodes(
-    classes: Classes,
-    x: FloatArray,
-    dx: FloatArray,
-    sums: NodeSums,
-    around_least: NDArray[np.bool_],
-) -> Nodes:
-    """Return what follows from the sums (K,); some nodes take their moments around r0."""
+def _make_nodes(classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums) -> Nodes:
+    """Return what follows from the sums (K,)."""
     log_above_least = classes.log_above_least
     # at least these, which rounding may miss where no weight is left
     transform, p = np.maximum(sums.transform, 1e-307), np.maximum(sums.excess, 0.0)
@@ -283,14 +240,15 @@ def _make_nodes(
         v_least = np.exp(x + classes.log_least)
         d_ref = np.exp(x + log_above_least[0])
         d_mean = np.exp(np.minimum(x + log_above_least[1], LARGEST_EXPONENT))
-        by_drop = (sums.drop > -0.5) & ~around_least
-        log_least = np.where(by_drop, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform))
+        log_least = np.where(
+            sums.drop > -0.5, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform)
+        )
         v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
     centred = d_mean < CENTRED_LIMIT
     # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
     h = sums.tangent
-    near = centred & ~around_least & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_least))
+    near = centred & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_least))
     total = np.where(near, 1.0 + p, np.exp(log_least))
     first = np.where(near, -(p + h), sums.first) / total
     second = np.where(near, sums.square, sums.second) / total

@@ -6,6 +6,7 @@ compiler turns into vector instructions, several times as fast, and as accurate 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,30 @@ _LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zeros, so that its multi
 _LN2_LOW_32 = np.float32(-2.12194440e-4)
 _LOWEST_32 = np.float32(-87.0)  # below it the result is 0, and never a slow denormal number
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
-_C3, _C4, _C5 = np.float32(1 / 6), np.float32(1 / 24), np.float32(1 / 120)
-_C6, _C7 = np.float32(1 / 720), np.float32(1 / 5040)
+
+_LN2 = 0.6931471805599453
+_ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
+_FRACTION = 0x000FFFFFFFFFFFFF
+_NEAR = -0.25
+
+# coefficients of series from the highest power down, as far as they reach the last bit
+_EXP = tuple(1.0 / math.factorial(i) for i in range(13, 1, -1))  # the next term is below 1e-17
+_EXP_32 = tuple(np.float32(1.0 / math.factorial(i)) for i in range(7, 1, -1))
+_THIRD_ORDER = tuple(1.0 / math.factorial(i) for i in range(21, 2, -1))  # below 1e-21
+ARTANH = tuple(1.0 / i for i in range(31, 2, -2))  # of artanh(z) / z**3, in z**2
+
+
+@njit
+def horner(first: Any, others: tuple[Any, ...], x: Any) -> Any:
+    """Return the polynomial in x of coefficients `first`, that of the highest power, and `others`.
+
+    The compiler writes out a loop over some ten of them, and then several x at a time: a longer
+    polynomial goes through here twice.
+    """
+    value = first
+    for coefficient in others:
+        value = value * x + coefficient
+    return value
 
 
 @njit
@@ -48,20 +71,7 @@ def exp64(x: float) -> float:
     # exp(v) = 2**k exp(r) with |r| at most log(2) / 2, reduced in two steps for its digits
     k = np.floor(v * _LOG2_E + 0.5)
     r = (v - k * _LN2_HIGH) - k * _LN2_LOW
-    # Taylor to r**13: the next term is below 1e-17
-    p = 1.0 / 6227020800.0
-    p = p * r + 1.0 / 479001600.0
-    p = p * r + 1.0 / 39916800.0
-    p = p * r + 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
-    p = 1.0 + (r + r * r * p)
+    p = 1.0 + (r + r * r * horner(_EXP[0], _EXP[1:], r))
     half = np.int64(k) >> 1  # two factors, for 2**k alone may underflow
     first = np.int64((half + 1023) << 52).view(np.float64)
     second = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
@@ -71,26 +81,9 @@ def exp64(x: float) -> float:
 @njit
 def third_order_series(x: float) -> float:
     """Return (1 - x + x**2 / 2 - exp(-x)) / x**3, x from -1 to 1, by its series."""
-    # its terms alternate and fall: the next is below 1e-21
-    p = 1.0 / 51090942171709440000.0
-    p = 1.0 / 2432902008176640000.0 - x * p
-    p = 1.0 / 121645100408832000.0 - x * p
-    p = 1.0 / 6402373705728000.0 - x * p
-    p = 1.0 / 355687428096000.0 - x * p
-    p = 1.0 / 20922789888000.0 - x * p
-    p = 1.0 / 1307674368000.0 - x * p
-    p = 1.0 / 87178291200.0 - x * p
-    p = 1.0 / 6227020800.0 - x * p
-    p = 1.0 / 479001600.0 - x * p
-    p = 1.0 / 39916800.0 - x * p
-    p = 1.0 / 3628800.0 - x * p
-    p = 1.0 / 362880.0 - x * p
-    p = 1.0 / 40320.0 - x * p
-    p = 1.0 / 5040.0 - x * p
-    p = 1.0 / 720.0 - x * p
-    p = 1.0 / 120.0 - x * p
-    p = 1.0 / 24.0 - x * p
-    return 1.0 / 6.0 - x * p
+    # its terms alternate and fall
+    high = horner(_THIRD_ORDER[0], _THIRD_ORDER[1:10], -x)
+    return horner(high, _THIRD_ORDER[10:], -x)  # type: ignore[no-any-return]
 
 
 @njit
@@ -120,21 +113,9 @@ def exp32_to(x: Real, size: int) -> None:
         v = max(x[i], _LOWEST_32)
         k = np.floor(v * _LOG2_E_32 + _HALF)
         r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
-        p = _C7
-        p = p * r + _C6
-        p = p * r + _C5
-        p = p * r + _C4
-        p = p * r + _C3
-        p = p * r + _HALF
-        p = _ONE + (r + r * r * p)
+        p = _ONE + (r + r * r * horner(_EXP_32[0], _EXP_32[1:], r))
         two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
         x[i] = _ZERO if x[i] < _LOWEST_32 else p * two_to_k
-
-
-_LN2 = 0.6931471805599453
-_ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
-_FRACTION = 0x000FFFFFFFFFFFFF
-_NEAR = -0.25
 
 
 @njit
@@ -152,19 +133,8 @@ def log_from_both(z: float, f: float) -> float:
     # log(1 + d) = 2 artanh(d / (2 + d)), whose series has odd powers only
     q = d / (2.0 + d)
     s = q * q
-    p = 1.0 / 25.0
-    p = p * s + 1.0 / 23.0
-    p = p * s + 1.0 / 21.0
-    p = p * s + 1.0 / 19.0
-    p = p * s + 1.0 / 17.0
-    p = p * s + 1.0 / 15.0
-    p = p * s + 1.0 / 13.0
-    p = p * s + 1.0 / 11.0
-    p = p * s + 1.0 / 9.0
-    p = p * s + 1.0 / 7.0
-    p = p * s + 1.0 / 5.0
-    p = p * s + 1.0 / 3.0
-    return k * _LN2 + (2.0 * q + 2.0 * q * (s * p))
+    p = horner(horner(ARTANH[3], ARTANH[4:10], s), ARTANH[10:], s)
+    return k * _LN2 + (2.0 * q + 2.0 * q * (s * p))  # type: ignore[no-any-return]
 
 
 @njit
@@ -177,19 +147,5 @@ def log1p_to(x: FloatArray) -> None:
     for i in range(len(x)):
         z = x[i] / (2.0 + x[i])
         s = z * z
-        p = 1.0 / 31.0
-        p = p * s + 1.0 / 29.0
-        p = p * s + 1.0 / 27.0
-        p = p * s + 1.0 / 25.0
-        p = p * s + 1.0 / 23.0
-        p = p * s + 1.0 / 21.0
-        p = p * s + 1.0 / 19.0
-        p = p * s + 1.0 / 17.0
-        p = p * s + 1.0 / 15.0
-        p = p * s + 1.0 / 13.0
-        p = p * s + 1.0 / 11.0
-        p = p * s + 1.0 / 9.0
-        p = p * s + 1.0 / 7.0
-        p = p * s + 1.0 / 5.0
-        p = p * s + 1.0 / 3.0
+        p = horner(horner(ARTANH[0], ARTANH[1:8], s), ARTANH[8:], s)
         x[i] = 2.0 * z + 2.0 * z * (s * p)

@@ -15,7 +15,6 @@ from samplesoft.kernels import panels
 SERIES = {
     laplace.second_order: lambda x: (mp.exp(-x) - 1 + x) / x**2,
     laplace.tangent: lambda x: (1 - (1 + x) * mp.exp(-x)) / x**2,
-    laplace._third_order: lambda x: ((x**2 + 2 * x + 2) * mp.exp(-x) - 2) / x**2,
 }
 
 
