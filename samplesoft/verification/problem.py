@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks
 from samplesoft._limits import quiet
 from samplesoft._temperature import require_squares
 from samplesoft._validation import (
@@ -29,7 +28,6 @@ from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.bounds import BLOCKS
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
-_AT_A_TIME = 1 << 20  # logits
 _SAME = 1e-6  # share of the squares that a better tau may leave unexplained
 
 
@@ -125,7 +123,7 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
             "`proposals` must map at least one name to probabilities, got "
             f"{type(proposals).__name__}; write for example {{'uniform': numpy.full(n, 1 / n)}}."
         )
-    checked = {}
+    checked, none = {}, np.empty(0, np.int64)
     batch, n = problem.logits.shape
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
@@ -138,7 +136,6 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
                 "give one row for all examples, or one row for each."
             )
         # q is checked here, with the name that it has in messages; no function below does it again
-        none = np.empty(0, np.int64)
         inputs = Inputs(
             problem.logits, problem.labels, q, problem.counts[0], problem.scheme, True, none
         )
@@ -150,49 +147,45 @@ def check_proposals(proposals: Mapping[str, Any], problem: Problem) -> dict[str,
     return checked
 
 
-def warn_unless_products(
-    logits: FloatArray, h: FloatArray, class_embeddings: FloatArray, tau: float
-) -> None:
+def warn_unless_products(problem: Problem) -> None:
     """Warn where logits (B, n) are not ``tau h . c``, in the name of the caller's caller.
 
     A bias of each class and a constant of each example are allowed, and rounding as of logits and
     vectors in float32. The biases are taken from the example with the shortest context, so that one
     example by itself fits always.
     """
+    logits, h, class_embeddings = problem.logits, problem.h, problem.class_embeddings
+    if h is None or class_embeddings is None:
+        return
     with quiet():  # numbers whose products overflow say nothing
         norms = np.linalg.norm(h, axis=1)
-        base, n = int(norms.argmin()), len(class_embeddings)
+        base = int(norms.argmin())
+        # differences of examples, in which the biases of classes cancel
+        y, x = logits - logits[base], (h - h[base]) @ class_embeddings.T
         # d products and their sum, the norms before, and what was added
-        unit = _FLOAT32 * (h.shape[1] + 4) * tau * np.linalg.norm(class_embeddings, axis=1)
-        size, allowed, place, squares = 0.0, 0.0, 0, np.zeros(3)
-        for rows in chunks(len(h), max(1, _AT_A_TIME // n)):
-            # differences of examples, in which the biases of classes cancel
-            y = logits[rows] - logits[base]
-            x = (h[rows] - h[base]) @ class_embeddings.T
-            slack = (norms[rows, None] + norms[base]) * unit
-            slack += 4.0 * _FLOAT32 * (np.abs(logits[rows]) + np.abs(logits[base]))
-            slack += np.median(slack, axis=1, keepdims=True)
-            off = y - tau * x
-            # a median stands for the constant, so that one wrong logit does not move the others
-            off = np.abs(off - np.median(off, axis=1, keepdims=True))
-            worst = int(np.argmax(off - slack))
-            if off.flat[worst] - slack.flat[worst] > size - allowed:
-                size, allowed = float(off.flat[worst]), float(slack.flat[worst])
-                place = rows.start * n + worst
-            y -= y.mean(axis=1, keepdims=True)
-            x -= x.mean(axis=1, keepdims=True)
-            squares += [np.vdot(y, y), np.vdot(y, x), np.vdot(x, x)]
-    if size <= allowed:
-        return
-    row, column = divmod(place, n)
-    yy, xy, xx = squares
+        unit = _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
+        slack = (norms[:, None] + norms[base]) * unit
+        slack += 4.0 * _FLOAT32 * (np.abs(logits) + np.abs(logits[base]))
+        slack += np.median(slack, axis=1, keepdims=True)
+        off = y - problem.tau * x
+        # a median stands for the constant, so that one wrong logit does not move the others
+        off = np.abs(off - np.median(off, axis=1, keepdims=True))
+        row, column = np.unravel_index(np.argmax(off - slack), off.shape)
+        size, allowed = float(off[row, column]), float(slack[row, column])
+        if not size > allowed:
+            return
+        y -= y.mean(axis=1, keepdims=True)
+        x -= x.mean(axis=1, keepdims=True)
+        yy, xy, xx = np.vdot(y, y), np.vdot(y, x), np.vdot(x, x)
+        # what the best tau leaves is next to nothing
+        fits = xy > 0.0 and yy - xy / xx * xy <= _SAME * yy
     remedy = "pass the vectors and the tau that the logits were made of, or leave the vectors out"
-    if xy > 0.0 and yy - xy / xx * xy <= _SAME * yy:  # what the best tau leaves is next to nothing
+    if fits:
         remedy = f"pass tau={xy / xx:.6g}, which fits"
     warnings.warn(
         "`logits` must be tau h . c of `h` and `class_embeddings`, to which a bias of each "
         "class and a constant of each example may be added, else gradients in these are wrong: "
-        f"with tau = {tau:g} class {column} of example {row} is off by {size:.3g} against "
+        f"with tau = {problem.tau:g} class {column} of example {row} is off by {size:.3g} against "
         f"example {base}, and rounding explains {allowed:.1g}; {remedy}.",
         RuntimeWarning,
         stacklevel=3,

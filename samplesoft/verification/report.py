@@ -31,7 +31,7 @@ WANTED_BIAS = 0.01  # whose number of draws the summary names
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerificationRow:
     """One sampler, one number of draws, one block of parameters.
 
@@ -108,33 +108,33 @@ class VerificationRow:
     max_bias: float
     l1_bias: float
     resolved: bool
-    monte_carlo_max: float | None
-    monte_carlo_max_stderr: float | None
-    monte_carlo_l1: float | None
-    monte_carlo_l1_stderr: float | None
-    max_abs_z: float | None
+    monte_carlo_max: float | None = None
+    monte_carlo_max_stderr: float | None = None
+    monte_carlo_l1: float | None = None
+    monte_carlo_l1_stderr: float | None = None
+    max_abs_z: float | None = None
     num_tested: int
     num_untested: int
-    p_value: float | None
-    printed_max: float | None
-    outside_printed: int | None
-    outside_printed_limit: int | None
-    outside_with_sign: int | None
-    sign_condition: int | None
-    corrected_max: float | None
-    corrected_outside: int | None
-    finite_hold: bool | None
-    finite_outside: int | None
-    draws_per_moment: float | None
-    finite_tightness: float | None
-    finite_min_max: float | None
-    finite_max_max: float | None
-    finite_max_l1: float | None
-    leading_ratio: float | None
-    agapiou_ratio: float | None
-    effective_sample_size: float | None
+    p_value: float | None = None
+    printed_max: float | None = None
+    outside_printed: int | None = None
+    outside_printed_limit: int | None = None
+    outside_with_sign: int | None = None
+    sign_condition: int | None = None
+    corrected_max: float | None = None
+    corrected_outside: int | None = None
+    finite_hold: bool | None = None
+    finite_outside: int | None = None
+    draws_per_moment: float | None = None
+    finite_tightness: float | None = None
+    finite_min_max: float | None = None
+    finite_max_max: float | None = None
+    finite_max_l1: float | None = None
+    leading_ratio: float | None = None
+    agapiou_ratio: float | None = None
+    effective_sample_size: float | None = None
     loss_bias: float
-    loss_z: float | None
+    loss_z: float | None = None
     squared_bias: float | None = None
     variance: float | None = None
     mse: float | None = None
@@ -155,7 +155,6 @@ class Picture:
     ends: Ends  # bounds that hold for every m
     printed: Ends  # LB and UB
     outside: BoolArray  # whether the bias is outside LB and UB
-    outside_limit: BoolArray  # whether its limit for many draws is
 
 
 @dataclass(frozen=True)
@@ -228,14 +227,6 @@ class VerificationReport(Report):
         return self.agrees and self.bounds_hold
 
     @property
-    def outside_printed(self) -> tuple[int, int]:
-        """Coordinates outside the printed bounds, at their m and in the limit, of all rows."""
-        return (
-            sum(row.outside_printed or 0 for row in self.rows),
-            sum(row.outside_printed_limit or 0 for row in self.rows),
-        )
-
-    @property
     def verdict(self) -> str:
         """What was found, in three sentences or fewer."""
         return " ".join(filter(None, (_of_trials(self), _of_bounds(self), _of_draws(self))))
@@ -249,11 +240,9 @@ class VerificationReport(Report):
             Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
         """
         names = [one.name for one in fields(self) if one.name not in ("rows", "pictures")]
-        values = {
-            name: getattr(self, name) for name in (*names, "agrees", "bounds_hold", "ok", "verdict")
-        }
-        values["rows"] = [asdict(row) for row in self.rows]
-        return dict(plain(values))
+        names += ["agrees", "bounds_hold", "ok", "verdict"]
+        rows = [asdict(row) for row in self.rows]
+        return dict(plain({name: getattr(self, name) for name in names} | {"rows": rows}))
 
     def to_csv(self) -> str:
         """Return all fields of all rows, to 8 significant digits.
@@ -339,9 +328,9 @@ def _summary(report: VerificationReport) -> Table:
     return Table(_groups(report), columns, "Each proposal at each number of draws m")
 
 
-def _shown(row: VerificationRow, bias: float) -> float:
+def _shown(row: VerificationRow, bias: float | None) -> float | None:
     """Return a bias, or 0 where it is within its numerical error."""
-    return bias if row.resolved else 0.0
+    return bias if row.resolved or bias is None else 0.0
 
 
 def _agreement(report: VerificationReport, group: Group) -> str:
@@ -446,7 +435,7 @@ def _of_bounds(report: VerificationReport) -> str:
     text = f"{proved} {'hold' if report.bounds_hold else 'are VIOLATED'}"
     if not report.has_theorem:
         return f"{text}."
-    outside, _ = report.outside_printed
+    outside = _total_outside(report.rows)
     if not outside:
         return f"{text}; nothing is outside Theorem 1 as printed."
     # outside where g < 0 the printed bound was never proved, so the two are told apart
@@ -479,6 +468,10 @@ def _of_draws(report: VerificationReport) -> str:
 
 def _all_columns(report: VerificationReport, wrt: str, rows: Group) -> list[Column]:
     """Return the columns of a block's table; figures that no row has are left out."""
+
+    def num_of_all(row: VerificationRow) -> str:
+        return f"{row.sign_condition}/{report.num_examples}"
+
     columns = [
         Column("sampler", lambda row: row.sampler),
         Column("m", lambda row: row.num_sampled),
@@ -489,11 +482,7 @@ def _all_columns(report: VerificationReport, wrt: str, rows: Group) -> list[Colu
         Column("outside\nLB/UB", lambda row: row.outside_printed, ","),
         Column("in limit", lambda row: row.outside_printed_limit, ","),
         Column("where\ng >= 0", lambda row: row.outside_with_sign, ","),
-        Column(
-            "all\ng >= 0",
-            lambda row: row.sign_condition,
-            lambda row: f"{row.sign_condition}/{report.num_examples}",
-        ),
+        Column("all\ng >= 0", lambda row: row.sign_condition, num_of_all),
         Column("corrected\n/max", _corrected, _corrected_text),
         Column("m/rho", lambda row: row.draws_per_moment, ".3g"),
         Column("finite-m", lambda row: row.finite_outside, _finite_text),
@@ -506,7 +495,7 @@ def _all_columns(report: VerificationReport, wrt: str, rows: Group) -> list[Colu
         columns.append(Column("loss bias", lambda row: _shown(row, row.loss_bias), ".2e"))
         columns.append(Column("loss z", lambda row: row.loss_z, ".2f"))
     columns += [
-        Column("squared\nbias", _squared_bias, ".2e"),
+        Column("squared\nbias", lambda row: _shown(row, row.squared_bias), ".2e"),
         Column("variance", lambda row: row.variance, ".2e"),
         Column("MSE", lambda row: row.mse, ".2e"),
     ]
@@ -531,10 +520,6 @@ _LEGEND = {  # by a column that a sentence is about
     "loss bias": "loss bias: E[L'] - L in nats.",
     "MSE": "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates.",
 }
-
-
-def _squared_bias(row: VerificationRow) -> float | None:
-    return None if row.squared_bias is None else _shown(row, row.squared_bias)
 
 
 def _corrected(row: VerificationRow) -> float | None:

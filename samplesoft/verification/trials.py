@@ -9,7 +9,6 @@ tested, and have no part in any result.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -32,8 +31,7 @@ _ATOM = 0.1  # classes whose log weights agree to 0.1 are one atom of the distri
 _STEP = 0.3  # of log u: the trapezoid rule is good to three digits
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """z-scores of the statistics that were tested, and the number of those that were not."""
 
     z: FloatArray  # Monte Carlo mean minus exact value, in standard errors
@@ -61,8 +59,7 @@ def p_value(max_abs_z: float, num_tests: int) -> float:
     return min(1.0, 2.0 * num_tests * NormalDist().cdf(-max_abs_z))
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Monte Carlo of one example compared with its exact bias b.
 
     The norms are ``sign(b_i) b_i`` for the largest coordinate i of b, and ``sign(b) . b``. As both
@@ -72,8 +69,7 @@ class Comparison:
     logits: Scores  # of bins of classes, and of the norms
     h: Scores  # of its coordinates
     loss: Scores
-    max_bias: tuple[float, float]  # estimate and standard error
-    l1_bias: tuple[float, float]
+    norms: FloatArray  # (2, 2): estimates of the largest |b_i| and the L1 norm, standard errors
 
 
 def compare(
@@ -93,7 +89,6 @@ def compare(
     m, scheme = inputs.num_sampled, inputs.scheme
     p, bias, error = exact.probs[example], exact.bias[example], float(exact.error[example])
     tails = predict_tails(p, label, q, m, scheme)
-    expected = p + bias
     bins = bin_classes(label, tails, num_trials)
     # the norm of an estimate is biased upwards; these two are linear in it and are not
     top = int(np.argmax(np.abs(bias)))
@@ -103,77 +98,70 @@ def compare(
     directions = norms if jacobian is None else np.hstack([norms, jacobian])
     trials = simulate(logits, label, q, m, scheme, num_trials, key, bins, directions)
 
-    p_bin = _sum_bins(bins, p)
+    p_bin, bias_bin, expected_bin = (
+        np.bincount(bins, values).astype(np.float64) for values in (p, bias, p + bias)
+    )
     # single classes are hit too seldom for a normal mean, so bins of them are compared
     of_bins = _z_scores(
-        trials.bias - _sum_bins(bins, bias),
+        num_trials,
+        trials.bias - bias_bin,
         trials.stderr,
         error + _ROUNDING * p_bin,
-        predict_bins(tails, bins, _sum_bins(bins, expected), num_trials),
+        _moments_of_bins(tails, bins, expected_bin),
     )
-    mean, stderr = trials.projection_bias, trials.projection_stderr
-    difference = mean - bias @ directions
-    rounding = (error + _ROUNDING) * np.abs(directions).max(axis=0, initial=0.0)
-    predicted = predict_projections(tails, label, directions - expected @ directions, num_trials)
+    of_directions = (
+        trials.projection_bias - bias @ directions,
+        trials.projection_stderr,
+        (error + _ROUNDING) * np.abs(directions).max(axis=0, initial=0.0),
+        _moments_of_projections(tails, label, directions - (p + bias) @ directions),
+    )
     of_norms, of_h = (
-        _z_scores(
-            difference[some],
-            stderr[some],
-            rounding[some],
-            Predicted(*(column[some] for column in predicted)),
-        )
+        _z_scores(num_trials, *(values[..., some] for values in of_directions))
         for some in (slice(2), slice(2, None))
     )
     of_loss = _z_scores(
+        num_trials,
         np.array([trials.loss_bias - float(exact.loss_bias[example])]),
         np.array([trials.loss_stderr]),
         np.array([error + _ROUNDING * (1.0 + float(np.abs(logits).max()))]),
-        predict_loss(tails, label, q, p, m, scheme, num_trials),
+        _moments_of_loss(tails, label, q, p, m, scheme),
     )
-    return Comparison(
-        merge([of_bins, of_norms]),
-        of_h,
-        of_loss,
-        (float(mean[0]), float(stderr[0])),
-        (float(mean[1]), float(stderr[1])),
-    )
+    estimates = np.array([trials.projection_bias[:2], trials.projection_stderr[:2]])
+    return Comparison(merge([of_bins, of_norms]), of_h, of_loss, estimates)
 
 
 def _z_scores(
-    difference: FloatArray, stderr: FloatArray, rounding: FloatArray, predicted: Predicted
+    num_trials: int,
+    difference: FloatArray,
+    stderr: FloatArray,
+    rounding: FloatArray,
+    moments: FloatArray,
 ) -> Scores:
-    """Return z-scores of differences from exact values, 0 where one is within rounding."""
+    """Return z-scores of differences from exact values, 0 where one is within rounding.
+
+    `moments` (2, P) are about the second and the third moment of P statistics in one trial.
+    """
     # what rounding explains is no difference
     apart = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
     z = np.divide(apart, stderr, out=np.where(apart == 0.0, 0.0, np.inf), where=stderr > 0.0)
     z[apart == 0.0] = 0.0
-    normal = predicted.skewness <= MAX_SKEWNESS
+    second, third = moments
+    skewness = np.divide(third, second**1.5, out=np.zeros_like(second), where=second > 0.0)
+    normal = skewness / math.sqrt(num_trials) <= MAX_SKEWNESS
     # a standard error far below the predicted one: the rare trials that cause it are missing
-    normal &= (apart == 0.0) | (stderr >= _LEAST_STDERR * predicted.stderr)
+    normal &= (apart == 0.0) | (stderr >= _LEAST_STDERR * np.sqrt(second / num_trials))
     return Scores(z[normal], int((~normal).sum()))
 
 
-def _sum_bins(bins: IntArray, values: FloatArray) -> FloatArray:
-    return np.bincount(bins, values).astype(np.float64)
-
-
-@dataclass(frozen=True)
-class Tails:
+class Tails(NamedTuple):
     """Moments of the contributions of one draw, and of 1/S, to a trial of one example."""
 
     rates: FloatArray  # (n,): variance of the number of draws of each class in a trial
     hits: FloatArray  # (n,): probability that a trial draws the class
-    # (3, n): mean, root mean square, and cube root of the mean cube of one draw's share of p'
-    shares: FloatArray
-    common: tuple[float, float]  # about variance and third absolute moment of 1/S over its mean
+    share: FloatArray  # (n,): mean share of p' that one draw has
+    moments: FloatArray  # (2, n): what all draws of a class add to the moments of p'
+    common: FloatArray  # (2,): about variance and third absolute moment of 1/S over its mean
     base: float  # mean share of p' that the base mass has
-
-
-class Predicted(NamedTuple):
-    """Approximate skewness and standard errors of P means over the trials, each (P,)."""
-
-    skewness: FloatArray
-    stderr: FloatArray
 
 
 def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Tails:
@@ -202,9 +190,10 @@ def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sche
     rates = num * drawn * (1.0 - drawn)
 
     used = np.flatnonzero((weights > 0.0) & np.isfinite(weights))
+    # mean, root mean square, and cube root of the mean cube of one draw's share of p'
     shares = np.zeros((3, len(p)))
     if not len(used):
-        return Tails(rates, hits, shares, (0.0, 0.0), 1.0)
+        return Tails(rates, hits, shares[0], shares[1:], np.zeros(2), 1.0)
     # S depends on the weights alone, so classes of about one weight are added up: the integrals
     # below take time by the number of atoms, some hundred, and not of classes
     keys = np.rint(np.log(weights[used]) / _ATOM)[:, None]
@@ -240,7 +229,9 @@ def predict_tails(p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sche
     if not math.isfinite(cube):  # no base mass: S can be as small as a single draw
         variance, cube = 1.0, 1e6
     shares[:, used] = parts[:, atom_of]
-    return Tails(rates, hits, shares, (variance, cube), min(base * float(inverse[0]), 1.0))
+    added = rates * np.stack([shares[1] ** 2, shares[2] ** 3])
+    common = np.array([variance, cube])
+    return Tails(rates, hits, shares[0], added, common, min(base * float(inverse[0]), 1.0))
 
 
 def _log_transform(
@@ -249,11 +240,9 @@ def _log_transform(
     """Return the log of the Laplace transform of one draw, or of all if they are independent."""
     # 1 - exp(-u r), with the digits of a small u r; exp(-745) is the least float64
     falls = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
-    if scheme.independent:
-        together: FloatArray = np.log1p(-np.minimum(mass * falls, 1.0 - 1e-16)) @ count
-        return together
-    log_one: FloatArray = np.log1p(-np.minimum(falls @ (mass * count), 1.0 - 1e-16))
-    return log_one
+    lost = mass * falls if scheme.independent else falls @ (mass * count)
+    logs: FloatArray = np.log1p(-np.minimum(lost, 1.0 - 1e-16))
+    return logs @ count if scheme.independent else logs
 
 
 def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray) -> FloatArray:
@@ -275,7 +264,7 @@ def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
     expected = num_trials * tails.hits
     expected[label] = 0.0
     # in order of weight, as one heavy and rare class would be the whole variance of its bin
-    order = np.argsort(-tails.shares[0], kind="stable")
+    order = np.argsort(-tails.share, kind="stable")
     order = order[order != label]
     # a bin ends where enough hits are together; the last ones, too few for a bin, join it
     filled = np.cumsum(expected[order])
@@ -294,42 +283,39 @@ def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:
     return bins
 
 
-def predict_projections(
-    tails: Tails, label: int, centered: FloatArray, num_trials: int
-) -> Predicted:
-    """Predict the means of ``p' @ directions``, whatever their signs.
+def _moments_of_projections(tails: Tails, label: int, centered: FloatArray) -> FloatArray:
+    """Predict the moments of ``p' @ directions`` in a trial, whatever their signs.
 
     `centered` (n, P) are the directions minus their means under the expected p'.
     """
     # each draw moves p' by its share: second and third moments of independent draws add up
     size = np.abs(centered)
+    of_label = tails.base * size[label]
     square = size * size
-    variance, cube = tails.common
-    own = tails.base * size[label]
-    second = (tails.rates * tails.shares[1] ** 2) @ square + variance * own**2
-    third = (tails.rates * tails.shares[2] ** 3) @ (square * size) + cube * own**3
-    return _predicted(second, third, num_trials)
+    added = [tails.moments[0] @ square, tails.moments[1] @ (square * size)]
+    return np.stack(added) + _of_common(tails, of_label)
 
 
-def predict_bins(tails: Tails, bins: IntArray, expected: FloatArray, num_trials: int) -> Predicted:
-    """Predict the mean mass of each bin; `expected`, (number of bins,), is E[p']."""
-    variance, cube = tails.common
-    size = np.abs(expected)
-    second = np.bincount(bins, tails.rates * tails.shares[1] ** 2) + variance * size**2
-    third = np.bincount(bins, tails.rates * tails.shares[2] ** 3) + cube * size**3
-    return _predicted(second, third, num_trials)
+def _moments_of_bins(tails: Tails, bins: IntArray, expected: FloatArray) -> FloatArray:
+    """Predict the moments of the mass of each bin; `expected`, (number of bins,), is E[p']."""
+    added = [np.bincount(bins, moment) for moment in tails.moments]
+    return np.stack(added) + _of_common(tails, np.abs(expected))
 
 
-def predict_loss(
-    tails: Tails, label: int, q: FloatArray, p: FloatArray, m: int, scheme: Scheme, num_trials: int
-) -> Predicted:
-    """Predict the mean loss, shape (1,)."""
-    shares = tails.shares[0]
+def _of_common(tails: Tails, size: FloatArray) -> FloatArray:
+    """Return the moments of what 1/S, which all classes share, does to values of this size."""
+    return tails.common[:, None] * np.stack([size**2, size**3])
+
+
+def _moments_of_loss(
+    tails: Tails, label: int, q: FloatArray, p: FloatArray, m: int, scheme: Scheme
+) -> FloatArray:
+    """Predict the moments of the loss, (2, 1)."""
     total = tails.rates.sum()
     # with m draws in all, what they share on average is no part of the variance
     fixed_number = not scheme.independent and total > 0.0
-    mean = tails.rates @ shares / total if fixed_number else 0.0
-    effects = np.abs(shares - mean)
+    mean = tails.rates @ tails.share / total if fixed_number else 0.0
+    effects = np.abs(tails.share - mean)
     second, third = tails.rates @ effects**2, tails.rates @ effects**3
     if scheme.random_count:
         # all draws are then of the label, and S is its own mass
@@ -338,9 +324,4 @@ def predict_loss(
             none = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))
         size = -math.log(max(float(p[label]), 1e-300))
         second, third = second + none * size**2, third + none * size**3
-    return _predicted(np.array([second]), np.array([third]), num_trials)
-
-
-def _predicted(second: FloatArray, third: FloatArray, num_trials: int) -> Predicted:
-    ratio = np.divide(third, second**1.5, out=np.zeros_like(second), where=second > 0.0)
-    return Predicted(ratio / math.sqrt(num_trials), np.sqrt(second / num_trials))
+    return np.array([[second], [third]])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,16 +42,6 @@ from samplesoft.verification.report import (
     one_line,
 )
 from samplesoft.verification.trials import ALPHA, Comparison, compare, merge, p_value, z_limit
-
-_MEANS = ("printed_max", "corrected_max", "finite_min_max", "finite_max_max", "finite_max_l1")
-_TOTALS = (
-    "outside_printed",
-    "outside_printed_limit",
-    "outside_with_sign",
-    "sign_condition",
-    "corrected_outside",
-    "finite_outside",
-)
 
 
 def verify(
@@ -156,8 +146,7 @@ def verify(
         logits, labels, num_sampled, h, class_embeddings, tau, wrt, scheme, num_trials
     )
     samplers = check_proposals(proposals, problem)
-    if problem.h is not None and problem.class_embeddings is not None:
-        warn_unless_products(problem.logits, problem.h, problem.class_embeddings, problem.tau)
+    warn_unless_products(problem)
     key = as_key(rng)
     counts = problem.counts
     rows: list[VerificationRow] = []
@@ -172,7 +161,7 @@ def verify(
             for k, m in enumerate(counts):
                 # streams are keyed by place, so that no row depends on the order or on threads
                 stream = np.uint64(mix64(key, np.uint64(i * len(counts) + k)))
-                cell = _compute_cell(problem, inputs, m, theory, stream, bar)
+                cell = _compute_cell(problem, inputs.at(m), theory, stream, bar)
                 of_sampler += [_make_row(problem, name, wrt, cell) for wrt in problem.blocks]
                 if callable(progress):
                     progress(one_line(of_sampler[-len(problem.blocks)]))
@@ -196,12 +185,11 @@ def verify(
         max_abs_z=scores.max_abs_z,
         z_limit=z_limit(scores.z.size),
         settings=dict(settings or {}),
-        pictures=_make_pictures(shown),
+        pictures=tuple(_make_pictures(shown)),
     )
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One sampler at one m: the exact bias, its bounds, and Monte Carlo of each example.
 
     `blocks` has the keys ``logits`` and ``h``; `theory` is None for all schemes but ``negatives``,
@@ -217,26 +205,26 @@ class Cell:
 
 
 def _compute_cell(
-    problem: Problem, inputs: Inputs, m: int, theory: Theory | None, key: np.uint64, bar: Any
+    problem: Problem, inputs: Inputs, theory: Theory | None, key: np.uint64, bar: Any
 ) -> Cell:
     """Compute what is known of one sampler at one m; `bar` counts the examples."""
-    scheme, inputs = problem.scheme, inputs.at(m)
+    m, scheme = inputs.num_sampled, problem.scheme
     if scheme.independent:  # each class is included as often as m draws would hold it
         inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
     exact = exact_bias_of(inputs)
-    finite = classical = None
+    ends = of_h = classical = None
     # their proofs need a sum of e_t and a mean of independent draws
     if _has_bounds_for_every_m(scheme):
         classical, finite = self_normalized_terms_of(inputs), finite_sample_bounds_of(inputs)
-    ends = None if finite is None else (finite.lower, finite.upper)
+        ends, of_h = (finite.lower, finite.upper), finite.gradient
     blocks = {"logits": compare_with_bounds(exact.bias, exact.error, theory, ends, m, 1.0)}
     jacobian = problem.jacobian if "h" in problem.blocks else None
     if jacobian is not None:
         blocks["h"] = compare_with_bounds(
             exact.bias @ jacobian,
             exact.error,
-            None if theory is None else theory.of_h(jacobian),
-            None if finite is None else finite.gradient(jacobian),
+            theory and theory.of_h(jacobian),
+            of_h and of_h(jacobian),
             m,
             float(np.abs(jacobian).max()),
         )
@@ -274,131 +262,104 @@ def _draws_needed(inputs: Inputs) -> int | None:
 
 def _make_row(problem: Problem, name: str, wrt: str, cell: Cell) -> VerificationRow:
     """Sum up a cell in one row: the sampler `name` in the block `wrt`."""
-    m = cell.inputs.num_sampled
-    figures = _figures(problem, wrt, cell)
+    figures = _figures_of_cell(problem, wrt, cell)
+    is_resolved = bool(figures.pop("resolved").all())
+    values = {field: _summed_up(of_examples) for field, of_examples in figures.items()}
+    # in parts of the bias, where it is not 0 as far as can be told
+    l1_bias = values["l1_bias"] if is_resolved else 0.0
+    for field in ("finite_tightness", "leading_ratio", "agapiou_ratio"):
+        norm = values.pop(field, None)
+        values[field] = None if norm is None or not l1_bias else norm / l1_bias
+    if wrt == "logits":
+        norms = np.array([one.norms for one in cell.comparisons])
+        # of means of independent estimates
+        stderr = np.sqrt((norms[:, 1] ** 2).sum(axis=0)) / len(norms)
+        for k, norm in enumerate(("max", "l1")):
+            values[f"monte_carlo_{norm}"] = float(norms[:, 0, k].mean())
+            values[f"monte_carlo_{norm}_stderr"] = float(stderr[k])
     tested = merge([one.h if wrt == "h" else one.logits for one in cell.comparisons])
+    if tested.z.size:
+        values["max_abs_z"] = tested.max_abs_z
+        values["p_value"] = p_value(tested.max_abs_z, tested.z.size)
     loss = merge([one.loss for one in cell.comparisons])
-    resolved = bool(figures["resolved"].all())
-    l1_bias = float(np.mean(figures["l1_bias"]))
-    width = _mean(figures.get("finite_width"))
-    summed_up: dict[str, Any] = {field: _mean(figures.get(field)) for field in _MEANS}
-    summed_up |= {field: _total(figures.get(field)) for field in _TOTALS}
-    outside = summed_up["finite_outside"]
     return VerificationRow(
         sampler=name,
-        num_sampled=m,
+        num_sampled=cell.inputs.num_sampled,
         wrt=wrt,
-        num_coordinates=int(figures["num_coordinates"].sum()),
-        max_bias=float(np.mean(figures["max_bias"])),
-        l1_bias=l1_bias,
-        resolved=resolved,
-        **_estimates(wrt, cell),
-        max_abs_z=tested.max_abs_z if tested.z.size else None,
+        resolved=is_resolved,
         num_tested=tested.z.size,
         num_untested=tested.num_untested,
-        p_value=p_value(tested.max_abs_z, tested.z.size) if tested.z.size else None,
-        **summed_up,
-        finite_hold=None if outside is None else outside == 0,
-        draws_per_moment=_draws_per_moment(m, cell.theory),
-        finite_tightness=width / l1_bias if width is not None and l1_bias and resolved else None,
-        **_classical(wrt, cell, l1_bias if resolved else None),
-        loss_bias=float(np.mean(cell.exact.loss_bias)),
+        finite_hold=None if "finite_outside" not in values else values["finite_outside"] == 0,
         loss_z=loss.max_abs_z if loss.z.size else None,
-        **_moments(problem, wrt, cell),
-        draws_needed=None,  # which is asked for once a sampler
+        **values,
     )
 
 
-def _figures(problem: Problem, wrt: str, cell: Cell) -> Figures:
-    if problem.h is None or wrt != "class_embeddings":
-        return figures_of(cell.blocks[wrt])
-    block, slopes = cell.blocks["logits"], problem.tau * problem.h
-    return class_vector_figures(block, cell.theory, cell.inputs.num_sampled, slopes)
+def _figures_of_cell(problem: Problem, wrt: str, cell: Cell) -> Figures:
+    """Return the fields of a row for each example; ratios are norms still, not yet divided."""
+    m, theory, terms = cell.inputs.num_sampled, cell.theory, cell.classical
+    if wrt == "class_embeddings" and problem.h is not None:
+        slopes = problem.tau * problem.h
+        figures = class_vector_figures(cell.blocks["logits"], theory, m, slopes)
+    else:
+        figures = figures_of(cell.blocks[wrt])
+    figures["loss_bias"] = cell.exact.loss_bias
+    if theory is not None:
+        moments: FloatArray = theory.printed.second_moment
+        with np.errstate(divide="ignore"):
+            figures["draws_per_moment"] = np.where(moments < np.inf, m / moments, np.inf)
+    if terms is not None and wrt == "logits":
+        figures |= {
+            "leading_ratio": np.abs(terms.leading_bias).sum(axis=-1),
+            "agapiou_ratio": terms.agapiou_bound,
+            "effective_sample_size": terms.effective_sample_size,
+        }
+    # variances of the logits' gradient have no use, and need n integrals
+    if terms is not None and wrt == "h" and problem.class_embeddings is not None:
+        found = exact_gradient_moments_of(cell.inputs, problem.class_embeddings, problem.tau)
+        names = ("squared_bias", "variance", "mse")
+        figures |= {name: getattr(found, name) for name in names}
+    return figures
 
 
-def _mean(values: Any) -> float | None:
-    mean = np.nan if values is None else float(np.mean(values))
+def _summed_up(of_examples: Any) -> Any:
+    """Return the total of counts, and the mean of other figures or None if it is not finite."""
+    values = np.asarray(of_examples)
+    if values.dtype.kind != "f":
+        return int(values.sum())
+    mean = float(values.mean())
     return mean if np.isfinite(mean) else None
 
 
-def _total(values: Any) -> int | None:
-    return None if values is None else int(values.sum())
-
-
-def _estimates(wrt: str, cell: Cell) -> dict[str, Any]:
-    """Return the estimates of both norms, which Monte Carlo has in the logits."""
-    estimates: dict[str, Any] = {}
-    for norm in ("max", "l1"):
-        values = np.array([getattr(one, f"{norm}_bias") for one in cell.comparisons])
-        # of a mean of independent estimates
-        stderr = float(np.sqrt((values[:, 1] ** 2).sum())) / len(values)
-        in_logits = wrt == "logits"
-        estimates[f"monte_carlo_{norm}"] = float(values[:, 0].mean()) if in_logits else None
-        estimates[f"monte_carlo_{norm}_stderr"] = stderr if in_logits else None
-    return estimates
-
-
-def _moments(problem: Problem, wrt: str, cell: Cell) -> dict[str, Any]:
-    """Return the exact moments of the gradient in h, for schemes that have them."""
-    # variances of the logits' gradient have no use, and need n integrals
-    if wrt != "h" or cell.classical is None or problem.class_embeddings is None:
-        return {}
-    moments = exact_gradient_moments_of(cell.inputs, problem.class_embeddings, problem.tau)
-    names = ("squared_bias", "variance", "mse")
-    return {name: float(np.mean(getattr(moments, name))) for name in names}
-
-
-def _draws_per_moment(m: int, theory: Theory | None) -> float | None:
-    if theory is None:
-        return None
-    moments: FloatArray = theory.printed.second_moment
-    return _mean(m / moments) if 0.0 < moments.min() <= moments.max() < np.inf else None
-
-
-def _classical(wrt: str, cell: Cell, l1_bias: float | None) -> dict[str, Any]:
-    """Return the terms of self-normalised importance sampling, the norms divided by `l1_bias`."""
-    terms = cell.classical
-    if wrt != "logits" or terms is None:
-        return dict.fromkeys(("leading_ratio", "agapiou_ratio", "effective_sample_size"))
-    leading = float(np.mean(np.abs(terms.leading_bias).sum(axis=-1)))
-    agapiou = float(np.mean(terms.agapiou_bound))
-    return {
-        "leading_ratio": _mean(leading / l1_bias) if l1_bias else None,
-        "agapiou_ratio": _mean(agapiou / l1_bias) if l1_bias else None,
-        "effective_sample_size": _mean(terms.effective_sample_size),
-    }
-
-
-def _make_pictures(cells: dict[str, Cell]) -> tuple[Picture, ...]:
-    """Return a picture for each sampler, of the example with most coordinates outside in all.
+def _make_pictures(cells: dict[str, Cell]) -> Iterator[Picture]:
+    """Yield a picture for each sampler, of the example with most coordinates outside in all.
 
     It is of the coordinates of h, which are few, or else of the logits.
     """
-    pictures = []
     wrt = "h" if any("h" in cell.blocks for cell in cells.values()) else "logits"
-    blocks = [cell.blocks[wrt] for cell in cells.values()]
+    blocks = {name: cell.blocks[wrt] for name, cell in cells.items()}
+    outside = {
+        name: block.printed.outside(block.bias, block.slack)
+        for name, block in blocks.items()
+        if block.printed is not None
+    }
     # one example for all panels, so that they can be compared
-    outside = sum(block.printed.outside.sum(axis=1) for block in blocks if block.printed)
-    example = int(np.argmax(outside)) if cells else 0
-    for (name, cell), block in zip(cells.items(), blocks, strict=True):
-        if block.printed is None or block.ends is None:
+    example = int(np.argmax(sum(where.sum(axis=1) for where in outside.values())))
+    for name, cell in cells.items():
+        block, printed = blocks[name], blocks[name].printed
+        if printed is None or block.ends is None:
             continue
-        probs, upper = cell.exact.probs[example], block.printed.upper[example]
+        probs, upper = cell.exact.probs[example], printed.upper[example]
         order = np.argsort(upper if wrt == "h" else probs)
-        position = np.arange(1.0, len(order) + 1.0) if wrt == "h" else probs[order]
-        pictures.append(
-            Picture(
-                sampler=name,
-                num_sampled=cell.inputs.num_sampled,
-                wrt=wrt,
-                example=example,
-                order=order,
-                position=position,
-                bias=block.bias[example],
-                ends=(block.ends[0][example], block.ends[1][example]),
-                printed=(block.printed.lower[example], upper),
-                outside=block.printed.outside[example],
-                outside_limit=block.printed.outside_limit[example],
-            )
+        yield Picture(
+            sampler=name,
+            num_sampled=cell.inputs.num_sampled,
+            wrt=wrt,
+            example=example,
+            order=order,
+            position=np.arange(1.0, len(order) + 1.0) if wrt == "h" else probs[order],
+            bias=block.bias[example],
+            ends=(block.ends[0][example], block.ends[1][example]),
+            printed=(printed.lower[example], upper),
+            outside=outside[name][example],
         )
-    return tuple(pictures)

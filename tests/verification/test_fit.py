@@ -5,16 +5,14 @@ import warnings
 import numpy as np
 import pytest
 
-from samplesoft.verification import problem
+from samplesoft.verification.problem import check_problem, warn_unless_products
 from samplesoft.verification.verify import verify
 
 N, D, B, TAU = 30, 6, 4, 3.0
 
 
-@pytest.fixture(params=["one block", "blocks of one row"])
-def vectors(request, monkeypatch):
-    if request.param != "one block":
-        monkeypatch.setattr(problem, "_AT_A_TIME", 1)
+@pytest.fixture
+def vectors():
     rng = np.random.default_rng(0)
     return rng.normal(size=(B, D)), rng.normal(size=(N, D))
 
@@ -89,7 +87,9 @@ def test_rounding_to_float32_is_no_misfit(dim, norm):
 def call(logits, h, c, tau=TAU):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        problem.warn_unless_products(logits.astype(np.float64), h, c, tau)
+        warn_unless_products(
+            check_problem(logits, np.zeros(len(h), int), 3, h, c, tau, "h", "negatives", 2)
+        )
     return found
 
 
