@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,20 +33,38 @@ def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def positive_int(text: str, least: int = 1) -> int:
-    """Parse an integer of at least `least`."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
-    return value
+def number_of(
+    wanted: str, holds: Callable[[Any], bool], kind: Callable[[str], Any] = float
+) -> Callable[[str], Any]:
+    """Return a parser of what `wanted` describes: a text of this kind for which `holds` is true."""
+
+    def parse(text: str) -> Any:
+        """Parse such a text, or refuse it in words."""
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not holds(value):
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
+        return value
+
+    return parse
+
+
+def integer_of(least: int) -> Callable[[str], Any]:
+    """Return a parser of integers of at least `least`."""
+    return number_of(f"an integer of at least {least}", lambda value: value >= least, int)
+
+
+positive_int, seed = integer_of(1), integer_of(0)
+positive_float = number_of("a finite number above 0", lambda value: 0.0 < value < float("inf"))
+rate = number_of("a number from 0 to below 1", lambda value: 0.0 <= value < 1.0)
+folder_name = number_of("the name of a folder", bool, str)
 
 
 def draw_count(text: str) -> int:
     """Parse a number of draws."""
-    value = positive_int(text)
+    value: int = positive_int(text)
     if value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(f"expected at most {LARGEST_COUNT} draws, got {value}")
     return value
@@ -58,42 +76,6 @@ def draw_counts(text: str) -> list[int]:
     if len(set(counts)) < len(counts):
         raise argparse.ArgumentTypeError(f"expected different numbers of draws, got {text!r}")
     return counts
-
-
-def seed(text: str) -> int:
-    """Parse an integer of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
-    return int(text)
-
-
-def positive_float(text: str) -> float:
-    """Parse a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a finite number above 0, got {text!r}")
-    return value
-
-
-def rate(text: str) -> float:
-    """Parse a number from 0 to below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to below 1, got {text!r}")
-    return value
-
-
-def folder_name(text: str) -> str:
-    """Parse the name of a folder, which must not be empty."""
-    if not text:
-        raise argparse.ArgumentTypeError("expected the name of a folder, got ''")
-    return text
 
 
 def flag(name: str) -> str:
@@ -109,10 +91,7 @@ def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:
 
 Options = dict[str, tuple[str, dict[str, Any]]]  # help and arguments of argparse, by field
 RANDOM_FEATURES: Options = {
-    "nu": (
-        "sharpness of the Gaussian kernel of the rff samplers",
-        {"type": positive_float},
-    ),
+    "nu": ("sharpness of the Gaussian kernel of the rff samplers", {"type": positive_float}),
     "num_features": (
         "random frequencies of the rff samplers, features of positive",
         {"type": positive_int, "metavar": "D"},
@@ -121,15 +100,17 @@ RANDOM_FEATURES: Options = {
 
 
 def add_options(group: Any, defaults: Any, options: Options) -> None:
-    """Add options, with None for one that is not given; help names what `defaults` have then."""
+    """Add options, with None for one that is not given; help names what `defaults` have then.
+
+    Where there are no defaults, options have their own.
+    """
     # None stands for an option that is not given, so that --resume can fill it in
     for name, (text, arguments) in options.items():
-        value = getattr(defaults, name)
-        if "default" not in text:
+        if defaults is not None and "default" not in text:
+            value = getattr(defaults, name)
             text += f" (default {value if isinstance(value, str) else format(value, 'g')})"
-        group.add_argument(
-            "--batch" if name == "batch_size" else flag(name), dest=name, help=text, **arguments
-        )
+        option = "--batch" if name == "batch_size" else flag(name)
+        group.add_argument(option, dest=name, help=text, **arguments)
 
 
 def check_folder(option: str, folder: str | Path) -> None:
@@ -169,10 +150,9 @@ _OUTPUTS = {
     "csv": "write its rows as CSV",
     "figure": f"draw it; {', '.join(FIGURE_FORMATS)}",
 }
-_OF_ALL = ("json", "html", "figure")  # commands
 
 
-def add_outputs(group: Any, names: tuple[str, ...] = _OF_ALL) -> None:
+def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
     """Add the options, for `check_outputs` and `write_outputs`."""
     for name in names:
         group.add_argument(flag(name), metavar="FILE", help=_OUTPUTS[name])

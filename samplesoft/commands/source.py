@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import as_tau, have_norm_1
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.commands.options import positive_int
+from samplesoft.commands.options import Options, add_options, flag, positive_int
 from samplesoft.data import (
     Embeddings,
     examples_from_corpus,
@@ -26,6 +26,9 @@ from samplesoft.data.text import training_text
 if TYPE_CHECKING:
     from samplesoft.data.xml_repository import SparseExamples
     from samplesoft.training.trained import TrainedLinearSoftmax, TrainedSoftmax
+
+
+_OF_LOGITS = ("logits", "labels")  # options
 
 
 @dataclass(frozen=True)
@@ -42,66 +45,56 @@ class Source:
     @property
     def unit_vectors(self) -> bool:
         """Whether there are vectors, all of norm 1."""
-        return self.embeddings is not None and have_norm_1(
-            self.embeddings.h, self.embeddings.class_embeddings
-        )
+        return self.embeddings is not None and _are_unit(self.embeddings)
 
 
-def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
-    """Add the options that `load_source` reads."""
-    names = (
-        "--corpus, --embeddings, --logits, --checkpoint"
-        if logits
-        else ("--corpus, --embeddings, --checkpoint")
-    )
-    source = parser.add_argument_group(f"input (one of {names})")
-    only = source.add_mutually_exclusive_group()
-    only.add_argument(
-        "--corpus",
-        metavar="PATH",
-        help="a text file with one sentence a line, or a folder with one whose name contains "
+_EITHER: Options = {
+    "corpus": (
+        "a text file with one sentence a line, or a folder with one whose name contains "
         "train; also .gz, .xz or .bz2",
-    )
-    only.add_argument(
-        "--embeddings",
-        metavar="FILE",
-        help=".npz with the arrays h, class_embeddings, labels and, for unigram, counts; or "
+        {"metavar": "PATH"},
+    ),
+    "embeddings": (
+        ".npz with the arrays h, class_embeddings, labels and, for unigram, counts; or "
         "vectors in word2vec's text format, 'n d' and then 'word v_1 ... v_d' on n lines, where "
         "the context is a word's vector and its label the nearest other word",
-    )
-    if logits:
-        only.add_argument(
-            "--logits", metavar="FILE", help=".npy of logits (B, n); needs --labels as well"
-        )
-    only.add_argument(
-        "--checkpoint",
-        metavar="FILE",
-        help="written by samplesoft train or SampledSoftmaxClassifier.save: its class vectors, "
+        {"metavar": "FILE"},
+    ),
+    "logits": (".npy of logits (B, n); needs --labels as well", {"metavar": "FILE"}),
+    "checkpoint": (
+        "written by samplesoft train or SampledSoftmaxClassifier.save: its class vectors, "
         "its tau, and contexts that the trained model made of held-out examples or of --input",
-    )
-    source.add_argument(
-        "--input",
-        metavar="FILE",
-        help="examples for a --checkpoint of train xc, train items or a classifier, whose file "
+        {"metavar": "FILE"},
+    ),
+}
+_BESIDE: Options = {
+    "input": (
+        "examples for a --checkpoint of train xc, train items or a classifier, whose file "
         "holds none, in the format of the training data; labels are the model's classes, numbered "
         "from 0. Where an example has several, one is drawn at random by --seed; of a user's "
         "items, the one that is drawn is the label, and the others make the context",
+        {"metavar": "FILE"},
+    ),
+    "labels": (".npy of B integers for --logits, or the list, as 3,0,7", {"metavar": "FILE"}),
+    "examples": (
+        "number of examples (default %(default)s)",
+        {"type": positive_int, "metavar": "B"},
+    ),
+}
+
+
+def add_source(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
+    """Add the options that `load_source` reads, without `logits` those of vectors alone."""
+    either, beside = (
+        {name: option for name, option in options.items() if logits or name not in _OF_LOGITS}
+        for options in (_EITHER, _BESIDE)
     )
-    if logits:
-        source.add_argument(
-            "--labels",
-            metavar="FILE",
-            help=".npy of B integers for --logits, or the list, as 3,0,7",
-        )
-    else:
-        parser.set_defaults(logits=None, labels=None)
-    source.add_argument(
-        "--examples",
-        type=positive_int,
-        default=examples,
-        metavar="B",
-        help="number of examples (default %(default)s)",
-    )
+    group = parser.add_argument_group(f"input (one of {', '.join(map(flag, either))})")
+    add_options(group.add_mutually_exclusive_group(), None, either)
+    add_options(group, None, beside)
+    parser.set_defaults(examples=examples)
+    if not logits:
+        parser.set_defaults(**dict.fromkeys(_OF_LOGITS))
 
 
 def check_source(options: argparse.Namespace) -> None:
@@ -130,19 +123,26 @@ def _loaded(options: argparse.Namespace) -> Source:
         count = options.examples
         return Source(f"logits of {options.logits}", logits[:count], labels[:count])
     if options.checkpoint:
-        return _from_checkpoint(options)
+        trained = _trained(options)
+        title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
+        if options.input:
+            title += f", examples of {options.input}"
+        source = _from_vectors(title, trained.embeddings, trained.tau)
+        if trained.absolute:  # logits |o| are not products of vectors
+            logits = np.abs(source.logits)
+            return Source(f"{title}, |o|", logits, source.labels, counts=source.counts)
+        return source
+    some: dict[str, Any] = {"num_examples": options.examples, "rng": options.seed}
     if options.embeddings:
         title = f"embeddings of {options.embeddings}"
-        vectors = load_embeddings(
-            options.embeddings, num_examples=options.examples, rng=options.seed
-        )
+        vectors = load_embeddings(options.embeddings, **some)
     else:
         version = ".".join(map(str, sys.version_info[:3]))
         path = None if options.corpus is None else training_text(options.corpus)
         title = f"Python {version}'s library" if path is None else f"text of {path}"
         # a text that every installation has, so that the first call needs no file
         tokens = stdlib_tokens() if path is None else read_tokens(path)
-        vectors = examples_from_corpus(tokens, num_examples=options.examples, rng=options.seed)
+        vectors = examples_from_corpus(tokens, **some)
         title += f" ({len(tokens):,} tokens)"
     return _from_vectors(title, vectors, as_tau(options.tau, _are_unit(vectors)))
 
@@ -156,17 +156,6 @@ def _from_vectors(title: str, vectors: Embeddings, tau: float) -> Source:
     return Source(title, logits, vectors.labels, vectors, vectors.counts, tau)
 
 
-def _from_checkpoint(options: argparse.Namespace) -> Source:
-    trained = _trained(options)
-    title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
-    if options.input:
-        title += f", examples of {options.input}"
-    source = _from_vectors(title, trained.embeddings, trained.tau)
-    if trained.absolute:  # logits |o| are not products of vectors
-        return Source(f"{title}, |o|", np.abs(source.logits), source.labels, counts=source.counts)
-    return source
-
-
 def _trained(options: argparse.Namespace) -> TrainedSoftmax:
     """Return the model with ``--examples`` examples of its own, or of ``--input``."""
     from samplesoft.training.trained import linear_examples, read_examples, read_linear_softmax
@@ -178,11 +167,12 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
         return replace(trained, embeddings=embeddings)
     model = read_linear_softmax(options.checkpoint)
     inputs, labels = read_inputs(options.input, model)
-    if labels.shape[1] != model.num_classes:
-        raise ValueError(
-            f"--input must have the {model.num_classes:,} labels of the model, got "
-            f"{labels.shape[1]:,}; number the model's classes from 0, in their order."
-        )
+    _require_width(
+        "labels of the model",
+        model.num_classes,
+        labels,
+        "; number the model's classes from 0, in their order",
+    )
     return linear_examples(model, inputs, labels, options.examples, options.seed)
 
 
@@ -195,12 +185,15 @@ def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
     if trained.leave_out:
         taken = load_interactions(path)
         taken = padded(taken, (taken.shape[0], max(taken.shape[1], width)))
-        found = SparseExamples(taken, taken)
+        examples = SparseExamples(taken, taken)
     else:
-        found = load_xml_repository(path)
-    if found.inputs.shape[1] != width:
+        examples = load_xml_repository(path)
+    _require_width("columns that the model was trained on", width, examples.inputs, "")
+    return examples
+
+
+def _require_width(what: str, width: int, matrix: Any, remedy: str) -> None:
+    if matrix.shape[1] != width:
         raise ValueError(
-            f"--input must have the {width:,} columns that the model was trained on, got "
-            f"{found.inputs.shape[1]:,}."
+            f"--input must have the {width:,} {what}, got {matrix.shape[1]:,}{remedy}."
         )
-    return found

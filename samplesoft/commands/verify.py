@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import (
     RANDOM_FEATURES,
+    Options,
     add_options,
     add_outputs,
     check_outputs,
     draw_counts,
     flag,
+    integer_of,
     names_of,
     positive_float,
-    positive_int,
     seed,
     show_part,
     show_report,
     write_outputs,
 )
-from samplesoft.commands.source import Source, add_source, check_source, load_source
+from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification.bounds import BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-_OF_VECTORS = ("tau", *RANDOM_FEATURES)  # without use for logits
+_CHECKED: Options = {
+    "samplers": (
+        f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
+        "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
+        {"type": names_of(SAMPLERS), "metavar": "NAMES"},
+    ),
+    "num_sampled": (
+        "numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
+        "number, includes class j with probability 1 - (1 - q_j)^m",
+        {"type": draw_counts, "default": [10, 100, 1000], "metavar": "M"},
+    ),
+    "wrt": (
+        f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
+        {"type": names_of(BLOCKS), "default": list(BLOCKS), "metavar": "BLOCKS"},
+    ),
+    "scheme": (
+        f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
+        {"choices": exact_schemes(), "default": "negatives", "metavar": "NAME"},
+    ),
+    "trials": (
+        "Monte Carlo trials for each example, sampler and m (default %(default)s)",
+        {"type": integer_of(2), "default": 2000, "metavar": "N"},
+    ),
+    "seed": ("seed of examples, features and trials (default 0)", {"type": seed, "default": 0}),
+}
+_OF_VECTORS: Options = {
+    "tau": (
+        "inverse temperature, logits being tau h . c (default "
+        f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
+        "--checkpoint has its own)",
+        {"type": positive_float},
+    ),
+    **RANDOM_FEATURES,
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,55 +79,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "printed bound is a finding, not a failure."
     )
     add_source(parser, examples=5, logits=True)
-    group = parser.add_argument_group("what is checked")
-    group.add_argument(
-        "--samplers",
-        type=names_of(SAMPLERS),
-        metavar="NAMES",
-        help=f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
-        "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
-    )
-    group.add_argument(
-        "--num-sampled",
-        type=draw_counts,
-        default=[10, 100, 1000],
-        metavar="M",
-        help="numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
-        "number, includes class j with probability 1 - (1 - q_j)^m",
-    )
-    group.add_argument(
-        "--wrt",
-        type=names_of(BLOCKS),
-        default=list(BLOCKS),
-        metavar="BLOCKS",
-        help=f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
-    )
-    group.add_argument(
-        "--scheme",
-        choices=exact_schemes(),
-        default="negatives",
-        metavar="NAME",
-        help=f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
-    )
-    group.add_argument(
-        "--trials",
-        type=partial(positive_int, least=2),
-        default=2000,
-        metavar="N",
-        help="Monte Carlo trials for each example, sampler and m (default %(default)s)",
-    )
-    group.add_argument(
-        "--seed", type=seed, default=0, help="seed of examples, features and trials (default 0)"
-    )
+    add_options(parser.add_argument_group("what is checked"), None, _CHECKED)
     group = parser.add_argument_group("model and samplers (not with --logits)")
-    group.add_argument(
-        "--tau",
-        type=positive_float,
-        help="inverse temperature, logits being tau h . c (default "
-        f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
-        "--checkpoint has its own)",
-    )
-    add_options(group, SamplerInputs, RANDOM_FEATURES)
+    add_options(group, SamplerInputs, _OF_VECTORS)
     group = parser.add_argument_group("output")
     group.add_argument("--details", action="store_true", help="print the tables of all columns")
     add_outputs(group, ("json", "html", "csv", "figure"))
@@ -115,14 +102,8 @@ def run(options: argparse.Namespace) -> int:
     if vectors is not None:
         of_vectors = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
     features = {name: x for name in RANDOM_FEATURES if (x := getattr(options, name)) is not None}
-    inputs = SamplerInputs(
-        counts=source.counts,
-        tau=source.tau,
-        rng=options.seed,
-        logits=source.logits,
-        **of_vectors,
-        **features,
-    )
+    of_samplers = {"counts": source.counts, "logits": source.logits, "rng": options.seed}
+    inputs = SamplerInputs(tau=source.tau, **of_samplers, **of_vectors, **features)
     left_out: dict[str, str] = {}
     # only a sampler that was asked for by name is an error without its data
     if options.samplers is None:
@@ -137,6 +118,15 @@ def run(options: argparse.Namespace) -> int:
                 f"--samplers: {error} Vectors come with --corpus and --embeddings, counts with "
                 "--corpus or as `counts` in an --embeddings .npz file."
             ) from None
+    settings: dict[str, Any] = {"input": source.title}
+    if vectors is not None:
+        settings |= {"d": vectors.h.shape[1], "tau": source.tau}
+        settings |= {"rff nu": inputs.nu, "random features": inputs.num_features}
+    settings |= {"quadratic alpha": inputs.alpha, "unigram power": inputs.power}
+    settings["seed"] = options.seed
+    if left_out:
+        reasons = (f"{name} ({reason})" for name, reason in left_out.items())
+        settings["samplers left out"] = ", ".join(reasons)
     report = verify(
         source.logits,
         source.labels,
@@ -149,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
         num_trials=options.trials,
         rng=options.seed,
         progress=show_part,
-        settings=_settings(options, source, inputs, left_out),
+        settings=settings,
     )
     show_report(report.to_text(options.details) + "\n")
     write_outputs(options, report)
@@ -181,18 +171,3 @@ def _check_options(options: argparse.Namespace) -> None:
             f"{min(options.num_sampled)}."
         )
     check_outputs(options)
-
-
-def _settings(
-    options: argparse.Namespace, source: Source, inputs: SamplerInputs, left_out: dict[str, str]
-) -> dict[str, Any]:
-    settings: dict[str, Any] = {"input": source.title}
-    if source.embeddings is not None:
-        settings |= {"d": source.embeddings.h.shape[1], "tau": source.tau}
-        settings |= {"rff nu": inputs.nu, "random features": inputs.num_features}
-    settings |= {"quadratic alpha": inputs.alpha, "unigram power": inputs.power}
-    settings["seed"] = options.seed
-    if left_out:
-        reasons = (f"{name} ({reason})" for name, reason in left_out.items())
-        settings["samplers left out"] = ", ".join(reasons)
-    return settings
