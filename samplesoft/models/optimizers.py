@@ -1,23 +1,24 @@
 """Optimizers that change named parameters in place, all rows of them or a few.
 
-A kernel takes a step over the rows that have a gradient in one pass: ``ids`` (k,) are the rows,
-ascending and each once, `gradients` (k, d) their gradients; `parameters` (n, d) and the state, of
-the same shape, change in place. All numbers come in the type of the parameters, so that float32
-stays float32.
+A kernel takes a step over the rows that have a gradient in one pass. It takes ``ids`` (k,), rows
+that ascend, each once; `gradients` (k, d); `parameters` (n, d) and a tuple of states of the same
+shape, which change in place; a tuple of numbers, in the type of the parameters, so that float32
+stays float32; and which columns, from `first` to `last`, are its part of the work. A gradient of
+all of a parameter is one long row, whatever its shape.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from math import sqrt
-from typing import Any, ClassVar
+from math import prod, sqrt
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.select import device_of, to_host, twin
-from samplesoft._jit import njit
+from samplesoft._jit import chunks, njit, num_threads, thread_each
 from samplesoft._validation import (
     IntArray,
     as_array,
@@ -26,13 +27,32 @@ from samplesoft._validation import (
     as_named_arrays,
     as_nonnegative,
     require_mapping,
+    require_plain,
 )
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.optimizer_steps import LARGEST, Update
 
 Array = NDArray[Any]
 
+LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _SMALLEST = 1e-37  # a number of float32 with all its digits
+_ROOM = 2.0**-10  # a million of the largest squares have a finite sum
+_PART = 1 << 18  # numbers below which threads cost more than they save
+_WHOLE = np.zeros(1, np.int64)  # the only row of a parameter that has a gradient in all of it
+
+
+class Update(NamedTuple):
+    """A parameter and its gradient, both C-contiguous and of one type, as kernels take them."""
+
+    name: str
+    parameter: Array
+    ids: IntArray | None  # (k,): the rows that have a gradient; None for all
+    rows: Array  # (k, d): the gradient, or (1, parameter.size) where `ids` is None
+
+    def table(self, array: Array) -> Array:
+        """Return the parameter, or a state of its shape, with the columns of `rows`."""
+        # (-1, 0) has no shape where a row has no numbers
+        num = 1 if self.ids is None else self.parameter.shape[0]
+        return array.reshape(num, self.rows.shape[1])
 
 
 class Optimizer(ABC):
@@ -78,7 +98,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _numbers(self) -> tuple[float, ...]:
-        """Return what the kernel takes after the arrays, for the step that `steps` counts."""
+        """Return the numbers that the kernel takes, for the step that `steps` counts."""
 
     @property
     def learning_rate(self) -> float:
@@ -113,30 +133,20 @@ class Optimizer(ABC):
         require_mapping("gradients", gradients)
         # everything is read and checked before the first number changes, so that an error in the
         # second parameter leaves the first as it was
-        updates = [self._read(name, parameters, gradients[name]) for name in gradients]
-        states = {update.name: self._state_of(update) for update in updates}
-        numbers = self._next_numbers(updates)
-        self._state.update(states)
-        for update in updates:
-            self._apply(update, states[update.name], numbers)
-
-    def _read(self, name: str, parameters: Mapping[str, Array], gradient: Any) -> Update:
-        if name not in parameters:
-            raise ValueError(
-                f"`gradients` has {name!r}, which `parameters` has not; it has "
-                f"{', '.join(map(repr, parameters))}."
-            )
-        update: Update = _steps_of(parameters[name]).as_update(
-            name, parameters, gradient, self._squares
-        )
-        return update
-
-    def _next_numbers(self, updates: list[Update]) -> tuple[float, ...]:
-        """Count a step, and return its numbers; if a type cannot hold them, there is no step."""
+        updates = []
+        for name, gradient in gradients.items():
+            if name not in parameters:
+                raise ValueError(
+                    f"`gradients` has {name!r}, which `parameters` has not; it has "
+                    f"{', '.join(map(repr, parameters))}."
+                )
+            device = twin(device_of(parameters[name]), "samplesoft.models.optimizers:Steps")
+            updates.append((device, device.as_update(name, parameters, gradient, self._squares)))
+        states = [self._state_of(device, update) for device, update in updates]
         # Adam's corrections need the number of this step; it is taken back where it is refused
         self.steps += 1
         numbers = self._numbers()
-        for update in updates:
+        for _, update in updates:
             # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
             if not max(numbers) <= LARGEST[update.parameter.dtype]:
                 self.steps -= 1
@@ -144,13 +154,17 @@ class Optimizer(ABC):
                     f"`learning_rate` must be within the range of {update.parameter.dtype} for "
                     f"{update.name!r}, got {self._learning_rate}; lower it."
                 )
-        return numbers
+        for (device, update), state in zip(updates, states, strict=True):
+            self._state[update.name] = state
+            # a float64 among the numbers would make all arithmetic of a float32 kernel float64
+            typed = tuple(map(update.parameter.dtype.type, numbers))
+            device.apply(self._kernel, update, state, typed)
 
-    def _state_of(self, update: Update) -> tuple[Array, ...]:
+    def _state_of(self, device: Any, update: Update) -> tuple[Array, ...]:
         like = update.parameter
         # zeros at the first gradient: the state of parameters that never have one takes no room
         before: tuple[Any, ...] = self._state.get(update.name) or (None,) * len(self._state_names)
-        state = tuple(_steps_of(like).state_like(like, array) for array in before)
+        state = tuple(device.state_like(like, array) for array in before)
         for array in state:
             if array.shape != like.shape or array.dtype != like.dtype:
                 raise ValueError(
@@ -159,11 +173,6 @@ class Optimizer(ABC):
                     "for new parameters."
                 )
         return state
-
-    def _apply(self, update: Update, state: tuple[Array, ...], numbers: tuple[float, ...]) -> None:
-        # a float64 among the arguments would make all arithmetic of a float32 kernel float64
-        number = update.parameter.dtype.type
-        _steps_of(update.parameter).apply(self._kernel, update, state, tuple(map(number, numbers)))
 
     def state(self) -> dict[str, Array]:
         """Return a copy of all that the next steps depend on, but for the settings.
@@ -217,10 +226,14 @@ class Optimizer(ABC):
 
 
 @njit
-def sgd_rows(ids: IntArray, gradients: Array, parameters: Array, rate: float) -> None:
+def sgd_rows(
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
+) -> None:
     """Step against the gradient."""
+    (rate,) = numbers
+    first, last = columns
     for i in range(len(ids)):
-        gradient, row = gradients[i], parameters[ids[i]]
+        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
         for c in range(len(row)):
             row[c] -= rate * gradient[c]
 
@@ -261,17 +274,14 @@ class SGD(Optimizer):
 
 @njit
 def momentum_rows(
-    ids: IntArray,
-    gradients: Array,
-    parameters: Array,
-    velocities: Array,
-    momentum: float,
-    of_gradient: float,
-    of_velocity: float,
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
 ) -> None:
     """Add to a sum of gradients that decays by `momentum`; step against a mixture of the two."""
+    momentum, of_gradient, of_velocity = numbers
+    first, last = columns
     for i in range(len(ids)):
-        gradient, row, velocity = gradients[i], parameters[ids[i]], velocities[ids[i]]
+        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
+        velocity = states[0][ids[i], first:last]
         for c in range(len(row)):
             # Nesterov's step is by g + mu v, the plain one by v: two factors say which
             velocity[c] = momentum * velocity[c] + gradient[c]
@@ -339,17 +349,14 @@ class Momentum(Optimizer):
 
 @njit
 def adagrad_rows(
-    ids: IntArray,
-    gradients: Array,
-    parameters: Array,
-    squares: Array,
-    rate: float,
-    epsilon: float,
-    initial: float,
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
 ) -> None:
     """Step by the gradient over the root of `initial` and the squares of all gradients so far."""
+    rate, epsilon, initial = numbers
+    first, last = columns
     for i in range(len(ids)):
-        gradient, row, square = gradients[i], parameters[ids[i]], squares[ids[i]]
+        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
+        square = states[0][ids[i], first:last]
         for c in range(len(row)):
             # the initial sum is added in the root alone: rows that are never touched stay zeros
             square[c] += gradient[c] * gradient[c]
@@ -411,31 +418,24 @@ class Adagrad(Optimizer):
 
 @njit
 def adam_rows(
-    ids: IntArray,
-    gradients: Array,
-    parameters: Array,
-    firsts: Array,
-    seconds: Array,
-    rate: float,
-    new_first: float,
-    new_second: float,
-    correction: float,
-    epsilon: float,
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
 ) -> None:
     """Step by the mean of gradients over the root of the mean of their squares.
 
     `new_first` and `new_second` are what a new gradient weighs in the means, 1 - beta; `rate` and
     `correction` hold the corrections of the bias of the first mean and of the root of the second.
     """
+    rate, new_first, new_second, correction, epsilon = numbers
+    first, last = columns
     for i in range(len(ids)):
-        j = ids[i]
-        gradient, row, first, second = gradients[i], parameters[j], firsts[j], seconds[j]
+        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
+        mean, square = states[0][ids[i], first:last], states[1][ids[i], first:last]
         for c in range(len(row)):
             g = gradient[c]
             # in this order, and not as a step towards g, a beta of 0 leaves nothing of the old
-            first[c] = (first[c] - new_first * first[c]) + new_first * g
-            second[c] = (second[c] - new_second * second[c]) + new_second * g * g
-            row[c] -= rate * first[c] / (correction * sqrt(second[c]) + epsilon)
+            mean[c] = (mean[c] - new_first * mean[c]) + new_first * g
+            square[c] = (square[c] - new_second * square[c]) + new_second * g * g
+            row[c] -= rate * mean[c] / (correction * sqrt(square[c]) + epsilon)
 
 
 class Adam(Optimizer):
@@ -564,6 +564,163 @@ def _as_state(name: str, state: Mapping[str, Array]) -> Array:
     return array
 
 
-def _steps_of(parameter: Any) -> Any:
-    """Return what checks and changes a parameter where it lies."""
-    return twin(device_of(parameter), "samplesoft.models.optimizer_steps:Steps")
+class HostSteps:
+    """Checks and changes parameters on the processor."""
+
+    @staticmethod
+    def as_update(
+        name: str, parameters: Mapping[str, Array], gradient: Array | SparseRows, squares: bool
+    ) -> Update:
+        """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
+        check_changeable("parameters", name, parameters[name])
+        parameter = np.asarray(parameters[name])
+        ids, values, shape = None, gradient, parameter.shape
+        if isinstance(gradient, SparseRows):
+            ids, values = _as_row_ids(name, gradient.ids, parameter), gradient.rows
+            shape = (len(ids), *parameter.shape[1:])
+        require_plain(f"gradients[{name!r}]", values)
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+            raise TypeError(
+                f"`gradients` must hold arrays or SparseRows of floating-point numbers, got "
+                f"{getattr(values, 'dtype', type(values).__name__)} for {name!r}; convert it with "
+                "astype."
+            )
+        if values.shape != shape:
+            raise wrong_shape(name, values.shape, shape, parameter.shape, ids)
+        # a gradient in float64 for a parameter in float32 is taken, and cast once:
+        # what is too large for float32 becomes infinite, and is refused next
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(values, parameter.dtype).reshape(
+                (1, -1) if ids is None else (len(ids), prod(shape[1:]))
+            )
+        limit = greatest(parameter.dtype, squares)
+        if count_beyond(rows.reshape(1, -1), _WHOLE, parameter.dtype.type(limit)):
+            worst = values.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
+            raise too_large(name, worst, limit, parameter.dtype)
+        # no step brings back a parameter that is infinite already; only rows that change are looked
+        # at, so that a step on few rows of many costs what the few cost
+        update, largest = Update(name, parameter, ids, rows), LARGEST[parameter.dtype]
+        number = parameter.dtype.type
+        if count_beyond(update.table(parameter), _WHOLE if ids is None else ids, number(largest)):
+            raise ValueError(
+                f"`parameters` must be finite, got NaN or infinity in a row of {name!r} that has a "
+                "gradient; training has diverged: go back to a checkpoint, and lower the learning "
+                "rate."
+            )
+        return update
+
+    @staticmethod
+    def state_like(parameter: Array, state: Array | None) -> Array:
+        """Return a state: zeros of the shape of a parameter where there is none."""
+        return np.zeros(parameter.shape, parameter.dtype) if state is None else state
+
+    @staticmethod
+    def apply(kernel: Callable[..., None], update: Update, states: Any, numbers: Any) -> None:
+        """Change a parameter and its state in place, on all threads where there is enough to do."""
+        ids, rows = update.ids, update.rows
+        arrays = update.table(update.parameter), tuple(map(update.table, states)), numbers
+        tasks: list[tuple[Any, ...]]
+        if ids is None:  # one long row, of which threads take parts
+            tasks = [
+                (_WHOLE, rows, *arrays, (part.start, part.stop)) for part in _parts(rows.size, 1)
+            ]
+        else:
+            # ids rise, each once, so that no two threads write to the same row
+            columns = 0, rows.shape[1]
+            tasks = [(ids[part], rows[part], *arrays, columns) for part in _parts(*rows.shape)]
+        thread_each(lambda task: kernel(*task), tasks)
+
+
+def check_changeable(argument: str, name: str, array: Any) -> None:
+    """Require that the array `name` of a mapping is of floats and can be changed in place."""
+    require_plain(f"{argument}[{name!r}]", array)
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"`{argument}` must hold arrays of float32 or float64, got "
+            f"{getattr(array, 'dtype', type(array).__name__)} for {name!r}."
+        )
+    if not array.flags.carray:
+        raise ValueError(
+            f"`{argument}` must be C-contiguous and writable, to change in place, but {name!r} is "
+            "not; copy it with numpy.array(..., order='C')."
+        )
+
+
+def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
+    array = as_array(f"gradients[{name!r}]", ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
+        raise TypeError(
+            f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
+            f"{parameter.shape}; got shape {array.shape} of {array.dtype}."
+        )
+    # ids of any integer type, as one type spares the kernels a version for each
+    rows = np.ascontiguousarray(array, np.int64)
+    if not are_rows(rows, len(parameter)):
+        raise rows_out_of_order(name, array, len(parameter))
+    return rows
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    """Split `count` items of `size` numbers among the threads, where there are enough."""
+    # one part where there is little to do, else one for each thread
+    least = max(_PART // max(1, size), 1)
+    return chunks(count, least if count <= least else max(-(-count // num_threads()), least))
+
+
+def greatest(dtype: np.dtype[Any], squares: bool) -> float:
+    """Return how large a number of a gradient may be, of which squares may be added up."""
+    limit = LARGEST[dtype]
+    # an infinite sum of squares would end all learning of its entry, without a word
+    return limit**0.5 * _ROOM if squares else limit
+
+
+def wrong_shape(
+    name: str, got: tuple[int, ...], shape: tuple[int, ...], whole: tuple[int, ...], ids: Any
+) -> ValueError:
+    """Return the error for a gradient that has not the shape of its parameter."""
+    rows = "" if ids is None else f" and there are {ids.shape[0]} ids"
+    return ValueError(
+        f"`gradients` must have shape {shape} for {name!r}, got {got}; the parameter has shape "
+        f"{whole}{rows}."
+    )
+
+
+def too_large(name: str, worst: Any, limit: float, dtype: np.dtype[Any]) -> ValueError:
+    """Return the error for a gradient with a number that is too large for a step."""
+    return ValueError(
+        f"`gradients` must be finite, and at most {limit:.2g} for a {dtype} parameter, got {worst} "
+        f"for {name!r}; clip it, or look for the first step that is too large."
+    )
+
+
+def rows_out_of_order(name: str, ids: IntArray, num: int) -> ValueError:
+    """Return the error for ids that are not rows of a parameter, each once."""
+    return ValueError(
+        f"`gradients` must have ids that ascend, each once, in 0..{num - 1} for {name!r}, got "
+        f"{ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that have the same id "
+        "first."
+    )
+
+
+@njit
+def are_rows(ids: IntArray, num_rows: int) -> bool:
+    """Tell whether `ids` ascend, each once, within ``range(num_rows)``."""
+    last = -1
+    # -1 before the first: negative ids are refused by the same comparison
+    for j in ids:
+        if j <= last:
+            return False
+        last = j
+    return last < num_rows
+
+
+@njit
+def count_beyond(table: Array, ids: IntArray, limit: float) -> int:
+    """Count the numbers in rows `ids` of a table that are NaN or greater than `limit` in size."""
+    count = 0
+    for i in ids:
+        row = table[i]
+        for c in range(len(row)):
+            # in this order NaN, which is not <= anything, counts; without a branch it vectorises
+            count += 0 if abs(row[c]) <= limit else 1
+    return count

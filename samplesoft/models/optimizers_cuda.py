@@ -21,7 +21,7 @@ from samplesoft._cuda import (
 from samplesoft._device.arrays_cuda import contiguous, filled, first_outside
 from samplesoft._device.select import on_device
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.optimizer_steps import (
+from samplesoft.models.optimizers import (
     Update,
     greatest,
     rows_out_of_order,
@@ -70,23 +70,13 @@ class CudaSteps:
         return state if on_device(state) else to_device(state)
 
     @staticmethod
-    def apply(
-        rows_kernel: Callable[..., None],
-        update: Update,
-        state: tuple[Any, ...],
-        numbers: tuple[Any, ...],
-    ) -> None:
+    def apply(rows_kernel: Callable[..., None], update: Update, states: Any, numbers: Any) -> None:
         """Change a parameter and its state in place."""
-        ids, rows = update.ids, update.rows
-        if ids is None:
-            ids, shape = to_device(np.zeros(1, np.int64)), (1, update.parameter.size)
-            rows = rows.reshape(shape)
-        else:
-            shape = (update.parameter.shape[0], rows.shape[1])
-        parameter, *states = (array.reshape(shape) for array in (update.parameter, *state))
+        ids = to_device(np.zeros(1, np.int64)) if update.ids is None else update.ids
+        parameter, *tables = (update.table(array) for array in (update.parameter, *states))
         # without a state the tuple may not be empty, which has no type for the compiler
-        step = _step_kernel(rows_kernel, len(states))
-        launch_threads(step, rows.size, ids, rows, parameter, tuple(states) or (rows,), numbers)
+        arrays = ids, update.rows, parameter, tuple(tables) or (update.rows,)
+        launch_threads(_step_kernel(rows_kernel), update.rows.size, *arrays, numbers)
 
 
 def _there(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
@@ -96,27 +86,15 @@ def _there(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 @cache
-def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
-    """Return the kernel that does what one of the processor does, a thread for each number.
-
-    It takes ids (k,), gradients (k, d), parameters (n, d), a tuple of state arrays (n, d) and a
-    tuple of numbers.
-    """
+def _step_kernel(function: Callable[..., None]) -> Any:
+    """Return the kernel that does what one of the processor does, a thread for each number."""
     body = for_device(function)
 
     def step(ids: Any, gradients: Any, parameters: Any, states: Any, numbers: Any) -> None:
         place, width = thread_index(), gradients.shape[1]
         i, c = place // width, place % width
-        if i >= ids.shape[0]:
-            return
-        # each thread calls the processor's kernel on one number, so that the formulas stand once
-        one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
-        if num_states == 0:
-            body(*one, *numbers)
-        elif num_states == 1:
-            body(*one, states[0][:, c : c + 1], *numbers)
-        else:
-            body(*one, states[0][:, c : c + 1], states[1][:, c : c + 1], *numbers)
+        if i < ids.shape[0]:
+            body(ids[i : i + 1], gradients[i : i + 1], parameters, states, numbers, (c, c + 1))
 
     step.__name__ = f"{function.__name__}_on_device"
     return kernel(step)
