@@ -2,9 +2,8 @@
 
 A kernel takes a step over the rows that have a gradient in one pass. It takes ``ids`` (k,), rows
 that ascend, each once; `gradients` (k, d); `parameters` (n, d) and a tuple of states of the same
-shape, which change in place; a tuple of numbers, in the type of the parameters, so that float32
-stays float32; and which columns, from `first` to `last`, are its part of the work. A gradient of
-all of a parameter is one long row, whatever its shape.
+shape, which change in place; and a tuple of numbers, in the type of the parameters, so that float32
+stays float32. A gradient of all of a parameter is one long row, whatever its shape.
 """
 
 from __future__ import annotations
@@ -226,14 +225,11 @@ class Optimizer(ABC):
 
 
 @njit
-def sgd_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
-) -> None:
+def sgd_rows(ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any) -> None:
     """Step against the gradient."""
     (rate,) = numbers
-    first, last = columns
     for i in range(len(ids)):
-        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
+        gradient, row = gradients[i], parameters[ids[i]]
         for c in range(len(row)):
             row[c] -= rate * gradient[c]
 
@@ -274,14 +270,13 @@ class SGD(Optimizer):
 
 @njit
 def momentum_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
 ) -> None:
     """Add to a sum of gradients that decays by `momentum`; step against a mixture of the two."""
     momentum, of_gradient, of_velocity = numbers
-    first, last = columns
     for i in range(len(ids)):
-        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
-        velocity = states[0][ids[i], first:last]
+        gradient, row = gradients[i], parameters[ids[i]]
+        velocity = states[0][ids[i]]
         for c in range(len(row)):
             # Nesterov's step is by g + mu v, the plain one by v: two factors say which
             velocity[c] = momentum * velocity[c] + gradient[c]
@@ -349,14 +344,13 @@ class Momentum(Optimizer):
 
 @njit
 def adagrad_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
 ) -> None:
     """Step by the gradient over the root of `initial` and the squares of all gradients so far."""
     rate, epsilon, initial = numbers
-    first, last = columns
     for i in range(len(ids)):
-        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
-        square = states[0][ids[i], first:last]
+        gradient, row = gradients[i], parameters[ids[i]]
+        square = states[0][ids[i]]
         for c in range(len(row)):
             # the initial sum is added in the root alone: rows that are never touched stay zeros
             square[c] += gradient[c] * gradient[c]
@@ -418,7 +412,7 @@ class Adagrad(Optimizer):
 
 @njit
 def adam_rows(
-    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any, columns: Any
+    ids: IntArray, gradients: Array, parameters: Array, states: Any, numbers: Any
 ) -> None:
     """Step by the mean of gradients over the root of the mean of their squares.
 
@@ -426,10 +420,9 @@ def adam_rows(
     `correction` hold the corrections of the bias of the first mean and of the root of the second.
     """
     rate, new_first, new_second, correction, epsilon = numbers
-    first, last = columns
     for i in range(len(ids)):
-        gradient, row = gradients[i, first:last], parameters[ids[i], first:last]
-        mean, square = states[0][ids[i], first:last], states[1][ids[i], first:last]
+        gradient, row = gradients[i], parameters[ids[i]]
+        mean, square = states[0][ids[i]], states[1][ids[i]]
         for c in range(len(row)):
             g = gradient[c]
             # in this order, and not as a step towards g, a beta of 0 leaves nothing of the old
@@ -618,17 +611,16 @@ class HostSteps:
     def apply(kernel: Callable[..., None], update: Update, states: Any, numbers: Any) -> None:
         """Change a parameter and its state in place, on all threads where there is enough to do."""
         ids, rows = update.ids, update.rows
-        arrays = update.table(update.parameter), tuple(map(update.table, states)), numbers
-        tasks: list[tuple[Any, ...]]
-        if ids is None:  # one long row, of which threads take parts
-            tasks = [
-                (_WHOLE, rows, *arrays, (part.start, part.stop)) for part in _parts(rows.size, 1)
-            ]
-        else:
-            # ids rise, each once, so that no two threads write to the same row
-            columns = 0, rows.shape[1]
-            tasks = [(ids[part], rows[part], *arrays, columns) for part in _parts(*rows.shape)]
-        thread_each(lambda task: kernel(*task), tasks)
+        tables = [rows, *map(update.table, (update.parameter, *states))]
+
+        def change(part: slice) -> None:
+            if ids is None:  # one long row, of which threads take parts
+                gradients, parameters, *others = (table[:, part] for table in tables)
+                kernel(_WHOLE, gradients, parameters, tuple(others), numbers)
+            else:  # ids rise, each once, so that no two threads write to the same row
+                kernel(ids[part], rows[part], tables[1], tuple(tables[2:]), numbers)
+
+        thread_each(change, _parts(rows.size, 1) if ids is None else _parts(*rows.shape))
 
 
 def check_changeable(argument: str, name: str, array: Any) -> None:

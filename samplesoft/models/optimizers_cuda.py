@@ -76,7 +76,8 @@ class CudaSteps:
         parameter, *tables = (update.table(array) for array in (update.parameter, *states))
         # without a state the tuple may not be empty, which has no type for the compiler
         arrays = ids, update.rows, parameter, tuple(tables) or (update.rows,)
-        launch_threads(_step_kernel(rows_kernel), update.rows.size, *arrays, numbers)
+        step = _step_kernel(rows_kernel, len(arrays[-1]))
+        launch_threads(step, update.rows.size, *arrays, numbers)
 
 
 def _there(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
@@ -86,7 +87,7 @@ def _there(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 @cache
-def _step_kernel(function: Callable[..., None]) -> Any:
+def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
     """Return the kernel that does what one of the processor does, a thread for each number."""
     body = for_device(function)
 
@@ -94,7 +95,12 @@ def _step_kernel(function: Callable[..., None]) -> Any:
         place, width = thread_index(), gradients.shape[1]
         i, c = place // width, place % width
         if i < ids.shape[0]:
-            body(ids[i : i + 1], gradients[i : i + 1], parameters, states, numbers, (c, c + 1))
+            # the processor's kernel does one number, so that the formulas stand once
+            one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
+            if num_states == 2:
+                body(*one, (states[0][:, c : c + 1], states[1][:, c : c + 1]), numbers)
+            else:
+                body(*one, (states[0][:, c : c + 1],), numbers)
 
     step.__name__ = f"{function.__name__}_on_device"
     return kernel(step)
