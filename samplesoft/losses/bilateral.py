@@ -10,8 +10,7 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.pairs import weigh
-from samplesoft.losses.sampled import SampledLoss, merge_exponentials
+from samplesoft.losses.sampled import SampledLoss, merge_exponentials, weigh
 from samplesoft.schemes import SCHEMES, Scheme
 
 

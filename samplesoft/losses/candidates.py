@@ -6,7 +6,6 @@ cost what the block costs, and never what n classes cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,6 +148,10 @@ class Scores(NamedTuple):
     order: IntArray  # (P + draws,): labels and draws by their classes
     starts: IntArray  # (k + 1,): where those of each class begin in `order`
 
+    def draw_rows(self) -> IntArray:
+        """Return the rows (B, m) of the block where the draws of each example stand."""
+        return self.places[len(self.own) :].reshape(self.drawn.shape)
+
 
 def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
     """Score labels and drawn classes `ids`, (B, m) or one set (1, m) for all examples."""
@@ -165,16 +168,16 @@ def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
         block, norms = unit_rows("class_embeddings", block, rows)
     label_rows = np.arange(len(labels)) if shared else runs[1][: len(labels)]
     own, drawn = np.empty(len(labels), z.dtype), np.empty((len(z), ids.shape[1]), z.dtype)
-    label_scores(z, owners, block, label_rows, own)
+    score_rows(z, owners, block, label_rows[:, None], own[:, None])
     scores = Scores(own, drawn, owners, block, norms, label_rows, shared, *runs)
     with quiet():  # losses that are not finite are refused
         if shared:
             np.matmul(z, block[len(labels) :].T, out=drawn)
         else:
-            places = _draw_rows(scores)
+            examples, places = np.arange(len(z)), scores.draw_rows()
             thread_each(
-                lambda part: score_rows(z[part], block, places[part], drawn[part]),
-                _example_parts(scores),
+                lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
+                _parts(len(z), drawn.size * z.shape[1]),
             )
         if batch.biases is not None:
             own += batch.biases[labels]
@@ -191,66 +194,50 @@ def score_gradients(
     (B,).
     """
     block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
-    z, pairs = batch.z, len(d_own)
+    z, pairs, classes = batch.z, len(d_own), scores.classes
     # the weight of an example is a factor of all that it adds: it goes into z once, not into each
     # derivative
     column = weights.astype(z.dtype)[:, None]
     weighted = column * z
     d_block = np.empty_like(block)
     if scores.shared:
-        scaled_rows(d_own, weighted, owners, d_block[:pairs])
+        np.multiply(d_own[:, None], weighted[owners], out=d_block[:pairs])
         np.matmul(d_drawn.T, weighted, out=d_block[pairs:])
         dz = d_drawn @ block[pairs:]
     else:
-        dz = np.zeros_like(z)
-        _sum_own_draws(scores, d_own, d_drawn, weighted, dz, d_block)
-    label_sums(d_own, z, block, scores.label_rows, owners, dz)
+        dz, places = np.empty_like(z), scores.draw_rows()
+        slopes = np.concatenate([d_own, d_drawn.ravel()])
+        examples = np.concatenate([owners, np.repeat(np.arange(len(z)), d_drawn.shape[1])])
+        work = d_drawn.size * z.shape[1]
+        thread_each(
+            lambda part: context_sums(d_drawn[part], block, places[part], dz[part]),
+            _parts(len(z), work),
+        )
+        thread_each(
+            lambda part: class_sums(
+                slopes, weighted, examples, order, starts[part.start :], d_block[part]
+            ),
+            _parts(len(classes), work),
+        )
+    dz += batch.targets.per_example(d_own[:, None] * block[scores.label_rows])
     dz *= column
     if scores.norms is not None:
         unit_rows_backward(d_block, block, scores.norms)
     dW = d_block
     if scores.shared:  # a class may stand in several rows of the block
-        dW = np.empty((len(scores.classes), d_block.shape[1]), d_block.dtype)
+        dW = np.empty((len(classes), d_block.shape[1]), d_block.dtype)
         add_runs(d_block, order, starts, 0, dW)
     db = None  # a bias is the vector of a feature that is 1 in every context
     if batch.biases is not None:
         d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
-        every = np.concatenate([column[owners, 0] * d_own, d_draws])
-        db = SparseRows(scores.classes, group_totals(every, order, starts))
-    return Gradients(dz, SparseRows(scores.classes, dW), db)
+        of_places = np.concatenate([column[owners, 0] * d_own, d_draws])
+        sums = np.bincount(scores.places, of_places, len(classes))  # in float64
+        db = SparseRows(classes, sums.astype(z.dtype))
+    return Gradients(dz, SparseRows(classes, dW), db)
 
 
-def _sum_own_draws(
-    scores: Scores, d_own: Rows, d_drawn: Rows, weighted: Rows, dz: Rows, d_block: Rows
-) -> None:
-    """Write gradients in contexts (B, d) by the draws, and in the block, on all threads."""
-    places = _draw_rows(scores)
-
-    def sum_contexts(part: slice) -> None:
-        context_sums(d_drawn[part], scores.block, places[part], dz[part])
-
-    def sum_classes(part: slice) -> None:
-        runs = scores.owners, scores.order, scores.starts, part.start
-        class_sums(d_own, d_drawn, weighted, *runs, d_block[part])
-
-    parts = _example_parts(scores)
-    jobs: list[tuple[Callable[[slice], None], slice]] = [(sum_contexts, part) for part in parts]
-    # classes are cut so that each part has about as many labels and draws
-    cuts = [len(scores.order) * part.stop // len(dz) for part in parts]
-    ends = [0, *np.searchsorted(scores.starts[:-1], cuts)]
-    jobs += [(sum_classes, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
-    thread_each(lambda job: job[0](job[1]), jobs)
-
-
-def _draw_rows(scores: Scores) -> IntArray:
-    """Return the rows (B, m) of the block where the draws of each example stand."""
-    return scores.places[len(scores.own) :].reshape(scores.drawn.shape)
-
-
-def _example_parts(scores: Scores) -> list[slice]:
-    """Split the examples for the threads, where there is work for several."""
-    size = len(scores.drawn)
-    work = scores.drawn.size * scores.block.shape[1]
+def _parts(size: int, work: int) -> list[slice]:
+    """Split ``range(size)`` for the threads, where there is work for several."""
     return chunks(size, size if work < _ONE_THREAD else -(-size // (4 * num_threads())))
 
 
@@ -271,87 +258,38 @@ def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
 
 
 @njit
-def score_rows(z: Floats, block: Floats, rows: IntArray, scores: Floats) -> None:
-    """Write ``scores[b, k] = z[b] . block[rows[b, k]]``, for `z` (B, d) and `block` (r, d)."""
-    for b in range(len(rows)):
+def score_rows(z: Floats, owners: IntArray, block: Floats, rows: IntArray, scores: Floats) -> None:
+    """Write ``scores[i, k] = z[owners[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
+    for i in range(len(rows)):
         for k in range(rows.shape[1]):
-            scores[b, k] = row_dot(block, rows[b, k], z, b)
-
-
-@njit
-def label_scores(z: Floats, owners: IntArray, block: Floats, rows: IntArray, own: Floats) -> None:
-    """Write ``own[p] = z[owners[p]] . block[rows[p]]`` for each of P pairs."""
-    for p in range(len(own)):
-        own[p] = row_dot(block, rows[p], z, owners[p])
-
-
-@njit
-def scaled_rows(d_own: Floats, z: Floats, owners: IntArray, out: Floats) -> None:
-    """Write ``out[p] = d_own[p] z[owners[p]]`` for each of P pairs."""
-    for p in range(len(d_own)):
-        for f in range(z.shape[1]):
-            out[p, f] = d_own[p] * z[owners[p], f]
+            scores[i, k] = row_dot(block, rows[i, k], z, owners[i])
 
 
 @njit
 def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) -> None:
-    """Add ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
+    """Write ``sum_k d_scores[b, k] block[rows[b, k]]``, summed in float64, to each row of `dz`."""
     total = np.empty(dz.shape[1])  # float64: many draws pull at a context, mostly against others
     for b in range(len(rows)):
         total[:] = 0.0
         for k in range(rows.shape[1]):
             if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
                 _add(d_scores[b, k], block, rows[b, k], total)
-        for f in range(len(total)):
-            dz[b, f] += total[f]
-
-
-@njit
-def label_sums(
-    d_own: Floats, z: Floats, block: Floats, rows: IntArray, owners: IntArray, dz: Floats
-) -> None:
-    """Add ``d_own[p] block[rows[p]]`` to row ``owners[p]`` of `dz` (B, d), for each of P pairs."""
-    for p in range(len(rows)):
-        _add(d_own[p], block, rows[p], dz[owners[p]])
+        dz[b] = total
 
 
 @njit
 def class_sums(
-    d_own: Floats,
-    d_drawn: Floats,
-    z: Floats,
-    owners: IntArray,
-    order: IntArray,
-    starts: IntArray,
-    first: int,
-    d_block: Floats,
+    slopes: Floats, z: Floats, examples: IntArray, order: IntArray, starts: IntArray, out: Floats
 ) -> None:
-    """Write the gradients `d_block` (k, d) of k classes from `first` on, each summed in float64.
+    """Write the sums (k, d) of ``slopes[i] z[examples[i]]`` over k classes, each in float64.
 
-    `order` and `starts`, from `kernels.sort_ids.equal_runs`, are the places of each class
-    among the P labels, of which `d_own` (P,) are the derivatives, and the draws after them, with
-    the flat `d_drawn` (B, m). `z` (B, d) are the contexts, ``z[owners[p]]`` that of label p.
+    `slopes` (K,) are derivatives in the scores of labels and draws, `examples` (K,) whose they are;
+    class g has those at ``order[starts[g]:starts[g + 1]]``, as `kernels.sort_ids.equal_runs` says.
     """
-    pairs, width = len(d_own), d_drawn.shape[1]
-    flat = d_drawn.ravel()  # place p of a draw is draw p % m of example p // m
-    total = np.empty(d_block.shape[1])
-    for g in range(len(d_block)):
+    total = np.empty(out.shape[1])
+    for g in range(len(out)):
         total[:] = 0.0
-        for place in order[starts[first + g] : starts[first + g + 1]]:
-            if place < pairs:
-                _add(d_own[place], z, owners[place], total)
-            elif flat[place - pairs] != 0.0:
-                _add(flat[place - pairs], z, (place - pairs) // width, total)
-        d_block[g] = total
-
-
-@njit
-def group_totals(d_scores: Floats, order: IntArray, starts: IntArray) -> Floats:
-    """Return the sum of the `d_scores` (K,) of each class."""
-    totals = np.zeros(len(starts) - 1, d_scores.dtype)
-    for g in range(len(totals)):
-        total = 0.0
         for place in order[starts[g] : starts[g + 1]]:
-            total += d_scores[place]
-        totals[g] = total
-    return totals
+            if slopes[place] != 0.0:
+                _add(slopes[place], z, examples[place], total)
+        out[g] = total

@@ -15,7 +15,7 @@ from samplesoft._jit import chunks, njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows, Targets
-from samplesoft.losses.candidates import label_scores
+from samplesoft.losses.candidates import score_rows
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 
@@ -239,7 +239,7 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
         places = np.arange(len(labels))
     owners = batch.targets.rows(np.arange(len(batch.z)))
     scores = np.empty(len(labels), batch.z.dtype)
-    label_scores(batch.z, owners, rows, places, scores)
+    score_rows(batch.z, owners, rows, places[:, None], scores[:, None])
     if batch.biases is not None:
         scores += batch.biases[labels]
     own = scores.astype(np.float64)

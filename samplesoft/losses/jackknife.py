@@ -10,8 +10,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import log1p_to
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.pairs import Kernel, log_ratio, weigh
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.sampled import Kernel, SampledLoss, log_ratio, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES, Scheme
 

@@ -21,8 +21,7 @@ from samplesoft.losses.full import (
     gradients_by_blocks,
     own_scores,
 )
-from samplesoft.losses.pairs import weigh
-from samplesoft.losses.sampled import SampledLoss
+from samplesoft.losses.sampled import SampledLoss, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 

@@ -20,8 +20,7 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Targets
 from samplesoft.losses.candidates import require_replacement
-from samplesoft.losses.pairs import Kernel, log_ratio, weigh
-from samplesoft.losses.sampled import Sample, SampledLoss, Seed
+from samplesoft.losses.sampled import Kernel, Sample, SampledLoss, Seed, log_ratio, weigh
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import DECAY, Scheme, last_level, select
 

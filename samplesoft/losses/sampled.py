@@ -1,24 +1,28 @@
 """Losses on the label and a few drawn classes; the first of them is sampled softmax.
 
 `SampledLoss._forward` is the path of a step: draws are checked, scored beside the labels, corrected
-for how they were drawn, and a loss makes its terms of the logits.
+for how they were drawn, and a loss makes its terms of the logits. An example with L labels makes L
+pairs, all with its m draws, and a row of logits for each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, twin
-from samplesoft._jit import njit
+from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
+from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Batch, Cache, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
+    Floats,
     Scores,
     check_draw,
     check_label_count,
@@ -26,29 +30,15 @@ from samplesoft.losses.candidates import (
     score_candidates,
     score_gradients,
 )
-from samplesoft.losses.pairs import (
-    Kernel,
-    Pairs,
-    gains_of_kept,
-    label_draws,
-    log_ratio,
-    pair_terms,
-    weigh,
-)
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
+Kernel = Callable[..., None]
 Seed = int | np.random.Generator | None
 Sample = Callable[[int, Seed], Draw]  # so many draws for the contexts of a batch
 
-
-@dataclass(frozen=True, eq=False)
-class _Saved:
-    """What the backward pass needs: the scores, and the derivatives of each example's loss."""
-
-    scores: Scores
-    d_own: Rows  # (P,): in the scores of the labels
-    d_drawn: Rows  # (B, m): in those of the draws
+CHUNK_NUMBERS = 1 << 16  # logits that a thread computes at a time: they stay in its cache
+_LEAST = 5e-324  # what `exp_to` gives for all that is too small
 
 
 class SampledLoss(Loss):
@@ -59,7 +49,7 @@ class SampledLoss(Loss):
     overrides `draw`. With several labels an example, `_terms` is given a row for each of them, with
     all draws, which takes time by the number of labels. A loss for which one logit can stand for
     many draws may implement ``_merge(logits, merged)`` too, and draws then cost what they cost with
-    one label: see `merge_exponentials`. Without `_merge`, nobody needs to know ``pairs.py``.
+    one label: see `merge_exponentials`.
 
     Parameters
     ----------
@@ -148,7 +138,7 @@ class SampledLoss(Loss):
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
-    ) -> tuple[FloatArray, _Saved]:
+    ) -> tuple[FloatArray, Any]:
         targets, facts = batch.targets, self.facts
         ids, log_counts = check_draw(draw, len(batch.z), len(batch.class_embeddings))
         assert draw is not None
@@ -158,11 +148,14 @@ class SampledLoss(Loss):
         if self.needs_label_count:
             label_count = check_label_count(label_log_count, targets, facts)
 
-        # Scores of the labels (P,) and of the draws (B, m).
+        # Scores of the labels (P,) and of the draws (B, m), and which draws are labels.
         scores = score_candidates(batch, ids, self.normalize)
         own, drawn = scores.own, scores.drawn
         if self.absolute:
             own, drawn = np.abs(own), np.abs(drawn)
+        label_of, hits = label_draws(scores)
+        if self.excludes_label and hits.any():
+            raise self.contains_label(targets.labels, int(hits.argmax()))
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
@@ -170,43 +163,33 @@ class SampledLoss(Loss):
         if not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         log_counts = log_counts - self.offset  # so that scores of draws gain it too
-        label_of = None
-        if targets.owners is not None or facts.divides_by_kept:
-            label_of, hits = label_draws(scores)
         if facts.corrects_label:
             own -= label_count
         elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
-                hits_left_out = targets.rows(targets.per_example(hits))
+                hits = targets.rows(targets.per_example(hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
-            else:
-                hits_left_out = hits
-            gains = np.empty(len(own))
-            gains_of_kept(drawn.shape[1], hits_left_out, label_count, gains)
-            own -= gains  # the same softmax as if all draws gained it
+            own -= gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
 
         # Terms of the loss, and their derivatives in the scores.
-        keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
         once = self.label_reduction == "ova"
+        keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
-        several = targets.owners is not None
-        label_of = label_of if several else None
-        draws = own, drawn, ids, log_counts, targets, scores.owners, label_of
-        pairs = Pairs(*draws, keeps_own, keeps_others, once)
-        results = pair_terms(pairs, terms, self._merge)
-        if self.excludes_label:
-            hits = hits if several else results.hits
-            if hits.any():
-                raise self.contains_label(targets.labels, int(hits.argmax()))
-        d_own, d_drawn = results.d_own, results.d_drawn
+        shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        rules = keeps_own, keeps_others, once
+        pairs = Pairs(own, drawn, log_counts, label_of, scores.owners, shares, *rules)
+        # where an example has several labels, one logit may stand for most of its draws
+        merge = None if targets.owners is None else self._merge
+        losses, d_own, d_drawn = pair_terms(pairs, targets.firsts(), terms, merge)
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        return targets.per_example(results.losses), _Saved(scores, d_own, d_drawn)
+        return targets.per_example(losses), (scores, d_own, d_drawn)
 
-    def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
-        return score_gradients(batch, saved.scores, saved.d_own, saved.d_drawn, weights)
+    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
+        scores, d_own, d_drawn = saved
+        return score_gradients(batch, scores, d_own, d_drawn, weights)
 
     def _terms_of(self, draw: Draw) -> Kernel:
         """Return `_terms`; a loss whose terms need more of the draw than logits overrides it."""
@@ -285,29 +268,28 @@ class SampledSoftmaxLoss(SampledLoss):
         self.device = as_device(device)
 
     @property
-    def _on_gpu(self) -> Any:
-        """The passes on a GPU; not kept, for those of a copy must read the copy's options."""
+    def _passes(self) -> Any:
+        """What computes; not kept, for that of a copy must read the copy's options."""
+        if self.device == "cpu":
+            return super()
         return twin("cuda", "samplesoft.losses.sampled:Passes")(self)
 
     def check_batch(
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts."""
-        passes: Any = super() if self.device == "cpu" else self._on_gpu
-        batch: Batch = passes.check_batch(h, class_embeddings, labels, biases)
+        batch: Batch = self._passes.check_batch(h, class_embeddings, labels, biases)
         return batch
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        passes: Any = super() if self.device == "cpu" else self._on_gpu
-        losses, saved = passes._forward(batch, draw, label_log_count)
+        losses, saved = self._passes._forward(batch, draw, label_log_count)
         return losses, saved
 
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum."""
-        passes: Any = super() if self.device == "cpu" else self._on_gpu
-        gradients: Gradients = passes.backward(cache)
+        gradients: Gradients = self._passes.backward(cache)
         return gradients
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
@@ -315,6 +297,105 @@ class SampledSoftmaxLoss(SampledLoss):
 
     def _merge(self, logits: FloatArray, merged: FloatArray) -> None:
         merge_exponentials(logits, merged)
+
+
+class Pairs(NamedTuple):
+    """The P pairs of an example and a label, all of which have its m draws.
+
+    A draw of its own label has weight for a pair where `keeps_own`, one of another label of its
+    example where `keeps_others`, and one of no label always.
+    """
+
+    own: FloatArray  # (P,): logits of the labels
+    drawn: Rows  # (B, m): scores of the draws
+    log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
+    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1
+    owners: IntArray  # (P,): example of each
+    shares: FloatArray  # (P,): what each weighs in the loss of its example
+    keeps_own: bool
+    keeps_others: bool
+    once: bool  # draws have weight for the first pair of an example alone
+
+
+def label_draws(scores: Scores) -> tuple[IntArray, IntArray]:
+    """Return the pair (B, m) of its example whose label a draw is, or -1; and hits (P,) of each."""
+    (size, m), pairs = scores.drawn.shape, len(scores.own)
+    labels, draws = scores.places[:pairs], scores.places[pairs:].reshape(-1, m)
+    label_of, hits = np.empty((size, m), np.int64), np.empty(pairs, np.int64)
+    find_labels(labels, scores.owners, draws, len(scores.classes), label_of, hits)
+    return label_of, hits
+
+
+def pair_terms(
+    pairs: Pairs, firsts: IntArray, terms: Kernel, merge: Kernel | None
+) -> tuple[FloatArray, Rows, Rows]:
+    """Compute `terms` of a row of logits for each pair: of its label, and of each draw.
+
+    `firsts` (B,) are the first pairs of the examples. Returns losses (P,), times `shares`, and the
+    derivatives of what each example loses in scores of labels (P,) and of draws (B, m). The loss of
+    a pair is NaN where a score is not finite, even of a draw without weight.
+    """
+    if merge is None:
+        losses, d_own, d_drawn = _row_terms(pairs, firsts, terms)
+    else:
+        losses, d_own, d_drawn = _merged_terms(pairs, firsts, terms, merge)
+    if not (np.isfinite(pairs.drawn).all() and np.isfinite(pairs.own).all()):
+        finite = np.logical_and.reduce(np.isfinite(pairs.drawn), axis=1)
+        losses[~(finite[pairs.owners] & np.isfinite(pairs.own))] = np.nan
+    return losses * pairs.shares, d_own, d_drawn
+
+
+def _row_terms(pairs: Pairs, firsts: IntArray, terms: Kernel) -> tuple[FloatArray, Rows, Rows]:
+    """Compute as `pair_terms`, of a row of all draws for each pair."""
+    drawn, losses = pairs.drawn, np.empty(len(pairs.own))
+    d_own, d_drawn = np.empty(len(losses), drawn.dtype), np.zeros_like(drawn)
+    most = max(1, CHUNK_NUMBERS // (1 + drawn.shape[1]))  # pairs at a time
+
+    def work(job: slice) -> None:
+        for first in range(job.start, job.stop, most):
+            part = slice(first, min(first + most, job.stop))
+            logits = np.empty((part.stop - first, 1 + drawn.shape[1]))
+            pair_logits(pairs, first, logits)
+            terms(logits, losses[part])
+            share_out_slopes(logits, pairs.shares[part], pairs.owners[part], d_own[part], d_drawn)
+
+    # the pairs of an example are all in one job, for they add to the same derivatives
+    jobs = [slice(0, len(losses))]
+    if len(losses) > most:
+        ends = np.append(firsts, len(losses))
+        cuts = np.unique([*ends[np.searchsorted(ends, range(0, ends[-1], most))], ends[-1]])
+        jobs = [slice(a, b) for a, b in pairwise(cuts.tolist())]
+    thread_each(work, jobs)
+    return losses, d_own, d_drawn
+
+
+def _merged_terms(
+    pairs: Pairs, firsts: IntArray, terms: Kernel, merge: Kernel
+) -> tuple[FloatArray, Rows, Rows]:
+    """Compute as `pair_terms`, where one logit can stand for all draws that are no label's.
+
+    A row then has few numbers: the label's logit, those of the draws that are labels of the
+    example, which its pairs may treat differently, and the merged one.
+    """
+    drawn, label_of = pairs.drawn, pairs.label_of
+    logits = drawn - pairs.log_counts
+    # column c has the c-th draw of a label of each example, as far as there is one
+    examples, draws = np.nonzero(label_of >= 0)
+    column = np.arange(len(examples)) - np.searchsorted(examples, examples)
+    few = np.full((len(drawn), column.max(initial=-1) + 2), -np.inf)
+    whose = np.full(few.shape, -1)
+    few[examples, column] = logits[examples, draws]
+    whose[examples, column] = label_of[examples, draws]
+    logits[examples, draws] = -np.inf
+    thread_each(  # which leaves derivatives of the merged logit in place of logits
+        lambda part: merge(logits[part], few[part, -1]), row_chunks(logits.shape, CHUNK_NUMBERS)
+    )
+    none_expected = np.zeros((1, few.shape[1]))  # for that is in the logits already
+    short = pairs._replace(drawn=few, log_counts=none_expected, label_of=whose)
+    losses, d_own, d_few = _row_terms(short, firsts, terms)
+    d_drawn = np.multiply(logits, d_few[:, -1:]).astype(drawn.dtype)
+    d_drawn[examples, draws] = d_few[examples, column]
+    return losses, d_own.astype(drawn.dtype), d_drawn
 
 
 @njit
@@ -361,3 +442,124 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
             merged[b] += np.log(mass)
             for k in range(len(row)):
                 row[k] /= mass
+
+
+@njit
+def find_labels(
+    label_places: IntArray,
+    owners: IntArray,
+    draw_places: IntArray,
+    num: int,
+    label_of: IntArray,
+    hits: IntArray,
+) -> None:
+    """Write which of the pairs of its example each draw is the label of.
+
+    `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
+    `owners` (P,) the examples of the labels, rising. `label_of` (B, m) gets the place of the pair,
+    or -1, and `hits` (P,) how many draws are the label of a pair. The labels of an example differ.
+    """
+    mark = np.full(num, -1)  # of the example at hand: which pair a class is the label of
+    hits[:] = 0
+    first = 0
+    for b in range(len(label_of)):
+        last = first
+        while last < len(owners) and owners[last] == b:
+            mark[label_places[last]] = last
+            last += 1
+        classes = draw_places[b if len(draw_places) > 1 else 0]
+        for k in range(len(classes)):
+            p = mark[classes[k]]
+            label_of[b, k] = p
+            if p >= 0:
+                hits[p] += 1
+        for p in range(first, last):  # only what was written, not all of `mark`
+            mark[label_places[p]] = -1
+        first = last
+
+
+@njit
+def pair_logits(pairs: Pairs, start: int, logits: FloatArray) -> None:
+    """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
+
+    A draw that has no weight for a pair gets -inf.
+    """
+    for i in range(len(logits)):
+        p = start + i
+        b, row = pairs.owners[p], logits[i]
+        scores, label_of = pairs.drawn[b], pairs.label_of[b]
+        corrections = pairs.log_counts[b if len(pairs.log_counts) > 1 else 0]
+        row[0], hits = pairs.own[p], 0
+        for k in range(len(scores)):
+            row[1 + k] = scores[k] - corrections[k]
+            hits += label_of[k] >= 0
+        later = pairs.once and p > 0 and pairs.owners[p - 1] == b
+        if hits > 0 or later:  # seldom, and so not in the loop above, which is vector instructions
+            for k in range(len(scores)):
+                kept = pairs.keeps_own if label_of[k] == p else pairs.keeps_others
+                if later or (label_of[k] >= 0 and not kept):
+                    row[1 + k] = -np.inf
+
+
+@njit
+def share_out_slopes(
+    slopes: FloatArray, shares: FloatArray, owners: IntArray, d_own: Floats, d_drawn: Floats
+) -> None:
+    """Write the derivatives of what each example loses, from those of its pairs.
+
+    `slopes` (P, 1 + m) are derivatives of the losses of the pairs in their logits, `shares` (P,)
+    the weights of these losses, `owners` (P,) their examples, each in one run. `d_own` (P,) are
+    written, and sums, made in float64, added to `d_drawn` (B, m).
+    """
+    width = slopes.shape[1] - 1
+    total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
+    first = 0
+    while first < len(owners):
+        b, last = owners[first], first
+        total[:] = 0.0
+        while last < len(owners) and owners[last] == b:
+            row, share = slopes[last], shares[last]
+            d_own[last] = share * row[0]
+            for k in range(width):
+                total[k] += share * row[1 + k]
+            last += 1
+        for k in range(width):
+            d_drawn[b, k] += total[k]
+        first = last
+
+
+@njit
+def gain_of_kept(m: int, hits: int, label_count: float) -> float:
+    """Return what the logits of draws gain where `hits` of the m are of the label, and left out.
+
+    The draws that are left are divided by their number, not by m, and their law is q given that
+    it is not the label. A softmax is the same where the label's logit loses it.
+    """
+    # expm1: a label that is hardly ever drawn leaves nearly all of the m draws expected
+    expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
+    return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
+
+
+@njit
+def gains_of_kept(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
+    """Return `gain_of_kept` (P,) for each of `hits` (P,) and `label_counts` (P,)."""
+    gains = np.empty(len(hits))
+    for p in range(len(gains)):
+        gains[p] = gain_of_kept(m, hits[p], label_counts[p])
+    return gains
+
+
+@njit
+def weigh(x: FloatArray) -> None:
+    """Replace each of `x`, at most 0, by its exponential; what is too small has no weight."""
+    exp_to(x, len(x))
+    for i in range(len(x)):
+        x[i] = x[i] if x[i] > _LEAST else 0.0
+
+
+@njit
+def log_ratio(own: float, drawn: float, above: float) -> float:
+    """Return ``log((own + drawn) / e)`` where e is ``exp(-above)``, and `own` if that is not 0."""
+    if own > drawn:  # a small loss keeps its digits
+        return math.log1p(drawn / own)
+    return above + math.log(own + drawn)

@@ -47,7 +47,7 @@ from samplesoft.losses.base import (
     Targets,
 )
 from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
-from samplesoft.losses.pairs import gain_of_kept, log_ratio
+from samplesoft.losses.sampled import gain_of_kept, log_ratio
 from samplesoft.losses.vectors import check_biases, no_norm
 from samplesoft.samplers.base import Draw
 

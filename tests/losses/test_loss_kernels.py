@@ -1,5 +1,6 @@
 """The compiled parts of losses on draws, each on its own."""
 
+import itertools
 import math
 
 import numpy as np
@@ -12,8 +13,15 @@ from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.bilateral import bilateral_terms
 from samplesoft.losses.candidates import are_drawable
 from samplesoft.losses.logistic import logistic_terms, merge_softplus
-from samplesoft.losses.pairs import correct, share_out_slopes, weigh
-from samplesoft.losses.sampled import merge_exponentials, softmax_terms
+from samplesoft.losses.sampled import (
+    Pairs,
+    find_labels,
+    merge_exponentials,
+    pair_logits,
+    share_out_slopes,
+    softmax_terms,
+    weigh,
+)
 
 INF = np.inf
 
@@ -115,30 +123,34 @@ def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-def test_corrections_and_hits(dtype, shared):
+@pytest.mark.parametrize(
+    ("keeps_own", "keeps_others", "once"), list(itertools.product([0, 1], repeat=3))
+)
+def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
     rng = np.random.default_rng(0)
-    own, drawn = rng.normal(size=4).astype(dtype), rng.normal(size=(3, 4)).astype(dtype)
+    own, drawn = rng.normal(size=4), rng.normal(size=(3, 4)).astype(dtype)
     owners, labels = np.array([0, 1, 1, 2]), np.array([1, 2, 0, 3])
     ids = (
         np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
     )
     log_counts = rng.normal(size=ids.shape)
-    logits, hits = np.empty((4, 5)), np.empty(4, np.int64)
-    given = owners, ids, log_counts
-    assert correct(own, drawn, *given, labels, logits, hits)
+    label_of, hits = np.empty((3, 4), np.int64), np.empty(4, np.int64)
+    find_labels(labels, owners, ids, 4, label_of, hits)
     assert hits.tolist() == ([2, 1, 1, 0] if shared else [2, 4, 0, 0])
+    rules = bool(keeps_own), bool(keeps_others), bool(once)
+    pairs = Pairs(own, drawn, log_counts, label_of, owners, np.ones(4), *rules)
+    logits = np.empty((4, 5))
+    pair_logits(pairs, 0, logits)
     every = np.broadcast_to(ids, (3, 4))[owners]
     wanted = (drawn.astype(float) - log_counts)[owners]
-    wanted[every == labels[:, None]] = -INF
+    for p, k in np.ndindex(4, 4):
+        is_own = every[p, k] == labels[p]
+        is_other = not is_own and every[p, k] in labels[owners == owners[p]]
+        if is_own and not keeps_own or is_other and not keeps_others or once and p == 2:
+            wanted[p, k] = -INF
     np.testing.assert_array_equal(logits, np.column_stack([own, wanted]))
-    correct(own, drawn, *given, np.full(4, -1), logits, hits)
-    assert not hits.any() and np.isfinite(logits).all()
-    for array, place in ((own, 0), (drawn, (1, 1)), (drawn, (2, 3))):  # (1, 1): of the label
-        for value in (np.nan, INF, -INF):
-            kept = array[place]
-            array[place] = value
-            assert not correct(own, drawn, *given, labels, logits, hits)
-            array[place] = kept
+    pair_logits(pairs, 2, logits[:2])  # of a part of the pairs
+    np.testing.assert_array_equal(logits[:2], logits[2:])
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e4])
