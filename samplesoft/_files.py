@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_DEEPEST = 50  # lists and objects of JSON in one another
 
 
 @contextmanager
@@ -78,30 +77,13 @@ def read_json(text: str | bytes) -> Any:
     ValueError: NaN is no number of JSON
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse)
     except RecursionError:
-        raise _too_deep() from None
-    # level by level: recursion would need a stack as deep as the text
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [part for whole in level for part in _parts(whole)]
-    if level:
-        raise _too_deep()
-    return value
-
-
-def _parts(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        raise ValueError("its lists and objects are too deep in one another") from None
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"lists and objects are more than {_DEEPEST} deep in one another")
 
 
 def prefixed(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:

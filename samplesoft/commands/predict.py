@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         check_writable("--output", options.output)
     trained = read_linear_softmax(options.model)
-    num_classes = trained.num_classes
+    num_classes = trained.model.num_classes
     k = options.k or min(5, num_classes)
     if k > num_classes:
         raise ValueError(

@@ -169,7 +169,7 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
     inputs, labels = read_inputs(options.input, model)
     _require_width(
         "labels of the model",
-        model.num_classes,
+        model.model.num_classes,
         labels,
         "; number the model's classes from 0, in their order",
     )
@@ -181,7 +181,7 @@ def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
     from samplesoft.data.interactions import load_interactions, padded
     from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
 
-    width = trained.num_inputs
+    width = trained.model.num_inputs
     if trained.leave_out:
         taken = load_interactions(path)
         taken = padded(taken, (taken.shape[0], max(taken.shape[1], width)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,20 @@ from samplesoft._files import read_json
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
 from samplesoft._report import Column, Table
-from samplesoft.commands.auto import make_chosen_task
 from samplesoft.commands.options import (
     check_folder,
     check_writable,
-    folder_name,
-    positive_float,
-    positive_int,
-    seed,
     show_part,
     show_report,
     write_json,
 )
-from samplesoft.commands.train_options import EPOCHS, MODELS, RATES, add_model, training_settings
+from samplesoft.commands.train_options import (
+    MODELS,
+    add_model,
+    add_run,
+    make_task,
+    training_settings,
+)
 from samplesoft.training import (
     BEST,
     CHECKPOINT,
@@ -35,9 +35,7 @@ from samplesoft.training import (
     require_run,
 )
 from samplesoft.training.lock import LOCK, locked
-from samplesoft.training.retrieval import RetrievalTask
 from samplesoft.training.trainer import train_locked
-from samplesoft.tuning.pilot import is_auto
 
 OPTIONS = "options.json"  # of the run, beside its checkpoint, so that --resume needs none of them
 _NOT_SAVED = ("command", "run", "out", "resume", "json")
@@ -62,51 +60,8 @@ def add(parser: argparse.ArgumentParser) -> None:
             "bad input, 130 if it was interrupted.",
         )
         add_model(one, model)
-        _add_run(one.add_argument_group("run"))
+        add_run(one)
         one.set_defaults(run=run)
-
-
-def _add_run(group: Any) -> None:
-    group.add_argument(
-        "--out",
-        required=True,
-        type=folder_name,
-        metavar="DIR",
-        help="folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
-    )
-    group.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run in --out; options that are left out keep their values, and only "
-        "--epochs, --patience and paths of data may be changed",
-    )
-    group.add_argument(
-        "--epochs",
-        type=positive_int,
-        metavar="N",
-        help=f"passes over the training data (default {EPOCHS})",
-    )
-    group.add_argument(
-        "--patience",
-        type=positive_int,
-        metavar="N",
-        help="stop after N epochs without a lower validation loss (default: never)",
-    )
-    group.add_argument(
-        "--learning-rate",
-        type=positive_float,
-        metavar="RATE",
-        help="default "
-        + ", ".join(f"{learning_rate} for {name}" for name, learning_rate in RATES.items()),
-    )
-    group.add_argument(
-        "--checkpoint-every",
-        type=positive_int,
-        metavar="N",
-        help="write a checkpoint after every N steps of an epoch, besides the one at its end",
-    )
-    group.add_argument("--seed", type=seed, help="seed of everything random (default 0)")
-    group.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -137,7 +92,8 @@ def _run(options: argparse.Namespace, out: Path) -> int:
         require_free(out)
     model = MODELS[options.model]
     settings = training_settings(options)
-    task = make_chosen_task(model, options, settings)
+    with progress_phase(True, f"preparing {options.out}"):
+        task = make_task(model, options)
     _save_options(options)
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
@@ -159,52 +115,37 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     records = _epochs(read_log(out / LOG))
     # the report is on the best epoch, and the parameters in memory are those of the last
     load_parameters(_best(out), task)
-    with progress_phase(True, "evaluating the best epoch"):
-        of_best = _results(task)
-    chosen = getattr(options, "auto", None)
-    if chosen:
-        of_best["auto"] = {"chosen": chosen, "verdict": options.verdict}
-    results = {
+    results: dict[str, Any] = {
         "config": task.config(),
         "epochs": records,
         "best_epoch": at.best_epoch,
         "validation": _of_best_epoch(records, at),
-        **of_best,
+        "num_unlabeled": task.num_unlabeled,
     }
+    if task.test is not None:
+        with progress_phase(True, "evaluating the best epoch"):
+            results["test"] = task.evaluate(*task.test)
     show_report(_report(results, at, model.headline))
     if options.json:
         write_json(options.json, results)
     return 0
 
 
-def _results(task: RetrievalTask) -> dict[str, Any]:
-    """Return what is to be reported of the task at its best epoch."""
-    results: dict[str, Any] = {"num_unlabeled": task.num_unlabeled}
-    return results if task.test is None else {**results, "test": task.evaluate(*task.test)}
-
-
 def _fill_in_saved_options(options: argparse.Namespace) -> None:
     """Set the options that are not given, which are None, to those that were saved in ``--out``."""
     saved = _saved_options(options)
-    if not saved:  # of a run that was begun from Python
-        return
-    if saved.get("model") != options.model:
+    if saved.get("model", options.model) != options.model:
         raise ValueError(
-            f"{str(options.out)!r} holds a run of samplesoft train {saved.get('model')}, but train "
+            f"{str(options.out)!r} holds a run of samplesoft train {saved['model']}, but train "
             f"{options.model} was asked to resume it; correct the model or --out."
         )
-    chosen = saved.get("auto")
-    # auto on resuming means what was chosen then
-    for name in chosen if isinstance(chosen, list) else ():
-        if is_auto(getattr(options, str(name), None)):
-            setattr(options, name, None)
     for name, value in saved.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
 
 
 def _save_options(options: argparse.Namespace) -> None:
-    """Write the options into ``--out``, which is made; on resuming, only those that may change."""
+    """Write the options into ``--out``; on resuming, only those that may change."""
     values = {
         name: value
         for name, value in vars(options).items()
@@ -217,16 +158,13 @@ def _save_options(options: argparse.Namespace) -> None:
             return
         # on resuming, all others are as the run was begun
         values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
-    Path(options.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(options.out, OPTIONS), values)
 
 
 def _saved_options(options: argparse.Namespace) -> dict[str, Any]:
     path = Path(options.out, OPTIONS)
-    if not path.exists():
-        return {}
     try:
-        return dict(read_json(path.read_bytes()))
+        return dict(read_json(path.read_bytes())) if path.exists() else {}
     except (TypeError, ValueError):
         raise ValueError(
             f"{str(path)!r} must hold the options of the run as JSON, but does not; delete it, and "
@@ -312,7 +250,6 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     others = [name for name in test if name != "loss"]
     reached = f", test {_figure(test, headline)}" if test else ""
     best = _figure(results["validation"], headline)
-    auto = results.get("auto")
     lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
     return "\n".join(
         [
@@ -324,7 +261,6 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
             f"validation {_words(headline)} {best}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
-            *(textwrap.wrap(f"By auto: {auto['verdict']}", 100) if auto else []),
             "Losses are in nats: in training the one that was minimised, in validation that of the",
             "full softmax.",
             "",

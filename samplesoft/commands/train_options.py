@@ -1,26 +1,28 @@
-"""Options of ``samplesoft train xc`` and ``items``, and the task that they make."""
+"""Options of ``samplesoft train xc`` and ``items``, and the task that they make.
+
+An option stands for a field of the settings: its type, default and help are those of the field.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import (
-    RANDOM_FEATURES,
-    Options,
-    add_options,
     draw_count,
     flag,
+    folder_name,
     given,
     positive_float,
     positive_int,
     rate,
     say,
+    seed,
 )
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import padded
@@ -30,14 +32,27 @@ from samplesoft.models.optimizers import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
 from samplesoft.training.settings import Settings
-from samplesoft.tuning.pilot import AUTO, is_auto
 
-EPOCHS = 20
-RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
-RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
-SEVERAL_LABELS = [name for name, spec in LOSSES.items() if spec.several_labels]
 # options of draws, which a loss that draws nothing does not have
 OF_DRAWS = ("sampler", "num_sampled", "num_certain", "shared", "nu", "num_features", "update_every")
+DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
+RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
+RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
+
+_CHOICES: dict[str, Iterable[str]] = {
+    "loss": [name for name, spec in LOSSES.items() if spec.several_labels],
+    "sampler": SAMPLERS,
+    "label_reduction": LABEL_REDUCTIONS,
+    "optimizer": OPTIMIZERS,
+}
+_PARSERS = {
+    "int": positive_int,
+    "float": positive_float,
+    "num_sampled": draw_count,
+    "dropout": rate,
+    "validation": rate,
+    "seed": seed,
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class Model:
     description: str
     form: str  # of the lines of its files
     headline: str  # the figure of the validation, beside the loss, that is printed for each epoch
-    defaults: RetrievalSettings
+    dropout: float  # by default
     # makes the task of the files "train" and perhaps "test", which becomes its attribute `test`
     make_task: Callable[[dict[str, str], RetrievalSettings], RetrievalTask]
 
@@ -89,7 +104,7 @@ MODELS = {
         "classification repository.",
         form="lines 'l,l f:v f:v' after one 'points features labels'",
         headline="precision_at_1",
-        defaults=RetrievalSettings(),
+        dropout=RetrievalSettings.dropout,
         make_task=_classification,
     ),
     "items": Model(
@@ -99,94 +114,20 @@ MODELS = {
         "the predictions for their user.",
         form="lines 'user item item ...'",
         headline="recall_at_20",
-        defaults=RetrievalSettings(dropout=0.5),
+        dropout=0.5,
         make_task=_items,
     ),
 }
 
 
-def _draw_count_or_auto(text: str) -> int | str:
-    return text if is_auto(text) else draw_count(text)
-
-
-_SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-_NUMBER: dict[str, Any] = {"type": positive_int, "metavar": "N"}
-_NAMES: dict[str, Any] = {"metavar": "NAME"}
-# `add_options` ends a help that does not name the default with that of the settings
-_SOFTMAX: Options = {
-    "loss": (f"one of {', '.join(SEVERAL_LABELS)}", {"choices": SEVERAL_LABELS, **_NAMES}),
-    "tau": (
-        f"inverse temperature (default {TAU_OF_UNIT_VECTORS:g}, with --no-normalize "
-        f"{TAU_OF_OTHER_VECTORS:g})",
-        {"type": positive_float},
-    ),
-    "normalize": (
-        "divide contexts and class vectors by their norms; the default but for full-logistic",
-        _SWITCH,
-    ),
-    "sampler": (
-        f"one of {', '.join(SAMPLERS)} (default {RetrievalSettings.sampler}); or auto: a pilot of "
-        "a tenth of the steps, from 100 to 1,000, is trained and thrown away, and on its vectors "
-        "the quickest draws of little bias are chosen, or the full softmax. It depends on the "
-        "speed of the machine; --resume keeps what was chosen",
-        {"choices": (*SAMPLERS, AUTO), **_NAMES},
-    ),
-    "num_sampled": (
-        f"draws for each example (default {RetrievalSettings.num_sampled}); or auto, as above",
-        {"type": _draw_count_or_auto, "metavar": "M"},
-    ),
-    "num_certain": (
-        "so many of the most frequent classes take part for certain, beside the draws of the "
-        "others",
-        {"type": positive_int, "metavar": "K"},
-    ),
-    "shared": (
-        "draw one set of classes for all examples of a batch; the default with a sampler such as "
-        "unigram and a loss such as sampled-masked",
-        _SWITCH,
-    ),
-    **RANDOM_FEATURES,
-    "update_every": (
-        "steps between two updates of a sampler that follows the class vectors",
-        _NUMBER,
-    ),
-}
-_MODEL: Options = {
-    "embedding_dim": ("length of embedded inputs and of class vectors", _NUMBER),
-    "batch_size": ("examples in a batch", _NUMBER),
-    "alpha": (
-        "L2 penalty with --no-embedding (default 0.003 / number of classes)",
-        {"type": positive_float, "metavar": "X"},
-    ),
-    "dropout": (
-        "probability with which an entry of an input is dropped in a step",
-        {"type": rate, "metavar": "RATE"},
-    ),
-    "label_reduction": (
-        "loss of an example with several labels: pal-n, the mean of theirs, for recall; pal, the "
-        "sum, for precision; ova, one versus all, with --loss nce or negative-sampling-masked",
-        {"choices": LABEL_REDUCTIONS, **_NAMES},
-    ),
-    "mask_other_labels": (
-        "leave the other labels of an example out of the negatives of a label; the default",
-        _SWITCH,
-    ),
-    "validation": (
-        "share of the examples that are held out; after each epoch at most 2,000 of them are "
-        "evaluated, or with a share of 0 as many of the training data",
-        {"type": rate, "metavar": "SHARE"},
-    ),
-}
-
-
 def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
-    """Add the options of data and settings; those that are not given are None."""
+    """Add the options of data and model; those that are not given are None."""
     for name, what in (("train", "training data"), ("test", "data to evaluate at the end")):
         text = f"{what}: {model.form}; also .gz, .xz, .bz2"
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
-    add_options(parser.add_argument_group("softmax"), model.defaults, _SOFTMAX)
     group = parser.add_argument_group("model")
-    add_options(group, model.defaults, _MODEL)
+    names = [field.name for field in fields(RetrievalSettings)]
+    add_fields(group, RetrievalSettings, names, dropout=model.dropout)
     group.add_argument(
         "--no-embedding",
         action="store_true",
@@ -194,27 +135,74 @@ def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
         help="class vectors on the inputs themselves, for labels of bags of words; draws are by "
         "counts (--sampler unigram) or uniform, and the learning rate is 2 for adagrad",
     )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the run; those that are not given are None."""
+    group = parser.add_argument_group("run")
     group.add_argument(
-        "--optimizer",
-        choices=OPTIMIZERS,
-        help=f"one of {', '.join(OPTIMIZERS)} (default adagrad)",
-        **_NAMES,
+        "--out",
+        required=True,
+        type=folder_name,
+        metavar="DIR",
+        help="folder for checkpoint.npz, best.npz (of the best epoch), log.jsonl, options.json",
     )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in --out; options that are left out keep their values, and only "
+        "--epochs, --patience and paths of data may be changed",
+    )
+    rates = ", ".join(f"{number} for {name}" for name, number in RATES.items())
+    names = ("epochs", "patience", "optimizer", "learning_rate", "checkpoint_every")
+    add_fields(group, Settings, names, **DEFAULTS, learning_rate=rates)
+    group.add_argument("--json", metavar="FILE", help="write the results as JSON")
+
+
+def add_fields(group: Any, settings: type, names: Iterable[str], **defaults: Any) -> None:
+    """Add an option for each of some fields of settings; `defaults` stand for theirs."""
+    kinds = {field.name: str(field.type).split(" | ")[0] for field in fields(settings)}
+    texts = described(settings)
+    for name in names:
+        text, value = texts[name], defaults.get(name, getattr(settings, name, None))
+        options: dict[str, Any] = {}
+        if kinds[name] == "bool":
+            options["action"] = argparse.BooleanOptionalAction
+        elif name in _CHOICES:
+            options |= {"choices": list(_CHOICES[name]), "metavar": "NAME"}
+            text += f"; one of {', '.join(_CHOICES[name])}"
+        else:
+            options |= {"type": _PARSERS.get(name, _PARSERS.get(kinds[name])), "metavar": "N"}
+        if value is not None and kinds[name] != "bool":
+            text += f" (default {value})"
+        # None stands for an option that is not given, so that --resume can fill it in
+        option = "--batch" if name == "batch_size" else flag(name)
+        group.add_argument(option, dest=name, help=text, **options)
+
+
+def described(settings: type) -> dict[str, str]:
+    """Return what the docstring of a dataclass says of each field, without the full stop."""
+    text = inspect.getdoc(settings) or ""
+    _, _, rest = text.partition("Parameters\n----------\n")
+    blocks = re.findall(r"^(\S[^\n]*?) : [^\n]*\n((?:    [^\n]*\n?)+)", rest, re.MULTILINE)
+    return {
+        name: " ".join(lines.split()).rstrip(".").replace("`", "").replace("%", "%%")
+        for names, lines in blocks
+        for name in names.split(", ")
+    }
 
 
 def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
     """Read the data and make the task; paths in `options` become absolute."""
     values = given(options, RetrievalSettings)
-    defaults = model.defaults
+    loss = LOSSES[values.get("loss", RetrievalSettings.loss)]
     if options.no_embedding:
         refuse(values, ["embedding_dim"], "--no-embedding")
         # the default sampler follows embedded inputs
-        if LOSSES[values.get("loss", defaults.loss)].draws:
-            values = {"sampler": "unigram", **values}
-        values["embedding_dim"] = None
+        values = {**({"sampler": "unigram"} if loss.draws else {}), **values, "embedding_dim": None}
     else:
         refuse(values, ["alpha"], "an embedding, but is for --no-embedding")
-    settings = make_settings({"dropout": defaults.dropout, **values})
+    settings = make_settings({"dropout": model.dropout, **values})
     if options.train is None:
         raise ValueError("--train must name a file, got none; add it.")
     files = {}
@@ -228,28 +216,25 @@ def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
 
 def make_settings(values: dict[str, Any]) -> RetrievalSettings:
     """Make settings of options that are given; refuse in words of the command line."""
-    name, sampler = (
-        values.get(option, getattr(RetrievalSettings, option)) for option in ("loss", "sampler")
-    )
-    if LOSSES[name].draws:
+    loss = values.get("loss", RetrievalSettings.loss)
+    sampler = values.get("sampler", RetrievalSettings.sampler)
+    if LOSSES[loss].draws:
         spec = SAMPLERS[sampler]
-        unread = [option for option in ("nu", "num_features") if option not in spec.reads]
-        refuse(values, unread, f"--sampler {sampler}")
+        unread = {"nu", "num_features"} - set(spec.reads)
+        refuse(values, sorted(unread), f"--sampler {sampler}")
         if not spec.follows_vectors:
             by = f"--sampler {sampler}, which does not use class vectors"
             refuse(values, ["update_every"], by)
     else:
-        refuse(values, OF_DRAWS, f"--loss {name}, which draws nothing")
+        refuse(values, OF_DRAWS, f"--loss {loss}, which draws nothing")
         # the defaults of the settings are those of a loss that draws
         values = {**values, "sampler": None, "num_sampled": None}
     try:
         return RetrievalSettings(**values)
     except ValueError as error:  # which names arguments of Python
-        raise ValueError(re.sub(r"`(\w+)`", _as_flag, str(error))) from None
-
-
-def _as_flag(name: re.Match[str]) -> str:
-    return flag(name[1]) if name[1] in {**_SOFTMAX, **_MODEL} else name[0]
+        names = "|".join(field.name for field in fields(RetrievalSettings))
+        in_words = re.sub(f"`({names})`", lambda name: flag(name[1]), str(error))
+        raise ValueError(in_words) from None
 
 
 def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
@@ -262,18 +247,13 @@ def refuse(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
 
 def training_settings(options: argparse.Namespace) -> Settings:
     """Return how the task is trained."""
-    optimizer = options.optimizer or "adagrad"
-    # numbers of features that are rare see few steps, and must take large ones
-    rates = RATES_OF_INPUTS if options.no_embedding else RATES
-    learning_rate = options.learning_rate or rates.get(optimizer)
-    if learning_rate is None:
-        raise ValueError(
-            f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
-        )
-    return Settings(
-        epochs=options.epochs or EPOCHS,
-        optimizer=optimizer,
-        learning_rate=float(learning_rate),
-        patience=options.patience,
-        checkpoint_every=options.checkpoint_every,
-    )
+    values = {**DEFAULTS, **given(options, Settings)}
+    if "learning_rate" not in values:
+        # numbers of features that are rare see few steps, and must take large ones
+        rates, optimizer = RATES_OF_INPUTS if options.no_embedding else RATES, values["optimizer"]
+        if optimizer not in rates:
+            raise ValueError(
+                f"--learning-rate must be given with --optimizer {optimizer}, which has no default."
+            )
+        values["learning_rate"] = rates[optimizer]
+    return Settings(**values)

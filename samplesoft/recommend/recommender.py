@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._files import part, prefixed
+from samplesoft._files import prefixed
 from samplesoft._memory import require_bytes
 from samplesoft._validation import (
     IntArray,
@@ -17,9 +17,6 @@ from samplesoft._validation import (
     as_count,
     as_flag,
     as_ids,
-    as_nonnegative,
-    require_finite,
-    shown,
 )
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
@@ -27,7 +24,6 @@ from samplesoft.recommend.training import (
     Matrix,
     as_interactions,
     best_items,
-    check_parameters,
     train,
     user_vectors,
 )
@@ -35,15 +31,16 @@ from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
+    part_of,
     plain,
-    read_checkpoint,
-    rebuilding,
+    reading,
+    saved_parameters,
     write_checkpoint,
 )
 
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
-_CURVES = ("loss_curve_", "validation_scores_")
+_FITTED = ("loss_curve_", "validation_scores_", "propagation_")
 
 
 @dataclass(eq=False, repr=False)
@@ -410,11 +407,8 @@ class SampledSoftmaxRecommender:
             If it cannot be written.
         """
         self._require_fitted()
-        parameters = asdict(self)
-        seed = parameters.pop("random_state")
-        if isinstance(seed, (int, np.integer)):  # a generator has no number to go by
-            parameters["random_state"] = int(seed)
-        values = {name: getattr(self, name) for name in (*_CURVES, "propagation_")}
+        parameters = saved_parameters(asdict(self))
+        values = {name: getattr(self, name) for name in _FITTED}
         arrays = {
             "item_factors": self.item_factors,
             "user_factors": self.user_factors,
@@ -446,29 +440,14 @@ class SampledSoftmaxRecommender:
         ValueError
             If it is damaged, of another format, or holds another model.
         """
-        checkpoint = read_checkpoint(path)
-        with rebuilding(path):
-            model = checkpoint.config.get("model")
-            if model != _MODEL:
-                raise ValueError(
-                    f"{str(path)!r} must hold a {_MODEL}, got {shown(model)}; read it with what "
-                    "wrote it."
-                )
-            recommender = cls(**checkpoint.config["parameters"])
-            check_parameters(recommender)  # a file may have been changed by hand
-            items, users = (checkpoint.arrays[f"{name}_factors"] for name in ("item", "user"))
-            embedding = Linear(*items.shape)
-            copy_arrays(path, part("embedding", checkpoint.arrays, "/"), embedding.parameters)
-            for name, factors in (("item_factors", items), ("user_factors", users)):
-                if factors.dtype != np.float32 or factors.shape[1:] != items.shape[1:]:
-                    raise ValueError(f"{name} of {factors.dtype} and shape {factors.shape}")
-                require_finite(name, factors)
-                setattr(recommender, name, factors)
-            recommender._embedding = embedding
-            weight = as_nonnegative("propagation_", checkpoint.values["propagation_"])
-            recommender.propagation_ = weight
-            for name in _CURVES:
-                setattr(recommender, name, [float(x) for x in checkpoint.values[name]])
+        with reading(path, _MODEL) as (config, values, arrays):
+            recommender = cls(**config["parameters"])
+            recommender.item_factors, recommender.user_factors = (
+                arrays[f"{name}_factors"] for name in ("item", "user")
+            )
+            recommender._embedding = Linear(*recommender.item_factors.shape)
+            copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)
+            vars(recommender).update(values)
         return recommender
 
     def _histories(self, user_items: Any, batch: int) -> Matrix:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._progress import progress_bar, progress_phase
+from samplesoft._progress import progress_phase
 from samplesoft._random import as_key, uniform_block
 from samplesoft._validation import (
     IntArray,
@@ -31,9 +31,8 @@ from samplesoft.models.linear import Gradient, Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.average import Average, Best
-from samplesoft.training.checkpoint import Arrays
 from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
+from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import sub_seed
 
 Matrix = sparse.csr_array
@@ -149,49 +148,36 @@ def train(recommender: Any, taken: Matrix) -> Trained:
     rows = np.flatnonzero(sizes)
     # the loss of a user is a mean over its items: the weights let each item count as much
     inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
-    average = Average(model.parameters)
-    best, total = Best(average.parameters), recommender.max_iter
-    embedding, weight = _embedding(average.parameters), recommender.propagation
-    losses = []
+    weight = recommender.propagation
 
-    def class_vectors() -> Rows:
-        vectors = average.parameters["softmax.class_embeddings"]
-        return unit_rows("class_embeddings", vectors.copy())[0]
-
-    def score(weight: float) -> float:
+    def ndcg(weight: float) -> float:
         assert held_out is not None
-        users = user_vectors(embedding, seen)
-        return held_out.score(users, propagated(class_vectors(), users, graph, weight))
+        users = user_vectors(model.embedding, seen)
+        return held_out.score(users, propagated(model.class_vectors(), users, graph, weight))
 
-    with progress_bar(recommender.verbose, each=True, total=total, unit="round", desc="fit") as bar:
-        for _ in range(total):
-            size, rate = recommender.batch_size, recommender.learning_rate
-            losses.append(epochs.epoch(inputs, seen, weights, rows, size, rate))
-            average.add(model.parameters)
-            figures = {"loss": f"{losses[-1]:.4f}"}
-            if held_out:
-                best.add(score(_EPOCH_WEIGHT if weight == _AUTO else weight))
-                figures["ndcg_at_20"] = f"{best.scores[-1]:.4f}"
-            bar.set_postfix(refresh=False, **figures)
-            bar.update()
-            if best.since >= recommender.n_iter_no_change:
-                break
-    best.restore()
+    def one_round(number: int) -> float:
+        size, rate = recommender.batch_size, recommender.learning_rate
+        return epochs.epoch(inputs, seen, weights, rows, size, rate)
+
+    def score(number: int) -> float | None:
+        return ndcg(_EPOCH_WEIGHT if weight == _AUTO else weight) if held_out else None
+
+    losses, scores = train_rounds(
+        model,
+        one_round,
+        score,
+        most=recommender.max_iter,
+        average=True,
+        patience=recommender.n_iter_no_change,
+        score_name="ndcg_at_20",
+        verbose=recommender.verbose,
+    )
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
-            weight = max(_WEIGHTS, key=score)
-    users = user_vectors(embedding, taken)  # with what was held out
-    items = propagated(class_vectors(), users, normalized(taken), weight)
-    return Trained(embedding, items, users, weight, losses, best.scores)
-
-
-def _embedding(parameters: Arrays) -> Linear:
-    """Return an embedding of histories of these parameters of a model, and share its arrays."""
-    embedding = Linear(*parameters["embedding.weights"].shape)
-    for name, array in embedding.parameters.items():
-        array[...] = parameters[f"embedding.{name}"]
-        parameters[f"embedding.{name}"] = array
-    return embedding
+            weight = max(_WEIGHTS, key=ndcg)
+    users = user_vectors(model.embedding, taken)  # with what was held out
+    items = propagated(model.class_vectors(), users, normalized(taken), weight)
+    return Trained(model.embedding, items, users, weight, losses, scores)
 
 
 def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:

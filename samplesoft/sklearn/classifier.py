@@ -33,7 +33,7 @@ from samplesoft.sklearn.labels import (
     infer_codec,
     owners_and_ids,
 )
-from samplesoft.sklearn.learner import Examples, Learner, auto_choice, mean_norm, train_rounds
+from samplesoft.sklearn.learner import Examples, Learner, auto_choice, mean_norm, train
 from samplesoft.sklearn.parameters import (
     check_parameters,
     learning_rate,
@@ -373,7 +373,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             validation = None if eval_set is None else self._checked_eval_set(eval_set, codec)
             if go_on:
                 require_same_model(self)
-                X = self._learner.prepared(X)
+                X = X.astype(self.model_.dtype, copy=False)
             else:  # the model takes the type and the width of these inputs
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
@@ -392,14 +392,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 )
             learner, apart = self._learner, rows[:0]
             if validation is not None:
-                validation = validation._replace(X=learner.prepared(validation.X))
+                X_validation = validation.X.astype(self.model_.dtype, copy=False)
+                validation = validation._replace(X=X_validation)
             elif self.early_stopping:
                 rows, held_out = learner.split(rows, self.validation_fraction)
                 # scores are of examples as they are, and not as `class_weight` weighs them
                 validation = Examples(X, codes, sample_weight).rows(held_out)
             elif self.calibrate and not go_on:  # all examples are old to a model that goes on
                 rows, apart = learner.split_to_calibrate(rows, self.validation_fraction)
-            train_rounds(self, Examples(X, codes, weights), rows, validation, apart, of_class)
+            train(self, Examples(X, codes, weights), rows, validation, apart, of_class)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -473,7 +474,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 codec = self._learner.codec
                 codes = codec.encode(y)
                 require_same_model(self)
-                X = self._learner.prepared(X)
+                X = X.astype(self.model_.dtype, copy=False)
             rows = np.unique(owners_and_ids(codes)[0])
             rows = rows[sample_weight[rows] > 0.0]
             if len(rows):
@@ -504,7 +505,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         X = self._check_fitted_inputs(X)
         if not self._learner.codec.multilabel:
-            return self.classes_[self._learner.top_k(X, 1)[0][:, 0]]
+            return self.classes_[self.model_.top_k(X, 1)[0][:, 0]]
         # by the block, of which few entries are left: no matrix of all probabilities
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         return self._learner.codec.decode_matrix(
@@ -544,7 +545,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X = self._check_fitted_inputs(X)
         if exclude is not None:
             exclude = self._learner.codec.encode_unwanted("exclude", exclude, X.shape[0])
-        ids, scores = self._learner.top_k(X, k, exclude)
+        ids, scores = self.model_.top_k(X, k, leave_out=exclude)
         return self.classes_[ids], scores
 
     def embed(self, X: Any) -> NDArray[Any]:
@@ -688,7 +689,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "`y` must hold one label of each example, but this model takes several; pass "
                 "vectors and one label of each to samplesoft.tune."
             )
-        X = self._learner.prepared(self._checked_examples(X, y, reset=False))
+        X = self._checked_examples(X, y, reset=False).astype(self.model_.dtype, copy=False)
         known = {
             "counts": self._learner.counts,
             "tau": self.model_.settings.tau,
@@ -719,13 +720,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a model of `save` or of ``samplesoft train``; `partial_fit` goes on with it.
+        """Read a model of `save`; `partial_fit` goes on with it.
 
         Parameters
         ----------
         path : str or Path
-            A file of `save`, or a checkpoint of ``samplesoft train xc`` or ``items``, such as
-            ``run/best.npz``.
+            The file.
 
         Returns
         -------
@@ -739,17 +739,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         MemoryError
             If the model would not fit.
         ValueError
-            If it is damaged, of another format, or holds another model.
-
-        Notes
-        -----
-        The model of a run gets the settings of the run as its parameters, with the seed as
-        `random_state`. Its classes are numbers from 0; labels come as a sparse indicator matrix,
-        or one of each example if all had one in training. Inputs are divided by their norms, as in
-        the run: pass them as they are in its saving. Of ``train items``, inputs are the items that
-        a user has taken, and have the score -inf and the probability 0; `partial_fit` takes them
-        as labels too. It goes on where the run ended, unless the optimizer had options: then it
-        is a ValueError. `fit` without `warm_start` forgets all this.
+            If it is damaged, of another format, or holds another model; of one that ``samplesoft
+            train`` has written, `samplesoft.training.read_linear_softmax` makes a model.
         """
         classifier, learner = saving.read_classifier(path, cls)
         classifier._take(learner)
@@ -787,7 +778,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_fitted_inputs(self, X: Any) -> Any:
         check_is_fitted(self)
-        return self._learner.prepared(self._checked_inputs(X, reset=False))
+        return self._checked_inputs(X, reset=False).astype(self.model_.dtype, copy=False)
 
     def _checked_eval_set(self, eval_set: Any, codec: LabelCodec) -> Examples:
         """Return the examples of `eval_set` that have a label."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights
 from samplesoft.sklearn.parameters import is_averaged, learning_rate, model_settings, num_draws
-from samplesoft.training.average import Average, Best, write
-from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, held_out_order
+from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
@@ -46,12 +45,9 @@ class Learner(LinearEpochs):
     """A linear softmax model with random parameters, and an optimizer by its name.
 
     `counts` (n,) say how often each class occurs, for samplers that draw by that; all randomness
-    follows from the seed. A model that ``samplesoft train`` has trained may want inputs divided by
-    their norms (`unit_inputs`), or items left out of the lists that are its inputs (`leave_out`);
-    and it has no optimizer where its own was not one with default options alone.
+    follows from the seed.
     """
 
-    unit_inputs = leave_out = False
     calibrated: Calibration | None = None
     row_norm = 1.0  # of the inputs of the first fit, in the mean
 
@@ -67,18 +63,12 @@ class Learner(LinearEpochs):
     ) -> None:
         made = make_optimizer(optimizer, 0.0)
         super().__init__(num_inputs, len(codec.classes), settings, counts, seed, made, dtype)
-        self.codec, self.counts, self.seed = codec, counts, seed
+        self.codec, self.seed = codec, seed
         self.optimizer_name = optimizer
         self.num_examples = self.num_labels = 0
 
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a share of them that is held out."""
-        if self.leave_out:
-            raise ValueError(
-                "`early_stopping` must be False for a model of samplesoft train items, whose lists "
-                "leave out the items of the inputs; turn it off, or give an `eval_set` of items "
-                "that are known and of others."
-            )
         held = int(np.ceil(share * len(rows)))
         if held >= len(rows):
             raise ValueError(
@@ -87,10 +77,6 @@ class Learner(LinearEpochs):
             )
         return self._parted(rows, held)
 
-    def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
-        """Return arguments of `samplesoft.tune` for some examples."""
-        return {**super().tune_inputs(x, labels), "counts": self.counts}
-
     def step(self, x: Any, labels: Any, weights: FloatArray, learning_rate: float) -> float:
         """Take a step on a batch, and count it; return its mean loss."""
         loss = super().step(x, labels, weights, learning_rate)
@@ -98,24 +84,9 @@ class Learner(LinearEpochs):
         self.num_labels += labels.nnz if self.codec.multilabel else x.shape[0]
         return loss
 
-    def prepared(self, X: Any) -> Any:
-        """Return inputs as the model wants them, and in its type."""
-        if self.unit_inputs:
-            X = unit_norm(sparse.csr_array(X))
-        return X.astype(self.model.dtype, copy=False)
-
-    def top_k(self, X: Any, k: int, exclude: Any = None) -> tuple[IntArray, Rows]:
-        """Find the best classes of inputs that are prepared, as `LinearSoftmax.top_k`.
-
-        `exclude` is a CSR matrix (N, n) of classes that are not wanted.
-        """
-        if self.leave_out:
-            exclude = X if exclude is None else (X != 0) + (exclude != 0)
-        return self.model.top_k(X, k, leave_out=exclude)
-
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
         """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is infinite."""
-        for part, scores in self.model.scores(X, leave_out=X if self.leave_out else None):
+        for part, scores in self.model.scores(X):
             if not scores.max() < np.inf:
                 row = int(np.argmin(scores.max(axis=1) < np.inf))
                 raise ValueError(
@@ -127,7 +98,7 @@ class Learner(LinearEpochs):
 
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
         """Return the share of examples, by weights (N,), whose best class is a label."""
-        best = self.top_k(X, 1)[0][:, 0]
+        best = self.model.top_k(X, 1)[0][:, 0]
         single = isinstance(codes, np.ndarray)
         right = best == codes if single else codes[np.arange(len(best)), best]
         return float(np.average(right, weights=in_small_unit(weights)))
@@ -141,9 +112,8 @@ class Learner(LinearEpochs):
             return LogisticCalibration(1.0, self.codec.multilabel)
         if not self.codec.multilabel:
             return SoftmaxCalibration()
-        # as many labels as in training; before the first step, of a file, one
-        labels_each = self.num_labels / self.num_examples if self.num_examples else 1.0
-        return SoftmaxCalibration(1.0, labels_each)
+        # as many labels as in training; before the first step one
+        return SoftmaxCalibration(1.0, self.num_labels / max(self.num_examples, 1) or 1.0)
 
     def split_to_calibrate(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on at first, and a share of them, if few, for `calibrate`."""
@@ -179,7 +149,7 @@ class Learner(LinearEpochs):
         return min(_CALIBRATED, max(1, _SCORES // len(self.codec.classes)))
 
 
-def train_rounds(
+def train(
     classifier: Any,
     examples: Examples,
     rows: IntArray,
@@ -187,50 +157,44 @@ def train_rounds(
     apart: IntArray,
     of_class: FloatArray,
 ) -> None:
-    """Train on some rows; losses, scores and rounds are attributes of the classifier as they end.
+    """Train on some rows; losses, scores and rounds become attributes of the classifier.
 
-    A score is precision at 1 of the examples for validation. With early stopping, stop when it no
-    longer rises, and go back to the best parameters. With an average, that is the model, where it
-    is scored and in the end. Rows that are apart calibrate the model halfway, and are learned from
-    then on. Weights `of_class` (n + 1,) count in calibration as in training, and not in scores.
+    A score is precision at 1 of the examples for validation. Rows that are apart calibrate the
+    model halfway, and are learned from then on. Weights `of_class` (n + 1,) count in calibration
+    as in training, and not in scores.
     """
-    learner, verbose = classifier._learner, bool(classifier.verbose)
-    parameters, rate = learner.model.parameters, learning_rate(classifier, learner.row_norm)
-    average = Average(parameters) if is_averaged(classifier) else None
-    best = Best(parameters if average is None else average.parameters)
-    num_rounds = classifier.max_iter if len(classifier.classes_) > 1 else 1  # nothing to learn
-    classifier.loss_curve_, classifier.validation_scores_ = [], []
-    with progress_bar(verbose, each=True, total=num_rounds, unit="round", desc="fit") as bar:
-        for classifier.n_iter_ in range(1, num_rounds + 1):
-            loss = learner.epoch(*examples, rows, classifier.batch_size, rate)
-            halfway = classifier.n_iter_ == -(-num_rounds // 2)
-            if average is not None:
-                average.add(parameters)
-            # what is scored and calibrated is the average, where there is one
-            with average.in_place_of(parameters) if average is not None else nullcontext():
-                if len(apart) and halfway:
-                    learner.calibrate(*examples, apart)
-                if validation is not None:
-                    score = learner.precision_at_1(*validation)
-            if len(apart) and halfway:  # from now on they are learned, and make up for this round
-                learner.epoch(*examples, apart, classifier.batch_size, rate)
-                rows = np.sort(np.concatenate((rows, apart)))
-            classifier.loss_curve_.append(loss)
-            shown = {"loss": f"{loss:.4f}"}
-            if validation is not None:
-                classifier.validation_scores_.append(score)
-                shown["precision_at_1"] = f"{score:.4f}"
-                if classifier.early_stopping:
-                    best.add(score, classifier.tol)
-            bar.set_postfix(refresh=False, **shown)
-            bar.update()
-            if best.since >= classifier.n_iter_no_change:
-                break
-    best.restore()
-    if average is not None:
-        write(average.parameters, parameters)
-    if average is not None or best.scores:  # the class vectors have changed, and no step follows
-        learner.model.softmax.refresh()
+    learner, size = classifier._learner, classifier.batch_size
+    rate = learning_rate(classifier, learner.row_norm)
+    most = classifier.max_iter if len(classifier.classes_) > 1 else 1  # nothing to learn
+    halfway = -(-most // 2) if len(apart) else None
+
+    def one_round(number: int) -> float:
+        return float(learner.epoch(*examples, rows, size, rate))
+
+    def score(number: int) -> float | None:
+        if number == halfway:
+            learner.calibrate(*examples, apart)
+        return None if validation is None else learner.precision_at_1(*validation)
+
+    def after(number: int) -> None:
+        nonlocal rows
+        if number == halfway:  # from now on they are learned, and make up for this round
+            learner.epoch(*examples, apart, size, rate)
+            rows = np.sort(np.concatenate((rows, apart)))
+
+    classifier.loss_curve_, classifier.validation_scores_ = train_rounds(
+        learner.model,
+        one_round,
+        score,
+        after,
+        most=most,
+        average=is_averaged(classifier),
+        patience=classifier.n_iter_no_change if classifier.early_stopping else None,
+        tolerance=classifier.tol,
+        score_name="precision_at_1",
+        verbose=bool(classifier.verbose),
+    )
+    classifier.n_iter_ = len(classifier.loss_curve_)
     if validation is not None and classifier.calibrate:
         X, codes, weights = validation
         weights = example_weights(of_class, codes, weights)

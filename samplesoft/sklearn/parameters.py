@@ -65,6 +65,7 @@ def model_settings(
     asked["num_sampled"] = num_draws(classifier)
     if wants_pilot(classifier, num_classes):
         named = {name for name in ("sampler", "num_sampled") if not is_auto(asked[name])}
+        named = set() if chosen.get("loss") == "full" else named  # which draws nothing
         asked |= {name: chosen[name] for name in PILOT if name in chosen and name not in named}
     names = [field.name for field in fields(LinearSoftmaxSettings)]
     settings = {name: getattr(classifier, name) for name in names if hasattr(classifier, name)}
@@ -143,16 +144,8 @@ def warn_of_many_draws(classifier: Any, num_classes: int, stacklevel: int) -> No
 
 
 def require_same_model(classifier: Any) -> None:
-    """Raise ValueError unless training can go on, with the parameters that the model was made with.
-
-    Settings of a model of ``samplesoft train`` that the classifier has no parameters for stay.
-    """
+    """Raise ValueError unless the model was made with the parameters as they are."""
     learner = classifier._learner
-    if learner.optimizer is None:
-        raise ValueError(
-            "the model was trained by samplesoft train with options of its optimizer, and a "
-            "classifier cannot go on with that; resume the run, or call fit without warm_start."
-        )
     chosen = getattr(classifier, "auto_choice_", {})
     several, n = learner.codec.multilabel, len(classifier.classes_)
     wanted = model_settings(classifier, several, n, chosen)

@@ -6,19 +6,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._files import part as named_part
-from samplesoft._files import read_json, replaced
+from samplesoft._files import part, read_json, replaced
 from samplesoft._validation import shown
 from samplesoft.data.arrays import Archive, open_arrays
 
-FORMAT = 1
+FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
 
 _ARRAY = "array/"  # before the names of arrays, so that none of them is an argument of savez
@@ -27,12 +26,12 @@ _TRAILER = len(_MARK) + 64
 _ABSENT = "nothing"
 _WHOLE = (
     "a whole checkpoint of samplesoft",
-    "take another copy, or train anew in another folder",
+    "take another copy, such as best.npz for checkpoint.npz, from which the run then goes on, or "
+    "train anew in another folder",
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """What a checkpoint holds.
 
     Parameters
@@ -137,7 +136,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         # before any of it is parsed: what a damaged file says is never believed
         _require_whole(stream)
         archive = Archive(path, stream)
-        about = _about(archive)
+        about = read_json(archive.read(["about"])["about"].tobytes())
+        config, values = about["config"], about["values"]
         names = [name for name in archive.names if name.startswith(_ARRAY)]
         # the arrays of another format may mean anything, and take any amount of memory
         arrays = archive.read(names) if about["format"] == FORMAT else {}
@@ -148,27 +148,25 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             "another folder."
         )
     by_name = {name.removeprefix(_ARRAY): array for name, array in arrays.items()}
-    return Checkpoint(about["config"], about["values"], by_name)
-
-
-def _about(archive: Archive) -> dict[str, Any]:
-    """Return format, config and values."""
-    if "about" not in archive.names:
-        raise ValueError("it has no array 'about'")
-    about = read_json(archive.read(["about"])["about"].tobytes())
-    kinds = {"format": int, "config": dict, "values": dict}
-    if not isinstance(about, dict) or any(
-        not isinstance(about.get(name), kind) for name, kind in kinds.items()
-    ):
-        raise ValueError("its array 'about' does not hold format, config and values")
-    return about
+    return Checkpoint(config, values, by_name)
 
 
 @contextmanager
-def rebuilding(path: str | Path) -> Iterator[None]:
-    """Name the file in an error of the body, which makes something of what a checkpoint holds."""
+def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
+    """Read a checkpoint, and name the file in an error of the body, which makes something of it.
+
+    What its checksum seals has been written by this package, so that the body believes what the
+    file says, and looks at its arrays alone. With `model` it must be a file of that class.
+    """
+    checkpoint = read_checkpoint(path)
     try:
-        yield
+        if model not in (None, checkpoint.config.get("model")):
+            raise ValueError(
+                f"{str(path)!r} must hold a {model}, got "
+                f"{shown(checkpoint.config.get('model', 'a run of samplesoft train'))}; read it "
+                "with what wrote it."
+            )
+        yield checkpoint
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # it has been named already, by what the body called
         if str(error).startswith(repr(str(path))):
@@ -178,6 +176,12 @@ def rebuilding(path: str | Path) -> Iterator[None]:
             f"{str(path)!r} must hold what this version of samplesoft writes, got something else: "
             f"{reason[:300]}; read it with the version that wrote it, or take another copy."
         ) from error
+
+
+def saved_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an estimator, without a generator, which has no number to go by."""
+    seed = parameters.pop("random_state")
+    return {**parameters, **({"random_state": int(seed)} if isinstance(seed, Integral) else {})}
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,9 +240,9 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
         array[...] = stored[name]
 
 
-def part_of(checkpoint: Checkpoint, part: str) -> Arrays:
+def part_of(name: str, arrays: Arrays) -> Arrays:
     """Return "parameters", "optimizer", "state" or "examples" of a checkpoint, arrays by name."""
-    return named_part(part, checkpoint.arrays, "/")
+    return part(name, arrays, "/")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

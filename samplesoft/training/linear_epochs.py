@@ -37,7 +37,7 @@ class LinearEpochs:
         optimizer: Optimizer | None,
         dtype: Any = np.float32,
     ) -> None:
-        self._seed, self._step = seed, 0
+        self._seed, self._step, self.counts = seed, 0, counts
         self.model = make_linear_softmax(
             num_inputs,
             num_classes,
@@ -126,6 +126,7 @@ class LinearEpochs:
             "class_embeddings": model.class_vectors(),
             "h": model.embed(x),
             "labels": labels,
+            "counts": self.counts,
             "tau": model.settings.tau,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -44,18 +44,45 @@ class RetrievalSettings(LinearSoftmaxSettings):
 
     Parameters
     ----------
+    loss : str
+        Loss that is minimised, for several labels of an example; see `samplesoft.losses.LOSSES`.
+    tau : float, optional
+        Inverse temperature; by default 10, and 1 without `normalize`.
+    normalize : bool, optional
+        Divide contexts and class vectors by their norms; the default but for full-logistic.
+    sampler : str or None
+        What draws classes; see `samplesoft.samplers.SAMPLERS`. None for a loss that draws nothing.
+    num_sampled : int or None
+        Draws for each example, or for the batch if `shared`.
+    num_certain : int
+        So many of the most frequent classes take part for certain, beside the draws of the others.
+    shared : bool, optional
+        Draw one set of classes for all examples of a batch; the default with a sampler such as
+        unigram and a loss such as sampled-masked.
+    nu : float
+        Sharpness of the Gaussian kernel of the rff samplers.
+    num_features : int
+        Random frequencies of the rff samplers, features of positive.
+    update_every : int
+        Steps between two updates of a sampler that follows the class vectors.
+    embedding_dim : int or None
+        Length of embedded inputs and of class vectors; None for class vectors on the inputs.
+    alpha : float, optional
+        L2 penalty without an embedding; by default 0.003 divided by the number of classes.
+    dropout : float
+        Probability with which an entry of an input is dropped in a step.
+    label_reduction : {"pal-n", "pal", "ova"}
+        Loss of an example with several labels: pal-n, the mean of theirs, for recall; pal, the
+        sum, for precision; ova, one versus all, with nce or negative-sampling-masked.
+    mask_other_labels : bool
+        Leave the other labels of an example out of the negatives of a label; the default.
     batch_size : int
-        Examples in a step.
+        Examples in a batch.
     validation : float
-        Share of the examples that are held out.
+        Share of the examples that are held out; after each epoch at most 2,000 of them are
+        evaluated, or with a share of 0 as many of the training data.
     seed : int
-        Of all randomness.
-    loss, tau, normalize, sampler, num_sampled, nu, num_features, embedding_dim, alpha, dropout
-        As in `LinearSoftmaxSettings`.
-    label_reduction, mask_other_labels
-        As in `LinearSoftmaxSettings`, for examples with several labels.
-    num_certain, shared, update_every
-        Of the softmax layer, as in `SoftmaxSettings`.
+        Seed of everything random.
 
     Raises
     ------
@@ -135,7 +162,7 @@ class RetrievalTask(Task):
         sizes = inputs.shape[1], labels.shape[1]
         settings.require_room(*sizes, np.dtype(np.float32))
         # held-out examples count too: a class that occurs in these alone must be drawn as well
-        self._counts = np.bincount(labels.indices, minlength=sizes[1])
+        self._counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
         self._steps = LinearEpochs(*sizes, settings, self._counts, self._key, None)
         self.model = self._steps.model
         self.parameters = self.model.parameters
@@ -205,19 +232,6 @@ class RetrievalTask(Task):
     def validate(self) -> dict[str, float]:
         """Return loss of the full softmax in nats, and scores of lists, on what is held out."""
         return self.evaluate(*self._validation)
-
-    def tune_inputs(self) -> dict[str, Any]:
-        """Return class vectors, and some of the examples with one label of each."""
-        rows = self._steps.order(self._rows, 0)[: max(self.num_examples, NUM_EXAMPLES)]
-        inputs = self._steps.tune_inputs(self._inputs[rows], self._labels[rows])
-        return {**inputs, "counts": self._counts, "batch": self.num_examples}
-
-    def with_settings(self, **changes: Any) -> RetrievalTask:
-        """Return a new task on the same data, with other settings."""
-        settings = replace(self.settings, **changes)
-        task = RetrievalTask(self._given, self._labels, settings, leave_out=self.leave_out)
-        task.test = self.test
-        return task
 
     def evaluate(self, inputs: Any, labels: Any) -> dict[str, float]:
         """Return loss of the full softmax, and scores of lists of the best classes.

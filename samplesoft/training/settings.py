@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from samplesoft._validation import as_choice, as_count, as_positive, shown
+from samplesoft._validation import as_choice, as_count, as_positive
 from samplesoft.models.optimizers import OPTIMIZERS, make_optimizer
 from samplesoft.training.checkpoint import plain
 
@@ -19,11 +18,11 @@ class Settings:
     Parameters
     ----------
     epochs : int
-        When to stop; a run may be resumed with more.
+        Passes over the training data; a run may be resumed with more.
     optimizer : str
-        A name in `OPTIMIZERS`.
+        What takes the steps; see `samplesoft.models.OPTIMIZERS`.
     learning_rate : float
-        That of an epoch is this times the task's `Task.rate_factor`.
+        Of the optimizer; in an epoch it is multiplied by the task's `Task.rate_factor`.
     optimizer_options : mapping
         Further arguments of `make_optimizer`, in JSON.
     patience : int or None
@@ -74,11 +73,6 @@ class Settings:
         return config
 
 
-def _require_finite(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"`{name}` must be a finite number, got {shown(value)}.")
-
-
 @dataclass
 class Progress:
     """How far a run has come; part of each checkpoint.
@@ -107,15 +101,6 @@ class Progress:
     seconds: float = 0.0
     best_epoch: int | None = None
     best_loss: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("epoch", "index", "step"):
-            as_count(name, getattr(self, name), 0)
-        for name in ("loss_sum", "epoch_seconds", "seconds"):
-            _require_finite(name, getattr(self, name))
-        if (self.best_epoch, self.best_loss) != (None, None):
-            as_count("best_epoch", self.best_epoch)
-            _require_finite("best_loss", self.best_loss)
 
     @property
     def mean_loss(self) -> float:

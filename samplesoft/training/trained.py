@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from samplesoft._random import as_key
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_count,
-    as_counts,
-    as_positive,
-    as_real_array,
-    shown,
-)
+from samplesoft._validation import FloatArray, IntArray, shown
 from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear_softmax import (
@@ -29,14 +21,7 @@ from samplesoft.models.linear_softmax import (
 )
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.checkpoint import (
-    Arrays,
-    Checkpoint,
-    copy_arrays,
-    part_of,
-    read_checkpoint,
-    rebuilding,
-)
+from samplesoft.training.checkpoint import Arrays, copy_arrays, part_of, reading
 from samplesoft.training.linear_epochs import unit_norm
 
 
@@ -54,8 +39,8 @@ class TrainedLinearSoftmax:
         Whether inputs are items, which are left out of the lists.
     classes : ndarray, shape (n,), or None
         What classes are called, if not by their numbers.
-    counts : ndarray of float64, shape (n,), or None
-        How often each class occurs in the training data, where the file has that.
+    counts : ndarray, shape (n,)
+        How often each class occurs in the training data.
     absolute : bool
         Whether the scores that were trained are absolute values of the model's.
     step : int
@@ -66,19 +51,9 @@ class TrainedLinearSoftmax:
     unit_inputs: bool
     leave_out: bool
     classes: Any
-    counts: FloatArray | None
+    counts: FloatArray
     absolute: bool
     step: int
-
-    @property
-    def num_inputs(self) -> int:
-        """Columns v of an input."""
-        return self.model.num_inputs
-
-    @property
-    def num_classes(self) -> int:
-        """Classes n."""
-        return self.model.num_classes
 
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
         """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
@@ -101,14 +76,11 @@ def linear_softmax_config(
 
     The checkpoint holds the parameters of the model as its part ``parameters``.
     """
-    settings = model.settings
     return {
         "num_inputs": model.num_inputs,
         "num_classes": model.num_classes,
-        "embedding_dim": settings.embedding_dim,
-        "tau": settings.tau,
-        "normalize": settings.normalize,
-        "absolute": model.softmax.loss.absolute,
+        "embedding_dim": model.settings.embedding_dim,
+        **softmax_config(model.softmax),
         "dtype": str(model.dtype),
         "unit_inputs": unit_inputs,
         "leave_out": leave_out,
@@ -138,10 +110,9 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     ValueError
         If it is damaged, of another format, or holds another model.
     """
-    checkpoint = read_checkpoint(path)
-    with rebuilding(path):
+    with reading(path) as (config, values, arrays):
         # a run has its task beside how it was trained, a classifier's file nothing but the model
-        config = checkpoint.config.get("task", checkpoint.config)
+        config = config.get("task", config)
         about = config.get("linear_softmax")
         if about is None:
             raise ValueError(
@@ -149,70 +120,30 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
                 f"{shown(config.get('model', 'something else'))}; take best.npz of samplesoft "
                 "train xc or items, or what SampledSoftmaxClassifier.save wrote."
             )
-        return _linear_softmax_of(path, about, checkpoint)
-
-
-def _linear_softmax_of(
-    path: str | Path, about: dict[str, Any], checkpoint: Checkpoint
-) -> TrainedLinearSoftmax:
-    parameters, arrays = part_of(checkpoint, "parameters"), checkpoint.arrays
-    classes, counts = arrays.get("classes"), arrays.get("counts", arrays.get("examples/counts"))
-    # before the model is made: sizes of a file that was made by hand may be huge
-    require_sizes(about, parameters)
-    if classes is not None and classes.shape != (about["num_classes"],):
-        raise ValueError(f"{about['num_classes']} classes of shape {classes.shape}")
-    if counts is not None:
-        counts = as_counts("counts", counts, about["num_classes"])
-    about = {"absolute": False, **about}  # which files of before do not say
-    for name in ("normalize", "absolute", "unit_inputs", "leave_out"):
-        if not isinstance(about[name], bool):
-            raise TypeError(f"{name} is {shown(about[name])}")
-    # prediction needs scores alone, so the model has no sampler, whatever it was trained with
-    settings = LinearSoftmaxSettings(
-        loss="full",
-        sampler=None,
-        num_sampled=None,
-        tau=about["tau"],
-        normalize=about["normalize"],
-        embedding_dim=about["embedding_dim"],
-    )
-    model = make_linear_softmax(
-        about["num_inputs"], about["num_classes"], settings, dtype=np.dtype(about["dtype"]), rng=0
-    )
-    if model.settings.embedding_dim is None:  # a model that draws classes keeps them in one row
-        shape = model.parameters["softmax.weights"].shape
-        parameters = {"softmax.weights": parameters["softmax.weights"].reshape(shape)}
-    copy_arrays(path, parameters, model.parameters)
-    values = checkpoint.values
-    return TrainedLinearSoftmax(
-        model,
-        about["unit_inputs"],
-        about["leave_out"],
-        classes,
-        counts,
-        about["absolute"],
-        # runs count steps by the one name, classifiers by the other
-        as_count("step", values.get("step", values.get("num_steps")), 0),
-    )
-
-
-def require_sizes(about: Mapping[str, Any], parameters: Arrays) -> None:
-    """Raise ValueError unless parameters have the sizes of their `linear_softmax_config`.
-
-    A model of other sizes, which may be huge, is then not made.
-    """
-    dim, inputs, classes = (about[k] for k in ("embedding_dim", "num_inputs", "num_classes"))
-    wanted: dict[str, tuple[int, ...]] = {
-        "embedding.weights": (inputs, dim),
-        "softmax.class_embeddings": (classes, dim),
-    }
-    if dim is None:
-        wanted = {"softmax.weights": (inputs + 1, classes)}
-        # flat where classes are drawn, and then of any length that a file says
-        parameters = {name: array.reshape(-1, classes) for name, array in parameters.items()}
-    for name, shape in wanted.items():
-        if parameters[name].shape != shape:
-            raise ValueError(f"{name} of shape {parameters[name].shape} where it says {shape}")
+        # prediction needs scores alone, so the model has no sampler, whatever it was trained with
+        settings = LinearSoftmaxSettings(
+            loss="full",
+            sampler=None,
+            num_sampled=None,
+            **{name: about[name] for name in ("tau", "normalize", "embedding_dim")},
+        )
+        model = make_linear_softmax(
+            about["num_inputs"], about["num_classes"], settings, dtype=about["dtype"], rng=0
+        )
+        parameters = part_of("parameters", arrays)
+        if settings.embedding_dim is None:  # a model that draws classes keeps them in one row
+            shape = model.parameters["softmax.weights"].shape
+            parameters = {name: array.reshape(shape) for name, array in parameters.items()}
+        copy_arrays(path, parameters, model.parameters)
+        return TrainedLinearSoftmax(
+            model,
+            about["unit_inputs"],
+            about["leave_out"],
+            arrays.get("classes"),
+            arrays["counts" if "counts" in arrays else "examples/counts"],
+            about["absolute"],
+            values["step"] if "step" in values else values["learner"]["num_steps"],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,53 +214,42 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     >>> trained.embeddings.class_embeddings.shape, trained.step
     ((4, 8), 2)
     """
-    checkpoint = read_checkpoint(path)
-    with rebuilding(path):
-        return _softmax_of(path, checkpoint)
+    with reading(path) as (config, values, arrays):
+        task, examples = config.get("task", {}), part_of("examples", arrays)
+        # language models say the first, models of sparse inputs the second; both hold what is asked
+        softmax = task.get("softmax", task.get("linear_softmax"))
+        if softmax is None or "h" not in examples:
+            linear = "linear_softmax" in {**config, **task}
+            remedy = (
+                "name a file of examples with --input" if linear else "take one of samplesoft train"
+            )
+            raise ValueError(
+                f"{str(path)!r} must hold contexts of a softmax layer, got "
+                f"{', '.join(examples) or 'none'}; {remedy}."
+            )
+        parameters = part_of("parameters", arrays)
+        return _trained_softmax(softmax, examples, parameters, values["step"])
 
 
-def _softmax_of(path: str | Path, checkpoint: Checkpoint) -> TrainedSoftmax:
-    task, examples = checkpoint.config.get("task", {}), part_of(checkpoint, "examples")
-    # language models say the first, models of sparse inputs the second; both hold what is asked
-    softmax = task.get("softmax", task.get("linear_softmax"))
-    if softmax is None or "h" not in examples:
-        linear = "linear_softmax" in {**checkpoint.config, **task}
-        remedy = (
-            "name a file of examples with --input" if linear else "take one of samplesoft train"
-        )
-        raise ValueError(
-            f"{str(path)!r} must hold contexts of a softmax layer, got "
-            f"{', '.join(examples) or 'none'}; {remedy}."
-        )
-    for name in ("normalize", "absolute"):
-        if not isinstance(softmax[name], bool):
-            raise TypeError(f"{name} is {shown(softmax[name])}")
-    step = as_count("step", checkpoint.values["step"], 0)
-    return trained_softmax(softmax, examples, part_of(checkpoint, "parameters"), step)
-
-
-def trained_softmax(
+def _trained_softmax(
     softmax: Mapping[str, Any], examples: Arrays, parameters: Arrays, step: int
 ) -> TrainedSoftmax:
     """Return a softmax layer of `softmax_config`, with the arrays ``h`` and ``labels`` of examples.
 
     Where there is an array ``counts``, it says how often each class occurs.
     """
-    tau, h = as_positive("tau", softmax["tau"]), as_real_array("h", examples["h"], (2,))
-    rows = as_real_array("class_embeddings", parameters["softmax.class_embeddings"], (2,))
+    h, rows = (
+        array.astype(np.float64)
+        for array in (examples["h"], parameters["softmax.class_embeddings"])
+    )
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
     if "softmax.biases" in parameters:
         # tau * (h . c + b / tau) = tau * h . c + b: biases become one more coordinate
         h = np.column_stack([h, np.ones(len(h))])
-        biases = as_real_array("biases", parameters["softmax.biases"], (1,))
-        rows = np.column_stack([rows, biases / tau])
-    return TrainedSoftmax(
-        Embeddings(h, rows, examples["labels"], examples.get("counts")),
-        tau,
-        softmax["absolute"],
-        step,
-    )
+        rows = np.column_stack([rows, parameters["softmax.biases"] / softmax["tau"]])
+    embeddings = Embeddings(h, rows, examples["labels"], examples.get("counts"))
+    return TrainedSoftmax(embeddings, softmax["tau"], softmax["absolute"], step)
 
 
 def linear_examples(
@@ -366,16 +286,9 @@ def linear_examples(
         )
     rows = rows[choose(len(rows), num_examples, seed)]
     some, drawn = one_label_each(inputs[rows], labels[rows], trained.leave_out, int(as_key(seed)))
-    settings = trained.model.settings
-    softmax = {
-        "tau": settings.tau,
-        "normalize": settings.normalize,
-        "absolute": trained.absolute,
-    }
-    examples = {"h": trained.embed(some), "labels": drawn}
-    if trained.counts is not None:
-        examples["counts"] = trained.counts
-    return trained_softmax(softmax, examples, trained.model.parameters, trained.step)
+    examples = {"h": trained.embed(some), "labels": drawn, "counts": trained.counts}
+    softmax = softmax_config(trained.model.softmax) | {"absolute": trained.absolute}
+    return _trained_softmax(softmax, examples, trained.model.parameters, trained.step)
 
 
 def one_label_each(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._files import prefixed, read_json
+from samplesoft._files import prefixed, read_json, write_text
 from samplesoft._progress import progress_bar, progress_phase
 from samplesoft._validation import shown
 from samplesoft.data.files import missing
@@ -22,8 +22,7 @@ from samplesoft.training.checkpoint import (
     Checkpoint,
     copy_arrays,
     part_of,
-    read_checkpoint,
-    rebuilding,
+    reading,
     require_config,
     write_checkpoint,
     writing,
@@ -90,7 +89,7 @@ def train(
     Notes
     -----
     The same bits need the same machine and the same number of BLAS threads. While it trains, the
-    folder has a file ``.lock``; one that a killed process has left does not matter. On network file
+    folder is locked by a file ``.lock``, which stays and does not matter. On network file
     systems the lock keeps other machines out where the system has locks that reach them.
 
     Examples
@@ -133,14 +132,14 @@ def train_locked(
             # the start is a checkpoint too: a run that is killed in its first epoch resumes
             run.save()
     try:
-        run.log = Log(Path(folder, LOG), run.at.step)
+        cut_log(run.log, run.at.step)
         # a run that is resumed may be over already, for instance by its patience
         while not run.at.is_over(settings):
             run.epoch(progress)
     except Exception:
         if run.at.step == 0 and not resume:  # files would only be in the way of the next try
             path.unlink()
-            Path(folder, LOG).unlink(missing_ok=True)
+            run.log.unlink(missing_ok=True)
         raise
     return run.at
 
@@ -205,10 +204,9 @@ def load_parameters(path: str | Path, task: Task) -> None:
     ValueError
         If it is damaged or of another task; nothing has changed then.
     """
-    checkpoint = read_checkpoint(path)
-    with rebuilding(path):
-        require_config(path, checkpoint.config.get("task", {}), task.config())
-        copy_arrays(path, part_of(checkpoint, "parameters"), task.parameters)
+    with reading(path) as (config, _, arrays):
+        require_config(path, config.get("task", {}), task.config())
+        copy_arrays(path, part_of("parameters", arrays), task.parameters)
 
 
 class Diverged(FloatingPointError):
@@ -218,10 +216,9 @@ class Diverged(FloatingPointError):
 class Run:
     """A task with its optimizer and files, and how far they have come."""
 
-    log: Log
-
     def __init__(self, task: Task, settings: Settings, folder: Path) -> None:
         self.task, self.settings, self.folder = task, settings, folder
+        self.log = folder / LOG
         self.at = Progress()
         self.optimizer = make_optimizer(
             settings.optimizer, settings.learning_rate, **settings.optimizer_options
@@ -337,7 +334,7 @@ class Run:
             "examples_per_second": at.index * self.task.num_examples / at.epoch_seconds,
             **figures,
         }
-        self.log.write(line)
+        append_line(self.log, line)
         return line
 
     def save(self, *, best: bool = False) -> None:
@@ -350,7 +347,7 @@ class Run:
             self.task.refresh()
             examples = self.task.examples()
         checkpoint = Checkpoint(
-            {"task": self.task.config(), "training": self.settings.config()},
+            self.config(),
             asdict(self.at),
             prefixed(
                 {
@@ -370,46 +367,18 @@ class Run:
 
     def load(self, path: Path) -> None:
         """Go back to a checkpoint, or raise and change nothing."""
-        try:
-            checkpoint = read_checkpoint(path)
-        except ValueError as error:
-            if not (self.folder / BEST).exists():
-                raise
-            raise ValueError(
-                f"{error} Or copy {BEST} over it: the run then goes on from its best epoch."
-            ) from None
-        wanted = {"task": self.task.config(), "training": self.settings.config()}
-        require_config(path, checkpoint.config, wanted)
-        with rebuilding(path):
-            # a file that was edited by hand may say anything
-            at, steps = Progress(**checkpoint.values), self.task.num_steps
-            if at.index >= steps or at.step != at.epoch * steps + at.index:
-                raise ValueError(f"step {at.step} of {at.epoch} epochs of {steps} and {at.index}")
-            self.optimizer.load_state(part_of(checkpoint, "optimizer"))
-            self.task.load_state(part_of(checkpoint, "state"))
-            copy_arrays(path, part_of(checkpoint, "parameters"), self.task.parameters)
+        with reading(path) as (config, values, arrays):
+            require_config(path, config, self.config())
+            at = Progress(**values)
+            self.optimizer.load_state(part_of("optimizer", arrays))
+            self.task.load_state(part_of("state", arrays))
+            copy_arrays(path, part_of("parameters", arrays), self.task.parameters)
             self.task.refresh()
         self.at = at
 
-
-class Log:
-    """A file of JSON lines, one for each record; created if there is none.
-
-    Lines of steps after `step`, that of the checkpoint from which the run continues, are removed,
-    and so is a last line that is incomplete.
-    """
-
-    def __init__(self, path: str | Path, step: int) -> None:
-        self.path = Path(path)
-        with writing(self.path), open(self.path, "a+b") as stream:
-            stream.seek(0)
-            # steps after the checkpoint are done again, and would have two lines each
-            stream.truncate(_end(self.path, stream.read(), step))
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Append a record, which is in the file at once, even if the process is killed then."""
-        with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record, allow_nan=False) + "\n")
+    def config(self) -> dict[str, Any]:
+        """Return what must be the same on resuming."""
+        return {"task": self.task.config(), "training": self.settings.config()}
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
@@ -418,7 +387,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     Parameters
     ----------
     path : str or Path
-        A file of `Log`.
+        ``log.jsonl`` of a run.
 
     Returns
     -------
@@ -436,27 +405,11 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         If a line is damaged, with its number.
     """
     try:
-        content = Path(path).read_bytes()
+        # what stands after the last end of a line was cut off while it was written
+        *lines, _ = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         raise missing(path) from None
-    return [record for _, record in _records(Path(path), content)]
-
-
-def _end(path: Path, content: bytes, step: int) -> int:
-    """Return the number of bytes of the lines up to `step`."""
-    end = 0
-    for size, record in _records(path, content):
-        # lines are in the order of their steps
-        if record["step"] > step:
-            break
-        end += size
-    return end
-
-
-def _records(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the size and the record of each complete line."""
-    # what stands after the last end of a line was cut off while it was written
-    *lines, _ = content.split(b"\n")
+    records = []
     for number, line in enumerate(lines, start=1):
         try:
             record = read_json(line)
@@ -470,4 +423,19 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]
                 f"{str(path)!r}, line {number}: expected a JSON object of numbers with a step, got "
                 f"{shown(line)}; repair the line, or move the file away."
             )
-        yield len(line) + 1, record
+        records.append(record)
+    return records
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append a record to a log; it is in the file even if the process is killed then."""
+    with writing(path), open(path, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record, allow_nan=False) + "\n")
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Remove the lines after a step from a log, which is made where there is none."""
+    # they are done again, and would have two lines each
+    kept = [line for line in (read_log(path) if path.exists() else []) if line["step"] <= step]
+    with writing(path):
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -11,7 +11,7 @@ from retrieval_files import write_files
 from samplesoft.cli import main
 from samplesoft.commands.source import load_source
 from samplesoft.data import load_interactions, load_xml_repository
-from samplesoft.training import Settings, read_checkpoint, train, write_checkpoint
+from samplesoft.training import Settings, train
 
 SMALL = ["--embedding-dim", "8", "--batch", "16", "--epochs", "2", "--loss", "full"]
 QUICK = ["--trials", "1500", "--num-sampled", "5"]
@@ -127,22 +127,6 @@ def test_absolute_scores_have_no_vectors(files, tmp_path):
         found = source(tmp_path / "run" / "best.npz", given)
         assert found.embeddings is None and (found.logits >= 0.0).all()
         assert found.counts is not None
-
-
-def test_a_run_without_contexts_takes_an_input(files, tmp_path, capsys):
-    """As of a version that wrote none."""
-    path = tmp_path / "best.npz"
-    run = read_checkpoint(files / "xc" / "best.npz")
-    for name in [name for name in run.arrays if name.startswith("examples/")]:
-        del run.arrays[name]
-    del run.config["task"]["linear_softmax"]["absolute"]
-    write_checkpoint(path, run)
-    assert main(["verify", "--checkpoint", str(path)]) == 2
-    assert "name a file of examples with --input" in capsys.readouterr().err
-    given = ["--input", str(files / "xc-test.txt"), "--samplers", "uniform,unigram"]
-    assert main(["verify", "--checkpoint", str(path), *given, *QUICK]) == 2
-    assert "needs class counts" in capsys.readouterr().err
-    assert source(path, files / "xc-test.txt").counts is None
 
 
 def test_what_is_refused(files, tmp_path, capsys):

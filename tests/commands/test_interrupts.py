@@ -68,7 +68,7 @@ retrieval.RetrievalTask.after_step = lambda self, _: kernel(
     self.parameters["embedding.intercept"]
 )
 """
-HALF_A_LINE = """lambda log, _: open(log.path, "a").write('{"epoch": 2, "st')"""
+HALF_A_LINE = """lambda path, _: open(path, "a").write('{"epoch": 2, "st')"""
 TASK = "samplesoft.training.retrieval:RetrievalTask"
 TRAIN = {
     "importing": (STARTING, "interrupted"),
@@ -81,7 +81,7 @@ TRAIN = {
         "--out {out} --resume",
     ),
     "kernel": (IN_A_KERNEL, "--out {out} --resume"),
-    "log": (at_call("samplesoft.training.trainer:Log.write", 2, HALF_A_LINE), "--resume"),
+    "log": (at_call("samplesoft.training.trainer:append_line", 2, HALF_A_LINE), "--resume"),
     "checkpoint": (
         at_call("numpy:savez", 5, "lambda stream, **_: stream.write(b'half')"),
         "--resume",

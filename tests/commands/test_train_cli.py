@@ -15,7 +15,7 @@ from samplesoft.cli import main
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import RetrievalTask, read_checkpoint, read_linear_softmax
 
-FILES = {"checkpoint.npz", "best.npz", "log.jsonl", "options.json"}
+FILES = {".lock", "checkpoint.npz", "best.npz", "log.jsonl", "options.json"}
 
 
 @pytest.fixture(scope="module")
@@ -256,10 +256,6 @@ BAD = {
         [*XC, "--no-embedding", "--embedding-dim", "3"],
         "--embedding-dim has no effect with --no-embedding",
     ),
-    "auto and no embedding": (
-        [*XC, "--no-embedding", "--sampler", "auto"],
-        "--sampler auto does not go with --no-embedding",
-    ),
     "two of full": (
         [*XC, "--loss", "full", "--nu", "2", "--update-every", "3"],
         "--nu, --update-every have no effect with",
@@ -333,6 +329,6 @@ def test_help_is_printed():
             check=True,
         )
         assert "--checkpoint-every" in done.stdout
-        assert "random frequencies of the rff samplers, features of positive (default" in " ".join(
+        assert "Random frequencies of the rff samplers, features of positive (default" in " ".join(
             done.stdout.split()
         )

@@ -9,7 +9,6 @@ from sklearn.base import clone
 
 from samplesoft.sklearn import SampledSoftmaxClassifier, classifier, learner
 from samplesoft.sklearn.learner import Learner
-from samplesoft.training.checkpoint import read_checkpoint, write_checkpoint
 from samplesoft.tuning.pilot import Choice
 
 UNIGRAM = {"loss": "sampled-masked", "sampler": "unigram", "num_sampled": 7, "shared": True}
@@ -121,17 +120,6 @@ def test_the_choice_is_kept(settings, chosen, tmp_path, monkeypatch):
             clf.fit(X, Y)
     clf.set_params(warm_start=False, num_sampled=5).fit(X, Y)
     assert "auto_choice_" not in vars(clf)
-
-
-def test_a_file_with_another_choice_is_refused(chosen, tmp_path):
-    chosen(UNIGRAM)
-    auto().fit(X, Y).save(tmp_path / "model.npz")
-    checkpoint = read_checkpoint(tmp_path / "model.npz")
-    for choice in ([1], {"loss": "full"}):
-        checkpoint.values["auto_choice_"] = choice
-        write_checkpoint(tmp_path / "other.npz", checkpoint)
-        with pytest.raises(ValueError, match=r"other\.npz' must hold what .* auto_choice_ with"):
-            SampledSoftmaxClassifier.load(tmp_path / "other.npz")
 
 
 @pytest.mark.parametrize(

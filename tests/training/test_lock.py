@@ -35,7 +35,6 @@ def test_the_second_one_is_refused_before_it_writes(tmp_path):
         assert words in str(raised.value)
     assert "delete" not in str(raised.value)
     train(LinearTask(), SETTINGS, tmp_path)
-    assert LOCK not in contents(tmp_path)
 
 
 def test_the_lock_of_a_machine_that_is_gone_can_be_deleted(tmp_path):
@@ -46,28 +45,10 @@ def test_the_lock_of_a_machine_that_is_gone_can_be_deleted(tmp_path):
         pass
     (tmp_path / LOCK).unlink()
     second.enter_context(locked(tmp_path))
-    first.close()  # it was not gone: what it removes must not be the lock of another
+    first.close()  # it was not gone: the lock of another stays
     with pytest.raises(ValueError, match=f"process {os.getpid()} on "), locked(tmp_path):
         pass
     second.close()
-    assert not contents(tmp_path)
-
-
-def test_a_lock_that_ends_while_another_process_opens_it(tmp_path, monkeypatch):
-    """The file that the second one has opened is not the file of the folder any more."""
-    original, calls = lock._lock, []
-
-    def slow(descriptor):
-        calls.append(descriptor)
-        if len(calls) == 1:
-            (tmp_path / LOCK).unlink()
-        original(descriptor)
-
-    monkeypatch.setattr(lock, "_lock", slow)
-    with locked(tmp_path):
-        assert len(calls) == 2
-        with pytest.raises(ValueError, match=f"process {os.getpid()} on "), locked(tmp_path):
-            pass
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
@@ -77,7 +58,6 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_lock", unable)
     with pytest.warns(RuntimeWarning, match="cannot be locked: No locks available; see to it"):
         train(LinearTask(), SETTINGS, tmp_path)
-    assert LOCK not in contents(tmp_path)
 
 
 def test_never_two_at_once(tmp_path):
@@ -101,7 +81,6 @@ def test_never_two_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert not contents(tmp_path / "run")
 
 
 TRAINING = """

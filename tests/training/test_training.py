@@ -109,7 +109,7 @@ def test_killed_at_any_moment(seed, tmp_path):
     assert drafts > 0  # some died while they wrote
     assert_same_end(tmp_path / "whole", tmp_path / "killed")
     names = {path.name for path in (tmp_path / "killed").iterdir()}
-    assert names == {"checkpoint.npz", "best.npz", "log.jsonl"}
+    assert names == {"checkpoint.npz", "best.npz", "log.jsonl", ".lock"}
 
 
 def test_keyboard_interrupt_leaves_whole_files(tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_keyboard_interrupt_leaves_whole_files(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "savez", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(LinearTask(), settings(), tmp_path / "parts")
-    assert not [path for path in (tmp_path / "parts").iterdir() if path.name.startswith(".")]
+    assert not [path for path in (tmp_path / "parts").iterdir() if ".draft" in path.name]
     train(LinearTask(), settings(), tmp_path / "parts", resume=True)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
@@ -314,7 +314,7 @@ def test_damaged_checkpoint_is_refused_and_the_best_can_take_its_place(tmp_path)
     path = tmp_path / "hurt" / "checkpoint.npz"
     path.write_bytes(path.read_bytes()[:-200])
     task = LinearTask()
-    with pytest.raises(ValueError, match="cut short.* Or copy best.npz over it"):
+    with pytest.raises(ValueError, match="cut short.* such as best.npz for checkpoint.npz"):
         train(task, settings(), tmp_path / "hurt", resume=True)
     assert not task.parameters["w"].any()
     path.write_bytes((tmp_path / "hurt" / "best.npz").read_bytes())
@@ -350,7 +350,7 @@ def test_settings_are_plain_json():
 def test_first_step_that_fails_leaves_no_run(tmp_path):
     with pytest.raises(ValueError, match="after 0 of 9 steps"):
         train(Diverging("refused", (0, 0)), settings(), tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     train(LinearTask(), settings(epochs=1), tmp_path)
 
 

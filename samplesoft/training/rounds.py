@@ -1,17 +1,69 @@
-"""Parameters of all rounds in one average, and the best of these averages."""
+"""Rounds over data in memory: the average of the parameters of all of them, and the best one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 
 from samplesoft._jit import chunks
+from samplesoft._progress import progress_bar
 from samplesoft.training.checkpoint import Arrays
 
 _NUMBERS = 1 << 16  # at a time, which stay in the cache
 _LATE = 3.0  # the t-th round has a weight about proportional to t to this power
+
+
+def train_rounds(
+    model: Any,
+    train: Callable[[int], float],
+    score: Callable[[int], float | None],
+    after: Callable[[int], None] = lambda number: None,
+    *,
+    most: int,
+    average: bool,
+    patience: int | None,
+    tolerance: float = 0.0,
+    score_name: str,
+    verbose: bool,
+) -> tuple[list[float], list[float]]:
+    """Train a `LinearSoftmax` for some rounds; return the loss and the score of each.
+
+    `train` goes over the data once and returns the mean loss. With `average` the model is the
+    average over the rounds, where `score` looks at it and in the end. `score` returns None where
+    nothing is to be scored; `after` may train further. With `patience`, stop after so many
+    rounds without a rise of the score by more than `tolerance`, and go back to the best. Rounds
+    are counted from 1.
+    """
+    parameters = model.parameters
+    mean = Average(parameters) if average else None
+    kept = parameters if mean is None else mean.parameters
+    best, losses, scores = Best(kept), [], []
+    with progress_bar(verbose, each=True, total=most, unit="round", desc="fit") as bar:
+        for number in range(1, most + 1):
+            losses.append(train(number))
+            figures = {"loss": f"{losses[-1]:.4f}"}
+            if mean is not None:
+                mean.add(parameters)
+            with mean.in_place_of(parameters) if mean is not None else nullcontext():
+                value = score(number)
+            after(number)
+            if value is not None:
+                scores.append(value)
+                figures[score_name] = f"{value:.4f}"
+                if patience is not None:
+                    best.add(value, tolerance)
+            bar.set_postfix(refresh=False, **figures)
+            bar.update()
+            if patience is not None and best.since >= patience:
+                break
+    best.restore()
+    write(kept, parameters)
+    if mean is not None or best.scores:  # class vectors have changed, and no step follows
+        model.softmax.refresh()
+    return losses, scores
 
 
 class Average:
