@@ -10,32 +10,30 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
-from samplesoft.checking.batch import in_batch_hypotheses, mixed_hypotheses
-from samplesoft.checking.distinct import distinct_hypotheses
-from samplesoft.checking.expectation import expectation
-from samplesoft.checking.hypotheses import Hypothesis, all_hypotheses, fitted, of_other_proposals
-from samplesoft.checking.observe import DRAWS, Observer, drawing
-from samplesoft.checking.problem import make_problem
+from samplesoft.checking.exact import Spread, expectation, squares
+from samplesoft.checking.hypotheses import (
+    Hypothesis,
+    all_hypotheses,
+    distinct_hypotheses,
+    fitted,
+    in_batch_hypotheses,
+    of_other_proposals,
+)
+from samplesoft.checking.observe import DRAWS, Observed, Observer, drawing, make_problem
 from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
-from samplesoft.checking.spread import Squares, squares
-from samplesoft.checking.verdict import (
-    LOOKS,
-    Score,
-    losses_alone,
-    of_means_alone,
-    ranked,
-    score,
-    with_squares,
-    z_limit,
-)
 
+ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
+LOOKS = 14  # at most
 _FIRST = 64  # calls before the first look; twice as many before each next one
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
+_MOST_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
+_LEAST_SPREAD = 0.5  # of what is predicted; a lower one comes of draws that have not been seen
 
 
 def check_loss(
@@ -158,7 +156,7 @@ def check_loss(
     if as_choice("draws", draws, DRAWS) != "own":
         loss = drawing(loss, problem, exclude=draws == "given-negatives")
     observer = Observer(loss, problem, m, key)
-    hypotheses = all_hypotheses(problem, m, observer.batch, observer.with_gradient)
+    hypotheses = all_hypotheses(observer)
     start = time.perf_counter()
     if observer.is_random:  # 3. the means of many calls
         with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
@@ -166,36 +164,31 @@ def check_loss(
     else:
         observer.more(2)
         scores = _of_no_draws(observer, hypotheses)
-    scores = ranked(scores)  # 4. the verdict
+    # 4. the verdict: what is allowed first, and of that what has no mistake
+    scores.sort(key=lambda s: (not s.allowed, s.allowed and s.fault is not None, s.z))
     best, observed = scores[0], observer.means()
-    biases_of_best: tuple[float | None, float | None] = None, None
-    if best.hypothesis.recipe is not None and best.hypothesis.recipe.certain is None:
-        full, found = (
-            expectation(recipe, problem.logits)
-            for recipe in (full_of(problem), best.hypothesis.recipe)
-        )
-        biases_of_best = (
-            float((found.losses - full.losses).mean()),
-            float(np.abs(found.slopes - full.slopes).sum(axis=1).mean()),
-        )
+    loss_bias = gradient_bias = None
+    if best.expected is not None:
+        full = expectation(full_of(problem))
+        loss_bias = float((best.expected.losses - full.losses).mean())
+        away = best.expected.slopes - full.slopes
+        gradient_bias = float(np.abs(away).sum(axis=1).mean())
     # hypotheses with the same means are named together
-    allowed = [one for s in scores if s.allowed for one in (s.hypothesis, *s.hypothesis.same)]
+    allowed = [one.name for s in scores if s.allowed for one in (s, *s.same)]
     of_losses: list[str] = []
     if observer.with_gradient and not best.allowed:
-        alone = losses_alone(observed, len(problem.labels))
+        alone = observed.of_losses(len(problem.labels))
         of_losses = [
-            one.scheme
-            for one in hypotheses
-            if one.fault is None and score(one.of_first(len(alone.means)), alone).allowed
+            one.scheme for one in hypotheses if one.fault is None and score(one, alone).allowed
         ]
     return LossReport(
-        scheme=best.hypothesis.scheme if best.allowed else None,
-        fault=best.hypothesis.fault if best.allowed else None,
-        consistent=tuple(dict.fromkeys((one.scheme, one.fault) for one in allowed)),
+        scheme=best.scheme if best.allowed else None,
+        fault=best.fault if best.allowed else None,
+        consistent=tuple(dict.fromkeys(allowed)),
         scores=tuple(scores),
         limit=z_limit(observed),
-        loss_bias=biases_of_best[0],
-        gradient_bias=biases_of_best[1],
+        loss_bias=loss_bias,
+        gradient_bias=gradient_bias,
         of_losses=tuple(of_losses),
         with_gradient=observer.with_gradient,
         follows_seed=observer.follows_seed,
@@ -209,72 +202,72 @@ def check_loss(
     )
 
 
-def _look(observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any) -> list[Score]:
+def _look(
+    observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
+) -> list[Hypothesis]:
     """Call the loss until one hypothesis is left, or time is over, and return the scores of all."""
-    scores: list[Score] = []
-    enough = _AT_LEAST[observer.with_gradient]
-    simulated: list[tuple[Hypothesis, FloatArray]] = []
+    scores: list[Hypothesis] = []
+    simulated: list[Hypothesis] = []
 
     @cache
-    def expected(one: Hypothesis) -> Squares | None:
+    def of_squares(one: Hypothesis) -> tuple[FloatArray, Spread] | None:
         if one.fault is not None or one.recipe is None:
             return None
         return squares(one.recipe, observer.centre)
 
-    problem, m = observer.problem, observer.num_sampled
-    mixed = list(mixed_hypotheses(problem, m, observer.batch, observer.with_gradient))
+    def allows_none() -> bool:
+        return not any(s.allowed for s in scores)
+
     for look in range(LOOKS):
-        wanted = _FIRST << max(look - 1, 0)
-        for _ in range(wanted):
+        for _ in range(_FIRST << max(look - 1, 0)):
             observer.more(1)
             bar.update()
             if time.perf_counter() > end and observer.calls >= _FIRST:
                 break
         observed, over = observer.means(), time.perf_counter() > end
-        found = [score(one, observed) for one in hypotheses if one.scheme != "full"]
-        found += [score(one, observed, words) for one, words in mixed]
-        scores = [
-            with_squares(s, expected(s.hypothesis), observed, observer.centre) if s.allowed else s
-            for s in found
-        ]
+        scores = []
+        for one in hypotheses:
+            if one.scheme != "full":
+                by_means = score(one, observed)
+                if by_means.allowed:
+                    by_means = with_squares(by_means, of_squares(one), observed, observer.centre)
+                scores.append(by_means)
         # what takes longer is tried once there are enough calls to exclude what is quick
-        if over or observed.calls >= enough:
+        if over or observed.calls >= _AT_LEAST[observer.with_gradient]:
             simulated = simulated or distinct_hypotheses(observer)
-            scores += [
-                score(one, observed, "means are simulated", errors) for one, errors in simulated
-            ]
+            scores += [score(one, observed) for one in simulated]
             # nothing fits: first the right means with another spread, then no bias at all, then
             # mistakes with a number or a proposal that nobody gave
-            if not any(s.allowed for s in scores):
+            if allows_none():
                 scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
-            if not any(s.allowed for s in scores):
+            if allows_none():
                 scores.append(score(replace(_full(hypotheses), scheme="unbiased"), observed))
-            if not any(s.allowed for s in scores):
-                others = chain(of_other_proposals(observer, observed), fitted(observer, observed))
-                scores += [score(*one) for one in others]
+            if allows_none():
+                others = chain(of_other_proposals(observer), fitted(observer, observed))
+                scores += [score(one, observed) for one in others]
             if over or sum(s.allowed for s in scores) <= 1:
                 break
     return scores
 
 
-def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score]:
+def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     """Return the scores of a loss that is the same for all seeds; ValueError if it should not be.
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    full = _full(hypotheses)
-    scores = _same_for_all_seeds(observer, hypotheses, observer.with_gradient)
+    full, alone = _full(hypotheses), observer.means().of_losses(len(observer.problem.labels))
+    of_full = [one for one in hypotheses if one.scheme == "full"]
+    scores = _same_for_all_seeds(observer, of_full, observer.means())
     if any(s.allowed for s in scores):
         return scores
     # the losses may be right, and the gradient wrong
-    for alone in _same_for_all_seeds(observer, [full], False):
-        if alone.allowed:
+    for one in _same_for_all_seeds(observer, [full], alone):
+        if one.allowed:
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
-                f"`{alone.hypothesis.scheme}` with a gradient that is not theirs; see how dh is "
-                "computed."
+                f"`{one.scheme}` with a gradient that is not theirs; see how dh is computed."
             )
-    means = losses_alone(observer.means(), len(observer.problem.labels)).means
+    means = alone.means
     raise ValueError(
         "`loss` must draw classes, have the labels of the batch as its negatives, or be the full "
         f"softmax, got the same losses for every seed, {means.round(4).tolist()}, where the full "
@@ -284,19 +277,83 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Score
 
 def _full(hypotheses: list[Hypothesis]) -> Hypothesis:
     """Return the full softmax as it should be."""
-    return next(one for one in hypotheses if one.scheme == "full" and one.fault is None)
+    return next(one for one in hypotheses if one.name == ("full", None))
 
 
 def _same_for_all_seeds(
-    observer: Observer, hypotheses: list[Hypothesis], with_gradient: bool
-) -> list[Score]:
+    observer: Observer, of_full: list[Hypothesis], observed: Observed
+) -> list[Hypothesis]:
     """Return the scores of the full softmax and of in-batch negatives."""
-    observed = observer.means()
-    if not with_gradient:
-        observed = losses_alone(observed, len(observer.problem.labels))
-    size = len(observed.means)
-    scores = [score(one.of_first(size), observed) for one in hypotheses if one.scheme == "full"]
+    scores = [score(one, observed) for one in of_full]
     if any(s.allowed for s in scores):
         return scores
+    with_gradient = len(observed.means) > len(observer.problem.labels)
     of_batches, ways = in_batch_hypotheses(observer, with_gradient)
-    return scores + [score(one, of_batches, number) for one, number in ways]
+    return scores + [score(one, of_batches) for one in ways]
+
+
+# the test ----------------------------------------------------------------------------------------
+
+
+def z_limit(observed: Observed) -> float:
+    """Return what |z| exceeds with a chance of `ALPHA` in all looks, by Bonferroni."""
+    return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * LOOKS * observed.tests)))
+
+
+def score(one: Hypothesis, observed: Observed) -> Hypothesis:
+    """Return a hypothesis with how far it is from what was observed, of the losses at least."""
+    size, limit = len(observed.means), z_limit(observed)
+    if one.errors is not None:  # of expected means that are simulated
+        observed = replace(observed, stderrs=np.hypot(observed.stderrs, one.errors[:size]))
+    width = one.spread if size == len(one.means) else None
+    z, allowed = _distance(one.means[:size], width, observed, limit)
+    return replace(one, z=z, allowed=allowed)
+
+
+def with_squares(
+    one: Hypothesis,
+    expected: tuple[FloatArray, Spread] | None,
+    observed: Observed,
+    centre: FloatArray,
+) -> Hypothesis:
+    """Return a hypothesis whose means are allowed, excluded where single losses spread otherwise.
+
+    `expected` are the means of squares of losses less `centre` (E,), and their spread.
+    """
+    if expected is None or observed.squares is None:
+        return one
+    means, width = expected
+    z, allowed = _distance(means, width, observed.squares, z_limit(observed))
+    # variances of single losses: as observed, and as the hypothesis has them
+    seen = observed.squares.means - (observed.means[: len(centre)] - centre) ** 2
+    due = means - (one.means[: len(centre)] - centre) ** 2
+    ratio = float(np.sqrt((seen / due).mean()))
+    return replace(one, z=max(z, one.z), allowed=allowed, sd_ratio=ratio)
+
+
+def of_means_alone(one: Hypothesis, observed: Observed) -> Hypothesis:
+    """Return the score of a hypothesis by its means, where single losses spread otherwise."""
+    words = f"their standard deviation is {one.sd_ratio:.3g} times that of independent draws"
+    dependent = replace(one, fault="dependent_draws", same=(), number=words, sd_ratio=None)
+    return replace(dependent, z=score(one, observed).z, allowed=True)
+
+
+def _distance(
+    means: FloatArray, spread: Spread | None, observed: Observed, limit: float
+) -> tuple[float, bool]:
+    """Return the greatest |z|, and whether all are within their limits."""
+    stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
+    if spread is not None:
+        least = _LEAST_SPREAD * spread.deviations / np.sqrt(observed.sets * observed.calls)
+        stderrs = np.maximum(stderrs, least)
+        skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.sets))
+    skewness = skewness / np.sqrt(observed.calls)  # of a mean
+    # differences beyond rounding, in standard errors
+    rounding = observed.rounding + 1e-12 * (1.0 + np.abs(means))
+    apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
+    z = np.where(apart > 0.0, np.inf, 0.0)
+    np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)
+    z[skewness > _MOST_SKEWNESS] = 0.0  # nobody knows how far such a mean may be off
+    # of means that are a little skewed, by the expansion of Cornish and Fisher for Student's t
+    limits = limit + skewness * (2.0 * limit**2 + 1.0) / 6.0
+    return float(z.max()), bool((z <= limits).all())

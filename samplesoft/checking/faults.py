@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -27,46 +28,27 @@ class Method:
     logistic: bool = False
     closed: bool = True
 
-    # where a mistake can be made at all
-
-    @property
-    def corrects(self) -> bool:
-        """Whether the logits of draws are corrected for how they were drawn."""
-        return self.scheme is not None and self.scheme.corrects_draws
-
-    @property
-    def counts_draws(self) -> bool:
-        """Whether the correction knows the number of draws."""
-        return self.corrects and self.scheme is not None and not self.scheme.independent
-
-    @property
-    def corrects_label(self) -> bool:
-        """Whether the label's logit is corrected as those of draws are."""
-        return self.corrects and self.scheme is not None and self.scheme.corrects_label
-
-    @property
-    def divides_by_m(self) -> bool:
-        """Whether the correction divides by the number of draws, and not by those that are kept."""
-        return self.counts_draws and self.scheme is not None and not self.scheme.divides_by_kept
-
-    @property
-    def excludes_label(self) -> bool:
-        """Whether no draw can be the label, so that others are likelier than q says."""
+    @cached_property
+    def facts(self) -> frozenset[str]:
+        """What holds of the method, by which a `Fault` says where it can be made at all."""
         scheme = self.scheme
-        return scheme is not None and scheme.excludes_label and not scheme.independent
-
-    @property
-    def leaves_hits_out(self) -> bool:
-        """Whether draws of the label have no weight."""
-        return self.scheme is not None and self.scheme.hits == "masked"
-
-    @property
-    def is_plain_sum(self) -> bool:
-        """Whether the loss is the logarithm of a sum over a fixed number of draws."""
-        scheme = self.scheme
-        if scheme is None or self.logistic:  # where the label is one more draw
-            return False
-        return not (scheme.independent or scheme.jackknife or scheme.divides_by_kept)
+        if scheme is None:
+            return frozenset()
+        counts = scheme.corrects_draws and not scheme.independent
+        facts = {
+            "corrects draws": scheme.corrects_draws,
+            "knows the number of draws": counts,
+            "divides by m": counts and not scheme.divides_by_kept,
+            "corrects the label": scheme.corrects_draws and scheme.corrects_label,
+            # no draw can be the label, so that others are likelier than q says
+            "excludes the label": scheme.excludes_label and not scheme.independent,
+            "masks hits": scheme.hits == "masked",
+            # of logistic losses the label is one more draw
+            "is a sum": not (
+                self.logistic or scheme.independent or scheme.jackknife or scheme.divides_by_kept
+            ),
+        }
+        return frozenset(fact for fact, holds in facts.items() if holds)
 
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
@@ -152,12 +134,12 @@ class Variant:
         How often the correction is taken off the label's logit, where the scheme corrects it.
     hits : str or None
         ``"kept"``: draws of the label have weight though the scheme leaves them out;
-        ``"once"``: so have all but one; ``"next"``, ``"previous"``: the label of a neighbouring
-        row is left out in their place.
+        ``"next"``, ``"previous"``: the label of a neighbouring row is left out in their place.
+    kind : str or None
+        What becomes of the draws in place of their plain sum: ``"twice"``, the first is in it
+        twice; ``"one hit less"``, of several draws of the label one is left out, the others not.
     more_draws : int
         Draws beyond those that the correction reckons with.
-    twice : bool
-        The first draw is in the sum twice.
     drops_count : bool
         Draws are divided neither by m nor by the number that is kept.
     loss_share, slope_share : bool
@@ -167,8 +149,8 @@ class Variant:
     correction: Callable[[Counts], FloatArray] = _right
     label_times: float = 1.0
     hits: str | None = None
+    kind: str | None = None
     more_draws: int = 0
-    twice: bool = False
     drops_count: bool = False
     loss_share: bool = False
     slope_share: bool = False
@@ -178,14 +160,18 @@ class Variant:
 class Fault:
     """A mistake: what it is, what to do about it, the ways to make it, and where it can be made.
 
-    One without variants has a number that `hypotheses.fitted` finds, or is one of draws without
-    replacement.
+    It can be made in methods of which all the `facts` hold. One without variants has a number that
+    `hypotheses.fitted` finds, or is one of draws without replacement or of the batch.
     """
 
     words: str
     remedy: str
-    variants: tuple[Variant, ...]
-    applies: Callable[[Method], bool]
+    variants: tuple[Variant, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    def applies(self, method: Method) -> bool:
+        """Return whether it can be made."""
+        return method.facts.issuperset(self.facts)
 
 
 RIGHT = Variant()
@@ -201,19 +187,19 @@ FAULTS: dict[str, Fault] = {
             Variant(lambda counts: -counts.law),
             Variant(lambda counts: -counts.law + counts.draws),
         ),
-        lambda method: method.corrects,
+        ("corrects draws",),
     ),
     "uncorrected": Fault(
         "logits are not corrected for how they were drawn",
         "Subtract log(m q) from the logit of each draw.",
         (Variant(lambda counts: np.zeros_like(counts.law), drops_count=True),),
-        lambda method: method.corrects,
+        ("corrects draws",),
     ),
     "log_m_left_out": Fault(
         "log m is left out of the correction",
         "Subtract log q + log m, the log of the expected number of draws, not log q alone.",
         (Variant(lambda counts: counts.law, drops_count=True),),
-        lambda method: method.counts_draws,
+        ("knows the number of draws",),
     ),
     "logarithm_missed": Fault(
         "q or m q is subtracted, without its logarithm",
@@ -222,7 +208,7 @@ FAULTS: dict[str, Fault] = {
             Variant(lambda counts: np.exp(counts.law + counts.draws), drops_count=True),
             Variant(lambda counts: np.exp(counts.law), drops_count=True),
         ),
-        lambda method: method.corrects,
+        ("corrects draws",),
     ),
     "other_logarithm": Fault(
         "a logarithm to base 10 or 2 is subtracted",
@@ -231,66 +217,61 @@ FAULTS: dict[str, Fault] = {
             Variant(lambda counts: (counts.law + counts.draws) / np.log(10.0)),
             Variant(lambda counts: (counts.law + counts.draws) / np.log(2.0)),
         ),
-        lambda method: method.corrects,
+        ("corrects draws",),
     ),
     "q_shifted": Fault(
         "q of other classes is subtracted, shifted by one",
         "Look at how ids and q are numbered: a class for padding or 'unknown' may be in one only.",
         (Variant(_shifted(1)), Variant(_shifted(-1))),
-        lambda method: method.corrects,
+        ("corrects draws",),
     ),
     "q_not_conditioned": Fault(
         "the label is excluded from the draws, but q is not divided by 1 - q of the label",
         "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
         (Variant(lambda counts: counts.q + counts.draws),),
-        lambda method: method.excludes_label and method.corrects,
+        ("excludes the label", "corrects draws"),
     ),
     "hits_kept": Fault(
         "draws of the label are not left out",
         "Give draws that are the label of their example the logit -inf.",
         (Variant(hits="kept"),),
-        lambda method: method.leaves_hits_out,
+        ("masks hits",),
     ),
     "label_uncorrected": Fault(
         "the label's logit is not corrected as those of the draws are",
         "Subtract log(m q_t) from the label's logit too, or leave out draws of the label.",
         (Variant(label_times=0.0),),
-        lambda method: method.corrects_label,
+        ("corrects the label",),
     ),
     "label_corrected_twice": Fault(
         "the label's logit is corrected twice",
         "Subtract log(m q_t) from the label's logit once.",
         (Variant(label_times=2.0),),
-        lambda method: method.corrects_label,
+        ("corrects the label",),
     ),
     "one_hit_left_out": Fault(
         "of several draws of the label only one is left out",
         "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
-        (Variant(hits="once"),),
-        lambda method: method.leaves_hits_out and method.is_plain_sum,
+        (Variant(hits="kept", kind="one hit less"),),
+        ("masks hits", "is a sum"),
     ),
     "hits_of_other_rows": Fault(
         "draws of a neighbouring example's label are left out, and the example's own are not",
         "Compare each example's draws with its own label.",
         (Variant(hits="next"), Variant(hits="previous")),
-        lambda method: method.leaves_hits_out,
+        ("masks hits",),
     ),
     "counted_twice": Fault(
         "one draw is in the sum twice",
         "Look for a draw that is joined to the others once more.",
-        (Variant(twice=True),),
-        lambda method: method.is_plain_sum,
+        (Variant(kind="twice"),),
+        ("is a sum",),
     ),
     "m_off_by_one": Fault(
         "the number of draws and the m of the correction differ by one",
         "Take for m the number of draws that are in the sum, without the label.",
-        (
-            Variant(_off_by(1)),
-            Variant(_off_by(-1)),
-            Variant(more_draws=1),
-            Variant(more_draws=-1),
-        ),
-        lambda method: method.divides_by_m,
+        (Variant(_off_by(1)), Variant(_off_by(-1)), Variant(more_draws=1), Variant(more_draws=-1)),
+        ("divides by m",),
     ),
     "divided_by_batch": Fault(
         "losses or gradients are divided by the size of the batch",
@@ -300,58 +281,41 @@ FAULTS: dict[str, Fault] = {
             Variant(loss_share=True, slope_share=True),
             Variant(loss_share=True),
         ),
-        lambda method: True,
     ),
     "distinct_as_repeated": Fault(
         "draws are without replacement, but are corrected by log(m q)",
         "Subtract the log of the chance that a class is in the set, which a sampler without "
         "replacement gives.",
-        (),
-        lambda method: not method.closed and method.scheme is not None,
     ),
     "dependent_draws": Fault(
         "draws of an example are not independent: the means are right, but single losses spread "
         "otherwise",
         "Look for draws that are used again, such as one set twice, or one draw for several "
         "places. Draws without replacement spread less.",
-        (),
-        lambda method: method.closed and method.scheme is not None,
     ),
     "in_batch_count": Fault(
         "the m of the correction is not the number of the other labels in the batch",
         "Take m = B - 1 for a batch of B.",
-        (),
-        lambda method: method.name.startswith("in_batch"),
     ),
     "corrected_apart": Fault(
         "the labels of the batch and the draws beside are each corrected by their own count",
         "Subtract log((B - 1) q + m u) from the logits of both, where m draws are from u.",
-        (),
-        lambda method: method.name.startswith("mixed"),
     ),
     "other_proposal": Fault(
         "draws are by another proposal than the one that was given",
         "Give `check_loss` the proposal of the loss; where only the draws are by another, correct "
         "by that one.",
-        (),
-        lambda method: method.closed and method.scheme is not None,
     ),
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",
-        (),
-        lambda method: method.is_plain_sum and method.leaves_hits_out,
     ),
     "label_smoothing": Fault(
         "part of the target is spread over the draws (label smoothing)",
         "Leave label smoothing out, or take the loss for one of a smoothed target.",
-        (),
-        lambda method: method.is_plain_sum and not method.leaves_hits_out,
     ),
     "smoothed_hits": Fault(
         "label smoothing averages the logits of masked draws",
         "Leave draws that are masked out of the mean that label smoothing takes.",
-        (),
-        lambda method: method.is_plain_sum and method.leaves_hits_out,
     ),
 }

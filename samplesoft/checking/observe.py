@@ -1,15 +1,112 @@
-"""Calls of the loss, checked; the means of what it returned; draws for losses that make none."""
+"""Small problems on which implementations differ most, and what a loss returns on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
-from samplesoft._validation import FloatArray, IntArray
-from samplesoft.checking.problem import Problem
+from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
+from samplesoft.samplers.frequency import log_uniform_weights
+
+NUM_CLASSES = 8  # where the proposal is for any number
+_MOST_DIMS = 12
+_SPREAD = 1.5  # standard deviation of logits
+_CANDIDATES = 64  # contexts, of which the best are taken
+NAMED: dict[str, Callable[[int], FloatArray]] = {
+    "uniform": lambda n: np.full(n, 1.0 / n),
+    "log-uniform": lambda n: log_uniform_weights(n) / log_uniform_weights(n).sum(),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """E examples of n classes: what a loss is given, and the logits that it should find.
+
+    Arrays: `class_embeddings` (n, d), `biases` (n,) or None, `h` (E, d), `labels` (E,), `logits`
+    (E, n), `q` (E, n), which sums to 1.
+    """
+
+    class_embeddings: FloatArray
+    biases: FloatArray | None
+    h: FloatArray
+    labels: IntArray
+    logits: FloatArray
+    q: FloatArray
+    tau: float
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes n."""
+        return int(self.logits.shape[1])
+
+    def of_rows(self, rows: IntArray, labels: IntArray) -> Problem:
+        """Return the problem of some of the contexts, which may be repeated, with other labels."""
+        arrays = (self.h[rows], labels, self.logits[rows], self.q[rows])
+        return Problem(self.class_embeddings, self.biases, *arrays, self.tau)
+
+
+def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -> Problem:
+    """Return the problem of a proposal, in any of the forms that `check_loss` takes."""
+    rng = np.random.default_rng(int(key))
+    if isinstance(proposal, type):
+        raise TypeError(
+            f"`proposal` must not be a class, got {proposal.__name__}; make one, as in "
+            f"{proposal.__name__}(...)."
+        )
+    is_sampler, dim = hasattr(proposal, "probs"), None
+    if is_sampler:
+        n, dim = int(proposal.num_classes), getattr(proposal, "dim", None)
+    elif isinstance(proposal, str):
+        n, values = NUM_CLASSES, NAMED[as_choice("proposal", proposal, NAMED)](NUM_CLASSES)
+    elif callable(proposal):
+        n, values = NUM_CLASSES, proposal(NUM_CLASSES)
+    elif np.ndim(proposal) == 0:
+        raise TypeError(
+            "`proposal` must be probabilities (n,), a function of n that returns them, one of "
+            f"{', '.join(map(repr, NAMED))}, or a sampler, got {proposal!r}; for uniform draws "
+            "from 8 classes write 'uniform' or numpy.full(8, 1 / 8)."
+        )
+    else:
+        n, values = int(np.shape(proposal)[-1]), proposal
+    if n < 3:
+        raise ValueError(
+            f"`proposal` must be over at least 3 classes, got {n}: with fewer, schemes cannot be "
+            "told apart."
+        )
+    d = min(n, _MOST_DIMS) if dim is None else dim
+    rows = rng.standard_normal((n, d))
+    contexts = rng.standard_normal((_CANDIDATES, d))
+    biases = 0.5 * rng.standard_normal(n) if with_biases else None
+    contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
+    logits = tau * contexts @ rows.T + (0.0 if biases is None else biases)
+    if is_sampler:
+        values = proposal.probs(None if dim is None else contexts)
+    q = np.atleast_2d(as_proposal("proposal", values, n))
+    if not (q > 0.0).all():
+        raise ValueError(
+            "`proposal` must be above 0 for every class, got 0 for class "
+            f"{int(np.argwhere(q <= 0.0)[0, 1])}; leave the class out."
+        )
+    q = np.broadcast_to(q / q.sum(axis=1, keepdims=True), (len(contexts), n))
+    # labels that are often drawn and that are not, and of each one that is likely
+    order = np.argsort(q.mean(axis=0), kind="stable")
+    often, rare = order[-1], order[len(order) // 4]
+    labels = np.array([often, rare, order[-2], order[0]])
+    probs = softmax(logits, axis=1)
+    chosen: list[int] = []
+    for label, wanted in zip(labels, (0.15, 0.4, 0.4, 0.15), strict=True):
+        distance = np.abs(np.log(probs[:, label] / wanted))
+        distance[chosen] = np.inf  # each context once
+        chosen.append(int(distance.argmin()))
+    every = Problem(rows, biases, contexts, labels, logits, q, tau)
+    return every.of_rows(np.array(chosen), labels)
+
+
+# calls of the loss -------------------------------------------------------------------------------
 
 
 def call(loss: Callable[..., Any], names: str, *given: Any) -> Any:
@@ -78,7 +175,7 @@ _ROUNDING = 64.0  # units of the last place of a type, that a loss may be off by
 
 
 @dataclass(frozen=True)
-class Means:
+class Observed:
     """What `calls` calls returned: means over them of K numbers, and their standard errors (K,).
 
     The numbers are the losses of E examples, and where the loss gives gradients the E d of those
@@ -93,12 +190,19 @@ class Means:
     calls: int
     skewness: FloatArray
     sets: int = 1
-    squares: Means | None = None
+    squares: Observed | None = None
 
     @property
     def tests(self) -> int:
         """How many means are tested."""
         return len(self.means) + (0 if self.squares is None else len(self.squares.means))
+
+    def of_losses(self, examples: int) -> Observed:
+        """Return what was observed of the losses, without the gradients."""
+        # losses stand before gradients
+        parts = ("means", "stderrs", "rounding", "skewness")
+        first = {part: getattr(self, part)[:examples] for part in parts}
+        return replace(self, **first, squares=None)
 
 
 class Observer:
@@ -128,8 +232,8 @@ class Observer:
         pilots = [self._call(seed) for seed in range(_PILOTS)] if self.is_random else [first]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
         self._origin = self._call(0)  # near the means, so that squares keep their digits
-        self._sums, self._squares, self._cubes = (np.zeros_like(self._origin) for _ in range(3))
-        self._last, self._products = np.zeros_like(self._origin), np.zeros_like(self._origin)
+        # of changes from it: sums, sums of squares and cubes, and of products with the last
+        self._sums, self._last = np.zeros((4, len(self._origin))), np.zeros_like(self._origin)
 
     def more(self, calls: int) -> None:
         """Call the loss so many times more."""
@@ -137,10 +241,7 @@ class Observer:
             change = self._call(int(seed)) - self._origin
             self._results.add(hash(change.tobytes()))
             # power sums about a point near the mean lose no digits
-            self._sums += change
-            self._squares += change**2
-            self._cubes += change**3
-            self._products += change * self._last
+            self._sums += change, change**2, change**3, change * self._last
             self._last = change
             self.calls += 1
 
@@ -152,10 +253,9 @@ class Observer:
     @property
     def autocorrelation(self) -> float:
         """The correlation of the losses of a call with those of the next."""
-        size, calls = len(self.centre), self.calls
-        means = (self._sums / calls)[:size]
-        variance = (self._squares / calls)[:size] - means**2
-        products = self._products[:size] / max(calls - 1, 1) - means**2
+        means, of_squares, _, products = self._sums[:, : len(self.centre)] / self.calls
+        variance = of_squares - means**2
+        products = products * self.calls / max(self.calls - 1, 1) - means**2
         return float(products.sum() / variance.sum()) if variance.sum() > 0.0 else 0.0
 
     @property
@@ -178,20 +278,23 @@ class Observer:
         """Return how far numbers that are made of some of a size, or of sizes (K,), may be off."""
         return _ROUNDING * self._epsilon * size
 
-    def means(self) -> Means:
+    def means(self) -> Observed:
         """Return the means of all calls so far."""
-        change = self._sums / self.calls
-        variances = np.maximum(self._squares / self.calls - change**2, 0.0)
-        thirds = self._cubes / self.calls - 3.0 * change * variances - change**3
+        change, second, third, _ = self._sums / self.calls
+        variances = np.maximum(second - change**2, 0.0)
+        thirds = third - 3.0 * change * variances - change**3
         skewness = thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5
         columns = self._origin + change, np.sqrt(variances / max(self.calls - 1, 1)), skewness
-        rounding = self.rounding_of(self._scales())
-        examples = len(self.centre)
-        means, errors, skew = (column[-examples:] for column in columns)
-        off = rounding[:examples] * (2.0 * np.sqrt(means) + rounding[:examples])
-        squares = Means(means, errors, off, self.calls, skew, self._sets)
-        means, errors, skew = (column[:-examples] for column in columns)
-        return Means(means, errors, rounding, self.calls, skew, self._sets, squares)
+        examples, rounding = len(self.centre), self.rounding_of(self._scales())
+
+        def observed(part: slice, off: FloatArray, squares: Observed | None) -> Observed:
+            means, stderrs, skew = (column[part] for column in columns)
+            return Observed(means, stderrs, off, self.calls, skew, self._sets, squares)
+
+        of_squares = columns[0][-examples:]
+        off = rounding[:examples] * (2.0 * np.sqrt(of_squares) + rounding[:examples])
+        squares = observed(slice(-examples, None), off, None)
+        return observed(slice(None, -examples), rounding, squares)
 
     def _scales(self) -> FloatArray:
         """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""

@@ -8,20 +8,11 @@ import numpy as np
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.faults import Counts, Method, Variant
-from samplesoft.checking.problem import Problem
-
-# what becomes of S, the sum of the label's and the draws' masses; see `Recipe`
-SUM, KEPT, JACKKNIFE, INDEPENDENT, LOGISTIC, FULL = (
-    "sum",
-    "kept",
-    "jackknife",
-    "independent",
-    "logistic",
-    "full",
-)
+from samplesoft.checking.observe import Problem
+from samplesoft.schemes import Scheme
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recipe:
     """How the loss of each of E examples follows from its draws.
 
@@ -32,7 +23,8 @@ class Recipe:
     kind : str
         Plain ``sum``; ``kept``, divided by the number of draws with weight; ``jackknife`` of the
         sum; ``independent`` inclusion of the classes; ``logistic`` for a sum of logistic losses in
-        place of the logarithm; ``full`` for no draws at all.
+        place of the logarithm; ``twice`` for a sum that has the first draw twice; ``one hit less``
+        for one in which one of the draws of the label has no weight, where there are any.
     labels : ndarray of int, shape (E,)
         The labels.
     law : ndarray, shape (E, n)
@@ -42,23 +34,13 @@ class Recipe:
     base, own : ndarray, shape (E,)
         Log of the label's own mass in S, and what the loss is less by.
     num_draws : int
-        Number of draws.
-    twice : bool
-        Whether the first draw is in the sum twice.
+        Number of draws; 0 where S has the label and `certain` classes alone.
     certain : ndarray, shape (E, n), or None
         Logits of classes that are in S for certain beside the label, -inf for others.
     hits_fixed : bool
         Whether the logit of hits is a constant, and does not follow the label's.
-    one_hit_less : bool
-        Whether one of the draws of the label has no weight, where there are any.
     loss_scale, slope_scale : float
         What loss and gradient are multiplied by.
-    smoothing : float
-        Share of the target that label smoothing spreads over the label and the draws.
-    hit_logit : ndarray, shape (E,), or None
-        Logits of draws of the label in that smoothing.
-    hits_follow : bool
-        Whether these follow the label's logit, and are not constants.
     """
 
     kind: str
@@ -68,76 +50,97 @@ class Recipe:
     base: FloatArray
     own: FloatArray
     num_draws: int
-    twice: bool = False
+    certain: FloatArray | None = None
+    hits_fixed: bool = False
     loss_scale: float = 1.0
     slope_scale: float = 1.0
-    smoothing: float = 0.0
-    hit_logit: FloatArray | None = None
-    hits_follow: bool = False
-    one_hit_less: bool = False
-    hits_fixed: bool = False
-    certain: FloatArray | None = None
 
-    def certain_mass(self, e: int) -> float:
-        """Return the log of what is in the S of example e for certain."""
+    @property
+    def certain_mass(self) -> FloatArray:
+        """Log of what is in S for certain (E,)."""
         if self.certain is None:
-            return float(self.base[e])
-        return float(np.logaddexp(self.base[e], np.logaddexp.reduce(self.certain[e])))
+            return self.base
+        mass: FloatArray = np.logaddexp(self.base, np.logaddexp.reduce(self.certain, axis=1))
+        return mass
+
+    def with_hits(self, logits: FloatArray) -> Recipe:
+        """Return the same with other logits (E,) of draws of the label."""
+        draws = self.draws.copy()
+        draws[np.arange(len(draws)), self.labels] = logits
+        return replace(self, draws=draws)
+
+
+def without_draws(
+    labels: IntArray, own: FloatArray, base: FloatArray, certain: FloatArray
+) -> Recipe:
+    """Return the recipe of an S in which all classes are certain."""
+    law, draws = (np.broadcast_to(value, certain.shape) for value in (0.0, -np.inf))
+    return Recipe("sum", labels, law, draws, base, own, 0, certain)
 
 
 def full_of(problem: Problem) -> Recipe:
     """Return the full softmax."""
-    own = problem.logits[np.arange(len(problem.labels)), problem.labels]
-    nothing = np.full(problem.logits.shape, -np.inf)
-    return Recipe(FULL, problem.labels, problem.q, nothing, own, own, 0)
+    rows, others = np.arange(len(problem.labels)), problem.logits.copy()
+    own = others[rows, problem.labels]
+    others[rows, problem.labels] = -np.inf
+    return without_draws(problem.labels, own, own, others)
+
+
+def corrected(
+    scheme: Scheme, variant: Variant, o: FloatArray, labels: IntArray, counts: Counts
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return what a loss is less by (E,), the label's own mass (E,), and logits of draws (E, n)."""
+    rows = np.arange(len(labels))
+    own = base = o[rows, labels]
+    correction = np.zeros_like(o)
+    if scheme.corrects_draws:
+        correction = variant.correction(counts)
+    draws: FloatArray = o - correction  # eq. 5 of Rawat et al.: o - log(m q)
+    if scheme.corrects_label:
+        base = own = own - variant.label_times * correction[rows, labels]
+    elif not scheme.label_in_sum:  # the label has no mass but by draws of it
+        base = np.full_like(own, -np.inf)
+    if scheme.hits != "kept" and variant.hits is None:
+        draws[rows, labels] = -np.inf
+    elif variant.hits in ("next", "previous"):
+        # of a batch in which neighbouring rows are different examples; see `Observer`
+        other = np.roll(labels, -1 if variant.hits == "next" else 1)
+        draws[rows, other] = -np.inf
+    return own, base, draws
 
 
 def make_recipe(
     problem: Problem, method: Method, variant: Variant, m: int, batch: int
 ) -> Recipe | None:
     """Return what a method makes of m draws; None where the mistake cannot be made."""
-    scheme, rows = method.scheme, np.arange(len(problem.labels))
-    o, labels = problem.logits, problem.labels
-    own = o[rows, labels]
+    scheme, labels = method.scheme, problem.labels
     loss_scale = 1.0 / batch if variant.loss_share else 1.0
     slope_scale = 1.0 / batch if variant.slope_share else 1.0
     if scheme is None:
         return replace(full_of(problem), loss_scale=loss_scale, slope_scale=slope_scale)
-    num_draws = m + variant.more_draws
-    if num_draws < scheme.least_draws:
+    if min(m, m + variant.more_draws) < scheme.least_draws:
         return None
-    log_q = np.log(problem.q)
-    law, hit_law = log_q, log_q[rows, labels]
+    rows, log_q = np.arange(len(labels)), np.log(problem.q)
+    law = log_q
     if scheme.independent:  # the chance that m draws with replacement hold a class
         law = np.log(-np.expm1(m * np.log1p(-problem.q)))
     elif scheme.excludes_label or scheme.divides_by_kept:  # given "not the label"
-        law = log_q - np.log(-np.expm1(hit_law))[:, None]
-    kind = SUM
+        law = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
+    kind = variant.kind or "sum"
     if method.logistic:
-        kind = LOGISTIC
+        kind = "logistic"
     elif scheme.jackknife:
-        kind = JACKKNIFE
+        kind = "jackknife"
     elif scheme.independent:
-        kind = INDEPENDENT
+        kind = "independent"
     elif scheme.divides_by_kept and not variant.drops_count and variant.hits is None:
-        kind = KEPT
+        kind = "kept"
     # kept draws are divided by their own number, and inclusion has none to divide by
-    counted = 0.0 if kind in (KEPT, INDEPENDENT) else float(np.log(m))
-    correction = np.zeros_like(o)
-    if scheme.corrects_draws:
-        correction = variant.correction(Counts(law, law if scheme.independent else log_q, counted))
-    if not np.isfinite(correction).all():  # such as an m that is one too few
+    counted = 0.0 if kind in ("kept", "independent") else float(np.log(m))
+    counts = Counts(law, law if scheme.independent else log_q, counted)
+    own, base, draws = corrected(scheme, variant, problem.logits, labels, counts)
+    if np.isnan(draws).any():  # such as of an m that is one too few
         return None
-    draws, base = o - correction, own  # eq. 5 of Rawat et al.: o - log(m q)
-    if scheme.corrects_label:
-        base = own = own - variant.label_times * correction[rows, labels]
-    elif not scheme.label_in_sum:  # the label has no mass but by draws of it
-        base = np.full_like(own, -np.inf)
-    draws[rows, labels] = _hits(scheme.hits, variant, draws[rows, labels])
-    if variant.hits in ("next", "previous"):
-        # of a batch in which neighbouring rows are different examples; see `Observer`
-        other = np.roll(labels, -1 if variant.hits == "next" else 1)
-        draws[rows, other] = -np.inf
     # what the draws follow, which is q where hits are thrown away after they were drawn
     chances = np.exp(law if scheme.excludes_label or scheme.independent else log_q)
     if scheme.excludes_label:
@@ -149,21 +152,7 @@ def make_recipe(
         draws,
         base,
         own,
-        num_draws,
-        variant.twice,
-        loss_scale,
-        slope_scale,
-        one_hit_less=variant.hits == "once",
+        m + variant.more_draws,
+        loss_scale=loss_scale,
+        slope_scale=slope_scale,
     )
-
-
-def _hits(hits: str, variant: Variant, logits: FloatArray) -> FloatArray:
-    """Return the logits of draws of the label, -inf where they have no weight."""
-    return logits if hits == "kept" or variant.hits else np.full_like(logits, -np.inf)
-
-
-def with_hits(recipe: Recipe, logits: FloatArray) -> Recipe:
-    """Return the same with other logits (E,) of draws of the label."""
-    draws = recipe.draws.copy()
-    draws[np.arange(len(draws)), recipe.labels] = logits
-    return replace(recipe, draws=draws)

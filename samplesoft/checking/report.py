@@ -10,7 +10,7 @@ import numpy as np
 
 from samplesoft._report import Column, Paragraph, Part, Report, Table, plain
 from samplesoft.checking.faults import FAULTS, METHODS
-from samplesoft.checking.verdict import Score, nearest
+from samplesoft.checking.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,12 +28,12 @@ class LossReport(Report):
     Attributes
     ----------
     scheme, fault : str or None
-        Names in `samplesoft.checking.methods.METHODS` and `samplesoft.checking.faults.FAULTS` of
+        Names in `samplesoft.checking.faults.METHODS` and `samplesoft.checking.faults.FAULTS` of
         the hypothesis that fits, of several the nearest without a mistake; `fault` is None where
         the scheme is as it should be, and both are None where no hypothesis fits.
     consistent : tuple of (str, str or None)
         All hypotheses, scheme and fault, that the means allow.
-    scores : tuple of Score
+    scores : tuple of Hypothesis
         All hypotheses, those that are allowed first, then by their distance.
     limit : float
         The |z| above which a hypothesis is excluded: a right one with a chance below 1e-4.
@@ -67,7 +67,7 @@ class LossReport(Report):
     scheme: str | None
     fault: str | None
     consistent: tuple[tuple[str, str | None], ...]
-    scores: tuple[Score, ...]
+    scores: tuple[Hypothesis, ...]
     limit: float
     loss_bias: float | None
     gradient_bias: float | None
@@ -91,7 +91,7 @@ class LossReport(Report):
                 fit = ", ".join(f"`{name}`" for name in self.of_losses)
                 return f"The losses are those of {fit}; the gradient is not theirs."
             text = (
-                f"The loss is consistent with no known scheme. Nearest: {best.hypothesis.title}, "
+                f"The loss is consistent with no known scheme. Nearest: {best.title}, "
                 f"whose greatest |z| is {best.z:.3g}. See first that `proposal`, `tau` and "
                 "`num_sampled` are those of the loss."
             )
@@ -103,7 +103,7 @@ class LossReport(Report):
                 )
             return text + self._repeated
         # by the order of `METHODS`, of which the first name is the usual one
-        allowed = {(s.hypothesis.scheme, s.hypothesis.fault) for s in self.scores if s.allowed}
+        allowed = {(s.scheme, s.fault) for s in self.scores if s.allowed}
         schemes = [f"`{name}`" for name in METHODS if (name, None) in allowed]
         if self.fault is None:
             text = f"The loss estimates {METHODS[self.scheme].aim}: scheme {' or '.join(schemes)}"
@@ -111,17 +111,17 @@ class LossReport(Report):
             text += f" Here {best.number}." if best.number else ""
         else:
             right = self._right()
-            text = f"The loss is {best.hypothesis.title} (greatest |z| {best.z:.3g}"
+            text = f"The loss is {best.title} (greatest |z| {best.z:.3g}"
             text += f"; {best.number})." if best.number else ")."
             if right is not None:
                 text += f" As it should be, |z| would be {right.z:.3g}."
         names = [  # without mistakes that have no effect here
-            one.title for one in best.hypothesis.same if self.fault or one.scheme != self.scheme
+            one.title for one in best.same if self.fault or one.scheme != self.scheme
         ]
         if names:
             text += f" The same is: {'; '.join(names)}."
         # the means allow more than one: say so, and not only the nearest
-        others = [s.hypothesis.title for s in self.scores[1:] if s.allowed and s.hypothesis.fault]
+        others = [s.title for s in self.scores[1:] if s.allowed and s.fault]
         if others:
             text += (
                 f" These means do not tell it from: {'; '.join(dict.fromkeys(others))}. More calls "
@@ -144,10 +144,10 @@ class LossReport(Report):
             "whether draws follow the whole of `seed`."
         )
 
-    def _right(self) -> Score | None:
+    def _right(self) -> Hypothesis | None:
         """Return the score of the scheme as it should be."""
         for s in self.scores:
-            if s.hypothesis.scheme == self.scheme and s.hypothesis.fault is None:
+            if s.scheme == self.scheme and s.fault is None:
                 return s
         return None
 
@@ -165,8 +165,8 @@ class LossReport(Report):
         values["of_losses"] = list(self.of_losses)
         values["hypotheses"] = [
             {
-                "scheme": s.hypothesis.scheme,
-                "fault": s.hypothesis.fault,
+                "scheme": s.scheme,
+                "fault": s.fault,
                 "z": plain(s.z),
                 "sd_ratio": s.sd_ratio,
                 "allowed": s.allowed,
@@ -179,8 +179,8 @@ class LossReport(Report):
     def _parts(self) -> list[Part]:
         shown = nearest(self.scores, _SHOWN)
         columns = [
-            Column("scheme", lambda s: s.hypothesis.scheme),
-            Column("mistake", lambda s: s.hypothesis.fault or ""),
+            Column("scheme", lambda s: s.scheme),
+            Column("mistake", lambda s: s.fault or ""),
             Column("greatest |z|", lambda s: s.z, ".3g"),
             Column("sd / exact", lambda s: s.sd_ratio, ".3f"),
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
@@ -228,6 +228,14 @@ class LossReport(Report):
         return {name: getattr(self, name) for name in names}
 
 
+def nearest(scores: tuple[Hypothesis, ...], num: int) -> list[Hypothesis]:
+    """Return the first scores, one for each scheme and fault."""
+    first: dict[tuple[str, str | None], Hypothesis] = {}
+    for s in scores:
+        first.setdefault(s.name, s)
+    return list(first.values())[:num]
+
+
 _ALLOWED, _EXCLUDED = "#0072B2", "#D55E00"
 _DRAWN = 20
 _LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
@@ -251,7 +259,7 @@ def draw_report(report: LossReport) -> Figure:
     axes.set_xscale("log")
     axes.set_xlim(_LEAST, max(float(z.max()) * 2.0, report.limit * 8.0))
     axes.set_ylim(-0.7, len(shown) + 0.3)
-    axes.set_yticks(places, [_label(s.hypothesis.scheme, s.hypothesis.fault) for s in shown])
+    axes.set_yticks(places, [_label(s.scheme, s.fault) for s in shown])
     axes.tick_params(axis="y", labelsize=8, length=0)
     axes.set_xlabel("greatest |z|: distance of a mean from the hypothesis, in standard errors")
     axes.grid(True, axis="x", color="0.92", linewidth=0.7)

@@ -12,7 +12,7 @@ from typing import Any
 from samplesoft._validation import as_choice
 from samplesoft.checking.check import check_loss
 from samplesoft.checking.faults import METHODS
-from samplesoft.checking.problem import NAMED
+from samplesoft.checking.observe import NAMED
 from samplesoft.commands.options import (
     add_outputs,
     check_outputs,

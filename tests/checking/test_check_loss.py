@@ -12,12 +12,11 @@ from checking.twins import log_uniform, make
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
 from samplesoft.checking import check, hypotheses
-from samplesoft.checking.distinct import distinct_hypotheses
-from samplesoft.checking.expectation import expectation
+from samplesoft.checking.exact import expectation, moments, squares
 from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
-from samplesoft.checking.problem import make_problem
+from samplesoft.checking.hypotheses import distinct_hypotheses
+from samplesoft.checking.observe import make_problem
 from samplesoft.checking.recipe import make_recipe
-from samplesoft.checking.spread import moments, squares
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
@@ -74,11 +73,11 @@ def outcomes(recipe, e):
 
 def loss_of(recipe, e, ids, own, draws):
     """Return one loss, where `own` is the label's logit and `draws` (n,) those of draws."""
-    if recipe.one_hit_less and recipe.labels[e] in ids:
+    if recipe.kind == "one hit less" and recipe.labels[e] in ids:
         ids = list(ids)
         ids.remove(recipe.labels[e])
     x = [draws[j] for j in ids]
-    if recipe.twice:
+    if recipe.kind == "twice":
         x.append(x[0])
     if recipe.kind == "logistic":
         return np.logaddexp(0.0, -own) + sum(np.logaddexp(0.0, v) for v in x)
@@ -102,7 +101,7 @@ def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
     recipe = make_recipe(PROBLEM, METHODS[name], variant, 3, batch=8)
     if name == "full" or recipe is None:  # with one draw no number is less by one
         return
-    found = expectation(recipe, PROBLEM.logits)
+    found = expectation(recipe)
     for e, label in enumerate(PROBLEM.labels[:2]):
         every = [(p, ids) for p, ids in outcomes(recipe, e) if p > 0.0]
         assert sum(p for p, _ in every) == pytest.approx(1.0)
@@ -142,10 +141,11 @@ def test_exact_moments_are_those_over_all_draws(name):
         np.testing.assert_allclose(moments(recipe, e, about), powers, rtol=1e-7)
         of_squares = x**2 - powers[2]
         deviation = np.sqrt(chances @ of_squares**2)
-        assert known.means[e] == pytest.approx(powers[2])
-        assert known.spread.deviations[e] == pytest.approx(deviation)
+        means, width = known
+        assert means[e] == pytest.approx(powers[2])
+        assert width.deviations[e] == pytest.approx(deviation)
         third = abs(chances @ of_squares**3) / deviation**3
-        assert known.spread.skewness[e] == pytest.approx(third, rel=1e-4, abs=1e-6)
+        assert width.skewness[e] == pytest.approx(third, rel=1e-4, abs=1e-6)
 
 
 # samplesoft's own losses -------------------------------------------------------------------------
