@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import row_chunks
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import (
     ROW,
@@ -21,12 +20,13 @@ from samplesoft.feature_maps.base import (
     squared_norms,
 )
 from samplesoft.feature_maps.frequencies import (
-    DRAWS,
+    KINDS,
     HostDense,
+    draw_frequencies,
+    generator_of,
     orthogonal_moment,
     orthogonal_pairs,
     random_signs,
-    require_frequencies,
 )
 
 _PRODUCTS = 1 << 22  # numbers held beside the result
@@ -92,11 +92,11 @@ class PositiveRandomFeatures(FeatureMap):
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
         # a structured frequency has a fixed norm, whose exponential moments are not a Gaussian's
-        self.frequencies = as_choice("frequencies", frequencies, ("iid", "orthogonal"))
-        generator = np.random.default_rng(int(as_key(rng)))
-        require_frequencies(self.num_features, self.dim)
-        self.projections = DRAWS[frequencies](
-            self.dim, num_features, self.tau**0.5, generator, self.device
+        self.frequencies = as_choice("frequencies", frequencies, KINDS[:2])
+        size = self.dim, self.num_features
+        generator = generator_of(rng, self.num_features, self.dim)
+        self.projections = draw_frequencies(
+            frequencies, *size, self.tau**0.5, generator, self.device
         )
 
     def _write(self, X: Any, out: Any) -> None:
@@ -206,8 +206,7 @@ class RandomMaclaurinFeatures(FeatureMap):
         self.tau = as_positive("tau", tau)
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
-        require_frequencies(self.num_features, self.dim)
-        generator = np.random.default_rng(int(as_key(rng)))
+        generator = generator_of(rng, self.num_features, self.dim)
         # the highest degrees come first, so that each further factor goes to fewer features
         # (as geometric counts tries up to a success, its least is 1, where that of N is 0)
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
 from samplesoft.feature_maps.base import (
     ROW,
@@ -18,10 +17,11 @@ from samplesoft.feature_maps.base import (
     squared_norms,
 )
 from samplesoft.feature_maps.frequencies import (
-    DRAWS,
+    KINDS,
+    draw_frequencies,
+    generator_of,
     orthogonal_moment,
     orthogonal_pairs,
-    require_frequencies,
 )
 from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
@@ -91,9 +91,8 @@ class RandomFourierFeatures(FeatureMap):
         self.num_features = as_count("num_features", num_features)
         self.nu = as_positive("nu", nu)
         super().__init__(dim, 2 * self.num_features, float(np.exp(-2.0 * self.nu)), device)
-        self.frequencies = as_choice("frequencies", frequencies, DRAWS)
-        generator = np.random.default_rng(int(as_key(rng)))
-        require_frequencies(self.num_features, self.dim)
+        self.frequencies = as_choice("frequencies", frequencies, KINDS)
+        generator = generator_of(rng, self.num_features, self.dim)
         # angles are kept in turns, w x / (2 pi): taking off whole turns then loses no digits
         turns = self.nu**0.5 / (2.0 * np.pi)
         # squared norms at which angles of typical size are rounded by more than _ROUNDING; at most
@@ -102,7 +101,8 @@ class RandomFourierFeatures(FeatureMap):
             np.dtype(t): min(_ROUNDING / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
-        self.turns = DRAWS[frequencies](self.dim, self.num_features, turns, generator, self.device)
+        size = self.dim, self.num_features
+        self.turns = draw_frequencies(frequencies, *size, turns, generator, self.device)
 
     def _write(self, X: Any, out: Any) -> None:
         if self.device != "cpu":  # there each product becomes a feature before it is written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,13 @@ from numpy.typing import NDArray
 from samplesoft._device.select import twin
 from samplesoft._jit import chunks, njit
 from samplesoft._memory import require_room
+from samplesoft._random import as_key
 from samplesoft._validation import FloatArray
 
 _COLUMNS = 64  # of a dense matrix, multiplied at a time
 _SMALL = 1 << 18  # multiplications up to which BLAS stays on the calling thread
 _LEAST_BLOCK = 64  # shorter rows of a Hadamard product are too far from Gaussian
-DENSE = "samplesoft.feature_maps.frequencies:Dense"
-STRUCTURED = "samplesoft.feature_maps.frequencies:Structured"
-
-
-def require_frequencies(num_features: int, dim: int) -> None:
-    """Raise MemoryError where so many frequencies of length `dim` do not fit."""
-    require_room("num_features", num_features, 12.0 * num_features * dim)  # in both types
+KINDS = ("iid", "orthogonal", "structured")
 
 
 class HostDense:
@@ -83,42 +77,35 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray
     return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
 
 
-def draw_iid(
-    dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
-) -> Any:
-    """Draw all entries from ``N(0, scale**2)``."""
-    return twin(device, DENSE)(scale * rng.standard_normal((num, dim)))
+def generator_of(rng: int | np.random.Generator | None, num: int, dim: int) -> np.random.Generator:
+    """Return what draws `num` frequencies of length `dim`; MemoryError where they do not fit."""
+    require_room("num_features", num, 12.0 * num * dim)  # in both types
+    return np.random.default_rng(int(as_key(rng)))
 
 
-def draw_orthogonal(
-    dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
+def draw_frequencies(
+    kind: str, dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
 ) -> Any:
-    """Draw blocks of d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``."""
+    """Draw `num` frequencies of length `dim`: one of the classes above, or its twin on a device.
+
+    Entries are from ``N(0, scale**2)`` where the kind is ``"iid"``. ``"orthogonal"`` has blocks of
+    d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``; ``"structured"``, blocks of p
+    rows that are orthogonal where p = d, and nearly Gaussian for large p.
+    """
+    if kind == "structured":
+        size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
+        signs = random_signs((-(-num // size), 3, size), rng)
+        signs[:, 0] *= scale / size  # sqrt(p), and p**-0.5 for each of the three H
+        return twin(device, f"{__name__}:Structured")(signs, num)
+    if kind == "iid":
+        return twin(device, f"{__name__}:Dense")(scale * rng.standard_normal((num, dim)))
     directions = np.empty((num, dim))
     for block in chunks(num, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
         # without these signs LAPACK's bases are not uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
     norms = np.sqrt(rng.chisquare(dim, num))  # as long as Gaussian rows, so that each is one
-    return twin(device, DENSE)(scale * norms[:, None] * directions)
-
-
-def draw_structured(
-    dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
-) -> Any:
-    """Draw blocks of p rows that are orthogonal where p = d, and nearly Gaussian for large p."""
-    size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
-    signs = random_signs((-(-num // size), 3, size), rng)
-    signs[:, 0] *= scale / size  # sqrt(p), and p**-0.5 for each of the three H
-    return twin(device, STRUCTURED)(signs, num)
-
-
-# from a dimension, a number, a factor, a generator and a device: a class above, or its twin
-DRAWS: dict[str, Callable[..., Any]] = {
-    "iid": draw_iid,
-    "orthogonal": draw_orthogonal,
-    "structured": draw_structured,
-}
+    return twin(device, f"{__name__}:Dense")(scale * norms[:, None] * directions)
 
 
 def orthogonal_pairs(dim: int, num: int) -> int:
@@ -145,30 +132,19 @@ def orthogonal_moment(dim: int, t: FloatArray) -> FloatArray:
 
 
 @njit
-def _signed_pass(x: NDArray[Any], signs: NDArray[Any], y: NDArray[Any]) -> None:
-    """Do two levels of butterflies on ``signs * x`` (p,), into `y` (p,)."""
+def _pass_of_two(x: NDArray[Any], signs: NDArray[Any] | None, y: NDArray[Any]) -> None:
+    """Do two levels of butterflies on ``signs * x`` (p,), into `y` (p,); None for no signs."""
     n = len(x) // 4
     a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
-    e, f, g, h = signs[:n], signs[n : 2 * n], signs[2 * n : 3 * n], signs[3 * n :]
+    # compiled twice: without signs Numba leaves these branches out
+    if signs is not None:
+        e, f, g, h = signs[:n], signs[n : 2 * n], signs[2 * n : 3 * n], signs[3 * n :]
     for i in range(n):
-        first, third = a[i] * e[i], c[i] * g[i]
-        second, fourth = b[i] * f[i], d[i] * h[i]
+        first, second, third, fourth = a[i], b[i], c[i], d[i]
+        if signs is not None:
+            first, second, third, fourth = first * e[i], second * f[i], third * g[i], fourth * h[i]
         p, q = first + third, second + fourth
         r, s = first - third, second - fourth
-        y[4 * i] = p + q
-        y[4 * i + 1] = p - q
-        y[4 * i + 2] = r + s
-        y[4 * i + 3] = r - s
-
-
-@njit
-def _pass_of_two(x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Do two levels of butterflies on `x` (p,), into `y` (p,)."""
-    n = len(x) // 4
-    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
-    for i in range(n):
-        p, q = a[i] + c[i], b[i] + d[i]
-        r, s = a[i] - c[i], b[i] - d[i]
         y[4 * i] = p + q
         y[4 * i + 1] = p - q
         y[4 * i + 2] = r + s
@@ -194,10 +170,10 @@ def signed_hadamard(
     `y` and `spare` are buffers of the length of `x`, of which the result is one; `x` may be
     `spare`, and is then overwritten.
     """
-    _signed_pass(x, signs, y)
+    _pass_of_two(x, signs, y)
     left = len(x) // 4
     while left >= 4:  # log2 p levels in all, of which the first pass has done two
-        _pass_of_two(y, spare)
+        _pass_of_two(y, None, spare)
         y, spare = spare, y
         left //= 4
     if left == 2:

@@ -51,8 +51,13 @@ class CudaDense:
         self._columns = {t: to_device(matrix.T.astype(t)) for t in _TYPES}
 
     def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
-        """Call ``finish(out, i, j, scale * w_j . x_i, parameters)`` for all rows, in tiles."""
-        _multiply(finish, X, self._columns[X.dtype], out, parameters)
+        """Call ``finish(out, i, j, scale * w_j . x_i, parameters)`` for all rows, in tiles.
+
+        `finish` is a device function that writes to `out`.
+        """
+        columns = self._columns[X.dtype]
+        tiles = -(-X.shape[0] // _ROWS) * -(-columns.shape[1] // _COLUMNS)
+        _dense_kernel(finish)[tiles, _THREADS](X, columns, out, parameters)
 
     def write_fourier(self, phi: Any, X: Any, out: Any) -> None:
         """Write the features of `X` (N, d) by a `RandomFourierFeatures` into `out` (N, F)."""
@@ -84,7 +89,17 @@ class CudaStructured(CudaDense):
         self._signs = {t: to_device(signs.astype(t)) for t in _TYPES}
 
     def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
-        _structured(finish, X, self._signs[X.dtype], self._num, out, parameters)
+        # rows are as if padded with zeros to p numbers
+        signs = self._signs[X.dtype]  # (blocks, 3, p), in the order in which they are applied
+        memory = signs.shape[2] * X.dtype.itemsize  # of a row, which a block keeps to itself
+        if memory > _SHARED_BYTES:
+            most = 1 << (_SHARED_BYTES // X.dtype.itemsize).bit_length() - 1
+            raise ValueError(
+                f"`frequencies` must not be 'structured' on the device for rows of more than "
+                f"{most} numbers in {X.dtype}, got {X.shape[1]}; take 'iid' or 'orthogonal'."
+            )
+        launch = _structured_kernel(finish)[X.shape[0] * signs.shape[0], WARP_SIZE, 0, memory]
+        launch(X, signs, self._num, out, parameters)
 
 
 @device_function
@@ -114,16 +129,6 @@ def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
     square = warp_sum(square)
     if lane() == 0:
         shifts[i] = factor * square + constant
-
-
-def _multiply(finish: _Finish, x: Any, y: Any, out: Any, parameters: Any) -> None:
-    """Call ``finish(out, i, j, product, parameters)`` for each row and each column.
-
-    `finish` is a device function that writes to `out`. Rows are `x` (N, d), columns `y` (d, D), of
-    the same type.
-    """
-    tiles = -(-x.shape[0] // _ROWS) * -(-y.shape[1] // _COLUMNS)
-    _dense_kernel(finish)[tiles, _THREADS](x, y, out, parameters)
 
 
 @cache
@@ -166,26 +171,6 @@ def _dense_kernel(finish: _Finish) -> Any:
 
     product.__name__ = f"multiply_{finish.__name__}"
     return kernel(product)
-
-
-def _structured(finish: _Finish, x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
-    """Call ``finish(out, i, j, product, parameters)`` for each row and each of `num` frequencies.
-
-    `finish` is a device function that writes to `out`. The rows `x` (N, d) are as if padded with
-    zeros to p numbers; `signs` (blocks, 3, p) holds diagonals in the order in which they are
-    applied, of the type of `x`. Raises `ValueError` where a row does not fit the shared memory of a
-    block.
-    """
-    blocks, _, size = signs.shape
-    memory = size * x.dtype.itemsize  # of a row, which a block keeps to itself
-    if memory > _SHARED_BYTES:
-        most = 1 << (_SHARED_BYTES // x.dtype.itemsize).bit_length() - 1
-        raise ValueError(
-            f"`frequencies` must not be 'structured' on the device for rows of more than {most} "
-            f"numbers in {x.dtype}, got {x.shape[1]}; take 'iid' or 'orthogonal'."
-        )
-    launch = _structured_kernel(finish)[x.shape[0] * blocks, WARP_SIZE, 0, memory]
-    launch(x, signs, num, out, parameters)
 
 
 @cache

@@ -15,7 +15,12 @@ from samplesoft.feature_maps import (
     RandomFourierFeatures,
     make_feature_map,
 )
-from samplesoft.feature_maps.frequencies import DRAWS, orthogonal_moment, signed_hadamard
+from samplesoft.feature_maps.frequencies import (
+    KINDS,
+    draw_frequencies,
+    orthogonal_moment,
+    signed_hadamard,
+)
 from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
 NAMES = sorted(FEATURE_MAPS)
@@ -259,7 +264,7 @@ def test_covariance_beyond_the_range_is_infinite_or_zero():
 
 
 def rows_of(kind, dim, num, seed):
-    frequencies = DRAWS[kind](dim, num, 1.0, np.random.default_rng(seed))
+    frequencies = draw_frequencies(kind, dim, num, 1.0, np.random.default_rng(seed))
     out = np.empty((dim, num))
     frequencies.project(np.eye(dim), out)
     return out.T
@@ -297,7 +302,7 @@ def test_structured_blocks(dim, size):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_structured_against_explicit_product(dim, num, dtype):
     X = np.random.default_rng(0).normal(size=(9, dim)).astype(dtype)
-    frequencies = DRAWS["structured"](dim, num, 0.3, np.random.default_rng(5))
+    frequencies = draw_frequencies("structured", dim, num, 0.3, np.random.default_rng(5))
     out = np.empty((9, num), dtype)
     frequencies.project(X, out)
     size = max(64, 1 << (dim - 1).bit_length())
@@ -409,7 +414,7 @@ def test_neither_chunks_nor_threads_matter(name, threads, monkeypatch):
 
 def test_fourier_features_of_one_vector_have_norm_one():
     X = np.random.default_rng(0).normal(size=(20, DIM)) * np.logspace(-6, 4, 20)[:, None]
-    for frequencies in DRAWS:
+    for frequencies in KINDS:
         phi = RandomFourierFeatures(DIM, 9, 2.0, frequencies=frequencies, rng=0)
         np.testing.assert_allclose((phi.transform(X) ** 2).sum(axis=1), 1.0, rtol=1e-14)
         single = phi.transform(X.astype(np.float32))
