@@ -246,13 +246,12 @@ class Sampler(ABC):
         MemoryError
             If so many draws do not fit.
         """
-        contexts, excluded = self._check(h, exclude)
+        contexts, excluded, shares = self._check(h, exclude, shared)
         m = as_count("num_sampled", num_sampled)
         # one key for the call: all draws are functions of it, the row and the number of the draw
         key = as_key(rng)
         # ids and log_q, 8 bytes each, before either is made
         require_room("num_sampled", m, 16.0 * m * contexts.shape[0])
-        contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
         if shares is None:
             return self._sample(contexts, m, excluded, key)
         return self._sample_mean(contexts, shares, m, key)
@@ -310,11 +309,10 @@ class Sampler(ABC):
             If an argument is malformed.
         """
         m = as_count("num_sampled", num_sampled)
-
-        def count(contexts: Rows, classes: IntArray, excluded: IntArray) -> FloatArray:
-            return self._log_expected_count(contexts, classes, m, excluded)
-
-        return self._of_classes(count, h, ids, exclude, shared)
+        return self._of_classes(
+            lambda rows, classes, excluded: self._log_expected_count(rows, classes, m, excluded),
+            *(h, ids, exclude, shared),
+        )
 
     def probs(
         self, h: ArrayLike | None, *, exclude: Any = None, shared: bool = False
@@ -338,8 +336,7 @@ class Sampler(ABC):
         MemoryError
             If so many probabilities do not fit.
         """
-        contexts, excluded = self._check(h, exclude)
-        contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
+        contexts, excluded, shares = self._check(h, exclude, shared)
         batch = contexts.shape[0]
         require_room("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
@@ -373,8 +370,9 @@ class Sampler(ABC):
                 f"`class_embeddings` must have one row for each of `ids`, got shapes {rows.shape} "
                 f"and {classes.shape}."
             )
-        # two steps, so that what is refused changes nothing
-        self._prepare(classes, rows)()
+        if self.dim is not None:
+            # two steps, so that what is refused changes nothing
+            self._prepare(classes, rows)()
 
     def __repr__(self) -> str:
         """Return the class, and what the sampler is for."""
@@ -425,42 +423,48 @@ class Sampler(ABC):
 
     def _of_classes(
         self,
-        function: Callable[[Rows, IntArray, IntArray], FloatArray],
+        hook: Callable[[Rows, IntArray, IntArray], FloatArray],
         h: ArrayLike | None,
         ids: Any,
         exclude: Any,
         shared: bool,
     ) -> FloatArray:
         """Check arguments, and call a hook that returns logarithms; of their mean if `shared`."""
-        contexts, excluded = self._check(h, exclude)
-        contexts, excluded, shares = self._pooled(contexts, excluded, exclude, shared)
+        contexts, excluded, shares = self._check(h, exclude, shared)
         if shares is None:
             classes = self._arrays.ids("ids", ids, self.num_classes, contexts.shape[0])
-            return function(contexts, classes, excluded)
+            return hook(contexts, classes, excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
         # the mean of probabilities, not of their logarithms: each context is asked of each class
         repeated = self._arrays.repeat_row(classes, contexts.shape[0])
-        return self._arrays.log_mean(function(contexts, repeated, excluded), shares)
+        return self._arrays.log_mean(hook(contexts, repeated, excluded), shares)
 
-    def _pooled(
-        self, contexts: Rows, excluded: IntArray, exclude: Any, shared: bool
+    def _check(
+        self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
         """Return checked contexts and excluded classes; if `shared`, what stands for the batch.
 
         These come with their shares, or None where one context serves or nothing is shared.
         """
+        if h is None and self.dim is None:
+            # the number of contexts, which is all that is asked of them, is that of the labels
+            contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
+        else:
+            contexts = self._check_contexts(h)
+        batch = contexts.shape[0]
+        excluded = self._check_excluded(exclude, batch)
         # one context is its own mean, and may have an excluded class
-        if not as_flag("shared", shared) or contexts.shape[0] == 1:
+        if not as_flag("shared", shared) or batch == 1:
             return contexts, excluded, None
         if exclude is not None:
             raise ValueError(
                 "`exclude` must be None with shared=True, for one set cannot leave out a class "
-                f"of each of {contexts.shape[0]} examples, got {np.size(exclude)}; mask "
-                "hits of the label in the loss."
+                f"of each of {batch} examples, got {np.size(exclude)}; mask hits of the label in "
+                "the loss."
             )
         contexts, shares = self._pool(contexts)
-        nothing = self._check_excluded(None, contexts.shape[0])
-        return contexts, nothing, shares if contexts.shape[0] > 1 else None
+        pooled = contexts.shape[0]
+        return contexts, self._check_excluded(None, pooled), shares if pooled > 1 else None
 
     def _pool(self, h: Rows) -> tuple[Rows, FloatArray]:
         """Return contexts (R, d) that stand for a batch (B, d), and their shares (R,) of it.
@@ -491,15 +495,6 @@ class Sampler(ABC):
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
         pooled = sums * (factors * largest)[:, None]
         return self._arrays.float_rows("h", pooled.astype(h.dtype)), counts / batch
-
-    def _check(self, h: ArrayLike | None, exclude: Any) -> tuple[Rows, IntArray]:
-        """Check contexts and excluded classes."""
-        if h is None and self.dim is None:
-            # the number of contexts, which is all that is asked of them, is that of the labels
-            contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
-        else:
-            contexts = self._check_contexts(h)
-        return contexts, self._check_excluded(exclude, contexts.shape[0])
 
     def _check_contexts(self, h: ArrayLike | None) -> Rows:
         """Check context vectors; a subclass may ask more of them."""

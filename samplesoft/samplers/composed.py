@@ -23,12 +23,21 @@ from samplesoft._validation import (
     as_ids,
     as_named_arrays,
     as_positive,
-    require_instance,
     writable,
 )
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, SamplerProtocol, as_sampler
 from samplesoft.samplers.dense import invert
 from samplesoft.samplers.softmax import SoftmaxSampler
+
+_Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded ones
+
+# what the parts of a mixture must agree in, if both have it; to which tolerance; the remedy
+_SHARED = {
+    "num_classes": ("have the same number of classes", 0.0, "draw from the same classes"),
+    "dim": ("take vectors of the same dimension", 0.0, "make both from the same class vectors"),
+    # a tau that differs would make one of the parts follow another softmax than the loss
+    "tau": ("have the same tau", 1e-6, "make both with that of the loss"),
+}
 
 
 class CertainSampler(Sampler):
@@ -91,13 +100,7 @@ class CertainSampler(Sampler):
     """
 
     def __init__(self, tail: Sampler, certain: Any) -> None:
-        require_instance("tail", tail, Sampler)
-        require_cpu("`tail` of certain classes", tail.device)
-        if isinstance(tail, CertainSampler):
-            raise ValueError(
-                "`tail` must have no certain classes, got a CertainSampler; put all of them into "
-                "`certain`."
-            )
+        _require_part("tail", tail, "certain classes", "put all of them into `certain`")
         # only then is it known which classes there are, so that `certain` is checked against that
         n = tail.num_classes + np.size(certain)
         try:
@@ -163,19 +166,24 @@ class CertainSampler(Sampler):
         return Draw(ids, log_q, np.pad(drawn.log_expected_count, before))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        places, left_out = self._places[ids], self._left_out(exclude)
-        # the tail is asked of its class 0 in the place of certain ones, here and below
-        contexts, asked = self.tail._check_contexts(h), np.maximum(places, 0)
-        log_q = self.tail._log_prob(contexts, asked, left_out)
-        return np.where(places < 0, -np.inf, log_q)
+        return self._of_tail(self.tail._log_prob, -np.inf, h, ids, exclude)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        places, left_out = self._places[ids], self._left_out(exclude)
-        contexts, asked = self.tail._check_contexts(h), np.maximum(places, 0)
-        counts = self.tail._log_expected_count(contexts, asked, m, left_out)
-        counts = np.where(places < 0, 0.0, counts)  # once in every draw
+        def count(contexts: Rows, asked: IntArray, left_out: IntArray) -> FloatArray:
+            return self.tail._log_expected_count(contexts, asked, m, left_out)
+
+        counts = self._of_tail(count, 0.0, h, ids, exclude)  # certain ones come once in every draw
         # the tail knows of its own excluded classes, but not of a certain one
         return np.where(ids == exclude[:, None], -np.inf, counts)
+
+    def _of_tail(
+        self, hook: _Hook, certain: float, h: Rows, ids: IntArray, exclude: IntArray
+    ) -> FloatArray:
+        """Return what a hook of the tail says of classes (B, k), and `certain` of certain ones."""
+        # which have no place there: the tail is asked of its class 0 instead
+        asked = np.maximum(self._places[ids], 0)
+        values = hook(self.tail._check_contexts(h), asked, self._left_out(exclude))
+        return np.where(self._places[ids] < 0, certain, values)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))
@@ -186,7 +194,7 @@ class CertainSampler(Sampler):
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # vectors of certain classes are of no use here: the loss has their scores
         changed = self._places[ids] >= 0
-        if not changed.any() or self.dim is None:
+        if not changed.any():
             return lambda: None
         tail_rows = self.tail._check_class_rows(rows[changed])
         return self.tail._prepare(self._places[ids[changed]], tail_rows)
@@ -247,61 +255,42 @@ class MixtureSampler(Sampler):
     """
 
     def __init__(self, first: Sampler, second: Sampler, weight: float = 0.5) -> None:
-        for name, sampler in (("first", first), ("second", second)):
-            if not isinstance(sampler, Sampler):
-                raise TypeError(
-                    f"`{name}` must be a Sampler, got {type(sampler).__name__}; "
-                    "samplesoft.samplers has some."
-                )
-            require_cpu(f"`{name}` of a mixture", sampler.device)
-            # its draws have more than m columns, which do not mix
-            if isinstance(sampler, CertainSampler):
-                raise ValueError(
-                    f"`{name}` must have no certain classes, got a CertainSampler; make one of a "
-                    "mixture."
-                )
+        self._parts = {"first": first, "second": second}
+        for name, sampler in self._parts.items():
+            _require_part(name, sampler, "a mixture", "make one of a mixture")
             if not getattr(sampler, "replace", True):
                 raise _draws_distinct(name, sampler)
-        if first.num_classes != second.num_classes:
-            raise ValueError(
-                "`first` and `second` must have the same number of classes, got "
-                f"{first.num_classes} and {second.num_classes}."
-            )
-        dims = {sampler.dim for sampler in (first, second) if sampler.dim is not None}
-        if len(dims) > 1:
-            raise ValueError(
-                "`first` and `second` must take vectors of the same dimension, got "
-                f"{first.dim} and {second.dim}."
-            )
+        shared: dict[str, Any] = {}
+        for attribute, (wanted, tolerance, remedy) in _SHARED.items():
+            values = [getattr(sampler, attribute) for sampler in (first, second)]
+            values = [value for value in values if value is not None]
+            if len(values) == 2 and not isclose(*values, rel_tol=tolerance):
+                raise ValueError(
+                    f"`first` and `second` must {wanted}, got {values[0]} and {values[1]}; "
+                    f"{remedy}."
+                )
+            shared[attribute] = values[0] if values else None
         self.weight = as_positive("weight", weight)
         if self.weight >= 1.0:
             raise ValueError(
                 f"`weight` must be less than 1, got {weight}; use `first` without a mixture."
             )
-        # a tau that differs would make one of the parts follow another softmax than the loss
-        taus = [sampler.tau for sampler in (first, second) if sampler.tau is not None]
-        if len(taus) > 1 and not isclose(*taus, rel_tol=1e-6):
-            raise ValueError(
-                f"`first` and `second` must have the same tau, got {taus[0]} and {taus[1]}; make "
-                "both with that of the loss."
-            )
-        super().__init__(first.num_classes, max(dims, default=None))
-        self.first, self.second = first, second
-        self.tau = taus[0] if taus else None
+        super().__init__(shared["num_classes"], shared["dim"])
+        self.first, self.second, self.tau = first, second, shared["tau"]
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
         """Let both samplers draw anew what serves many draws."""
-        for sampler in (self.first, self.second):
+        for sampler in self._parts.values():
             sampler.refresh(rng)
 
     def observe(self, labels: Any) -> None:
         """Let both samplers learn from labels."""
-        for sampler in (self.first, self.second):
+        for sampler in self._parts.values():
             sampler.observe(labels)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the states of both samplers."""
-        return prefixed({"first": self.first.state(), "second": self.second.state()}, "/")
+        return prefixed({name: sampler.state() for name, sampler in self._parts.items()}, "/")
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to the states of both samplers."""
@@ -309,14 +298,13 @@ class MixtureSampler(Sampler):
         foreign = [key for key in state if not key.startswith(("first/", "second/"))]
         if foreign:
             raise ValueError(f"`state` must be that of a mixture, got {', '.join(foreign)}.")
-        for name, sampler in (("first", self.first), ("second", self.second)):
+        for name, sampler in self._parts.items():
             sampler.load_state(part(name, state, "/"))
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         choice, *keys = (np.uint64(mix64(key, np.uint64(i))) for i in range(3))
         ids = []
-        parts = ("first", self.first, keys[0]), ("second", self.second, keys[1])
-        for name, sampler, own_key in parts:
+        for (name, sampler), own_key in zip(self._parts.items(), keys, strict=True):
             draw = sampler._sample(sampler._check_contexts(h), m, exclude, own_key)
             if draw.log_inclusion is not None:
                 raise _draws_distinct(name, sampler)
@@ -326,8 +314,10 @@ class MixtureSampler(Sampler):
         return Draw(mixed, self._log_prob(h, mixed, exclude))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        first = self.first._log_prob(self.first._check_contexts(h), ids, exclude)
-        second = self.second._log_prob(self.second._check_contexts(h), ids, exclude)
+        first, second = (
+            sampler._log_prob(sampler._check_contexts(h), ids, exclude)
+            for sampler in self._parts.values()
+        )
         # in logarithms, where either probability may be 0 or underflow
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
@@ -335,20 +325,36 @@ class MixtureSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        first = self.first._probs(self.first._check_contexts(h), exclude)
-        second = self.second._probs(self.second._check_contexts(h), exclude)
+        first, second = (
+            sampler._probs(sampler._check_contexts(h), exclude) for sampler in self._parts.values()
+        )
         return self.weight * first + (1.0 - self.weight) * second
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # both check before either changes
-        followers = [sampler for sampler in (self.first, self.second) if sampler.dim is not None]
-        commits = [sampler._prepare(ids, sampler._check_class_rows(rows)) for sampler in followers]
+        commits = [
+            sampler._prepare(ids, sampler._check_class_rows(rows))
+            for sampler in self._parts.values()
+            if sampler.dim is not None
+        ]
 
         def commit() -> None:
             for commit_one in commits:
                 commit_one()
 
         return commit
+
+
+def _require_part(name: str, part: Any, whole: str, remedy: str) -> None:
+    """Raise for what a sampler made of others cannot draw from."""
+    if not isinstance(part, Sampler):
+        raise TypeError(
+            f"`{name}` must be a Sampler, got {type(part).__name__}; samplesoft.samplers has some."
+        )
+    require_cpu(f"`{name}` of {whole}", part.device)
+    # its draws have more than m columns, which neither mix nor come beside others
+    if isinstance(part, CertainSampler):
+        raise ValueError(f"`{name}` must have no certain classes, got a CertainSampler; {remedy}.")
 
 
 def _draws_distinct(name: str, sampler: Sampler) -> ValueError:

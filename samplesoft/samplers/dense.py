@@ -160,12 +160,11 @@ class DenseSampler(Sampler):
         return weights
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        if self.class_embeddings is not None:
-            self.class_embeddings = writable(self.class_embeddings)
+        # vectors there are, or there would be nothing to update
+        self.class_embeddings = vectors = writable(self.class_embeddings)  # type: ignore[arg-type]
 
         def commit() -> None:
-            if self.class_embeddings is not None:
-                self.class_embeddings[ids] = rows
+            vectors[ids] = rows
 
         return commit
 

@@ -98,26 +98,26 @@ class SoftmaxSampler(Sampler):
         self._prepare(np.arange(self.num_classes), rows)()
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        first_pass = self._first_pass(h, exclude)
-        uniforms = uniform_block(key, len(h), m)
-        order = np.argsort(uniforms, axis=1)  # so that each block is visited once
-        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
-
-        def draw(part: slice) -> None:
-            _draw(first_pass.of(part), uniforms[part], order[part], ids[part], log_q[part])
-
-        thread_each(draw, row_chunks((len(h), m), _DRAWS))
-        return Draw(ids, log_q)
+        ids = np.empty((len(h), m), np.int64)
+        return Draw(ids, self._second_pass(h, ids, exclude, uniform_block(key, len(h), m)))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        return self._second_pass(h, ids, exclude, None)
+
+    def _second_pass(
+        self, h: Rows, ids: IntArray, exclude: IntArray, uniforms: FloatArray | None
+    ) -> FloatArray:
+        """Return log-probabilities of classes (B, k), which uniforms draw into `ids` if given."""
         first_pass = self._first_pass(h, exclude)
         log_q = np.empty(ids.shape)
 
-        def look_up(part: slice) -> None:
-            order = np.argsort(ids[part], axis=1)
-            _look_up(first_pass.of(part), ids[part], order, log_q[part])
+        def visit(part: slice) -> None:
+            u = None if uniforms is None else uniforms[part]
+            # in this order each block is visited once
+            order = np.argsort(ids[part] if u is None else u, axis=1)
+            _visit_blocks(first_pass.of(part), u, order, ids[part], log_q[part])
 
-        thread_each(look_up, row_chunks(ids.shape, _DRAWS))
+        thread_each(visit, row_chunks(ids.shape, _DRAWS))
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -179,18 +179,20 @@ class SoftmaxSampler(Sampler):
 
 
 @njit
-def _draw(
+def _visit_blocks(
     first_pass: _FirstPass,
-    uniforms: FloatArray,
+    uniforms: FloatArray | None,
     order: IntArray,
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Draw a class (B, m) for each uniform; `order` (B, m) sorts the uniforms of each row.
+    """Write the log-probability of each class (B, k), drawn by a uniform or, if None, given.
 
-    The probability of a class is that of its block times its own inside the block, both as they
-    are used here, so that probabilities are those of the draws whatever the rounding of the masses.
+    `order` (B, k) sorts the uniforms, or else the ids, of each row. The probability of a class is
+    that of its block times its own inside the block, both as they are used here, so that
+    probabilities are those of the draws whatever the rounding of the masses.
     """
+    # compiled twice: Numba leaves out the branches of the other case
     blocks, num_classes, queries, masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
     shares, weights = np.empty(num_blocks), np.empty(width)
@@ -199,8 +201,14 @@ def _draw(
         total, heaviest = _share(masses[b], shares)
         block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
         for k in order[b]:
-            target = uniforms[b, k] * total
-            block, below = find(shares, num_blocks, target, block, below)
+            if uniforms is not None:
+                target = uniforms[b, k] * total
+                block, below = find(shares, num_blocks, target, block, below)
+            elif ids[b, k] == exclude[b]:
+                log_q[b, k] = -np.inf
+                continue
+            else:
+                block = ids[b, k] // width
             first = block * width
             size = min(width, num_classes - first)
             if block != here:  # logits are computed again, in the block alone
@@ -208,38 +216,12 @@ def _draw(
                     blocks[block], queries[b], size, exclude[b] - first, logits, weights
                 )
                 here = block
-            # what is left of the uniform decides inside the block
-            c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
-            ids[b, k] = first + c
+            if uniforms is not None:  # what is left of the uniform decides inside the block
+                c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
+                ids[b, k] = first + c
             log_share = masses[b, block] - heaviest - math.log(total)
-            log_q[b, k] = log_share + (float(logits[c]) - greatest - math.log(within))
-
-
-@njit
-def _look_up(first_pass: _FirstPass, ids: IntArray, order: IntArray, log_q: FloatArray) -> None:
-    """Write the log-probability of each class (B, k); `order` (B, k) sorts the ids of each row."""
-    blocks, num_classes, queries, masses, exclude = first_pass
-    num_blocks, _, width = blocks.shape
-    shares, weights = np.empty(num_blocks), np.empty(width)
-    logits = np.empty(width, blocks.dtype)
-    for b in range(len(queries)):
-        total, heaviest = _share(masses[b], shares)
-        here, within, greatest = -1, 0.0, 0.0
-        for k in order[b]:
-            if ids[b, k] == exclude[b]:
-                log_q[b, k] = -np.inf
-                continue
-            block = ids[b, k] // width
-            first = block * width
-            if block != here:
-                size = min(width, num_classes - first)
-                within, greatest = _visit(
-                    blocks[block], queries[b], size, exclude[b] - first, logits, weights
-                )
-                here = block
-            log_share = masses[b, block] - heaviest - math.log(total)
-            own = float(logits[ids[b, k] - first]) - greatest
-            log_q[b, k] = log_share + (own - math.log(within))
+            logit = float(logits[ids[b, k] - first])
+            log_q[b, k] = log_share + (logit - greatest - math.log(within))
 
 
 @njit

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from abc import abstractmethod
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,120 +38,7 @@ class _Tables(NamedTuple):
     top: int
 
 
-class StaticSampler(Sampler):
-    """A distribution that does not look at the contexts."""
-
-    def __init__(self, num_classes: int, replace: bool) -> None:
-        super().__init__(num_classes)
-        self.replace = as_flag("replace", replace)
-
-    def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
-        """Return the probability that a sample contains each class.
-
-        With replacement this is ``1 - (1 - q)**m``. Without, it is that of successive draws in
-        proportion to the weights among the classes not yet drawn, exact but for rounding.
-
-        Parameters
-        ----------
-        num_sampled : int
-            Number of draws m.
-        exclude : int or array_like of int, shape (B,), optional
-            Classes that are not drawn, one for each row.
-
-        Returns
-        -------
-        ndarray of float64, shape (n,), or (B, n) for B excluded classes
-            Without replacement, each row sums to m.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument is malformed, or there are fewer than m classes to draw without
-            replacement.
-
-        Examples
-        --------
-        >>> WeightedSampler([3.0, 2.0, 1.0], replace=False).inclusion_probs(2).round(3)
-        array([0.85 , 0.733, 0.417])
-        """
-        m = as_count("num_sampled", num_sampled)
-        shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
-        excluded = self._check_excluded(exclude, max(1, *shape, 1))
-        if self.replace:
-            q = self._probs(np.empty((len(excluded), 0)), excluded)
-            with np.errstate(divide="ignore"):  # of a class that is drawn with certainty
-                probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
-        else:
-            self._check_left(m, excluded)
-            ids = np.broadcast_to(np.arange(self.num_classes), (len(excluded), self.num_classes))
-            probs = np.where(ids == excluded[:, None], 0.0, self._inclusion(m, ids, excluded))
-        return probs.reshape(*shape, self.num_classes)
-
-    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # first, for it raises where nothing is left to draw
-        log_left = self._log_left(exclude)[:, None] if exclude.max() >= 0 else None
-        if not self.replace:
-            self._check_left(m, exclude)
-        ids = np.empty((len(exclude), m), np.int64)
-        thread_each(
-            lambda part: self._draw(key, part.start, exclude[part], ids[part]),
-            row_chunks(ids.shape, _CHUNK_DRAWS),
-        )
-        log_q = self._log_q(ids)
-        if log_left is not None:
-            log_q -= log_left
-        if self.replace:
-            return Draw(ids, log_q)
-        return Draw(ids, log_q, np.log(self._inclusion(m, ids, exclude)))
-
-    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
-        return np.where(ids == exclude[:, None], -np.inf, log_q)
-
-    def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        if self.replace:
-            return super()._log_expected_count(h, ids, m, exclude)
-        self._check_left(m, exclude)
-        with np.errstate(divide="ignore"):
-            inclusion = np.log(self._inclusion(m, ids, exclude))
-        # inclusion knows nothing of classes that are never drawn
-        drawn = np.isfinite(self._log_prob(h, ids, exclude))
-        return np.where(drawn, inclusion, -np.inf)
-
-    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        ids = np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
-        return np.exp(self._log_prob(h, ids, exclude))
-
-    def _check_left(self, m: int, exclude: IntArray) -> None:
-        left = int(self._drawable(exclude).min())
-        if m > left:
-            raise ValueError(
-                f"`num_sampled` must be at most {left}, the number of classes that can be drawn "
-                f"without replacement, got {m}; draw fewer, or make the sampler with replace=True."
-            )
-
-    @abstractmethod
-    def _log_q(self, ids: IntArray) -> FloatArray:
-        """Return the log-probabilities of classes where none is excluded."""
-
-    @abstractmethod
-    def _log_left(self, exclude: IntArray) -> FloatArray:
-        """Return the logarithm of the mass (B,) that excluding leaves; raise if it is none."""
-
-    @abstractmethod
-    def _drawable(self, exclude: IntArray) -> IntArray:
-        """Return how many classes (B,) can be drawn."""
-
-    @abstractmethod
-    def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
-        """Fill `ids` (B, m) for examples from `first` on."""
-
-    @abstractmethod
-    def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the probability (B, k) that m draws without replacement contain classes (B, k)."""
-
-
-class WeightedSampler(StaticSampler):
+class WeightedSampler(Sampler):
     """Draw classes in proportion to any weights.
 
     One draw takes constant time from an alias table. Where the excluded class comes up, the draw is
@@ -194,7 +80,8 @@ class WeightedSampler(StaticSampler):
                 f"`weights` must be at least 0 and not all 0, got a least of {values.min()} and a "
                 f"greatest of {values.max()}; give at least one class a weight greater than 0."
             )
-        super().__init__(len(values), replace)
+        super().__init__(len(values))
+        self.replace = as_flag("replace", replace)
         # of the greatest, so that neither sums nor tables overflow
         ratios = values / values.max()
         with np.errstate(divide="ignore"):
@@ -206,9 +93,90 @@ class WeightedSampler(StaticSampler):
         self._table = build_alias(ratios)
         self._top = int(np.argmax(values))
         self._positive = values > 0.0
-        self._last_inclusion: tuple[int, SuccessiveInclusion] | None = (
-            None  # m, and what holds for it
+        self._last_inclusion: tuple[int, SuccessiveInclusion] | None = None  # of this m
+
+    def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
+        """Return the probability that a sample contains each class.
+
+        With replacement this is ``1 - (1 - q)**m``. Without, it is that of successive draws in
+        proportion to the weights among the classes not yet drawn, exact but for rounding.
+
+        Parameters
+        ----------
+        num_sampled : int
+            Number of draws m.
+        exclude : int or array_like of int, shape (B,), optional
+            Classes that are not drawn, one for each row.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,), or (B, n) for B excluded classes
+            Without replacement, each row sums to m.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed, or there are fewer than m classes to draw without
+            replacement.
+
+        Examples
+        --------
+        >>> WeightedSampler([3.0, 2.0, 1.0], replace=False).inclusion_probs(2).round(3)
+        array([0.85 , 0.733, 0.417])
+        """
+        m = as_count("num_sampled", num_sampled)
+        shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
+        excluded = self._check_excluded(exclude, max(1, *shape, 1))
+        if self.replace:
+            q = self._probs(np.empty((len(excluded), 0)), excluded)
+            with np.errstate(divide="ignore"):  # of a class that is drawn with certainty
+                probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
+        else:
+            self._check_left(m, excluded)
+            probs = self._inclusion(m, self._all_classes(excluded), excluded)
+        return probs.reshape(*shape, self.num_classes)
+
+    def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
+        # first, for it raises where nothing is left to draw
+        log_left = self._log_left(exclude)[:, None] if exclude.max() >= 0 else None
+        if not self.replace:
+            self._check_left(m, exclude)
+        ids = np.empty((len(exclude), m), np.int64)
+        thread_each(
+            lambda part: self._draw(key, part.start, exclude[part], ids[part]),
+            row_chunks(ids.shape, _CHUNK_DRAWS),
         )
+        log_q = self._log_q(ids)
+        if log_left is not None:
+            log_q -= log_left
+        if self.replace:
+            return Draw(ids, log_q)
+        return Draw(ids, log_q, np.log(self._inclusion(m, ids, exclude)))
+
+    def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
+        log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
+        return np.where(ids == exclude[:, None], -np.inf, log_q)
+
+    def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
+        if self.replace:
+            return super()._log_expected_count(h, ids, m, exclude)
+        self._check_left(m, exclude)
+        with np.errstate(divide="ignore"):
+            return np.log(self._inclusion(m, ids, exclude))
+
+    def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return np.exp(self._log_prob(h, self._all_classes(exclude), exclude))
+
+    def _all_classes(self, exclude: IntArray) -> IntArray:
+        return np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
+
+    def _check_left(self, m: int, exclude: IntArray) -> None:
+        left = int(self._drawable(exclude).min())
+        if m > left:
+            raise ValueError(
+                f"`num_sampled` must be at most {left}, the number of classes that can be drawn "
+                f"without replacement, got {m}; draw fewer, or make the sampler with replace=True."
+            )
 
     @cached_property
     def _others(self) -> tuple[Table, float]:
@@ -225,10 +193,12 @@ class WeightedSampler(StaticSampler):
         return build_alias(weights), largest + float(np.log(weights.sum())) - self._log_total
 
     def _log_q(self, ids: IntArray) -> FloatArray:
+        """Return the log-probabilities of classes where none is excluded."""
         log_q: FloatArray = self._log_weights[ids] - self._log_total
         return log_q
 
     def _log_left(self, exclude: IntArray) -> FloatArray:
+        """Return the logarithm of the mass (B,) that excluding leaves; raise if it is none."""
         without = np.zeros(len(exclude))
         known = (exclude >= 0) & (exclude != self._top)
         # 1 - q loses no digits, for the heaviest class, the only one above 1/2, is apart
@@ -238,11 +208,13 @@ class WeightedSampler(StaticSampler):
         return without
 
     def _drawable(self, exclude: IntArray) -> IntArray:
+        """Return how many classes (B,) can be drawn."""
         # excluding a class of weight 0 takes nothing away
         left: IntArray = self._positive.sum() - ((exclude >= 0) & self._positive[exclude])
         return left
 
     def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+        """Fill `ids` (B, m) for examples from `first` on."""
         # the second table is not made before a context excludes the heaviest class
         others = self._others[0] if np.any(exclude == self._top) else self._table
         tables = _Tables(self._table, others, self._top)
@@ -252,6 +224,7 @@ class WeightedSampler(StaticSampler):
             _distinct_rows(key, first, tables, self._log_weights, exclude, ids)
 
     def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
+        """Return the probability (B, k) that m draws without replacement contain classes (B, k)."""
         last = self._last_inclusion
         # m rarely changes between calls, and the integral for one m serves all of them
         if last is None or last[0] != m:
@@ -259,7 +232,7 @@ class WeightedSampler(StaticSampler):
         return last[1].of_classes(ids, exclude)
 
 
-class UniformSampler(StaticSampler):
+class UniformSampler(WeightedSampler):
     """Draw all classes with the same probability.
 
     Parameters
@@ -281,7 +254,9 @@ class UniformSampler(StaticSampler):
     """
 
     def __init__(self, num_classes: int, *, replace: bool = True) -> None:
-        super().__init__(as_count("num_classes", num_classes), replace)
+        # without the weights and tables of the parent, for all follows from the number of classes
+        Sampler.__init__(self, as_count("num_classes", num_classes))
+        self.replace = as_flag("replace", replace)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
         return np.full(ids.shape, -np.log(self.num_classes))
@@ -298,7 +273,7 @@ class UniformSampler(StaticSampler):
         draw(key, first, self.num_classes, exclude, ids)
 
     def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return np.broadcast_to(m / self._drawable(exclude)[:, None], ids.shape)
+        return np.where(ids == exclude[:, None], 0.0, m / self._drawable(exclude)[:, None])
 
 
 @njit

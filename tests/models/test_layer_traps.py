@@ -20,7 +20,7 @@ from samplesoft.metrics import evaluate
 from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers import LearnedUnigramSampler, SoftmaxSampler, UniformSampler
 from samplesoft.samplers.base import Draw
-from samplesoft.samplers.static import StaticSampler
+from samplesoft.samplers.static import WeightedSampler
 
 
 # WRONG: column indices of a label matrix are never looked at (scipy does not either), and kernels
@@ -49,13 +49,13 @@ def test_ids_of_update_are_not_those_of_a_buffer_used_again():
 # WRONG: log counts of the labels of a shared set are computed for all pairs of context and label,
 # also where contexts play no part: 3 s and 1 GB for a batch of 6,000 beside 5 ms for the loss.
 def test_label_counts_of_a_shared_set_cost_what_the_batch_costs(monkeypatch):
-    asked, count = [], StaticSampler._log_expected_count
+    asked, count = [], WeightedSampler._log_expected_count
 
     def spy(self, h, ids, m, exclude):
         asked.append(ids.size)
         return count(self, h, ids, m, exclude)
 
-    monkeypatch.setattr(StaticSampler, "_log_expected_count", spy)
+    monkeypatch.setattr(WeightedSampler, "_log_expected_count", spy)
     loss, batch = SampledSoftmaxLoss(scheme="candidate"), 200
     layer = SoftmaxLayer(np.ones((9, 2)), loss, UniformSampler(9), 3, shared=True)
     layer.forward(np.ones((batch, 2)), np.arange(batch) % 9, rng=0)
