@@ -160,7 +160,7 @@ def test_counts_choose_the_most_frequent():
 
 
 BAD = {
-    "no sampler": (lambda: CertainSampler("uniform", [0]), TypeError, "`tail` must be Sampler"),
+    "no sampler": (lambda: CertainSampler("uniform", [0]), TypeError, "`tail` must be a Sampler"),
     "twice": (lambda: CertainSampler(UniformSampler(3), [1, 1]), ValueError, "got 1 twice"),
     "outside": (lambda: CertainSampler(UniformSampler(3), [5]), ValueError, "lie in 0..3 for 4"),
     "none": (lambda: CertainSampler(UniformSampler(3), []), ValueError, "must hold a class, got"),
