@@ -75,6 +75,7 @@ def with_one_importer(texts):
     return [name for name in texts if sum(name in others for others in uses.values()) == 1]
 
 
+@cache
 def measure():
     """Return what there is of each thing in the budget."""
     counts = {name: count(text) for name, text in sources().items()}
