@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import (
     CLASS_CHUNK,
     DEVIATION_ERROR,
@@ -66,12 +66,11 @@ from samplesoft.bias.transform import (
     halving_change,
     make_atoms,
     make_nodes,
-    make_panel_classes,
     refine,
     rounding_unit,
+    sum_error,
 )
 from samplesoft.kernels import panels
-from samplesoft.kernels.panels import PanelClasses
 from samplesoft.schemes import Scheme
 
 SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
@@ -373,25 +372,16 @@ def _integrate(
     bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
     norm = float(np.abs(bias).sum())
     error = estimate_error(flows.coarse, flows.size, norm, units.bias, law.scheme.jackknife)
-    loss_error, is_enough = _estimate_loss_error(weights, size, units.loss, law.scheme)
-    is_enough = is_enough and error <= (ENOUGH + 4.0 * units.bias) * norm
+    terms = weights.loss_terms
+    loss_error = sum_error(terms, size, units.loss, weights.loss_narrow)
+    is_enough = error <= (ENOUGH + 4.0 * units.bias) * norm
+    # the jackknife's terms cancel, and their size says little
+    enough = ENOUGH * (abs(float(terms.sum())) if law.scheme.jackknife else size)
+    is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
     error += units.contrasts * flows.class_size
-    loss_error += units.deviations * float(np.abs(weights.loss_terms).sum())
+    loss_error += units.deviations * float(np.abs(terms).sum())
     errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
     return Row(bias, law.probs, loss_bias, *errors), is_enough
-
-
-def _estimate_loss_error(
-    weights: NodeWeights, size: float, unit: float, scheme: Scheme
-) -> tuple[float, bool]:
-    """Return an error of the loss bias, and whether a smaller step would not make it smaller."""
-    terms = weights.loss_terms
-    coarse = halving_change(terms)
-    norm = abs(float(terms.sum()))
-    error = estimate_error(coarse, size, norm, unit, weights.loss_narrow)
-    # the jackknife's terms cancel, and their size says little
-    enough = ENOUGH * (norm if scheme.jackknife else size)
-    return error, error <= enough + 4.0 * unit * size
 
 
 def _class_flows(
@@ -406,28 +396,30 @@ def _class_flows(
     # once more spread over the others
     coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
     size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
-    slot, integrals = atoms.slot, np.empty(len(points.q))
-    if slot is None:  # each class is an atom; behind them may stand that of weightless draws
+    integrals = np.empty(len(points.q))
+    if atoms.panel is None or atoms.s is None:
+        # each class is an atom; behind them may stand that of weightless draws
         integrals[atoms.order] = points.q_kappa * over_nodes.full
         flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
         flows[active] = integrals[: active.sum()]
         return _Flows(flows, float(flows.sum()), coarse, size, class_size)
     integrals[atoms.order] = over_nodes.full
-    on_panels = make_panel_classes(law, classes, atoms.width, atoms.first, slot)
-    values = integrals[: on_panels.num_panels * panels.DEGREE].reshape(-1, panels.DEGREE)
-    flows, total = _evaluate(on_panels, values @ panels.to_coefficients())
+    flows, total = _evaluate(law, classes, atoms.panel, atoms.s, integrals)
     return _Flows(flows, total, coarse, size, class_size)
 
 
-def _evaluate(classes: PanelClasses, coefficients: FloatArray) -> tuple[FloatArray, float]:
-    """Return the flow (n,) of each class and their sum, from a function on panels, eq. (B23)."""
-    flows = np.empty(len(classes.t))
+def _evaluate(
+    law: DrawLaw, classes: Classes, panel: IntArray, s: FloatArray, integrals: FloatArray
+) -> tuple[FloatArray, float]:
+    """Return the flow (n,) of each class and their sum, from integrals at atoms, eq. (B23)."""
+    values = integrals[: (panel.max() + 1) * panels.DEGREE].reshape(-1, 1, panels.DEGREE)
+    coefficients, flows = values @ panels.to_coefficients(), law.drawn * classes.contrast
 
     def work(part: slice) -> float:
-        room = np.empty(panels.DEGREE)
-        return panels.evaluate(classes, part.start, part.stop, coefficients, flows, room)
+        flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
+        return float(flows[part].sum())
 
-    return flows, float(sum(thread_map(work, chunks(len(flows), CLASS_CHUNK))))
+    return flows, sum(thread_map(work, chunks(len(flows), CLASS_CHUNK)))
 
 
 def _with_label_drawn(

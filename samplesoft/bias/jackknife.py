@@ -18,7 +18,7 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.node_weights import NodeWeights, exponent_sizes, log_first_draw
-from samplesoft.bias.transform import ROUNDING, Nodes, estimate_error, halving_change
+from samplesoft.bias.transform import ROUNDING, Nodes, sum_error
 
 # of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
 _STEP_WIDTH = 0.3
@@ -98,18 +98,8 @@ def _make_jackknife_weights(
         s2 = kernel.g_size / slope / slope  # sizes
         s1 = 3.0 * s2 * (nodes.variance_size / slope)
         s0 = s1 * (nodes.variance / slope) + s2 * (nodes.skew_size / slope)
-        # the product rule for D times the step
-        values = (
-            c0 * step.value + c1 * step.first + c2 * step.second,
-            c1 * step.value + 2.0 * c2 * step.first,
-            c2 * step.value,
-        )
-        up_1, up_2 = np.abs(step.first), np.abs(step.second)
-        sizes = (
-            s0 * step.value + s1 * up_1 + s2 * up_2,
-            s1 * step.value + 2.0 * s2 * up_1,
-            s2 * step.value,
-        )
+        values = _times_step(c0, c1, c2, *step)
+        sizes = _times_step(s0, s1, s2, step.value, np.abs(step.first), np.abs(step.second))
         below = np.stack([*values, *sizes], axis=1)
     below[(step.value < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
     below[:, 0] += kernel.bend * (1.0 - step.value)
@@ -117,6 +107,19 @@ def _make_jackknife_weights(
     coefficients = survive[:, None] * below
     label_terms, label_sizes = _bend_label(coefficients, nodes, v_base)
     return NodeWeights(coefficients, label_terms, label_sizes, *loss)
+
+
+def _times_step(
+    c0: FloatArray,
+    c1: FloatArray,
+    c2: FloatArray,
+    value: FloatArray,
+    first: FloatArray,
+    second: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the coefficients of D, v D' and v**2 D'' where D is multiplied by a step."""
+    product = c0 * value + c1 * first + c2 * second
+    return product, c1 * value + 2.0 * c2 * first, c2 * value
 
 
 def _bend_label(
@@ -248,13 +251,7 @@ def _doubt(loss: _LossTerms, unit: float) -> float:
     """Return the error to expect in the sum of loss terms."""
     if not (np.isfinite(loss.terms).all() and np.isfinite(loss.sizes).all()):
         return np.inf
-    return estimate_error(
-        halving_change(loss.terms),
-        float(loss.sizes.sum()),
-        abs(float(loss.terms.sum())),
-        unit,
-        loss.narrow,
-    )
+    return sum_error(loss.terms, float(loss.sizes.sum()), unit, loss.narrow)
 
 
 # --- where one form of the integrand ends and the other begins ----------------------------------

@@ -31,8 +31,8 @@ from samplesoft.kernels.exponential import (
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
 _ATOM_CHUNK = 1024
 _LEAST_NODES = 32
-_FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
-_GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
+FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
+GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
 _BLOCK = 256
 _LEAST = 708.0  # exp(-d) beyond it is taken for 0, and never a slow denormal number
 
@@ -142,23 +142,23 @@ def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: N
     q, q_kappa, q_zeta2 = points.q.copy(), points.q_kappa.copy(), points.q_zeta2.copy()
     q_drop = q.copy()
     # of flat atoms: sums before each place; that of q d is in units of the last d
-    early, early_by_ref, early_by_mean = _before(q), _before(q_kappa), _before(q_zeta2)
-    early_d = _below(q, log_d)
+    early, early_by_ref, early_by_mean = sums_before(q), sums_before(q_kappa), sums_before(q_zeta2)
+    early_d = sums_below(q, log_d)
     # of atoms that are gone: sums from each place on
     by_mean = q_zeta2 / np.where(zeta == 0.0, np.inf, zeta * zeta)
-    late_by_ref = _after(q_kappa / np.where(kappa == 0.0, np.inf, kappa))
-    late, late_by_mean = _after(q), _after(by_mean)
-    late_mean = _after(by_mean * np.exp(points.log_from_mean - max(reference[1], -1e300)))
+    late_by_ref = sums_after(q_kappa / np.where(kappa == 0.0, np.inf, kappa))
+    late, late_by_mean = sums_after(q), sums_after(by_mean)
+    late_mean = sums_after(by_mean * np.exp(points.log_from_mean - max(reference[1], -1e300)))
     d, decay = np.empty(_BLOCK), np.empty(_BLOCK)
     contrast, y = np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_sum_mean = _plain(log_d), _plain(log_sum), _plain(log_sum_mean)
     terms = np.empty((5, _BLOCK))
     for k in range(len(x)):
         at = x[k]
-        d_mean = _scaled(at, reference[1])
-        decay_ref = math.exp(-_scaled(at, reference[0]))
+        d_mean = scaled(at, reference[1])
+        decay_ref = math.exp(-scaled(at, reference[0]))
         is_centred = at + reference[1] < math.log(CENTRED_LIMIT)
-        flat, gone = _edges(at, log_d, reference)
+        flat, gone = near_atoms(at, log_d, reference)
         if gone < len(log_d):
             sums.drop[k] -= late[gone]
             sums.above[k] -= decay_ref * late_by_ref[gone]
@@ -259,7 +259,7 @@ def _write_centred(
 
 
 @njit
-def _below(weights: FloatArray, logs: FloatArray) -> FloatArray:
+def sums_below(weights: FloatArray, logs: FloatArray) -> FloatArray:
     """Return sums of weights exp(logs) before each place, (A + 1,), over the last exp(logs)."""
     out = np.empty(len(logs) + 1)
     out[0] = 0.0
@@ -270,7 +270,7 @@ def _below(weights: FloatArray, logs: FloatArray) -> FloatArray:
 
 
 @njit
-def _before(weights: FloatArray) -> FloatArray:
+def sums_before(weights: FloatArray) -> FloatArray:
     """Return the sums of the weights before each place, (A + 1,)."""
     out = np.empty(len(weights) + 1)
     out[0] = 0.0
@@ -280,9 +280,9 @@ def _before(weights: FloatArray) -> FloatArray:
 
 
 @njit
-def _after(weights: FloatArray) -> FloatArray:
+def sums_after(weights: FloatArray) -> FloatArray:
     """Return the sums of the weights from each place on, (A + 1,)."""
-    return _before(weights[::-1])[::-1]
+    return sums_before(weights[::-1])[::-1]
 
 
 # --- integrals over nodes ---------------------------------------------------------------------
@@ -304,21 +304,24 @@ def _add_atom_integrals(
     # what the nodes before each, and from each on, bring to an atom there, over v r / kappa
     early, late = np.empty((3, num + 1)), np.empty((3, num + 1))
     for h in range(3):
-        early[h] = _below(at_flat[h], x)
-        late[h] = _below(at_gone[h, ::-1], x[::-1])[::-1]
+        early[h] = sums_below(at_flat[h], x)
+        late[h] = sums_below(at_gone[h, ::-1], x[::-1])[::-1]
     d, decay, contrast = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_r = _plain(log_d), _plain(log_sum), _plain(log_r)
     reference = np.array([log_reference])
+    scales = np.empty((3, len(log_r)))
+    scales[0] = scales[1] = 1.0 / kappa
+    scales[2] = np.abs(scales[0])
     flat, gone = 0, len(log_r)
     for k in range(num):
         at, c = x[k], coefficients[k]
-        new_flat, new_gone = _edges(at, log_d, reference)
-        _add_far(x[max(k - 1, 0)], early[:, k], points, new_flat, flat, out)
-        _add_far(at, late[:, k], points, new_gone, gone, out)
+        new_flat, new_gone = near_atoms(at, log_d, reference)
+        add_far(x[max(k - 1, 0)], early[:, k], log_r, scales, new_flat, flat, out)
+        add_far(at, late[:, k], log_r, scales, new_gone, gone, out)
         flat, gone = new_flat, new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        decay_ref = math.exp(-_scaled(at, log_reference))
+        decay_ref = math.exp(-scaled(at, log_reference))
         half = 2.0 if k % 2 == 0 else 0.0
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
@@ -335,19 +338,25 @@ def _add_atom_integrals(
                 rows = log_r[part], kappa[part], log_sum[part]
                 _write_bent(at, bend, decay_ref, *rows, d, decay)
                 _add_terms(half, decay, d, out[0][part], out[1][part], out[2][part])
-    _add_far(x[num - 1], early[:, num], points, 0, flat, out)
+    add_far(x[num - 1], early[:, num], log_r, scales, 0, flat, out)
 
 
 @njit
-def _add_far(
-    x: float, terms: FloatArray, points: Points, start: int, stop: int, out: FloatArray
+def add_far(
+    x: float,
+    terms: FloatArray,
+    log_r: FloatArray,
+    scales: FloatArray,
+    start: int,
+    stop: int,
+    out: FloatArray,
 ) -> None:
-    """Add what far nodes bring, `terms` (3,) times v r / kappa, to atoms from `start` to `stop`."""
+    """Add what far nodes bring, `terms` (k,) times v r `scales` (k, A), to some atoms of `out`."""
     for i in range(start, stop):
-        scale = _scaled(x, points.log_r[i]) / points.kappa[i]
-        for h in range(3):
+        rate = scaled(x, log_r[i])
+        for h in range(len(terms)):
             if terms[h] != 0.0:
-                out[h, i] += terms[h] * (abs(scale) if h == 2 else scale)
+                out[h, i] += terms[h] * rate * scales[h, i]
 
 
 @njit
@@ -363,7 +372,7 @@ def _far_terms(
         c = coefficients[k]
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        d_ref = _scaled(x[k], log_reference)
+        d_ref = scaled(x[k], log_reference)
         decay_ref = math.exp(-d_ref)
         bend = _make_bend(c, tilted[k], decay_ref)
         ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
@@ -375,7 +384,7 @@ def _far_terms(
         else:
             value, size = _bend_far(bend, -bend.mean, bend.mean)
             value, size = value + at_gone[0, k], size + at_gone[2, k]
-        if x[k] + log_reference >= _FLAT:  # else no atom is taken for flat
+        if x[k] + log_reference >= FLAT:  # else no atom is taken for flat
             at_flat[0, k], at_flat[2, k] = value, size
         if c[1] == 0.0 and c[2] == 0.0:
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
@@ -507,21 +516,21 @@ def _write_bent(
 
 
 @njit
-def _scaled(x: float, log_distance: float) -> float:
+def scaled(x: float, log_distance: float) -> float:
     """Return v times a distance that is known by its log."""
     return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
 @njit
-def _edges(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
+def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int, int]:
     """Return the numbers of the first atom that is not flat, and of the first that is gone.
 
     Flat atoms are as good as at r0, beside each `reference` too; none are where one of these is.
     """
-    edge = _FLAT - x
+    edge = FLAT - x
     for log_distance in reference:
-        edge = min(edge, _FLAT + log_distance) if x + log_distance >= _FLAT else -np.inf
-    return int(np.searchsorted(log_d, edge)), int(np.searchsorted(log_d, _GONE - x))
+        edge = min(edge, FLAT + log_distance) if x + log_distance >= FLAT else -np.inf
+    return int(np.searchsorted(log_d, edge)), int(np.searchsorted(log_d, GONE - x))
 
 
 @njit

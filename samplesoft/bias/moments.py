@@ -481,8 +481,8 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
     q = law.drawn[active]
     columns = np.concatenate([gamma, np.einsum("jd,jd->j", gamma, gamma)[:, None]], axis=1)
     columns *= q[:, None]
-    if atoms.slot is not None:
-        columns = _on_panels(classes.log_distances[active], atoms, atoms.slot, columns)
+    if atoms.panel is not None and atoms.s is not None:
+        columns = _on_panels(atoms.panel[active], atoms.s[active], columns)
     if law.weightless:
         columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])
     rows = columns[atoms.order]
@@ -490,13 +490,11 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
     return _Draws(log_w, atoms.points.q, rows[:, :-1], rows[:, -1])
 
 
-def _on_panels(t: FloatArray, atoms: Atoms, slot: IntArray, columns: FloatArray) -> FloatArray:
-    """Return what `columns` (n, d) of the classes at t (n,) weigh at the atoms, (A, d)."""
-    panel = np.clip(np.floor(t / atoms.width).astype(np.int64) - atoms.first, 0, len(slot) - 1)
-    s = np.clip(2.0 * (t / atoms.width - (atoms.first + panel)) - 1.0, -1.0, 1.0)
+def _on_panels(panel: IntArray, s: FloatArray, columns: FloatArray) -> FloatArray:
+    """Return what `columns` (n, d) of classes at `s` in a `panel` weigh at the atoms, (A, d)."""
     to_nodes = panels.to_coefficients().T
-    order = np.argsort(slot[panel], kind="stable")
-    ends = np.flatnonzero(np.diff(slot[panel][order])) + 1
+    order = np.argsort(panel, kind="stable")
+    ends = np.flatnonzero(np.diff(panel[order])) + 1
     parts = [
         (np.polynomial.chebyshev.chebvander(s[one], panels.DEGREE - 1) @ to_nodes).T @ columns[one]
         for one in np.split(order, ends)

@@ -24,35 +24,46 @@ from samplesoft._jit import chunks, njit, thread_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import CLASS_CHUNK, log_softmax, relative_ratios, weighted_median
-from samplesoft.bias.laplace import node_chunks
+from samplesoft.bias.laplace import (
+    FLAT,
+    GONE,
+    add_far,
+    near_atoms,
+    node_chunks,
+    scaled,
+    sums_after,
+    sums_below,
+)
 from samplesoft.bias.node_weights import exponent_sizes
 from samplesoft.bias.transform import (
     ENOUGH,
     STEP,
     Row,
+    class_moments,
     estimate_error,
     halving_change,
     make_grid,
-    moment_chunks,
     refine,
     rounding_unit,
+    sum_error,
 )
 from samplesoft.kernels import panels
 from samplesoft.kernels.exponential import (
+    ARTANH,
     decay_ratio_series,
     exp64,
+    horner,
     log_from_both,
     second_order_series,
 )
-from samplesoft.kernels.panels import DEGREE, WIDTH, write_polynomials
+from samplesoft.kernels.panels import DEGREE, WIDTH
 
 _ATOM_CHUNK = 2048
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
 _LONE = 256  # one class in so many may be by itself to let the others have a smaller range
 _PRECISION = 1e-16
 _SURE = 1.0 / 3.0  # of kappa: above it w / W - 1 is not needed
-_FLAT = -38.0  # below this log y, exp(-y) is 1 - y to the last bit
-_GONE = 6.7  # above it exp(-y) is 0
+_CELL_CHUNK = 1 << 13
 _BLOCK = 512
 _SERIES = 0.5  # up to this y, 1 - exp(-y) is taken from its series
 _CLOSE = 0.1  # and up to this one log f + pi y
@@ -88,13 +99,12 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
         bias[known] = share * base_flow * others - probs[known] * total
         coarse += halving_change(nodes.base_terms)
         size += float(np.abs(nodes.base_terms).sum())
-        norm, loss = float(np.abs(bias).sum()), float(nodes.loss_terms.sum())
+        norm, loss_size = float(np.abs(bias).sum()), float(nodes.loss_sizes.sum())
         error = estimate_error(coarse, size, norm, unit)
-        loss_size, change = float(nodes.loss_sizes.sum()), halving_change(nodes.loss_terms)
-        loss_error = estimate_error(change, loss_size, abs(loss), loss_unit)
+        loss_error = sum_error(nodes.loss_terms, loss_size, loss_unit)
         is_enough = error <= (ENOUGH + 4.0 * unit) * norm
         is_enough = is_enough and loss_error <= (ENOUGH + 4.0 * loss_unit) * loss_size
-        yield Row(bias, probs, loss, error, loss_error), is_enough
+        yield Row(bias, probs, float(nodes.loss_terms.sum()), error, loss_error), is_enough
 
     return refine(attempts, STEP)
 
@@ -171,20 +181,32 @@ class Included:
     pi_ref: float
 
 
-class _CellClasses(NamedTuple):
-    """Classes of cells, all (n,)."""
+@dataclass(frozen=True)
+class _Cells:
+    """The classes of cells."""
 
-    log_w: FloatArray
-    pi: FloatArray
-    decay: FloatArray  # l = -log(1 - pi)
-    contrast: FloatArray  # kappa = (w - W) / (w + W), W that of the reference
-    slot: IntArray  # number of the cell, or -1 for a class in none
+    included: Included
+    slot: IntArray  # (n,) number of the cell, or -1 for a class in none
+    count: int
     largest: float  # of l in cells, which start at 0
+    degree: int  # in l
+
+    def place(self, part: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """Return which classes of a part are in cells (k,), in which, and where they are there.
+
+        The place in log w is (k,), from -1 to 1, that in l by its polynomials, (degree, k).
+        """
+        ids = part.start + np.flatnonzero(self.slot[part] >= 0)
+        t = self.included.log_w[ids] / WIDTH
+        s = 2.0 * (t - np.floor(t)) - 1.0
+        place_in_l = np.minimum(2.0 * (self.included.decay[ids] / self.largest) - 1.0, 1.0)
+        in_l = np.polynomial.chebyshev.chebvander(place_in_l, self.degree - 1)
+        return ids, self.slot[ids], s, in_l.T
 
 
 @dataclass(frozen=True)
 class InclusionAtoms:
-    """Atoms (A,) in the order of log w: first `lone` classes, then nodes of cells, then sorted."""
+    """Atoms (A,) in the order of log w; before they were sorted, `lone` classes, then nodes."""
 
     log_w: FloatArray
     pi: FloatArray
@@ -192,8 +214,7 @@ class InclusionAtoms:
     counts: FloatArray  # how many classes each stands for
     order: IntArray  # number of each before they were sorted
     lone: IntArray  # the classes that are their own atoms
-    classes: _CellClasses
-    shape: tuple[int, int]  # cells, degree in l
+    cells: _Cells
 
 
 def make_included(
@@ -236,11 +257,9 @@ def make_inclusion_atoms(included: Included) -> InclusionAtoms:
     crowded = np.bincount(places - first) > DEGREE * degree
     numbers = np.where(crowded, np.cumsum(crowded) - 1, -1)
     slot[fit] = numbers[places - first]
-    classes = _CellClasses(
-        included.log_w, included.pi, included.decay, included.contrast, slot, largest
-    )
+    cells = _Cells(included, slot, int(crowded.sum()), largest, degree)
     lone = drawn[slot[drawn] < 0]
-    log_w, pi, counts = _nodes(classes, first + np.flatnonzero(crowded), degree)
+    log_w, pi, counts = _nodes(cells, first + np.flatnonzero(crowded))
     contrast = np.ones(len(log_w))
     if included.log_w_ref > -np.inf:
         contrast = np.tanh(0.5 * (log_w - included.log_w_ref))
@@ -253,8 +272,7 @@ def make_inclusion_atoms(included: Included) -> InclusionAtoms:
         np.append(np.ones(len(lone)), counts)[order],
         order,
         lone,
-        classes,
-        (int(crowded.sum()), degree),
+        cells,
     )
 
 
@@ -265,24 +283,18 @@ def _range_of_cells(decay: FloatArray) -> float:
     return min(max(common, 1e-300), float(_LARGEST_DECAY))
 
 
-def _nodes(
-    classes: _CellClasses, places: IntArray, degree: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _nodes(cells: _Cells, places: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return log w, pi and the counts of the nodes of the cells at `places`, in one row each."""
-    shape = len(places), degree, DEGREE
+    degree, shape = cells.degree, (cells.count, cells.degree, DEGREE)
 
-    def work(part: slice) -> FloatArray:
-        moments = np.zeros(shape)
-        _add_moments(classes, part.start, part.stop, moments)
-        return moments
+    def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
+        ids, slot, s, in_l = cells.place(part)
+        return slot, s, cells.included.pi[ids] * in_l
 
-    moments = np.zeros(shape)
-    num_classes = len(classes.pi) if len(places) else 0
-    for some in thread_map(work, moment_chunks(num_classes, moments.size)):
-        moments += some
+    moments = class_moments(weigh, len(cells.slot) if cells.count else 0, shape[:2])
     # the transpose of interpolation in either direction
     weights = panels.to_coefficients(degree) @ moments @ panels.to_coefficients().T
-    pi = -np.expm1(-classes.largest * panels.node_places(degree))[:, None]
+    pi = -np.expm1(-cells.largest * panels.node_places(degree))[:, None]
     t = WIDTH * (places[:, None, None] + panels.node_places())
     log_w = np.broadcast_to(t, shape).ravel()
     return log_w, np.broadcast_to(pi, shape).ravel(), (weights / pi).ravel()
@@ -315,25 +327,30 @@ def _integrate_flows(
         integrals[:, atoms.order[part]] = of_part
 
     thread_each(integrate, chunks(len(kappa), _ATOM_CHUNK))
-    lone = atoms.lone
+    lone, cells = atoms.lone, atoms.cells
     flows = np.zeros(len(included.pi))
-    pi = included.pi[lone]
-    scales = pi * np.stack([(1.0 - pi) * included.contrast[lone], included.pi_ref - pi])
-    parts = scales * integrals[:2, : len(lone)]
-    flows[lone] = parts.sum(axis=0)
-    total, size = float(flows[lone].sum()), float(np.abs(parts).sum())
-    away = np.abs(scales * (integrals[:2] - integrals[2:])[:, : len(lone)])
-    sums = np.array([total, size, float(away.sum())])
-    count, degree = atoms.shape
-    values = integrals[:, len(lone) :].reshape(4, count, degree, DEGREE)
-    coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3))
-    coefficients = panels.to_coefficients(degree).T @ values[:2] @ panels.to_coefficients()
 
-    def evaluate(part: slice) -> tuple[float, float, float]:
-        span = part.start, part.stop
-        return _evaluate(atoms.classes, *span, included.pi_ref, coefficients, coarse, flows)
+    def combine(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
+        """Write the flows of some classes; return their sum, their parts' size, their change."""
+        pi = included.pi[ids]
+        scales = pi * np.stack([(1.0 - pi) * included.contrast[ids], included.pi_ref - pi])
+        parts = scales * values
+        flows[ids] = parts.sum(axis=0)
+        return np.array([flows[ids].sum(), np.abs(parts).sum(), np.abs(scales * changes).sum()])
 
-    for some in thread_map(evaluate, chunks(len(flows) if count else 0, CLASS_CHUNK)):
+    at_lone = integrals[:, : len(lone)]
+    sums = combine(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
+    values = integrals[:, len(lone) :].reshape(4, cells.count, cells.degree, DEGREE)
+    coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
+    coefficients = panels.to_coefficients(cells.degree).T @ values[:2] @ panels.to_coefficients()
+    coefficients = np.concatenate(list(coefficients), axis=1)  # those of A, then those of B
+
+    def evaluate(part: slice) -> FloatArray:
+        ids, slot, s, in_l = cells.place(part)
+        of_powers = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
+        return combine(ids, np.einsum("hlj,lj->hj", of_powers, in_l), coarse[:, slot])
+
+    for some in thread_map(evaluate, chunks(len(flows) if cells.count else 0, _CELL_CHUNK)):
         sums += some
     return flows, float(sums[0]), float(sums[1]), float(sums[2])
 
@@ -366,25 +383,17 @@ def log_products(
     The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` says how many classes
     each stands for.
     """
-    size = len(log_w)
-    first, second = np.empty(size + 1), np.empty(size + 1)  # moments of all below, over their last
-    first[0] = second[0] = 0.0
-    for i in range(size):
-        down = math.exp(log_w[i - 1] - log_w[i]) if i > 0 else 0.0
-        own = counts[i] * pi[i]
-        first[i + 1] = first[i] * down + own
-        second[i + 1] = second[i] * down * down + own * (1.0 - pi[i])
-    left, mass = np.empty(size + 1), np.empty(size + 1)  # of all above
-    left[size] = mass[size] = 0.0
-    for i in range(size - 1, -1, -1):
-        left[i] = left[i + 1] + counts[i] * math.log1p(-pi[i])
-        mass[i] = mass[i + 1] + counts[i] * math.exp(log_w[i] + math.log(pi[i]))
+    mass = counts * pi
+    # moments of all below, over their last, and sums of all above
+    first, second = sums_below(mass, log_w), sums_below(mass * (1.0 - pi), 2.0 * log_w)
+    left = sums_after(counts * np.log1p(-pi))
+    mass_above = sums_after(counts * np.exp(log_w + np.log(pi)))
     y, f, z = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     for k in range(len(x)):
-        flat = np.searchsorted(log_w, _FLAT - x[k])
-        gone = np.searchsorted(log_w, _GONE - x[k])
+        flat = np.searchsorted(log_w, FLAT - x[k])
+        gone = np.searchsorted(log_w, GONE - x[k])
         total = left[gone]
-        excess = left[gone] + math.exp(min(x[k], LARGEST_EXPONENT)) * mass[gone]
+        excess = left[gone] + math.exp(min(x[k], LARGEST_EXPONENT)) * mass_above[gone]
         if flat > 0:
             last = math.exp(x[k] + log_w[flat - 1])
             total -= last * first[flat]
@@ -421,14 +430,8 @@ def _log_less_linear(z: float) -> float:
     """Return log(1 + z) - z for z from -1/10 to 1/10, by a series in q = z / (2 + z)."""
     q = z / (2.0 + z)
     s = q * q
-    p = 1.0 / 15.0
-    p = p * s + 1.0 / 13.0
-    p = p * s + 1.0 / 11.0
-    p = p * s + 1.0 / 9.0
-    p = p * s + 1.0 / 7.0
-    p = p * s + 1.0 / 5.0
-    p = p * s + 1.0 / 3.0
-    return 2.0 * q * (s * p) - z * q
+    p = horner(ARTANH[8], ARTANH[9:], s)
+    return 2.0 * q * (s * p) - z * q  # type: ignore[no-any-return]
 
 
 @njit
@@ -480,58 +483,41 @@ def atom_integrals(
     -inf where the label is the reference.
     """
     log_w, pi, kappa = points.log_w, points.pi, points.kappa
-    num, size = len(x), len(log_w)
+    num = len(x)
     y_room, decay = np.empty(_BLOCK), np.empty(_BLOCK)
-    scales, y_refs = np.empty(num), np.empty(num)
+    y_refs, weigh = np.empty(num), np.empty(num)
+    # what a node brings where y is nearly 0, to A over y / kappa and to B over y; where exp(-y) is
+    # 0, to A over y / (kappa (1 - pi))
+    at_flat, at_gone = np.zeros((4, num)), np.zeros((4, num))
     for k in range(num):
-        y_refs[k] = math.exp(min(x[k] + log_w_ref, LARGEST_EXPONENT))
-        scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
-    # what nodes from k on bring where exp(-y) is 0, over y, for both of full and half
-    late = np.zeros((num + 1, 2))
-    for k in range(num - 1, -1, -1):
-        up = math.exp(x[k + 1] - x[k]) if k + 1 < num else 0.0
-        own = scales[k] * math.exp(-y_refs[k])
-        late[k, 0] = late[k + 1, 0] * up + own
-        late[k, 1] = late[k + 1, 1] * up + (2.0 * own if k % 2 == 0 else 0.0)
-    # what earlier nodes brought where y is nearly 0: in y (y + y_ref), in y / kappa, in y
-    early = np.zeros((3, 2))
-    flat = gone = size
-    for k in range(num + 1):
-        at = x[min(k, num - 1)]
-        y_ref = y_refs[min(k, num - 1)]
-        log_y_ref = at + log_w_ref
-        ref_is_flat = log_y_ref < _FLAT
-        # else y is nothing beside 1 - exp(-y_ref) either
-        edge = _FLAT - at + (0.0 if ref_is_flat else min(log_y_ref, 0.0))
-        left_flat = np.searchsorted(log_w[:flat], edge) if k < num else 0
-        for i in range(left_flat, flat):
-            y = math.exp(at + log_w[i])
-            for h in range(2):
-                out[2 * h, i] -= early[0, h] * y * (y + y_ref)
-                if early[1, h] > 0.0:
-                    out[2 * h, i] += early[1, h] * y / kappa[i]
-                out[2 * h + 1, i] += early[2, h] * y
-        flat = left_flat
-        if k == num:
-            break
-        for i in range(max(np.searchsorted(log_w[:gone], _GONE - at), flat), gone):
-            y = math.exp(min(at + log_w[i], LARGEST_EXPONENT))
-            for h in range(2):
-                if late[k, h] > 0.0:
-                    out[2 * h, i] -= late[k, h] * y / (kappa[i] * (1.0 - pi[i]))
-        gone = np.searchsorted(log_w[:gone], _GONE - at)
-        half = 2.0 * scales[k] if k % 2 == 0 else 0.0
-        for start in range(flat, gone if scales[k] > 0.0 else flat, _BLOCK):
+        y_refs[k] = scaled(x[k], log_w_ref)
+        weigh[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
+        fall = weigh[k] * math.expm1(-y_refs[k]) if x[k] + log_w_ref >= FLAT else 0.0
+        for h in range(0, 4, 2):
+            scale = 1.0 if h == 0 else 2.0 if k % 2 == 0 else 0.0
+            at_flat[h, k], at_flat[h + 1, k] = -scale * fall, scale * fall
+            at_gone[h, k] = -scale * weigh[k] * math.exp(-y_refs[k])
+    flat_scales, gone_scales = np.ones((4, len(log_w))), np.ones((4, len(log_w)))
+    early, late = np.empty((4, num + 1)), np.empty((4, num + 1))
+    for h in range(4):
+        if h % 2 == 0:
+            flat_scales[h], gone_scales[h] = 1.0 / kappa, 1.0 / (kappa * (1.0 - pi))
+        early[h] = sums_below(at_flat[h], x)
+        late[h] = sums_below(at_gone[h, ::-1], x[::-1])[::-1]
+    reference = np.array([log_w_ref])
+    flat, gone = 0, len(log_w)
+    for k in range(num):
+        new_flat, new_gone = near_atoms(x[k], log_w, reference)
+        add_far(x[max(k - 1, 0)], early[:, k], log_w, flat_scales, new_flat, flat, out)
+        add_far(x[k], late[:, k], log_w, gone_scales, new_gone, gone, out)
+        flat, gone = new_flat, new_gone
+        half = 2.0 * weigh[k] if k % 2 == 0 else 0.0
+        for start in range(flat, gone if weigh[k] > 0.0 else flat, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             integrals = _Integrals(out[0][part], out[1][part], out[2][part], out[3][part])
-            _add_terms(at, scales[k], half, y_ref, _take(points, part), y_room, decay, integrals)
-        down = math.exp(x[k] - x[k + 1]) if k + 1 < num else 1.0
-        for h in range(2):
-            scale = half if h else scales[k]
-            fall = scale * math.expm1(-y_ref)
-            early[0, h] = (early[0, h] + (scale if ref_is_flat else 0.0)) * down * down
-            early[1, h] = (early[1, h] - (0.0 if ref_is_flat else fall)) * down
-            early[2, h] = (early[2, h] + fall) * down
+            here = _take(points, part)
+            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, integrals)
+    add_far(x[num - 1], early[:, num], log_w, flat_scales, 0, flat, out)
 
 
 class _Integrals(NamedTuple):
@@ -574,77 +560,3 @@ def _add_terms(
         full_b[i] += scale * second
         half_a[i] += half * first
         half_b[i] += half * second
-
-
-# --- kernels: classes in cells -----------------------------------------------------------------
-
-
-@njit
-def _place(classes: _CellClasses, j: int, t_values: FloatArray, l_values: FloatArray) -> None:
-    """Write the Chebyshev polynomials in log w and in l of class j."""
-    t = classes.log_w[j] / WIDTH
-    write_polynomials(min(max(2.0 * (t - math.floor(t)) - 1.0, -1.0), 1.0), t_values)
-    s = min(2.0 * (classes.decay[j] / classes.largest) - 1.0, 1.0)
-    l_values[0] = 1.0
-    l_values[1] = s
-    for i in range(2, len(l_values)):
-        l_values[i] = 2.0 * s * l_values[i - 1] - l_values[i - 2]
-
-
-@njit
-def _add_moments(classes: _CellClasses, start: int, stop: int, moments: FloatArray) -> None:
-    """Add the moments of the weights pi to `moments` (cells, degree in l, DEGREE)."""
-    t_values, l_values = np.empty(DEGREE), np.empty(moments.shape[1])
-    for j in range(start, stop):
-        cell = classes.slot[j]
-        if cell < 0:
-            continue
-        _place(classes, j, t_values, l_values)
-        for k in range(len(l_values)):
-            scale = classes.pi[j] * l_values[k]
-            for i in range(DEGREE):
-                moments[cell, k, i] += scale * t_values[i]
-
-
-@njit
-def _evaluate(
-    classes: _CellClasses,
-    start: int,
-    stop: int,
-    pi_ref: float,
-    coefficients: FloatArray,
-    coarse: FloatArray,
-    out: FloatArray,
-) -> tuple[float, float, float]:
-    """Write the flows pi ((1 - pi) kappa A + (pi_ref - pi) B) into `out` (n,), eq. (B43).
-
-    `coefficients` (2, cells, degree in l, DEGREE) are those of A and B, `coarse` (2, cells) what
-    half the nodes change in them. Returns the sum of the flows, the size of their parts, and by how
-    much half the nodes change them.
-    """
-    t_values, l_values = np.empty(DEGREE), np.empty(coefficients.shape[2])
-    total = size = change = 0.0
-    for j in range(start, stop):
-        cell = classes.slot[j]
-        if cell < 0:
-            continue
-        _place(classes, j, t_values, l_values)
-        first = second = 0.0
-        for k in range(len(l_values)):
-            a, b = coefficients[0, cell, k], coefficients[1, cell, k]
-            part_a = part_b = odd_a = odd_b = 0.0  # chains of additions that run side by side
-            for i in range(0, DEGREE, 2):
-                part_a += a[i] * t_values[i]
-                part_b += b[i] * t_values[i]
-                odd_a += a[i + 1] * t_values[i + 1]
-                odd_b += b[i + 1] * t_values[i + 1]
-            first += l_values[k] * (part_a + odd_a)
-            second += l_values[k] * (part_b + odd_b)
-        pi = classes.pi[j]
-        scale_a = pi * (1.0 - pi) * classes.contrast[j]
-        scale_b = pi * (pi_ref - pi)
-        out[j] = scale_a * first + scale_b * second
-        total += out[j]
-        size += abs(scale_a * first) + abs(scale_b * second)
-        change += abs(scale_a) * coarse[0, cell] + abs(scale_b) * coarse[1, cell]
-    return total, size, change

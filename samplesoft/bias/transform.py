@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import Classes, DrawLaw
 from samplesoft.bias.laplace import CENTRED_LIMIT, NodeSums, Points, excess_decay, node_sums
 from samplesoft.kernels import panels
-from samplesoft.kernels.panels import PanelClasses
 
 STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
 LEAST_STEP = 0.02
@@ -38,12 +37,13 @@ _LOST = -12.0  # log of how far T has fallen since, below which that noise may b
 class Atoms:
     """The measure of log r on few points, for the kernels.
 
-    `slot` numbers the occupied Chebyshev panels; it is None where each class is its own atom.
+    `panel` (n,) numbers the occupied Chebyshev panels, in which the classes stand at `s` (n,); both
+    are None where each class is its own atom.
     """
 
-    width: float
-    first: int
-    slot: IntArray | None
+    width: float  # of the panels
+    panel: IntArray | None
+    s: FloatArray | None
     points: Points  # (A,) sorted by r
     order: IntArray  # (A,) the number of each before: by panel and node, or by class
 
@@ -58,61 +58,59 @@ def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
     width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
     first = int(np.floor(t_min / width))
     count = int(np.floor(t_max / width)) - first + 1
-    if count * panels.DEGREE > len(classes.log_r):
-        return Atoms(width, first, None, *_class_points(law, classes))
-    occupied = panels.mark(distances, law.drawn, width, first, count) > 0.0
-    slot = np.cumsum(occupied) - 1
-    moments = _class_moments(make_panel_classes(law, classes, width, first, slot))
+    if count * panels.DEGREE > len(distances):
+        return Atoms(width, None, None, *_class_points(law, classes))
+    panel, s = panels.place(distances, width, first, count)
+    occupied = np.bincount(panel, law.drawn, count) > 0.0
+    panel = (np.cumsum(occupied) - 1)[panel]
+
+    def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
+        return panel[part], s[part], _class_weights(law, classes, part)[0]
+
+    moments = class_moments(weigh, len(distances), (int(occupied.sum()), 3))
     # the transpose of interpolation: what a class weighs goes to the nodes of its panel
     weights = np.moveaxis(moments @ panels.to_coefficients().T, 1, 0).reshape(3, -1)
     places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()
     t = (places * width).ravel()
     rows = np.tanh(0.5 * t), np.tanh(0.5 * (t - classes.log_mean_distance))
-    return Atoms(width, first, slot, *_sort_points(law, classes, weights, t, *rows))
+    return Atoms(width, panel, s, *_sort_points(law, classes, weights, t, *rows))
+
+
+def _class_weights(law: DrawLaw, classes: Classes, part: Any) -> tuple[FloatArray, FloatArray]:
+    """Return the weights (3, k) of some classes, and their zeta (k,)."""
+    of_classes = classes.log_distances[part], law.drawn[part], classes.contrast[part]
+    return panels.class_weights(*of_classes, classes.log_mean_distance, classes.kappa_mean)
 
 
 def _class_points(law: DrawLaw, classes: Classes) -> tuple[Points, IntArray]:
     """Return each class that is drawn as an atom."""
     active = law.drawn > 0.0
     t, kappa = classes.log_distances[active], classes.contrast[active]
-    centres = classes.log_mean_distance, classes.kappa_mean
-    *weights, zeta = panels.class_weights(t, law.drawn[active], kappa, *centres)
-    return _sort_points(law, classes, np.stack(weights), t, kappa, zeta)
+    weights, zeta = _class_weights(law, classes, active)
+    return _sort_points(law, classes, weights, t, kappa, zeta)
 
 
-def make_panel_classes(
-    law: DrawLaw, classes: Classes, width: float, first: int, slot: IntArray
-) -> PanelClasses:
-    """Return the classes on Chebyshev panels of a width, from number `first` on."""
-    t_mean = classes.log_mean_distance
-    centres = t_mean, classes.kappa_mean
-    return PanelClasses(
-        classes.log_distances, law.drawn, classes.contrast, *centres, width, first, slot
-    )
+def class_moments(
+    weigh: Callable[[slice], tuple[IntArray, FloatArray, FloatArray]],
+    num_classes: int,
+    shape: tuple[int, int],
+) -> FloatArray:
+    """Return Chebyshev moments (panels, k, DEGREE), with `shape` (panels, k), on all threads.
 
-
-def _class_moments(classes: PanelClasses) -> FloatArray:
-    """Return the Chebyshev moments (panels, 3, DEGREE) of the weights of the classes."""
-    shape = (classes.num_panels, 3, panels.DEGREE)
+    `weigh` returns the panels, places in them and weights (k, ...) of a slice of the classes.
+    """
+    total = np.zeros((*shape, panels.DEGREE))
 
     def work(part: slice) -> FloatArray:
-        moments = np.zeros(shape)
-        room = np.empty(panels.DEGREE)
-        panels.add_moments(classes, part.start, part.stop, moments, room)
+        moments = np.zeros_like(total)
+        panels.add_moments(*weigh(part), moments)
         return moments
 
-    total = np.zeros(shape)
-    for moments in thread_map(work, moment_chunks(len(classes.t), total.size)):
+    # Equal terms that are added one after another err in one direction, the further the more: so
+    # parts are no longer than it costs to add their moments up.
+    for moments in thread_map(work, chunks(num_classes, max(_MOMENT_CHUNK, total.size))):
         total += moments
     return total
-
-
-def moment_chunks(num_classes: int, size: int) -> list[slice]:
-    """Split classes into parts for moments of a `size`, no longer than it costs to add these up.
-
-    Equal terms that are added one after another err in one direction, the further the more.
-    """
-    return chunks(num_classes, max(_MOMENT_CHUNK, size))
 
 
 def _sort_points(
@@ -206,7 +204,7 @@ def evaluate_nodes(
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     sums = node_sums(x, atoms.points, classes.log_above_least)
-    if len(x) > 0 and atoms.slot is not None and atoms.width > _NARROW:
+    if len(x) > 0 and atoms.panel is not None and atoms.width > _NARROW:
         _replace_noise(law, classes, x, sums)
     return _make_nodes(classes, x, dx, sums)
 
@@ -331,6 +329,11 @@ def estimate_error(
     """
     relative = 1.0 if narrow else min(coarse / max(norm, 1e-300), 1.0)
     return unit * (size + norm) + coarse * float(np.sqrt(relative))
+
+
+def sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False) -> float:
+    """Return the error of the sum of `terms` (K,) that are made of what adds up to `size`."""
+    return estimate_error(halving_change(terms), size, abs(float(terms.sum())), unit, narrow)
 
 
 class Row(NamedTuple):

@@ -20,7 +20,6 @@ from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels import panels
-from samplesoft.kernels.panels import PanelClasses
 
 ComplexArray = NDArray[np.complex128]
 
@@ -141,17 +140,14 @@ class SuccessiveInclusion:
         log_w, positive = self._log_w, self._positive
         least = float(np.min(log_w, where=positive, initial=0.0))
         first = int(np.floor(least / _WIDTH))
-        span = _WIDTH, first
-        sizes = panels.mark(log_w, positive.astype(np.float64), *span, 1 - first)
-        crowded = sizes >= _CROWD
-        slot: IntArray = np.cumsum(crowded) - 1
-        panel = np.floor(np.maximum(log_w, least) / _WIDTH).astype(np.int64) - first
+        panel, s = panels.place(log_w, _WIDTH, first, 1 - first)
+        crowded = np.bincount(panel, positive, 1 - first) >= _CROWD
         self._shared = positive & crowded[panel]
         self._lone = np.flatnonzero(positive & ~self._shared)
-        shared, ones = self._shared.astype(np.float64), np.ones(len(log_w))
-        self._panels = PanelClasses(log_w, shared, ones, 0.0, 0.0, *span, slot)
-        moments = np.zeros((self._panels.num_panels, 3, panels.DEGREE))
-        panels.add_moments(self._panels, 0, len(log_w), moments, np.empty(panels.DEGREE))
+        self._panel, self._s = (np.cumsum(crowded) - 1)[panel], s
+        shared = self._panel[self._shared], s[self._shared]
+        moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
+        panels.add_moments(*shared, np.ones((1, len(shared[0]))), moments)
         places = first + np.flatnonzero(crowded)[:, None] + panels.node_places()
         log_rates = np.append((places * _WIDTH).ravel(), log_w[self._lone])
         # how many classes a node stands for: its Lagrange polynomial summed over them
@@ -161,11 +157,10 @@ class SuccessiveInclusion:
     def _from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
         """Return (k,) the probabilities of classes `ids` from those of the atoms."""
         nodes = len(atoms) - len(self._lone)
-        coefficients = atoms[:nodes].reshape(-1, panels.DEGREE) @ panels.to_coefficients()
-        shared, probs = self._shared[ids], np.empty(len(ids))
-        ones, drawn = np.ones(len(ids)), shared.astype(np.float64)
-        classes = self._panels._replace(t=self._log_w[ids], drawn=drawn, contrast=ones)
-        panels.evaluate(classes, 0, len(ids), coefficients, probs, np.empty(panels.DEGREE))
+        coefficients = atoms[:nodes].reshape(-1, 1, panels.DEGREE) @ panels.to_coefficients()
+        shared, probs = self._shared[ids], np.zeros(len(ids))
+        on_panels = self._panel[ids[shared]], self._s[ids[shared]]
+        probs[shared] = panels.evaluate(*on_panels, coefficients)[0]
         lone = self._positive[ids] & ~shared
         probs[lone] = atoms[nodes + np.searchsorted(self._lone, ids[lone])]
         return np.minimum(probs, 1.0)

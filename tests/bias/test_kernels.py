@@ -90,16 +90,16 @@ def test_weighted_median_of_values_that_are_next_to_equal():
 
 
 def compressed(log_r, weights, contrast):
-    """Atoms and weights (3, A) of one set of classes, with R = 1 and mean ratio exp(0.2)."""
+    """Atoms, weights (3, A) and places of one set of classes, with R = 1 and mean exp(0.2)."""
     width, first = panels.WIDTH, math.floor(log_r.min() / panels.WIDTH)
     count = math.floor(log_r.max() / panels.WIDTH) - first + 1
+    places = panels.place(log_r, width, first, count)
+    rows, zeta = panels.class_weights(log_r, weights, contrast, 0.2, math.tanh(0.1))
+    np.testing.assert_allclose(zeta, np.tanh(0.5 * (log_r - 0.2)), rtol=0, atol=1e-14)
     moments = np.zeros((count, 3, panels.DEGREE))
-    slot = np.arange(count)
-    mean = 0.2, math.tanh(0.1)
-    classes = panels.PanelClasses(log_r, weights, contrast, *mean, width, first, slot)
-    panels.add_moments(classes, 0, len(log_r), moments, np.empty(panels.DEGREE))
+    panels.add_moments(*places, rows, moments)
     atoms = (first + np.arange(count)[:, None] + panels.node_places()) * width
-    return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), classes
+    return atoms, np.moveaxis(moments @ panels.to_coefficients().T, 1, 0), places
 
 
 @pytest.mark.parametrize("rate", [1e-6, 0.05, 1.0, 30.0])
@@ -109,7 +109,7 @@ def test_panels_carry_sums_and_values(rate):
     weights = rng.dirichlet(np.ones(3000))
     contrast = np.tanh(0.5 * log_r)
     zeta = np.tanh(0.5 * (log_r - 0.2))
-    atoms, measure, classes = compressed(log_r, weights, contrast)
+    atoms, measure, places = compressed(log_r, weights, contrast)
 
     def decay(t):
         return np.exp(-rate * np.exp(t))
@@ -119,8 +119,14 @@ def test_panels_carry_sums_and_values(rate):
         size = math.fsum(np.abs(weights * factor))
         assert abs((measure[row] * decay(atoms)).sum() - direct) <= 2e-14 * size
 
-    out = np.empty(3000)
-    coefficients, room = decay(atoms) @ panels.to_coefficients(), np.empty(panels.DEGREE)
-    total = panels.evaluate(classes, 0, len(out), coefficients, out, room)
-    assert np.allclose(out, weights * contrast * decay(log_r), rtol=0, atol=2e-14 * weights.max())
-    assert math.isclose(total, out.sum(), rel_tol=1e-9, abs_tol=1e-15)
+    coefficients = np.stack([decay(atoms), -atoms], axis=1) @ panels.to_coefficients()
+    values = panels.evaluate(*places, coefficients)
+    assert np.allclose(values[0], decay(log_r), rtol=0, atol=2e-14)
+    assert np.allclose(values[1], -log_r, rtol=0, atol=1e-13)
+
+
+def test_what_lies_beyond_the_panels_is_at_their_ends():
+    t = np.array([-np.inf, -1e300, -0.75, 0.75, 1.5, np.inf])
+    panel, s = panels.place(t, 0.75, -1, 3)
+    assert panel.tolist() == [0, 0, 0, 2, 2, 2]
+    assert s.tolist() == [-1.0, -1.0, -1.0, -1.0, 1.0, 1.0]
