@@ -12,7 +12,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft import _memory
-from samplesoft._validation import FloatArray, IntArray, as_float_rows, as_ids, as_labels
+from samplesoft._jit import row_chunks, thread_each
+from samplesoft._temperature import times_tau
+from samplesoft._validation import (
+    FloatArray,
+    IntArray,
+    as_float_rows,
+    as_ids,
+    as_labels,
+    as_real_array,
+    as_type,
+)
+from samplesoft.kernels.rows import divide_by_norms, unit_gradient
+
+_CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
+
+
+def unit_rows(
+    name: str, rows: NDArray[Any], ids: IntArray | None = None
+) -> tuple[NDArray[Any], FloatArray]:
+    """Divide rows (N, d) by their norms in place; return them, and the norms (N,) that they had.
+
+    Errors call the rows by `ids` (N,), where those are given, of the argument `name`.
+    """
+    norms = np.empty(len(rows))  # float64, for rows of float32 too
+    _each_chunk(rows, lambda part: divide_by_norms(rows[part], norms[part]))
+    good = (norms > 0.0) & np.isfinite(norms)  # others were left as they are
+    if not good.all():
+        worst = int(np.argmin(good))
+        raise no_norm(name, norms[worst], worst if ids is None else int(ids[worst]))
+    return rows, norms
+
+
+def no_norm(name: str, norm: float, row: int) -> ValueError:
+    """Return the error for a row that cannot be normalised."""
+    return ValueError(
+        f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got {norm} for "
+        f"row {row}; start from random vectors, or use normalize=False."
+    )
+
+
+def unit_rows_backward(d_unit: NDArray[Any], unit: NDArray[Any], norms: FloatArray) -> NDArray[Any]:
+    """Turn derivatives in the normalised rows, in place, into those in the rows."""
+    _each_chunk(unit, lambda part: unit_gradient(d_unit[part], unit[part], norms[part]))
+    return d_unit
+
+
+def _each_chunk(rows: NDArray[Any], work: Callable[[slice], None]) -> None:
+    thread_each(work, row_chunks(rows.shape, _CHUNK_NUMBERS))
 
 
 class HostArrays:
@@ -24,6 +71,42 @@ class HostArrays:
     float_rows = staticmethod(as_float_rows)
     ids = staticmethod(as_ids)
     labels = staticmethod(as_labels)
+    copied: Callable[..., NDArray[Any]] = staticmethod(np.copy)
+    times = staticmethod(times_tau)
+    unit_rows = staticmethod(unit_rows)
+    unit_rows_backward = staticmethod(unit_rows_backward)
+
+    @staticmethod
+    def shaped_rows(name: str, value: Any) -> NDArray[Any]:
+        """Return rows (N, d) in C order; those of an array as it is are not read through."""
+        # a step touches a few rows of n; to read all of them would cost more than the step
+        if (
+            isinstance(value, np.ndarray)
+            and not isinstance(value, np.ma.MaskedArray)
+            and value.dtype in (np.float32, np.float64)
+            and value.ndim == 2
+            and value.size
+            and value.flags.c_contiguous
+        ):
+            return value
+        return as_float_rows(name, value)
+
+    @staticmethod
+    def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return numbers (size,) of a type."""
+        vector = as_real_array(name, value, (1,))
+        if len(vector) != size:
+            raise ValueError(f"`{name}` must have shape ({size},), got {vector.shape}.")
+        return as_type(name, vector, dtype)
+
+    @staticmethod
+    def union(ids: list[IntArray], stop: int) -> IntArray:
+        """Return the ids below `stop` that occur, rising and each once."""
+        # the usual case needs no sort: one list, as from a gradient
+        if len(ids) == 1 and (ids[0][1:] > ids[0][:-1]).all():
+            return ids[0]
+        united: IntArray = np.unique(np.concatenate(ids))
+        return united
 
     @staticmethod
     def available_bytes() -> int | None:

@@ -26,7 +26,7 @@ from samplesoft._cuda import (
     warp_max,
     warp_sum,
 )
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device.arrays import HostArrays, no_norm
 from samplesoft._device.select import on_device, to_host
 from samplesoft._jit import chunks
 from samplesoft._validation import IntArray, as_float_rows, as_ids, as_labels
@@ -141,6 +141,29 @@ def shaped_rows(
     return rows
 
 
+def unit_rows(name: str, rows: Any, ids: Any = None) -> tuple[Any, Any]:
+    """Divide rows (N, d) by their norms (N,), in place; `ids` is what they are called."""
+    norms = empty(rows.shape[0], np.float64)
+    launch_warps(divide_by_norms, rows.shape[0], rows, norms)
+    range_of = np.finfo(np.float64)
+    row = first_outside(norms, range_of.smallest_subnormal, range_of.max)
+    if row is not None:
+        named = row if ids is None else int(ids[row : row + 1].copy_to_host()[0])
+        raise no_norm(name, float(norms[row : row + 1].copy_to_host()[0]), named)
+    return rows, norms
+
+
+def unit_rows_backward(d_unit: Any, unit: Any, norms: Any) -> Any:
+    """Turn derivatives in the normalised rows, in place, into those in the rows."""
+    launch_warps(unit_gradient, unit.shape[0], d_unit, unit, norms)
+    return d_unit
+
+
+def times(rows: Any, factor: float) -> Any:
+    """Return rows times a number, or themselves where that is 1."""
+    return rows if factor == 1.0 else cast(rows, rows.dtype, factor)
+
+
 def _through_host(work: Callable[..., Any]) -> Any:
     """Return what `work` does, as a method, for arrays so small that they had better travel."""
     return staticmethod(lambda *arguments: to_device(work(*map(to_host, arguments))))
@@ -156,6 +179,11 @@ class CudaArrays:
     empty = staticmethod(empty)
     filled = staticmethod(filled)
     take_rows = staticmethod(take_rows)
+    copied = staticmethod(copied)
+    union = staticmethod(union)
+    times = staticmethod(times)
+    unit_rows = staticmethod(unit_rows)
+    unit_rows_backward = staticmethod(unit_rows_backward)
     plus = _through_host(HostArrays.plus)
     take_numbers = _through_host(HostArrays.take_numbers)
     repeat_row = _through_host(HostArrays.repeat_row)
@@ -187,6 +215,21 @@ class CudaArrays:
                 "or replace NaN and infinite entries first."
             )
         return rows
+
+    @staticmethod
+    def shaped_rows(name: str, value: Any) -> Any:
+        """Return rows (N, d) in C order; those on the device are too many to be read through."""
+        return shaped_rows(name, value) if on_device(value) else CudaArrays.float_rows(name, value)
+
+    @staticmethod
+    def vector(name: str, value: Any, size: int, dtype: np.dtype[Any]) -> Any:
+        """Return numbers (size,) of a type."""
+        if not on_device(value):
+            return to_device(HostArrays.vector(name, value, size, dtype))
+        vector = contiguous(name, value, dtype)
+        if vector.shape != (size,):
+            raise ValueError(f"`{name}` must have shape ({size},), got {vector.shape}.")
+        return vector
 
     @staticmethod
     def ids(name: str, value: Any, num_classes: int, batch: int | None = None) -> Any:
@@ -283,3 +326,40 @@ def find_greatest_outside(rows: Any, least: float, most: float, found: Any) -> N
     largest = warp_max(largest)
     if lane() == 0 and not least < largest:
         cuda.atomic.min(found, 0, i)
+
+
+@kernel
+def divide_by_norms(rows: Any, norms: Any) -> None:
+    """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite."""
+    i = warp_index()
+    if i >= rows.shape[0]:
+        return
+    greatest = 0.0  # keeps NaN, of which no comparison holds
+    for f in range(lane(), rows.shape[1], WARP_SIZE):
+        size = abs(float(rows[i, f]))
+        greatest = size if not size <= greatest else greatest
+    greatest = warp_max(greatest)
+    square = 0.0
+    if 0.0 < greatest < math.inf:  # so that no square leaves the range
+        for f in range(lane(), rows.shape[1], WARP_SIZE):
+            part = float(rows[i, f]) / greatest
+            square += part * part
+        square = warp_sum(square)
+        for f in range(lane(), rows.shape[1], WARP_SIZE):
+            rows[i, f] = float(rows[i, f]) / greatest / math.sqrt(square)
+    if lane() == 0:
+        norms[i] = greatest * math.sqrt(square) if greatest < math.inf else greatest
+
+
+@kernel
+def unit_gradient(d_unit: Any, unit: Any, norms: Any) -> None:
+    """Turn `d_unit` (N, d), the derivative in ``x / |x|``, into that in x, a warp for each row."""
+    i = warp_index()
+    if i >= unit.shape[0]:
+        return
+    along = 0.0
+    for f in range(lane(), unit.shape[1], WARP_SIZE):
+        along += float(unit[i, f]) * float(d_unit[i, f])
+    along = warp_sum(along)
+    for f in range(lane(), unit.shape[1], WARP_SIZE):
+        d_unit[i, f] = (float(d_unit[i, f]) - along * float(unit[i, f])) / norms[i]

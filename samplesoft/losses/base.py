@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from samplesoft._device.select import to_host
+from samplesoft._device import ARRAYS
+from samplesoft._device.arrays import HostArrays
+from samplesoft._device.select import to_host, twin
 from samplesoft._limits import quiet
-from samplesoft._temperature import as_tau, times_tau
+from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -25,18 +27,11 @@ from samplesoft._validation import (
     as_choice,
     as_csr,
     as_flag,
-    as_float_rows,
     as_labels,
     as_real_array,
     in_small_unit,
 )
-from samplesoft.losses.vectors import (
-    check_biases,
-    check_class_embeddings,
-    require_finite_rows,
-    unit_rows,
-    unit_rows_backward,
-)
+from samplesoft.losses.vectors import require_finite_rows
 from samplesoft.samplers.base import Draw, Rows
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -295,15 +290,25 @@ class Loss(ABC):
         self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
-        rows = check_class_embeddings(class_embeddings)
+        arrays: HostArrays = twin(self.device, ARRAYS)
+        rows = arrays.shaped_rows("class_embeddings", class_embeddings)
         n, d = rows.shape
-        contexts = as_float_rows("h", h, d, rows.dtype)
-        targets = check_targets(labels, len(contexts), n, self.label_reduction)
-        offsets = None if biases is None else check_biases(biases, n, rows.dtype)
+        contexts = arrays.float_rows("h", h, d, rows.dtype)
+        size = contexts.shape[0]
+        if self.device == "cpu":
+            targets = check_targets(labels, size, n, self.label_reduction)
+        elif sparse.issparse(labels):
+            raise TypeError(
+                "`labels` must hold one label an example with device='cuda', got a matrix; "
+                "compute on the processor, or expand the batch to pairs."
+            )
+        else:
+            targets = Targets(arrays.labels("labels", labels, n, (size,)))
+        offsets = None if biases is None else arrays.vector("biases", biases, n, rows.dtype)
         norms = None
         if self.normalize:  # a copy, for the caller's array stays as it is
-            contexts, norms = unit_rows("h", contexts.copy())
-        z = times_tau(contexts, self.tau)
+            contexts, norms = arrays.unit_rows("h", arrays.copied(contexts))
+        z = arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
     def forward_batch(
@@ -347,14 +352,13 @@ class Loss(ABC):
             ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. What is
             beyond the range of their type is not finite; optimizers refuse it.
         """
+        batch, arrays = cache.batch, twin(self.device, ARRAYS)
         with quiet():
-            gradients = self._backward(cache.batch, cache.saved, cache.weights)
-            dz = gradients.dh
-            if self.tau != 1.0:  # z = tau h
-                dz *= dz.dtype.type(self.tau)
-        if cache.batch.norms is not None:
-            dz = unit_rows_backward(dz, cache.batch.contexts, cache.batch.norms)
-        return Gradients(dz, gradients.dW, gradients.db)
+            gradients = self._backward(batch, cache.saved, cache.weights)
+        dh = arrays.times(gradients.dh, self.tau)  # z = tau h
+        if batch.norms is not None:
+            dh = arrays.unit_rows_backward(dh, batch.contexts, batch.norms)
+        return Gradients(dh, gradients.dW, gradients.db)
 
     @abstractmethod
     def _forward(

@@ -20,7 +20,7 @@ from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
-from samplesoft.losses.base import Batch, Cache, Gradients, Loss, Targets
+from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
     Floats,
     Scores,
@@ -267,29 +267,20 @@ class SampledSoftmaxLoss(SampledLoss):
         super().__init__(scheme=scheme, **options)
         self.device = as_device(device)
 
-    @property
-    def _passes(self) -> Any:
-        """What computes; not kept, for that of a copy must read the copy's options."""
-        if self.device == "cpu":
-            return super()
-        return twin("cuda", "samplesoft.losses.sampled:Passes")(self)
-
-    def check_batch(
-        self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
-    ) -> Batch:
-        """Check the arguments of `forward`, and normalise contexts."""
-        batch: Batch = self._passes.check_batch(h, class_embeddings, labels, biases)
-        return batch
-
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        losses, saved = self._passes._forward(batch, draw, label_log_count)
-        return losses, saved
+        if self.device == "cpu":
+            return super()._forward(batch, draw, label_log_count)
+        passes = twin(self.device, "samplesoft.losses.sampled:Passes")(self)
+        losses, saved = passes.forward(batch, draw, label_log_count)
+        return losses, (passes, saved)
 
-    def backward(self, cache: Cache) -> Gradients:
-        """Compute the gradient of what `forward` returned, or of its sum."""
-        gradients: Gradients = self._passes.backward(cache)
+    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
+        if self.device == "cpu":
+            return super()._backward(batch, saved, weights)
+        passes, of_passes = saved
+        gradients: Gradients = passes.backward(batch, of_passes, weights)
         return gradients
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:

@@ -26,29 +26,20 @@ from samplesoft._cuda import (
     warp_sum,
 )
 from samplesoft._device.arrays_cuda import (
-    CudaArrays,
-    cast,
     contiguous,
-    copied,
     equal_runs,
     first_not_finite,
     first_outside,
-    shaped_rows,
     take_rows,
+    unit_rows,
+    unit_rows_backward,
 )
 from samplesoft._device.select import on_device, to_host
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes_cuda import warp_dot
-from samplesoft.losses.base import (
-    Batch,
-    Cache,
-    Gradients,
-    SparseRows,
-    Targets,
-)
+from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.candidates import check_draw, check_label_count, no_draw, require_shapes
 from samplesoft.losses.sampled import gain_of_kept, log_ratio
-from samplesoft.losses.vectors import check_biases, no_norm
 from samplesoft.samplers.base import Draw
 
 
@@ -92,33 +83,7 @@ class CudaPasses:
     def __init__(self, loss: Any) -> None:
         self._loss = loss
 
-    def check_batch(self, h: Any, class_embeddings: Any, labels: Any, biases: Any) -> Batch:
-        """Check the arguments of a forward pass, and normalise contexts."""
-        if on_device(class_embeddings):  # too many to read them all at each step
-            rows = shaped_rows("class_embeddings", class_embeddings)
-        else:
-            rows = CudaArrays.float_rows("class_embeddings", class_embeddings)
-        n, d = rows.shape
-        contexts = CudaArrays.float_rows("h", h, d, rows.dtype)  # few: these are read
-        if hasattr(labels, "tocsr"):
-            raise TypeError(
-                "`labels` must hold one label an example with device='cuda', got a matrix; "
-                "compute on the processor, or expand the batch to pairs."
-            )
-        checked = CudaArrays.labels("labels", labels, n, (contexts.shape[0],))
-        if on_device(biases):
-            biases = contiguous("biases", biases, rows.dtype)
-            if biases.shape != (n,):
-                raise ValueError(f"`biases` must have shape ({n},), got {biases.shape}.")
-        elif biases is not None:
-            biases = to_device(check_biases(biases, n, rows.dtype))
-        norms = None
-        if self._loss.normalize:
-            contexts, norms = unit_rows("h", copied(contexts))
-        z = contexts if self._loss.tau == 1.0 else cast(contexts, contexts.dtype, self._loss.tau)
-        return Batch(contexts, norms, z, rows, Targets(checked), biases)
-
-    def _forward(
+    def forward(
         self, batch: Batch, draw: Draw | None, label_log_count: Any
     ) -> tuple[FloatArray, _Saved]:
         """Return the losses (B,) on the processor, where they are weighted, and what is saved."""
@@ -144,23 +109,19 @@ class CudaPasses:
                 raise loss.contains_label(to_host(labels), pair)
         return losses.copy_to_host(), saved  # (B,): a copy waits no longer than for their sum
 
-    def backward(self, cache: Cache) -> Gradients:
-        """Compute gradients from what `forward` returned."""
-        batch, saved = cache.batch, cache.saved
+    def backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
+        """Compute gradients in contexts times tau, in class vectors and in biases."""
         dtype, num = batch.z.dtype, saved.block.shape[0]
-        weights = to_device(cache.weights.astype(dtype))
+        factors = to_device(weights.astype(dtype))
         dz, d_block = empty(batch.z.shape, dtype), empty(saved.block.shape, dtype)
         d_biases = empty(0 if batch.biases is None else num, dtype)
         slopes, places = saved.slopes, saved.places
-        launch_warps(context_sums, dz.shape[0], slopes, saved.block, places, weights, dz)
-        launch_warps(class_sums, num, slopes, batch.z, places, weights, d_block, d_biases)
+        launch_warps(context_sums, dz.shape[0], slopes, saved.block, places, factors, dz)
+        launch_warps(class_sums, num, slopes, batch.z, places, factors, d_block, d_biases)
         if saved.norms is not None:
-            launch_warps(unit_gradient, num, d_block, saved.block, saved.norms)
-        dh = dz if self._loss.tau == 1.0 else cast(dz, dtype, self._loss.tau)
-        if batch.norms is not None:
-            launch_warps(unit_gradient, dh.shape[0], dh, batch.contexts, batch.norms)
+            unit_rows_backward(d_block, saved.block, saved.norms)
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
-        return Gradients(dh, SparseRows(saved.classes, d_block), db)
+        return Gradients(dz, SparseRows(saved.classes, d_block), db)
 
     def _scored(self, batch: Batch, ids: Any) -> _Saved:
         size, m, dtype = batch.z.shape[0], ids.shape[1], batch.z.dtype
@@ -211,18 +172,6 @@ def _check_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     return ids, log_q
 
 
-def unit_rows(name: str, rows: Any, ids: Any = None) -> tuple[Any, Any]:
-    """Divide rows (N, d) by their norms (N,), in place; `ids` is what they are called."""
-    norms = empty(rows.shape[0], np.float64)
-    launch_warps(divide_by_norms, rows.shape[0], rows, norms)
-    range_of = np.finfo(np.float64)
-    row = first_outside(norms, range_of.smallest_subnormal, range_of.max)
-    if row is not None:
-        named = row if ids is None else int(ids[row : row + 1].copy_to_host()[0])
-        raise no_norm(name, float(norms[row : row + 1].copy_to_host()[0]), named)
-    return rows, norms
-
-
 @kernel
 def join(labels: Any, ids: Any, shared: bool, out: Any) -> None:
     """Write labels (B,) and drawn classes into `out`: (B, 1 + m) numbers, or (B + m) if shared."""
@@ -235,43 +184,6 @@ def join(labels: Any, ids: Any, shared: bool, out: Any) -> None:
     else:
         b, k = place // (1 + num), place % (1 + num)
         out[place] = labels[b] if k == 0 else ids[b, k - 1]
-
-
-@kernel
-def divide_by_norms(rows: Any, norms: Any) -> None:
-    """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite."""
-    i = warp_index()
-    if i >= rows.shape[0]:
-        return
-    greatest = 0.0  # keeps NaN, of which no comparison holds
-    for f in range(lane(), rows.shape[1], WARP_SIZE):
-        size = abs(float(rows[i, f]))
-        greatest = size if not size <= greatest else greatest
-    greatest = warp_max(greatest)
-    square = 0.0
-    if 0.0 < greatest < math.inf:  # so that no square leaves the range
-        for f in range(lane(), rows.shape[1], WARP_SIZE):
-            part = float(rows[i, f]) / greatest
-            square += part * part
-        square = warp_sum(square)
-        for f in range(lane(), rows.shape[1], WARP_SIZE):
-            rows[i, f] = float(rows[i, f]) / greatest / math.sqrt(square)
-    if lane() == 0:
-        norms[i] = greatest * math.sqrt(square) if greatest < math.inf else greatest
-
-
-@kernel
-def unit_gradient(d_unit: Any, unit: Any, norms: Any) -> None:
-    """Turn `d_unit` (N, d), the derivative in ``x / |x|``, into that in x, a warp for each row."""
-    i = warp_index()
-    if i >= unit.shape[0]:
-        return
-    along = 0.0
-    for f in range(lane(), unit.shape[1], WARP_SIZE):
-        along += float(unit[i, f]) * float(d_unit[i, f])
-    along = warp_sum(along)
-    for f in range(lane(), unit.shape[1], WARP_SIZE):
-        d_unit[i, f] = (float(d_unit[i, f]) - along * float(unit[i, f])) / norms[i]
 
 
 @device_function

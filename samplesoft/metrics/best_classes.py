@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._device.arrays import HostArrays
 from samplesoft._jit import chunks, njit, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import IntArray, as_count, as_csr, as_flag, as_float_rows
 from samplesoft.kernels.rows import divide_by_norms
 from samplesoft.losses.vectors import (
-    check_biases,
     check_class_embeddings,
     require_finite_rows,
     unit_rows,
@@ -85,7 +85,7 @@ def top_k_classes(
     contexts = as_float_rows("h", h, d, rows.dtype)
     size = check_k(k, n)
     normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
-    offsets = None if biases is None else check_biases(biases, n, rows.dtype)
+    offsets = None if biases is None else HostArrays.vector("biases", biases, n, rows.dtype)
     without = None if leave_out is None else _checked(leave_out, (len(contexts), n))
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._device import ARRAYS
+from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import require_copyable, to_host, twin
 from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_count,
     as_flag,
-    as_float_rows,
-    as_ids,
     as_named_arrays,
 )
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
-from samplesoft.losses.vectors import check_biases, unit_rows
 from samplesoft.metrics.evaluation import Evaluation, evaluate
 from samplesoft.samplers.base import Draw, Rows, SamplerProtocol, as_sampler
 
@@ -117,12 +116,13 @@ class SoftmaxLayer:
                 "samplesoft.losses.make_loss(name)."
             )
         as_flag("allow_other_tau", allow_other_tau)
-        self._device = twin(loss.device, "samplesoft.models.softmax_layer:Layer")
-        # a copy: optimizers change it in place
-        rows = self._device.own_rows(class_embeddings)
+        self._arrays: HostArrays = twin(loss.device, ARRAYS)
+        # copies: optimizers change them in place
+        rows = self._arrays.copied(self._arrays.float_rows("class_embeddings", class_embeddings))
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
-            self.parameters["biases"] = self._device.own_biases(biases, rows)
+            vector = self._arrays.vector("biases", to_host(biases), rows.shape[0], rows.dtype)
+            self.parameters["biases"] = self._arrays.copied(vector)
         self.loss = loss
         self.sampler = sampler
         self.num_sampled = 0
@@ -232,18 +232,21 @@ class SoftmaxLayer:
         """
         if self.sampler is None or self.sampler.dim is None:
             return
+        n = self._rows.shape[0]
+        classes = self._arrays.ids("ids", np.arange(n) if ids is None else ids, n)
         # a copy, for callers may use the buffer of ids again before the sampler is updated
-        self._changed.append(self._device.own_ids(ids, self._rows.shape[0]))
+        self._changed.append(self._arrays.copied(classes))
         if len(self._changed) >= self.update_every:
             # a tree changes its sums once for each class, however often it has moved since
-            self._update_sampler(self._device.union(self._changed, self._rows.shape[0]))
+            self._update_sampler(self._arrays.union(self._changed, n))
 
     def refresh(self) -> None:
         """Update the sampler with all class vectors; it then is as if just made from them."""
         if self.sampler is not None:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
-                self._update_sampler(self._device.own_ids(None, self._rows.shape[0]))
+                n = self._rows.shape[0]
+                self._update_sampler(self._arrays.ids("ids", np.arange(n), n))
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""
@@ -335,39 +338,27 @@ class SoftmaxLayer:
     def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
         """Return the log expected count (P,) of each label in a draw for its example."""
         assert self.sampler is not None
-        if targets.owners is not None and not self.shared:
-            return self._label_log_counts_of_rows(contexts, targets)
         h, labels = self._for_sampler(contexts), self._for_sampler(targets.labels)
-        # of a shared set all labels at once, in one row; else each label for its own context
-        ids = labels.reshape((1, -1) if self.shared else (-1, 1))
-        counts = self.sampler.log_expected_count(h, ids, self.num_sampled, shared=self.shared)
-        return counts.reshape(-1)
-
-    def _label_log_counts_of_rows(self, contexts: Rows, targets: Targets) -> FloatArray:
-        """Return the same for several labels an example, asking the sampler once for each context.
-
-        Examples come together with others that have nearly as many labels, at least half of theirs;
-        those with fewer repeat their last one.
-        """
-        assert self.sampler is not None
-        starts, log_counts = targets.firsts(), np.empty(len(targets.labels))
-        sizes = np.diff(starts, append=len(log_counts))
-        # examples by the power of two of their number of labels: at most half of the work is
-        # repeats, where one table for all would be as wide as the example with most labels
-        exponents = np.frexp(sizes)[1]
-        for exponent in np.unique(exponents):
-            rows = np.flatnonzero(exponents == exponent)
-            steps = np.minimum(np.arange(sizes[rows].max()), sizes[rows, None] - 1)
-            places = starts[rows, None] + steps
-            ids = targets.labels[places]
-            some = self.sampler.log_expected_count(contexts[rows], ids, self.num_sampled)
-            log_counts[places] = some
+        counts_of, m = self.sampler.log_expected_count, self.num_sampled
+        if targets.owners is None or self.shared:
+            # of a shared set all labels at once, in one row; else each label for its own context
+            ids = labels.reshape((1, -1) if self.shared else (-1, 1))
+            return counts_of(h, ids, m, shared=self.shared).reshape(-1)
+        # the sampler is asked once for each context: those with fewer labels repeat their last
+        firsts = targets.firsts()
+        last = np.append(firsts[1:], len(labels)) - 1
+        width = int((last - firsts).max()) + 1
+        places = np.minimum(firsts[:, None] + np.arange(width), last[:, None])
+        log_counts = np.empty(len(labels))
+        log_counts[places] = counts_of(h, labels[places], m)
         return log_counts
 
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
-        rows = self._device.taken(self._rows, ids, self.loss.normalize)
+        rows = self._arrays.take_rows(self._rows, ids)
         # the sampler sees what the loss scores: vectors of norm 1 where it divides by norms
+        if self.loss.normalize:
+            rows, _ = self._arrays.unit_rows("class_embeddings", rows, ids)
         self.sampler.update(self._for_sampler(ids), self._for_sampler(rows))
         self._changed = []
 
@@ -410,37 +401,3 @@ class SoftmaxLayer:
                 f"{type(loss).__name__}, got a {type(self.sampler).__name__}; take a "
                 "SampledSoftmaxLoss with scheme='masked' or 'negatives'."
             )
-
-
-class HostLayer:
-    """What the layer does with rows and ids on the processor."""
-
-    @staticmethod
-    def own_rows(class_embeddings: Any) -> Rows:
-        """Return a copy of class vectors (n, d)."""
-        return as_float_rows("class_embeddings", class_embeddings).copy()
-
-    @staticmethod
-    def own_biases(biases: Any, rows: Rows) -> Rows:
-        """Return a copy of class biases (n,) of the type of the class vectors."""
-        return check_biases(biases, len(rows), rows.dtype)
-
-    @staticmethod
-    def own_ids(ids: Any, num_classes: int) -> IntArray:
-        """Return a copy of ids (k,), or all."""
-        return np.arange(num_classes) if ids is None else as_ids("ids", ids, num_classes).copy()
-
-    @staticmethod
-    def union(ids: list[IntArray], num_classes: int) -> IntArray:
-        """Return the ids that occur, rising and each once."""
-        # the usual case needs no sort: one update since the last time
-        if len(ids) == 1 and (ids[0][1:] > ids[0][:-1]).all():  # as from a gradient
-            return ids[0]
-        united: IntArray = np.unique(np.concatenate(ids))
-        return united
-
-    @staticmethod
-    def taken(rows: Rows, ids: IntArray, normalize: bool) -> Rows:
-        """Return some class vectors, perhaps of norm 1."""
-        some: Rows = rows[ids]
-        return unit_rows("class_embeddings", some, ids)[0] if normalize else some
