@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -117,20 +118,18 @@ class Report(ABC):
         """
         # the report's own settings win, for they are what was used
         shown = {**(settings or {}), **self._settings()}
-        parts = [*self._parts(), *self._details()]
         figure = svg_element(self._figure(), "figure", self._figure_title)
-        return _page(
-            self._title,
-            [
-                *(part.html() for part in parts if not isinstance(part, Settings)),
-                Heading(self._figure_title).html(),
-                f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>',
-                Heading("Settings").html(),
-                Settings({k: v for k, v in shown.items() if v is not None}).html(),
-                Heading("Versions").html(),
-                Settings(_versions()).html(),
-            ],
-        )
+        parts: list[Part] = [part for part in self._parts() if not isinstance(part, Settings)]
+        parts += [*self._details(), Heading(self._figure_title)]
+        ending: list[Part] = [
+            Heading("Settings"),
+            Settings({name: value for name, value in shown.items() if value is not None}),
+            Heading("Versions"),
+            Settings(_versions()),
+        ]
+        drawing = f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>'
+        content = [part.html() for part in parts], [drawing], [part.html() for part in ending]
+        return _page(self._title, [*chain(*content)])
 
     def __str__(self) -> str:
         """Return `to_text`."""
@@ -204,7 +203,7 @@ class Paragraph:
 
     def text(self) -> str:
         """Return it in lines."""
-        return textwrap.fill(self.words, TEXT_WIDTH, break_on_hyphens=False)
+        return _in_lines(self.words)
 
     def html(self) -> str:
         """Return it as HTML."""
@@ -220,11 +219,8 @@ class Items:
 
     def text(self) -> str:
         """Return them in lines, each sentence with a dash before it."""
-        layout: dict[str, Any] = {"initial_indent": "- ", "subsequent_indent": "  "}
-        return "\n".join(
-            textwrap.fill(sentence, TEXT_WIDTH, break_on_hyphens=False, **layout)
-            for sentence in self.sentences
-        )
+        layout = {"initial_indent": "- ", "subsequent_indent": "  "}
+        return "\n".join(_in_lines(sentence, **layout) for sentence in self.sentences)
 
     def html(self) -> str:
         """Return them as HTML."""
@@ -240,16 +236,15 @@ class Settings:
     def text(self) -> str:
         """Return them as a sentence."""
         pairs = (f"{name}: {value}" for name, value in self.values.items())
-        return Paragraph(f"{'; '.join(pairs)}.").text()
+        return _in_lines(f"{'; '.join(pairs)}.")
 
     def html(self) -> str:
         """Return them as HTML."""
-        shown = {
-            name: ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            for name, value in self.values.items()
-        }
-        pairs = (f"<dt>{_html(str(k))}</dt><dd>{_html(v)}</dd>" for k, v in shown.items())
-        return "\n".join(["<dl>", *pairs, "</dl>"])
+        lines = []
+        for name, value in self.values.items():
+            text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            lines.append(f"<dt>{_html(str(name))}</dt><dd>{_html(text)}</dd>")
+        return "\n".join(["<dl>", *lines, "</dl>"])
 
 
 @dataclass(frozen=True)
@@ -317,13 +312,8 @@ class Table:
             f'<th scope="col"{kind}>{_html(column.title or "note")}</th>'
             for column, kind in zip(self.columns, kinds, strict=True)
         )
-        lines = (
-            "".join(
-                _cell("td" if k else 'th scope="row"', kind, column, row)
-                for k, (column, kind) in enumerate(zip(self.columns, kinds, strict=True))
-            )
-            for row in self.rows
-        )
+        tags = ['th scope="row"', *["td"] * (len(kinds) - 1)]  # the first cell names its row
+        lines = ("".join(map(_cell, tags, kinds, self.columns, repeat(row))) for row in self.rows)
         body = "\n".join(f"<tr>{cells}</tr>" for cells in lines)
         name = escape(self.caption)
         return f"""<div class="scroll" role="region" tabindex="0" aria-label="{name}">
@@ -349,6 +339,11 @@ def _cell(tag: str, kind: str, column: Column, row: Any) -> str:
     known = value is not None and not isinstance(value, str)
     number = f' data-value="{float(value)!r}"'.replace("inf", "Infinity") if known else ""
     return f"<{tag}{kind}{number}>{_html(column.written(row))}</{tag[:2]}>"
+
+
+def _in_lines(text: str, **layout: str) -> str:
+    """Return text in lines that are no longer than a terminal is wide."""
+    return textwrap.fill(text, TEXT_WIDTH, break_on_hyphens=False, **layout)  # type: ignore[arg-type]
 
 
 def _html(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -90,8 +90,7 @@ def as_ids(
     array = as_array(name, value)
     if array.size == 0 and array.ndim == 1 and batch is None:
         return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"`{name}` must hold integers, got {array.dtype}; {of} are counted from 0.")
+    _require_integers(name, array, f"{of} are counted from 0")
     if batch is None and array.ndim != 1:
         raise ValueError(f"`{name}` must have shape (k,), got {array.shape}.")
     if batch is not None:
@@ -104,8 +103,7 @@ def as_ids(
                 f"of each context or {batch} of all; write {name}[:, None] or {name}[None]."
             )
         array = np.broadcast_to(array, (batch, array.shape[-1]))
-    _require_classes(name, array, num_classes, of)
-    return np.ascontiguousarray(array, dtype=np.int64)
+    return _as_classes(name, array, num_classes, of)
 
 
 def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
@@ -122,15 +120,25 @@ def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
 def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
     array = as_array(name, value)
-    if array.dtype.kind not in "iu":
-        raise TypeError(
-            f"`{name}` must hold integers, got {array.dtype}; "
-            "labels are class indices counted from 0."
-        )
+    _require_integers(name, array, "labels are class indices counted from 0")
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
-    _require_classes(name, array, num_classes)
-    return np.ascontiguousarray(np.broadcast_to(array, batch_shape), dtype=np.int64)
+    return _as_classes(name, np.broadcast_to(array, batch_shape), num_classes)
+
+
+def _require_integers(name: str, array: NDArray[Any], remedy: str) -> None:
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` must hold integers, got {array.dtype}; {remedy}.")
+
+
+def _as_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "classes") -> IntArray:
+    """Return integers as int64, each in ``range(num_classes)``."""
+    if array.size and (array.min() < 0 or array.max() >= num_classes):
+        bad = array[(array < 0) | (array >= num_classes)].flat[0]
+        raise ValueError(
+            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} {of}, got {bad}."
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def require_plain(name: str, value: Any) -> None:
@@ -156,14 +164,6 @@ def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None =
         raise ValueError(
             f"`{name}` must be {wanted}, got {array[tuple(where)]} at index {where}; "
             "remove or replace NaN and infinite entries first."
-        )
-
-
-def _require_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "classes") -> None:
-    if array.size and (array.min() < 0 or array.max() >= num_classes):
-        bad = array[(array < 0) | (array >= num_classes)].flat[0]
-        raise ValueError(
-            f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} {of}, got {bad}."
         )
 
 
@@ -214,38 +214,33 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 def as_positive(name: str, value: Any) -> float:
     """Return `value` as a finite float greater than 0."""
-    number = _as_number(name, value)
-    if not 0.0 < number < np.inf:
-        raise ValueError(f"`{name}` must be finite and greater than 0, got {shown(value)}.")
-    return number
+    return _as_number(name, value, "finite and greater than 0", lambda x: 0.0 < x < np.inf)
 
 
 def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     """Return `value` as a float of at least 0 and less than `below`."""
-    number = _as_number(name, value)
-    if not 0.0 <= number < below:
-        raise ValueError(f"`{name}` must be at least 0 and less than {below}, got {shown(value)}.")
-    return number
+    wanted = f"at least 0 and less than {below}"
+    return _as_number(name, value, wanted, lambda x: 0.0 <= x < below)
 
 
 def as_finite(name: str, value: Any) -> float:
     """Return `value` as a finite float."""
-    number = _as_number(name, value)
-    if not np.isfinite(number):
-        raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
-    return number
+    return _as_number(name, value, "finite", np.isfinite)
 
 
-def _as_number(name: str, value: Any) -> float:
-    """Return `value` as a float, infinite where it is beyond the range of float64."""
+def _as_number(name: str, value: Any, wanted: str, holds: Callable[[float], Any]) -> float:
+    """Return `value` as a float that is as `wanted`; it is infinite beyond the range of float64."""
     numbers = (int, float, np.integer, np.floating)
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, numbers):
         raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {shown(value)}.")
     try:
         with np.errstate(over="ignore"):  # of a numpy.longdouble
-            return float(value)
+            number = float(value)
     except OverflowError:
-        return np.inf if value > 0 else -np.inf
+        number = np.inf if value > 0 else -np.inf
+    if not holds(number):
+        raise ValueError(f"`{name}` must be {wanted}, got {shown(value)}.")
+    return number
 
 
 def shown(value: Any) -> str:
@@ -289,12 +284,10 @@ def require_mapping(name: str, value: Any) -> None:
 
 def require_well_formed(name: str, matrix: Any) -> None:
     """Raise for a scipy CSR matrix whose indices must not be followed, which scipy lets pass."""
-    if (np.diff(matrix.indptr) < 0).any():  # scipy does not look where the last one is 0
-        raise ValueError(
-            f"`{name}` must be a well-formed CSR matrix, counted from 0: row starts must not fall, "
-            f"got {shown(matrix.indptr.tolist())}."
-        )
     try:
+        if (np.diff(matrix.indptr) < 0).any():  # scipy does not look where the last one is 0
+            starts = shown(matrix.indptr.tolist())
+            raise ValueError(f"row starts must not fall, got {starts}")
         matrix.check_format(full_check=True)
     except ValueError as error:
         raise ValueError(

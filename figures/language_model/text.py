@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from samplesoft._validation import IntArray, as_count
 from samplesoft.data import EOS, UNK, Vocabulary, build_vocabulary, read_tokens
-from samplesoft.data.text import find_part
 
 PARTS = ("train", "valid", "test")
+ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".txt.bz2")
 VOCABULARY_SIZE = 10_000  # of the Penn Treebank as language models have it
 
 
@@ -51,6 +52,26 @@ def read_corpus(path: str | Path, *, vocabulary_size: int = VOCABULARY_SIZE) -> 
             )
         vocabulary = build_vocabulary(tokens["train"], len(vocabulary.words) - 1)
     return Corpus(vocabulary, **{part: vocabulary.encode(tokens[part]) for part in PARTS})
+
+
+def find_part(folder: str | Path, part: str) -> Path:
+    """Return the one text file in `folder` whose name contains `part`, such as "train"."""
+    texts = sorted(
+        path
+        for path in Path(folder).iterdir()
+        if fnmatch(path.name, f"*{part}*") and path.name.endswith(ENDINGS)
+    )
+    if not texts:
+        raise FileNotFoundError(
+            f"{str(folder)!r} must hold a text named *{part}* that ends in "
+            f"{', '.join(ENDINGS)}, got none; add or rename it."
+        )
+    if len(texts) > 1:
+        raise ValueError(
+            f"{str(folder)!r} must hold one text named *{part}*, got "
+            f"{', '.join(path.name for path in texts)}; leave one of them there."
+        )
+    return texts[0]
 
 
 def _split(path: str | Path, tokens: list[str]) -> dict[str, list[str]]:

@@ -21,7 +21,6 @@ from samplesoft.data import (
     read_tokens,
     stdlib_tokens,
 )
-from samplesoft.data.text import training_text
 
 if TYPE_CHECKING:
     from samplesoft.data.xml_repository import SparseExamples
@@ -50,14 +49,11 @@ class Source:
 
 _EITHER: Options = {
     "corpus": (
-        "a text file with one sentence a line, or a folder with one whose name contains "
-        "train; also .gz, .xz or .bz2",
+        "a text file with one sentence a line; also .gz, .xz or .bz2",
         {"metavar": "PATH"},
     ),
     "embeddings": (
-        ".npz with the arrays h, class_embeddings, labels and, for unigram, counts; or "
-        "vectors in word2vec's text format, 'n d' and then 'word v_1 ... v_d' on n lines, where "
-        "the context is a word's vector and its label the nearest other word",
+        ".npz with the arrays h, class_embeddings, labels and, for unigram, counts",
         {"metavar": "FILE"},
     ),
     "logits": (".npy of logits (B, n); needs --labels as well", {"metavar": "FILE"}),
@@ -138,10 +134,11 @@ def _loaded(options: argparse.Namespace) -> Source:
         vectors = load_embeddings(options.embeddings, **some)
     else:
         version = ".".join(map(str, sys.version_info[:3]))
-        path = None if options.corpus is None else training_text(options.corpus)
-        title = f"Python {version}'s library" if path is None else f"text of {path}"
+        title = f"Python {version}'s library"
+        if options.corpus:
+            title = f"text of {options.corpus}"
         # a text that every installation has, so that the first call needs no file
-        tokens = stdlib_tokens() if path is None else read_tokens(path)
+        tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
         vectors = examples_from_corpus(tokens, **some)
         title += f" ({len(tokens):,} tokens)"
     return _from_vectors(title, vectors, as_tau(options.tau, _are_unit(vectors)))

@@ -6,9 +6,8 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 from samplesoft._validation import IntArray, as_array, as_count, as_counts, shown
 from samplesoft.data.files import open_text, pieces
 
-ENDINGS = (".txt", ".txt.gz", ".txt.xz", ".txt.bz2")
 EOS, UNK = "<eos>", "<unk>"
 LONGEST_WORD = 10**6  # characters
 STDLIB_TOKENS = 2_000_000
@@ -119,8 +117,12 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
     """
     as_count("max_tokens", max_tokens)
     root = sysconfig.get_paths()["stdlib"]
+    paths = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
     tokens: list[str] = []
-    for path in sorted(_python_files(root)):
+    for path in sorted(paths):
         text = path.read_bytes().decode("utf-8", errors="replace").strip()
         tokens += [EOS if token[0] == "\n" else token for token in _TOKEN.findall(text)]
         tokens.append(EOS)
@@ -132,44 +134,6 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
             "give a text with --corpus, vectors with --embeddings, or logits with --logits."
         )
     return tokens
-
-
-def _python_files(root: str) -> Iterator[Path]:
-    """Yield the library's source files below `root`, in no given order."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
-        for name in names:
-            if name.endswith(".py"):
-                yield Path(folder, name)
-
-
-def training_text(path: str | Path) -> Path:
-    """Return the file of the training text: `path` itself, or the one in that folder."""
-    return find_part(path, "train") if Path(path).is_dir() else Path(path)
-
-
-def find_part(folder: str | Path, part: str) -> Path:
-    """Return the one text file in `folder` whose name contains `part`, such as "train"."""
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(
-            f"no such folder: {str(folder)!r}; give the folder that holds the texts."
-        )
-    texts = sorted(
-        path
-        for path in Path(folder).iterdir()
-        if fnmatch(path.name, f"*{part}*") and path.name.endswith(ENDINGS)
-    )
-    if not texts:
-        raise FileNotFoundError(
-            f"{str(folder)!r} must hold a text named *{part}* that ends in "
-            f"{', '.join(ENDINGS)}, got none; add or rename it."
-        )
-    if len(texts) > 1:
-        raise ValueError(
-            f"{str(folder)!r} must hold one text named *{part}*, got "
-            f"{', '.join(path.name for path in texts)}; leave one of them there."
-        )
-    return texts[0]
 
 
 @dataclass(frozen=True)
@@ -226,8 +190,7 @@ class Vocabulary:
         tokens = as_words("tokens", tokens)
         ids = {word: i for i, word in enumerate(self.words)}
         if UNK in ids:  # of words that were left out
-            unk = ids[UNK]
-            return np.fromiter((ids.get(token, unk) for token in tokens), np.int64)
+            return np.fromiter((ids.get(token, ids[UNK]) for token in tokens), np.int64)
         try:
             return np.fromiter((ids[token] for token in tokens), np.int64)
         except KeyError as error:
@@ -273,17 +236,13 @@ def build_vocabulary(tokens: Sequence[str], size: int) -> Vocabulary:
             f"`tokens` must hold at least 2 distinct words, got {len(counts)}; give a longer text."
         )
     if len(counts) > size:
-        unknown = counts.pop(
-            UNK, 0
-        )  # a text may have such a word already, which is one of the rest
+        # a text may have such a word already, which is one of the rest
+        unknown = counts.pop(UNK, 0)
         ranked = sorted(counts.items(), key=_by_frequency)
         unknown += sum(count for _, count in ranked[size - 1 :])
-        counts = Counter(dict(ranked[: size - 1]))
-        counts[UNK] = unknown
-    final = sorted(counts.items(), key=_by_frequency)
-    return Vocabulary(
-        tuple(word for word, _ in final), np.array([count for _, count in final], np.int64)
-    )
+        counts = Counter(dict(ranked[: size - 1]) | {UNK: unknown})
+    words, final = zip(*sorted(counts.items(), key=_by_frequency), strict=True)
+    return Vocabulary(words, np.array(final, np.int64))
 
 
 def as_words(name: str, value: Any) -> list[str]:

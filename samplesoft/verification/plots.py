@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samplesoft._validation import FloatArray
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -71,7 +73,7 @@ def _draw_curves(
     floor = min(seen, default=_NO_BIAS) / 8.0
     ceiling = 4.0 * max([*seen, *(row.printed_max or 0.0 for row in rows), 8.0 * floor])
     for axis, (name, curve) in zip(axes, curves.items(), strict=True):
-        m = np.array([row.num_sampled for row in curve], dtype=float)
+        m = _column(curve, "num_sampled")
         axis.set_title(name, fontsize=10)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
         axis.set_xlim(m.min() / 1.6, m.max() * 1.6)
@@ -79,15 +81,16 @@ def _draw_curves(
             axis.set_xticks(m, [f"{row.num_sampled:,}" for row in curve])
             axis.set_xticks([], minor=True)
         if curve[0].finite_max_max is not None:
-            low = [max(_or_nan(row.finite_min_max), floor / 10.0) for row in curve]
-            high = [_or_nan(row.finite_max_max) for row in curve]
+            low = np.maximum(_column(curve, "finite_min_max"), floor / 10.0)
+            high = _column(curve, "finite_max_max")
             # an area needs two points, a bar does not: a report of one m shows every mark too
             axis.vlines(m, low, high, color=_BAND, linewidth=8)
             axis.fill_between(m, low, high, color=_BAND, alpha=0.55, linewidth=0)
-            printed = [_or_nan(row.printed_max) for row in curve]
+            printed = _column(curve, "printed_max")
             axis.plot(m, printed, **_LINE_OF_PRINTED, marker="_", markersize=14)
-        axis.plot(m, [row.max_bias for row in curve], **_LINE_OF_EXACT)
-        if max(row.max_bias for row in curve) < _NO_BIAS:
+        exact = _column(curve, "max_bias")
+        axis.plot(m, exact, **_LINE_OF_EXACT)
+        if exact.max() < _NO_BIAS:
             axis.text(0.5, 0.08, "no bias", transform=axis.transAxes, ha="center", fontsize=9)
         elif curve[0].monte_carlo_max is not None:
             _draw_trials(axis, m, curve)
@@ -100,8 +103,8 @@ def _draw_curves(
 
 def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
     """Draw estimates with 95% intervals; if one is not above 0, the upper end of its interval."""
-    mean = np.array([_or_nan(row.monte_carlo_max) for row in curve])
-    reach = _QUANTILE * np.array([_or_nan(row.monte_carlo_max_stderr) for row in curve])
+    mean = _column(curve, "monte_carlo_max")
+    reach = _QUANTILE * _column(curve, "monte_carlo_max_stderr")
     shown = mean > 0.0
     below = np.minimum(reach, mean * (1.0 - 1e-6))[shown]  # a logarithm has no 0
     style = {"color": _TRIALS, **_DOTS}
@@ -154,5 +157,6 @@ def _legend(part: Any, entries: dict[str, Style], has_bounds: bool) -> None:
     part.legend(handles, list(entries), **place, fontsize=9, frameon=False)
 
 
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+def _column(curve: list[VerificationRow], name: str) -> FloatArray:
+    """Return a field of each row, NaN where it is None."""
+    return np.array([getattr(row, name) for row in curve], dtype=np.float64)

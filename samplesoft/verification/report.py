@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from samplesoft._report import (
@@ -300,10 +301,10 @@ Group = Sequence[VerificationRow]  # the rows of one sampler at one m, a block e
 
 
 def _groups(report: VerificationReport) -> list[Group]:
-    groups: dict[tuple[str, int], list[VerificationRow]] = {}
-    for row in report.rows:
-        groups.setdefault((row.sampler, row.num_sampled), []).append(row)
-    return list(groups.values())
+    def place(row: VerificationRow) -> tuple[str, int]:
+        return row.sampler, row.num_sampled
+
+    return [list(rows) for _, rows in groupby(report.rows, place)]
 
 
 def _tested(group: Group) -> Group:

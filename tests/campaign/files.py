@@ -155,12 +155,10 @@ def _texts(folder: Path) -> Iterator[Case]:
     words = "\n".join(" ".join(rng.choice(["a", "bb", "naïve"], 9)) for _ in range(30)) + "\n"
     xml = ["30 9 7"] + [f"{i % 7},{(i + 1) % 7} {i % 8}:0.5 8:{i}" for i in range(30)]
     items = [f"{user} {user % 5} {user % 7 + 5}" for user in range(30)]
-    vectors = ["20 3"] + [f"w{i} {i + 1} 0.5 -{i}e-3" for i in range(20)]
     texts = {
         "words": (words, data.read_tokens),
         "xml": ("\n".join(xml) + "\n", data.load_xml_repository),
         "interactions": ("\n".join(items) + "\n", data.load_interactions),
-        "word2vec": ("\n".join(vectors) + "\n", data.load_embeddings),
     }
     for name, (text, loader) in texts.items():
         for ending in (".txt", *damage.OPENERS):

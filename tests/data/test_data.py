@@ -259,51 +259,6 @@ def test_npz_that_is_none(tmp_path):
         load_embeddings(path)
 
 
-@pytest.mark.parametrize("ending", ["txt", "vec.gz"])
-def test_word2vec_labels_are_the_nearest_other_words(tmp_path, ending):
-    path = tmp_path / f"vectors.{ending}"
-    vectors = np.random.default_rng(0).standard_normal((600, 5))
-    opener = gzip.open if ending.endswith("gz") else open
-    with opener(path, "wt", encoding="utf-8") as stream:
-        stream.write("600 5\n")
-        for i, row in enumerate(vectors):
-            stream.write(f"wörd{i} {' '.join(map(repr, row.tolist()))} \n")  # word2vec ends so
-    loaded = load_embeddings(path)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(loaded.class_embeddings, vectors, rtol=1e-12)
-    cosines = vectors @ vectors.T
-    np.fill_diagonal(cosines, -2.0)
-    np.testing.assert_array_equal(loaded.labels, cosines.argmax(axis=1))
-    few = load_embeddings(path, num_examples=7, rng=3)
-    assert few.h.shape == (7, 5)
-    assert few.class_embeddings.shape == (600, 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "line 1: expected the number of words"),
-        ("the 0.1 0.2\ncat 0.3 0.4\n", "line 1: .*GloVe"),
-        ("2 0\na\nb\n", "line 1"),
-        ("2 2\na 1 2\nb 1\n", "line 3: expected a word and 2 numbers"),
-        ("2 2\na 1 2\nb 1 x\n", "line 3: .*'x'"),
-        ("2 2\na 1 2\n\n", "line 3"),
-        ("3 2\na 1 2\nb 1 2\n", "line 1 says 3, got 2"),
-        ("1 2\na 1 2\nb 1 2\n", "line 1 says 1, got 2"),
-        ("1 2\na 1 2\n", "at least 2"),
-        ("2 2\na 1 2\nb 0 0\n", "line 3: expected a finite vector other than 0"),
-        ("2 2\na nan 2\nb 0 1\n", "line 2: expected a finite vector"),
-        ("2 2\na 1e200 2\nb 0 1\n", "line 2: expected a finite vector other than 0, got norm inf"),
-    ],
-)
-def test_malformed_word2vec(tmp_path, text, message):
-    path = tmp_path / "vectors.txt"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_embeddings(path)
-    assert "vectors.txt" in str(caught.value)
-
-
 def test_load_logits_and_labels(tmp_path):
     logits = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
     np.save(tmp_path / "o.npy", logits)
