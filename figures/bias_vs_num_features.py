@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from feature_moments import covariance, variance
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
@@ -137,10 +138,11 @@ def fourier(
         phi = RandomFourierFeatures(classes.shape[1], num, nu)
         expanded, bounds = [], []
         for o, label, x in zip(logits, some.labels, h, strict=True):
-            kernel, variance = phi.kernel(x, classes)[0], phi.variance(x, classes)[0]
+            kernel = phi.kernel(x, classes)[0]
+            (spread,) = variance(phi, x, classes)
             given = o, label, kernel
-            expanded.append(random_q_bias(*given, phi.covariance(x, classes), m))
-            bounds.append(cosine_bound(*given, variance, m, num, phi.floor))
+            expanded.append(random_q_bias(*given, covariance(phi, x, classes), m))
+            bounds.append(cosine_bound(*given, spread, m, num, phi.floor))
         yield {
             **named(name, "fourier", tau, nu, num),
             **measured(np.array(biases), some),
@@ -227,10 +229,10 @@ def positive(
             )
     for num in tqdm(list(drawn)[::2], desc=f"{name}, positive, tau = {sharpness:g}"):
         phi = PositiveRandomFeatures(len(x), num, sharpness)
-        kernel, covariance = phi.kernel(x, classes)[0], phi.covariance(x, classes)
+        kernel, errors = phi.kernel(x, classes)[0], covariance(phi, x, classes)
         leading = samplesoft.asymptotic_bias(logits, label, kernel / kernel.sum())
         far = 10**9  # draws, where the bias is its leading term
-        second = far * random_q_bias(logits, label, kernel, covariance, far).correction
+        second = far * random_q_bias(logits, label, kernel, errors, far).correction
         exact = positive_features_bias(
             logits, label, x, classes, m, tau=sharpness, num_features=num
         )

@@ -96,8 +96,8 @@ def random_q_bias(
     kernel : array_like, shape (n,)
         Mean estimate of each class, greater than 0, in any scale: ``phi.kernel(h, classes)[0]``.
     covariance : array_like, shape (n, n)
-        Covariance of the estimates, in the square of that scale: ``phi.covariance(h, classes)``.
-        Those of the label have no effect.
+        Covariance of the estimates, in the square of that scale:
+        ``feature_moments.covariance(phi, h, classes)``. Those of the label have no effect.
     num_sampled : int
         Number m of draws.
 
@@ -128,10 +128,11 @@ def random_q_bias(
     Examples
     --------
     >>> import numpy as np
+    >>> from feature_moments import covariance
     >>> from samplesoft.feature_maps import RandomFourierFeatures
     >>> h, classes = np.array([1.0, 0.0]), np.array([[0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
     >>> phi = RandomFourierFeatures(2, 100, nu=1.0)
-    >>> args = phi.kernel(h, classes)[0], phi.covariance(h, classes)
+    >>> args = phi.kernel(h, classes)[0], covariance(phi, h, classes)
     >>> found = random_q_bias(classes @ h, 0, *args, num_sampled=5)
     >>> [float(np.abs(x).sum().round(5)) for x in (found.kernel_bias, found.correction)]
     [0.0, 0.00112]

@@ -13,7 +13,6 @@ from samplesoft._device import ARRAYS
 from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import as_device, twin
 from samplesoft._jit import row_chunks, thread_each
-from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray, as_count, as_float_rows
 
 _OUTPUTS = 1 << 20  # features that a thread writes at a time: 0.2 ms of work or more
@@ -24,9 +23,9 @@ class FeatureMap(ABC):
 
     A map is drawn once, when it is made, and does not change: the same seed gives the same
     features, in float32 up to its rounding. To add a map, write `_write` and `_kernel`, whose
-    arguments are checked, and `_variance` and `_covariance` where you know them, and enter it in
-    ``FEATURE_MAPS``; one suite tests all entries. To try one, a function from rows (k, d) to
-    features (k, F) will do wherever a sampler or a tree takes a map.
+    arguments are checked, and enter it in ``FEATURE_MAPS``; one suite tests all entries. To try
+    one, a function from rows (k, d) to features (k, F) will do wherever a sampler or a tree takes
+    a map.
 
     Parameters
     ----------
@@ -106,72 +105,9 @@ class FeatureMap(ABC):
             If either is malformed or not of d columns, or inner products are beyond float64.
         """
         with np.errstate(over="ignore"):
-            return self._kernel(*self._pair(X, Y))
-
-    def variance(self, X: ArrayLike, Y: ArrayLike) -> FloatArray | None:
-        """Return the variance of ``phi(x) . phi(y)`` over the draw of the map.
-
-        Parameters
-        ----------
-        X, Y : array_like, shapes (N, d) and (M, d), or (d,)
-            Vectors.
-
-        Returns
-        -------
-        ndarray of float64, shape (N, M), or None
-            The exact variance, inf where it is too large for a float64; None for a map of which
-            no closed form is known.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If either is malformed or not of d columns, or inner products are beyond float64.
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            variance = self._variance(*self._pair(X, Y))
-        # of finite rows, the difference of two numbers that are too large is not a number
-        return None if variance is None else np.nan_to_num(variance, nan=np.inf, posinf=np.inf)
-
-    def covariance(self, x: ArrayLike, Y: ArrayLike) -> FloatArray | None:
-        """Return the covariance of ``phi(x) . phi(y)`` between rows y, over the draw of the map.
-
-        Parameters
-        ----------
-        x : array_like, shape (d,)
-            One vector, such as a context.
-        Y : array_like, shape (M, d)
-            Vectors, such as those of the classes.
-
-        Returns
-        -------
-        ndarray of float64, shape (M, M), or None
-            The exact covariance, inf where it is too large for a float64; its diagonal is
-            `variance`. None for a map of which no closed form is known.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If either is malformed or not of d columns, `x` is not one vector, or inner products are
-            beyond float64.
-        MemoryError
-            If M * M numbers do not fit.
-
-        Examples
-        --------
-        >>> from samplesoft.feature_maps import RandomFourierFeatures
-        >>> phi = RandomFourierFeatures(2, 10, nu=1.0)
-        >>> phi.covariance([1.0, 0.0], [[0.0, 1.0], [0.0, -1.0]]).round(4)
-        array([[0.0374, 0.    ],
-               [0.    , 0.0374]])
-        """
-        one, rows = self._pair(x, Y, "x")
-        # of one context with all classes: this is what the bias under random features needs
-        if len(one) != 1:
-            raise ValueError(f"`x` must be one vector of length {self.dim}, got {len(one)} rows.")
-        # a few arrays of M * M numbers
-        require_room("Y", len(rows), 32.0 * len(rows) ** 2)
-        with np.errstate(over="ignore"):
-            return self._covariance(one, rows)
+            # on the processor in any case: a formula to check features with
+            x, y = (as_float_rows(n, v, self.dim) for n, v in (("X", X), ("Y", Y)))
+            return self._kernel(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False))
 
     @abstractmethod
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
@@ -180,19 +116,6 @@ class FeatureMap(ABC):
     @abstractmethod
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         """Return the kernel (N, M)."""
-
-    def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray | None:
-        """Return the variance (N, M) of an estimate; None where no formula is known."""
-        return None
-
-    def _covariance(self, x: FloatArray, Y: FloatArray) -> FloatArray | None:
-        """Return the covariance (M, M) for `x` (1, d) and `Y` (M, d); None where none is known."""
-        return None
-
-    def _pair(self, X: ArrayLike, Y: ArrayLike, first: str = "X") -> tuple[FloatArray, FloatArray]:
-        # on the processor in any case: these are formulas to check features with
-        x, y = (as_float_rows(n, v, self.dim) for n, v in ((first, X), ("Y", Y)))
-        return x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
 
 
 def over_rows(function: Callable[[slice], None], out: NDArray[Any]) -> None:

@@ -108,24 +108,6 @@ def draw_frequencies(
     return twin(device, f"{__name__}:Dense")(scale * norms[:, None] * directions)
 
 
-def orthogonal_pairs(dim: int, num: int) -> int:
-    """Return how many ordered pairs of `num` orthogonal frequencies share a block."""
-    blocks, remainder = divmod(num, dim)  # the last block may be cut
-    return blocks * dim * (dim - 1) + remainder * (remainder - 1)
-
-
-def orthogonal_moment(dim: int, t: FloatArray) -> FloatArray:
-    r"""Return ``E[exp(w_1 . s + w_2 . s)]`` for two frequencies of a block and ``t = |s|^2 / 2``.
-
-    The sum of the two has a uniform direction, and a squared norm that is chi-square with 2 d
-    degrees of freedom; averaged over both, the series of exp is :math:`{}_1F_1(d; d/2; t)`. For
-    ``t < 0``, s is imaginary: ``E[cos(w_1 . s) cos(w_2 . s)]``.
-    """
-    from scipy.special import hyp1f1  # here, to keep the import fast
-
-    return np.asarray(hyp1f1(dim, dim / 2.0, t), np.float64)
-
-
 # Every pass has Pease's constant geometry: it reads contiguous parts of one buffer and
 # interleaves their sums and differences in another, so that LLVM vectorises all of them alike.
 # In place, the first passes would pair neighbours and stay scalar.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import njit
@@ -57,12 +56,6 @@ class QuadraticFeatures(FeatureMap):
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         return self.alpha * inner_products(X, Y) ** 2 + 1.0
-
-    def _variance(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        return np.zeros((len(X), len(Y)))
-
-    def _covariance(self, x: FloatArray, Y: FloatArray) -> FloatArray:
-        return np.zeros((len(Y), len(Y)))
 
 
 @njit

@@ -1,5 +1,6 @@
 """The mean bias of positive random features, against quadrature over the frequencies themselves."""
 
+import feature_moments
 import numpy as np
 import pytest
 from random_q import positive_features_bias, random_q_bias, sampled_q_bias
@@ -90,7 +91,7 @@ def test_many_features_have_the_expansion_and_the_kernel():
     wrong = []
     for num in (10**5, 10**6):
         phi = PositiveRandomFeatures(3, num, 1.0)
-        kernel, covariance = phi.kernel(h, classes)[0], phi.covariance(h, classes)
+        kernel, covariance = phi.kernel(h, classes)[0], feature_moments.covariance(phi, h, classes)
         args = logits, label, h, classes, m
         found = positive_features_bias(*args, tau=1.0, num_features=num)
         limit = m * found.leading_bias - asymptotic_bias(logits, label, kernel / kernel.sum())

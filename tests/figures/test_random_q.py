@@ -2,6 +2,7 @@
 
 import doctest
 
+import feature_moments
 import numpy as np
 import pytest
 import random_q
@@ -115,7 +116,7 @@ def test_random_fourier_features_have_this_mean_and_norm():
         return np.abs(apart).max(), (drawn.mean_norm - found.mean_norm) / drawn.norm_error
 
     phi = RandomFourierFeatures(2, 400, 1.0)
-    right = phi.covariance(H, CLASSES)
+    right = feature_moments.covariance(phi, H, CLASSES)
     assert np.max(np.abs(z(right))) < Z
     kernel = phi.kernel(H, CLASSES)[0]
     first_alone = (0.5 * phi.kernel(CLASSES, CLASSES) - np.outer(kernel, kernel)) / 400
@@ -123,7 +124,9 @@ def test_random_fourier_features_have_this_mean_and_norm():
         z(first_alone)  # cos(a - b) without cos(a + b), which is no covariance
     assert z(0.8 * right)[0] > Z
     printed = RandomFourierFeatures(2, 400, 1.0 / 4.0)  # N(0, I / nu), were nu 2
-    assert z(printed.covariance(H, CLASSES), printed.kernel(H, CLASSES)[0])[0] > 3 * Z
+    assert (
+        z(feature_moments.covariance(printed, H, CLASSES), printed.kernel(H, CLASSES)[0])[0] > 3 * Z
+    )
 
 
 def test_the_norm_of_one_q_falls_like_the_root_of_that_of_the_mean():
@@ -131,7 +134,7 @@ def test_the_norm_of_one_q_falls_like_the_root_of_that_of_the_mean():
     found = []
     for num in (10**4, 10**6):
         phi = RandomFourierFeatures(2, num, 1.0)
-        kernel, covariance = phi.kernel(H, CLASSES)[0], phi.covariance(H, CLASSES)
+        kernel, covariance = phi.kernel(H, CLASSES)[0], feature_moments.covariance(phi, H, CLASSES)
         found.append(random_q_bias(logits, 0, kernel, covariance, 10))
     means = [np.abs(f.mean_bias).sum() for f in found]
     assert means[0] / means[1] == pytest.approx(100.0, rel=1e-6)
