@@ -201,11 +201,7 @@ SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme(
-            "negatives",
-            "e_t + sum of e_j / (m qn_j)",
-            base="plain",
-            hits="absent",
-            has_bounds=True,
+            "negatives", "e_t + sum of e_j / (m qn_j)", base="plain", hits="absent", has_bounds=True
         ),
         Scheme("masked", "e_t + sum of e_j / (m q_j), j != t", base="plain", hits="masked"),
         Scheme("reject", "e_t + sum of e_j / (K qn_j), j != t", base="plain", hits="counted"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,6 @@ _WHAT = {
     "counts": "class counts (n,)",
     "h": "context vectors (B, d)",
 }
-_FACTS = ("unit_vectors", "cuda", "every_class", "weights")  # of a spec, beside what it reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,30 +214,23 @@ class SamplerSpec:
         return "needs vectors of norm 1" if self.unit_vectors and not unit_vectors else ""
 
 
-def _of(sampler: Callable[..., Sampler], summary: str, reads: str, **more: Any) -> SamplerSpec:
-    """Return the spec of a class whose arguments are called as the fields of the inputs.
-
-    `more` are facts of the spec, and further arguments.
-    """
-    # what is left of `more` are arguments that the name fixes
-    facts = {key: more.pop(key) for key in _FACTS if key in more}
+def _of(sampler: Callable[..., Sampler], summary: str, reads: str, **facts: Any) -> SamplerSpec:
+    """Return the spec of what takes the fields of the inputs that it reads by their names."""
     fields = tuple(reads.split())
 
     def make(inputs: SamplerInputs) -> Sampler:
-        arguments = {field: getattr(inputs, field) for field in fields}
-        if facts.get("cuda"):
-            arguments["device"] = inputs.device
-        return sampler(**arguments, **more)
+        names = (*fields, "device") if facts.get("cuda") else fields
+        return sampler(**{name: getattr(inputs, name) for name in names})
 
     return SamplerSpec(make, summary, fields, **facts)
 
 
 def _paper(frequencies: str) -> SamplerSpec:
     """Return the sampler of Rawat et al.: a tree down to single classes."""
+    make = partial(RFSoftmaxSampler, frequencies=frequencies, leaf="kernel", leaf_size=1)
     summary = f"random Fourier features of the Gaussian kernel, {frequencies} frequencies"
-    leaves = {"frequencies": frequencies, "leaf": "kernel", "leaf_size": 1}
     reads = "class_embeddings nu num_features rng"
-    return _of(RFSoftmaxSampler, summary, reads, unit_vectors=True, cuda=True, **leaves)
+    return _of(make, summary, reads, unit_vectors=True, cuda=True)
 
 
 def _learned(counts: FloatArray, power: float) -> Sampler:
@@ -325,11 +318,10 @@ SAMPLERS: dict[str, SamplerSpec] = {
     ),
     # Choromanski et al. (2021), as proposals: estimates are never negative
     "positive": _of(
-        PositiveSampler,
+        partial(PositiveSampler, leaf="kernel"),
         "positive random features of exp(tau h . c)",
         "class_embeddings tau num_features rng",
         cuda=True,
-        leaf="kernel",
     ),
     "clusters": _of(
         ClusterSampler,
@@ -491,15 +483,11 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     >>> q["unigram"].round(3), q["softmax"].round(3)
     (array([0.081, 0.273, 0.646]), array([[0.09 , 0.245, 0.665]]))
     """
-    try:
-        chosen = None if isinstance(names, str) else list(names)
-    except TypeError:
-        chosen = None
-    if chosen is None:
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"`names` must be a list of names, got {type(names).__name__} {names!r}.")
     require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
-    checked = [as_choice("names", name, SAMPLERS) for name in chosen]
+    checked = [as_choice("names", name, SAMPLERS) for name in names]
     # proposals go into the exact bias, whose error is that of float64
     precise = {
         field: value.astype(np.float64)

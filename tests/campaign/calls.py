@@ -38,8 +38,6 @@ MAY_BE_INFINITE = (
     "log_prob",
     "log_expected_count",
     "kernel",
-    "variance",
-    "covariance",
     "evaluate",
 )
 MAY_BE_INFINITE += (

@@ -345,8 +345,6 @@ SAMPLER = {
 MAP = {
     "transform": {"X": H},
     "kernel": {"X": H, "Y": W},
-    "variance": {"X": H, "Y": W},
-    "covariance": {"x": H[0], "Y": W},
 }
 LOSS = {"forward": {"h": H, "class_embeddings": W, "labels": LABELS, "biases": BIASES}}
 LOSS["forward"] |= {"draw": None, "weights": np.ones(2), "label_log_count": np.full(2, -1.0)}
