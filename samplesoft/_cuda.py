@@ -135,24 +135,20 @@ def _is_compiled_here(thing: Any) -> bool:
     return isinstance(thing, CPUDispatcher)
 
 
-def run_on_warps(function: Callable[..., None], shape: tuple[int, int], *arguments: Any) -> None:
-    """Call ``function(b, k, i, *arguments)``, of the processor, for all b and k of a shape.
+def run_on_warps(function: Callable[..., None], num: int, *arguments: Any) -> None:
+    """Call a function of the processor that shares out `num` things to do among its workers.
 
-    A warp for each, of which i is the number: where it finds room of its own.
+    A warp is a worker: see `samplesoft.kernels.lanes`.
     """
-    num = int(shape[0] * shape[1])
-    launch_warps(_on_warps(function), num, num, shape[1], arguments)
+    launch_warps(_on_warps(function), num, arguments)
 
 
 @cache
 def _on_warps(function: Callable[..., None]) -> Any:
     body = for_device(function)
 
-    def on_warps(num: int, width: int, arguments: Any) -> None:
-        # a launch has whole blocks: warps beyond the last have nothing to do
-        i = warp_index()
-        if i < num:
-            body(i // width, i % width, i, *arguments)
+    def on_warps(arguments: Any) -> None:
+        body(*arguments)
 
     # by this name a profiler and the compile test know it
     on_warps.__name__ = function.__name__

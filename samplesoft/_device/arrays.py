@@ -22,6 +22,7 @@ from samplesoft._validation import (
     as_labels,
     as_real_array,
     as_type,
+    writable,
 )
 from samplesoft.kernels.rows import divide_by_norms, unit_gradient
 
@@ -108,6 +109,20 @@ class HostArrays:
         united: IntArray = np.unique(np.concatenate(ids))
         return united
 
+    placed: Callable[..., NDArray[Any]] = staticmethod(np.asarray)
+    writable = staticmethod(writable)
+    each = staticmethod(thread_each)
+
+    @staticmethod
+    def workers(num: int) -> int:
+        """Return how many workers share out `num` things to do: see `kernels.lanes`."""
+        return 1
+
+    @staticmethod
+    def run(kernel: Callable[..., None], num: int, *arguments: Any) -> None:
+        """Call a kernel that has `num` things to do."""
+        kernel(*arguments)
+
     @staticmethod
     def available_bytes() -> int | None:
         """Return the bytes that new arrays may take, where the system tells."""
@@ -129,6 +144,25 @@ class HostArrays:
     def take_rows(rows: NDArray[Any], places: IntArray) -> NDArray[Any]:
         """Return ``rows[places]``."""
         return rows[places]
+
+    @staticmethod
+    def put_rows(rows: NDArray[Any], places: IntArray, out: NDArray[Any]) -> None:
+        """Write `rows` (k, d) to different places (k,) of `out`."""
+        out[places] = rows
+
+    @staticmethod
+    def joined(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+        """Return some rows (k, d) and others after them."""
+        return np.concatenate((rows, others))
+
+    @staticmethod
+    def last_of_each(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
+        """Return ids (k,) rising and each once, with the last of the rows (k, d) of each."""
+        # the usual case costs a comparison and no sort
+        if (ids[1:] > ids[:-1]).all():  # as from a gradient
+            return ids, rows
+        ids, last = np.unique(ids[::-1], return_index=True)
+        return ids, rows[len(rows) - 1 - last]
 
     @staticmethod
     def take_numbers(numbers: NDArray[Any], rows: IntArray, columns: IntArray) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from samplesoft._cuda import (
     lane,
     launch_threads,
     launch_warps,
+    run_on_warps,
     thread_index,
     to_device,
     warp_index,
@@ -28,11 +29,11 @@ from samplesoft._cuda import (
 )
 from samplesoft._device.arrays import HostArrays, no_norm
 from samplesoft._device.select import on_device, to_host
-from samplesoft._jit import chunks
 from samplesoft._validation import IntArray, as_float_rows, as_ids, as_labels
-from samplesoft.kernels import sort_ids
-
-_NUMBERS = 1 << 26  # numbers about a batch held at a time
+from samplesoft.kernels import (
+    lanes_cuda,  # noqa: F401, what takes the place of `kernels.lanes`
+    sort_ids,
+)
 
 
 def filled(shape: int | tuple[int, ...], value: Any) -> Any:
@@ -89,12 +90,12 @@ def last_of_each(ids: Any, rows: Any) -> tuple[IntArray, Any]:
     return unique, take_rows(rows, ids.shape[0] - 1 - last)
 
 
-def in_parts(work: Callable[..., None], each: int, *arrays: Any) -> None:
-    """Call `work` on arrays (B, ...) for some examples at a time; one takes `each` numbers."""
-    batch = arrays[0].shape[0]
-    # slices share memory with the whole: results are written where they belong
-    for part in chunks(batch, max(1, _NUMBERS // each)):
-        work(*(array[part] for array in arrays))
+def joined(rows: Any, others: Any) -> Any:
+    """Return some rows (k, d) and others after them."""
+    both = empty((rows.shape[0] + others.shape[0], rows.shape[1]), rows.dtype)
+    both[: rows.shape[0]].copy_to_device(rows)
+    both[rows.shape[0] :].copy_to_device(others)
+    return both
 
 
 def first_outside(values: Any, least: Any, most: Any) -> int | None:
@@ -178,8 +179,13 @@ class CudaArrays:
     available_bytes = staticmethod(available_bytes)
     empty = staticmethod(empty)
     filled = staticmethod(filled)
-    take_rows = staticmethod(take_rows)
     copied = staticmethod(copied)
+    placed = staticmethod(to_device)
+    run = staticmethod(run_on_warps)
+    take_rows = staticmethod(take_rows)
+    put_rows = staticmethod(put_rows)
+    joined = staticmethod(joined)
+    last_of_each = staticmethod(last_of_each)
     union = staticmethod(union)
     times = staticmethod(times)
     unit_rows = staticmethod(unit_rows)
@@ -189,6 +195,22 @@ class CudaArrays:
     repeat_row = _through_host(HostArrays.repeat_row)
     log_mean = _through_host(HostArrays.log_mean)
     mean = _through_host(HostArrays.mean)
+
+    @staticmethod
+    def writable(array: Any) -> Any:
+        """Return the array itself: all on the device can be written."""
+        return array
+
+    @staticmethod
+    def workers(num: int) -> int:
+        """Return how many workers share out `num` things to do: see `kernels.lanes`."""
+        return num
+
+    @staticmethod
+    def each(work: Callable[[Any], object], parts: Iterable[Any]) -> None:
+        """Call `work` for one part after another, in which warps share the work."""
+        for part in parts:
+            work(part)
 
     @staticmethod
     def norm_outside(rows: Any, least: float, most: float) -> tuple[int, float] | None:

@@ -5,11 +5,27 @@ calls `meet` before it reads what others have written. On the processor there is
 compiler is left with a plain loop. `samplesoft._cuda.for_device` compiles the same function with
 the lanes of a warp, from ``lanes_cuda``; all lanes take each decision alike, and where all write
 the same number to one place, nobody has to be chosen for it. So nothing may be read there after.
+
+What is done for many examples, draws or rows goes through them by
+``range(worker(), num, num_workers())``: one after another on the processor, and each by a warp of
+its own on the device. Where a worker needs room, its number is that of its row.
 """
 
 from __future__ import annotations
 
 from samplesoft._jit import njit
+
+
+@njit
+def worker() -> int:
+    """Return which of the workers this is."""
+    return 0
+
+
+@njit
+def num_workers() -> int:
+    """Return how many workers share the work."""
+    return 1
 
 
 @njit

@@ -594,12 +594,3 @@ class EngineSampler(Sampler):
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         commit: Callable[[], None] = self._engine.prepare(ids, rows)
         return commit
-
-
-def last_of_each(ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
-    """Return ids (k,) rising and each once, with the last of the rows (k, d) of each."""
-    # the usual case costs a comparison and no sort
-    if (ids[1:] > ids[:-1]).all():  # as from a gradient
-        return ids, rows
-    ids, last = np.unique(ids[::-1], return_index=True)
-    return ids, rows[len(rows) - 1 - last]

@@ -140,8 +140,7 @@ def test_a_large_passing_vector_is_told_as_on_the_processor(dtype):
 
 @pytest.mark.parametrize("leaf_size", [1, 4])
 def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
-    from samplesoft._device import arrays_cuda
-    from samplesoft.samplers.tree import engine
+    from samplesoft.samplers.tree import engine, engine_cuda
 
     rows, h = whole_numbers(13, np.float32, dim=3)
     whole, parted = (
@@ -151,7 +150,7 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
     whole.update(ids, -rows[ids])
     drawn = whole.sample(h, 5, exclude=[1] * len(h), rng=0).to_host()
     monkeypatch.setattr(engine, "_BLOCK", 1)
-    monkeypatch.setattr(arrays_cuda, "_NUMBERS", 1)
+    monkeypatch.setattr(engine_cuda, "_NUMBERS", 1)
     parted.update(ids, -rows[ids])
     np.testing.assert_array_equal(sums(parted), sums(whole))
     assert parted.drift == whole.drift

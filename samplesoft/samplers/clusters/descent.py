@@ -6,9 +6,9 @@ those of another cell are cells, weighed by their size times the exponential of 
 cumulants of ``tau h . c`` over their classes. A class has the product of the shares that are used
 on the way to it, whatever the cells are worth.
 
-A batch goes down level by level. What a context draws in a cell is a visit, and visits are made in
-the order of the cells: contexts that meet in a cell find its children in the cache. On a GPU a warp
-follows one draw all the way: `descend`, `log_prob_alone`.
+A batch goes down level by level, or up for classes that are known: `step`. What a context draws in
+a cell is a visit, and visits are made in the order of the cells: contexts that meet in a cell find
+its children in the cache. On a GPU a warp follows one draw all the way: `follow`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import lane, meet, num_lanes
+from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, worker
 from samplesoft.kernels.rows import pair_products, products
 from samplesoft.kernels.weights import exp_weights, find
 
@@ -32,9 +32,9 @@ _BELOW_ONE = 1.0 - 2.0**-53
 class Cells(NamedTuple):
     """Cells (N,) level by level: a row (2 d) for each, its size, its children and its parent.
 
-    `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`. No
-    cell has more children than `widest` (1,) tells. The last range is that of the cells at the top:
-    they are the children of cell -1, which has no row, and is the parent of each.
+    `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`. The
+    last range is that of the cells at the top: they are the children of cell -1, which has no row,
+    and is the parent of each.
     """
 
     cells: Real
@@ -43,7 +43,6 @@ class Cells(NamedTuple):
     ranges: IntArray
     parents: IntArray
     levels: IntArray
-    widest: IntArray
 
 
 class Contexts(NamedTuple):
@@ -59,8 +58,25 @@ class Contexts(NamedTuple):
     remaining: FloatArray
 
 
+class Paths(NamedTuple):
+    """Ways through the cells, (B, k): of uniforms that are drawn by, or of classes that are known.
+
+    Going down, `at` are the cells that they have come to, at the end the places of classes. Going
+    up, these are places of classes at first, and `cells` those above. `log_q` are the shares on the
+    way, added up.
+    """
+
+    uniforms: FloatArray  # what is left of each in its cell
+    at: IntArray
+    cells: IntArray
+    log_q: FloatArray
+
+
 class Room(NamedTuple):
-    """Where the children of a cell are weighed, (rows, widest) each; widest is a multiple of 8."""
+    """Where children of a cell are weighed, (rows, widest) each; widest is a multiple of 8.
+
+    Each worker has a row, and that of the processor another for a second context.
+    """
 
     logits: Real
     weights: Real
@@ -151,102 +167,68 @@ def log_share(logit: float, weight: float, total: float, greatest: float) -> flo
 
 
 @njit
-def meeting(visits: IntArray, v: int, at: IntArray) -> tuple[int, int]:
-    """Return the cell of visit v, and where visits go on: a next one to that cell goes with it."""
-    cell, end = at[visits[v, 0], visits[v, 1]], v + 1
-    if end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
-        end += 1
-    return cell, end
-
-
-@njit
-def exclude_class(
-    b: int, _: int, row: int, tree: Cells, leaves: IntArray, contexts: Contexts, room: Room
-) -> None:
-    """Write the path of an excluded class, whose place is in its last column, and what remains.
+def exclude_classes(tree: Cells, leaves: IntArray, contexts: Contexts, room: Room) -> None:
+    """Write the paths of excluded classes, whose places are in the last column, and what remains.
 
     Where nothing is excluded all of the path is -1 before.
     """
-    path, remaining = contexts.path, contexts.remaining
+    path, remaining, row = contexts.path, contexts.remaining, worker()
     depth = len(tree.levels) - 1
-    cell, child, change = leaves[b], path[b, depth], -np.inf
-    # the class itself keeps nothing
-    remaining[b, depth] = change
-    if child < 0:
-        return
-    for level in range(depth - 1, -1, -1):
-        first, num = score(tree, cell, contexts.queries, b, room, row)
-        # all of the cell, then without the class: the ratio is what it keeps
-        before, top = weigh(room, row, num)
-        place = child - first
-        if place % num_lanes() == lane():
-            room.logits[row, place] += change
-        kept = -np.inf
-        # a class alone takes its cell with it; else log(0 / 0) would be asked for
-        if num > 1 or change > -np.inf:
-            total, greatest = weigh(room, row, num)
-            kept = greatest - top + math.log(total / before)
-        path[b, level], remaining[b, level] = cell, kept
-        change, child, cell = kept, cell, tree.parents[cell]
-        meet()  # all have read what the next cell overwrites
+    for b in range(worker(), len(leaves), num_workers()):
+        cell, child, change = leaves[b], path[b, depth], -np.inf
+        # the class itself keeps nothing
+        remaining[b, depth] = change
+        if child < 0:
+            continue
+        for level in range(depth - 1, -1, -1):
+            first, num = score(tree, cell, contexts.queries, b, room, row)
+            # all of the cell, then without the class: the ratio is what it keeps
+            before, top = weigh(room, row, num)
+            place = child - first
+            if place % num_lanes() == lane():
+                room.logits[row, place] += change
+            kept = -np.inf
+            # a class alone takes its cell with it; else log(0 / 0) would be asked for
+            if num > 1 or change > -np.inf:
+                total, greatest = weigh(room, row, num)
+                kept = greatest - top + math.log(total / before)
+            path[b, level], remaining[b, level] = cell, kept
+            change, child, cell = kept, cell, tree.parents[cell]
+            meet()  # all have read what the next cell overwrites
 
 
 @njit
-def exclude_classes(tree: Cells, leaves: IntArray, contexts: Contexts) -> None:
-    """Call `exclude_class` for all contexts."""
-    room = make_room(tree)
-    for b in range(len(leaves)):
-        exclude_class(b, 0, 0, tree, leaves, contexts, room)
+def draw_child(
+    weights: Real, num: int, u: float, total: float, start: int, below: float
+) -> tuple[int, float, float]:
+    """Return the child that a uniform draws, from `start` on, and the weight `below` it.
+
+    Also returns what is left of the uniform: stretched over the child, it serves the next cell.
+    """
+    target = u * total
+    child, below = find(weights, num, target, start, below)
+    return child, below, min((target - below) / weights[child], _BELOW_ONE)
 
 
 @njit
-def descend(
-    b: int,
-    k: int,
-    row: int,
-    tree: Cells,
-    contexts: Contexts,
-    u: FloatArray,
-    at: IntArray,
-    log_q: FloatArray,
-    room: Room,
-) -> None:
-    """Take one uniform from the top to the place of a class, as `draw_children` does with many."""
-    cell, left, log_here = -1, u[b, k], 0.0
-    for level in range(-1, len(tree.levels) - 1):
-        first, num = score(tree, cell, contexts.queries, b, room, row)
-        leave_out(contexts, b, level + 1, first, num, room, row)
-        total, greatest = weigh(room, row, num)
-        target = left * total
-        child, below = find(room.weights[row], num, target, 0, 0.0)
-        weight = room.weights[row, child]
-        # what is left of the uniform, stretched over the child, serves the next cell
-        left = min((target - below) / weight, _BELOW_ONE)
-        log_here += log_share(room.logits[row, child], weight, total, greatest)
-        cell = first + child
-        meet()  # all have read what the next cell overwrites
-    at[b, k], log_q[b, k] = cell, log_here
-
-
-@njit
-def draw_children(
+def step(
     tree: Cells,
     contexts: Contexts,
     level: int,
     visits: IntArray,
-    u: FloatArray,
-    at: IntArray,
-    log_q: FloatArray,
+    down: bool,
+    paths: Paths,
+    room: Room,
 ) -> None:
-    """Take the sorted uniforms of visits to cells of a level to children, and to places in these.
+    """Take paths from the cells of a level, which are visited, to children, or to those above.
 
-    `at` gets the children, and their shares are added to `log_q`.
+    Uniforms of a visit are sorted. The shares of the children are added to ``log_q``.
     """
-    room = make_room(tree)
+    u, at, cells, log_q = paths
     v = 0
     # two contexts at a time where they meet, for half of the reading
     while v < len(visits):
-        cell, end = meeting(visits, v, at)
+        cell, end = meeting(visits, v, cells)
         first, num = score_visits(tree, cell, contexts, visits, v, end, room)
         for i in range(v, end):
             b, row = visits[i, 0], i - v
@@ -256,75 +238,24 @@ def draw_children(
             # uniforms rise, so the search goes on where the last one ended
             child, below = 0, 0.0
             for k in range(visits[i, 1], visits[i, 2]):
-                target = u[b, k] * total
-                child, below = find(weights, num, target, child, below)
-                u[b, k] = min((target - below) / weights[child], _BELOW_ONE)
-                at[b, k] = first + child
+                if down:
+                    child, below, u[b, k] = draw_child(weights, num, u[b, k], total, child, below)
+                    at[b, k] = first + child
+                else:
+                    child = at[b, k] - first
+                    at[b, k], cells[b, k] = cell, tree.parents[cell]
                 logit = room.logits[row, child]
                 log_q[b, k] += log_share(logit, weights[child], total, greatest)
         v = end
 
 
 @njit
-def log_prob_alone(
-    b: int,
-    k: int,
-    row: int,
-    tree: Cells,
-    contexts: Contexts,
-    places: IntArray,
-    leaves: IntArray,
-    log_q: FloatArray,
-    room: Room,
-) -> None:
-    """Write the log-probability of a class at one of the places (B, k).
-
-    Shares are added up from the top, as in `descend`, so that both have the same bits.
-    """
-    depth = len(tree.levels) - 1
-    log_here = 0.0
-    for level in range(-1, depth):
-        child, cell = places[b, k], leaves[b, k]
-        for _ in range(depth - 1 - level):
-            child, cell = cell, tree.parents[cell]
-        first, num = score(tree, cell, contexts.queries, b, room, row)
-        leave_out(contexts, b, level + 1, first, num, room, row)
-        total, greatest = weigh(room, row, num)
-        logit, weight = room.logits[row, child - first], room.weights[row, child - first]
-        log_here += log_share(logit, weight, total, greatest)
-        meet()  # all have read what the next cell overwrites
-    log_q[b, k] = log_here if places[b, k] != contexts.path[b, depth] else -np.inf
-
-
-@njit
-def ascend(
-    tree: Cells,
-    contexts: Contexts,
-    level: int,
-    visits: IntArray,
-    children: IntArray,
-    at: IntArray,
-    log_q: FloatArray,
-) -> None:
-    """Add to `log_q` (B, k) the shares of `children` in the cells `at` of a level, and go up.
-
-    The children become the cells, and the cells those above.
-    """
-    room = make_room(tree)
-    v = 0
-    while v < len(visits):
-        cell, end = meeting(visits, v, at)
-        first, num = score_visits(tree, cell, contexts, visits, v, end, room)
-        for i in range(v, end):
-            b, row = visits[i, 0], i - v
-            leave_out(contexts, b, level + 1, first, num, room, row)
-            total, greatest = weigh(room, row, num)
-            for k in range(visits[i, 1], visits[i, 2]):
-                place = children[b, k] - first
-                logit, weight = room.logits[row, place], room.weights[row, place]
-                log_q[b, k] += log_share(logit, weight, total, greatest)
-                children[b, k], at[b, k] = cell, tree.parents[cell]
-        v = end
+def meeting(visits: IntArray, v: int, cells: IntArray) -> tuple[int, int]:
+    """Return the cell of visit v, and where visits go on: a next one to that cell goes with it."""
+    cell, end = cells[visits[v, 0], visits[v, 1]], v + 1
+    if end < len(visits) and cells[visits[end, 0], visits[end, 1]] == cell:
+        end += 1
+    return cell, end
 
 
 @njit_inline
@@ -339,92 +270,93 @@ def score_visits(
 
 
 @njit
-def make_room(tree: Cells) -> Room:
-    """Return room for the children of a cell in two contexts."""
-    # whole vectors of eight: see `weigh`
-    shape = 2, (tree.widest[0] + 7) // 8 * 8
-    return Room(np.empty(shape, tree.rows.dtype), np.empty(shape, tree.rows.dtype))
+def follow(tree: Cells, contexts: Contexts, down: bool, paths: Paths, room: Room) -> None:
+    """Take each path all the way, as `step` does with many.
 
-
-@njit_inline
-def sum_up_leaf(
-    i: int,
-    _: int,
-    row: int,
-    rows: Real,
-    ranges: IntArray,
-    which: IntArray,
-    cells: Real,
-    sums: FloatArray,
-) -> None:
-    """Write the mean and the variance of a leaf, ``which[i]``, over the rows of its range.
-
-    `sums` has two rows of room for each.
+    Going down, a uniform comes to the place of a class. Otherwise the places are known, and `cells`
+    are their leaves; shares are added up from the top too, so that both have the same bits.
     """
-    cell, dim = which[i], rows.shape[1]
-    first, last = ranges[cell, 0], ranges[cell, 1]
-    mean, square = sums[2 * row], sums[2 * row + 1]
-    for f in range(lane(), dim, num_lanes()):
-        mean[f] = square[f] = 0.0
-    for j in range(first, last):
-        for f in range(lane(), dim, num_lanes()):
-            mean[f] += rows[j, f]
-    for f in range(lane(), dim, num_lanes()):
-        mean[f] /= last - first
-    share = 1.0 / (last - first)
-    for j in range(first, last):  # about the mean, so that nothing cancels
-        for f in range(lane(), dim, num_lanes()):
-            difference = rows[j, f] - mean[f]
-            square[f] += difference * (share * difference)  # never above the greatest square
-    for f in range(lane(), dim, num_lanes()):
-        cells[cell, f], cells[cell, dim + f] = mean[f], square[f]
+    u, at, cells, log_q = paths
+    width, depth, row = at.shape[1], len(tree.levels) - 1, worker()
+    for i in range(worker(), at.size, num_workers()):
+        b, k = i // width, i % width
+        cell, left, log_here = -1, u[b, k], 0.0
+        for level in range(-1, depth):
+            first, num = score(tree, cell, contexts.queries, b, room, row)
+            leave_out(contexts, b, level + 1, first, num, room, row)
+            total, greatest = weigh(room, row, num)
+            if down:
+                child, _, left = draw_child(room.weights[row], num, left, total, 0, 0.0)
+            else:
+                child = above(tree, at[b, k], cells[b, k], depth - 1 - level) - first
+            logit, weight = room.logits[row, child], room.weights[row, child]
+            log_here += log_share(logit, weight, total, greatest)
+            cell = first + child
+            meet()  # all have read what the next cell overwrites
+        # what was added up on the way to an excluded class is of no use
+        log_q[b, k] = log_here if cell != contexts.path[b, depth] else -np.inf
+        at[b, k] = cell
 
 
 @njit
-def sum_up_leaves(rows: Real, ranges: IntArray, which: IntArray, cells: Real) -> None:
-    """Call `sum_up_leaf` for all cells `which` (k,)."""
-    sums = np.empty((2, rows.shape[1]))
-    for i in range(len(which)):
-        sum_up_leaf(i, 0, 0, rows, ranges, which, cells, sums)
+def above(tree: Cells, place: int, leaf: int, levels: int) -> int:
+    """Return the cell so many levels over the place of a class, or the place itself."""
+    for _ in range(levels):
+        place, leaf = leaf, tree.parents[leaf]
+    return place
 
 
-@njit_inline
-def sum_up_cell(
-    i: int,
-    _: int,
-    row: int,
-    cells: Real,
-    sizes: IntArray,
-    ranges: IntArray,
-    which: IntArray,
-    sums: FloatArray,
+@njit
+def sum_up_leaves(
+    rows: Real, ranges: IntArray, which: IntArray, cells: Real, sums: FloatArray
 ) -> None:
-    """Write the mean and the variance of a cell, ``which[i]``, over the cells of its range.
+    """Write the means and the variances of leaves `which` (k,) over the rows of their ranges.
+
+    Each worker has two rows of `sums` for room.
+    """
+    dim = rows.shape[1]
+    for i in range(worker(), len(which), num_workers()):
+        cell, mean, square = which[i], sums[2 * worker()], sums[2 * worker() + 1]
+        first, last = ranges[cell, 0], ranges[cell, 1]
+        for f in range(lane(), dim, num_lanes()):
+            mean[f] = square[f] = 0.0
+        for j in range(first, last):
+            for f in range(lane(), dim, num_lanes()):
+                mean[f] += rows[j, f]
+        for f in range(lane(), dim, num_lanes()):
+            mean[f] /= last - first
+        share = 1.0 / (last - first)
+        for j in range(first, last):  # about the mean, so that nothing cancels
+            for f in range(lane(), dim, num_lanes()):
+                difference = rows[j, f] - mean[f]
+                square[f] += difference * (share * difference)  # never above the greatest square
+        for f in range(lane(), dim, num_lanes()):
+            cells[cell, f], cells[cell, dim + f] = mean[f], square[f]
+
+
+@njit
+def sum_up_cells(
+    cells: Real, sizes: IntArray, ranges: IntArray, which: IntArray, sums: FloatArray
+) -> None:
+    """Write the means and the variances of cells `which` (k,) over the cells of their ranges.
 
     The variance is that within those, and that of their means: the law of total variance.
     """
-    cell, dim = which[i], cells.shape[1] // 2
-    first, last = ranges[cell, 0], ranges[cell, 1]
-    mean, square = sums[2 * row], sums[2 * row + 1]
-    for f in range(lane(), dim, num_lanes()):
-        mean[f] = square[f] = 0.0
-    for j in range(first, last):
-        # a cell counts by its classes
-        share = sizes[j] / sizes[cell]
+    dim = cells.shape[1] // 2
+    for i in range(worker(), len(which), num_workers()):
+        cell, mean, square = which[i], sums[2 * worker()], sums[2 * worker() + 1]
+        first, last = ranges[cell, 0], ranges[cell, 1]
         for f in range(lane(), dim, num_lanes()):
-            mean[f] += share * cells[j, f]
-    for j in range(first, last):
-        share = sizes[j] / sizes[cell]
+            mean[f] = square[f] = 0.0
+        for j in range(first, last):
+            # a cell counts by its classes
+            share = sizes[j] / sizes[cell]
+            for f in range(lane(), dim, num_lanes()):
+                mean[f] += share * cells[j, f]
+        for j in range(first, last):
+            share = sizes[j] / sizes[cell]
+            for f in range(lane(), dim, num_lanes()):
+                difference = cells[j, f] - mean[f]
+                square[f] += share * (cells[j, dim + f] + difference * difference)
         for f in range(lane(), dim, num_lanes()):
-            difference = cells[j, f] - mean[f]
-            square[f] += share * (cells[j, dim + f] + difference * difference)
-    for f in range(lane(), dim, num_lanes()):
-        cells[cell, f], cells[cell, dim + f] = mean[f], square[f]
-
-
-@njit
-def sum_up_children(cells: Real, sizes: IntArray, ranges: IntArray, which: IntArray) -> None:
-    """Call `sum_up_cell` for all cells `which` (k,)."""
-    sums = np.empty((2, cells.shape[1] // 2))
-    for i in range(len(which)):
-        sum_up_cell(i, 0, 0, cells, sizes, ranges, which, sums)
+            cells[cell, f], cells[cell, dim + f] = mean[f], square[f]

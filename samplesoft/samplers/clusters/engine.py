@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import to_host
-from samplesoft._jit import chunks, thread_each
+from samplesoft._jit import chunks
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray, writable
-from samplesoft.samplers.base import NO_CLASS, Draw, Rows, last_of_each
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.samplers.base import NO_CLASS, Draw, Rows
 from samplesoft.samplers.clusters.descent import (
     Cells,
     Contexts,
-    ascend,
-    draw_children,
+    Paths,
+    Room,
     exclude_classes,
-    sum_up_children,
+    step,
+    sum_up_cells,
     sum_up_leaves,
 )
 from samplesoft.samplers.clusters.partition import make_partition
@@ -38,9 +40,11 @@ _TASKS = 16  # or so for a long loop
 class HostClusters:
     """What a `ClusterSampler` with class vectors (n, d) does, for checked arguments.
 
-    The methods from `_placed` on are those that work on other arrays on a GPU, in `CudaClusters`;
-    which cell holds which classes is known to the processor in both cases.
+    What a GPU does in another way is in `CudaClusters`. Which cell holds which classes is known to
+    the processor in both cases, and contexts are checked there, for the same messages.
     """
+
+    _arrays: Any = HostArrays
 
     def __init__(
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
@@ -62,7 +66,8 @@ class HostClusters:
     def rows(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
         places: Any = self._places if ids is None else self._places[to_host(ids)]
-        return self._taken(places)
+        rows: Rows = self._arrays.take_rows(self._tree.rows, places)
+        return rows
 
     def spread(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
@@ -99,71 +104,80 @@ class HostClusters:
             ranges[above:here] = children
         self._sizes, self._leaf_starts = ends - firsts, partition.starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
-        self._tree = self._placed(
-            Cells(
-                np.empty((len(firsts), 2 * dim), rows.dtype),
-                rows[self._order],
-                np.log(self._sizes).astype(rows.dtype),
-                ranges,
-                self._parents,
-                levels,
-                np.diff(ranges, axis=1).max(axis=0),
-            )
-        )
+        widest = int(np.diff(ranges, axis=1).max())
+        self._width = (widest + 7) // 8 * 8  # weights come in whole vectors of eight: see `weigh`
+        cells, sizes = np.empty((len(firsts), 2 * dim), rows.dtype), np.log(self._sizes)
+        tree = (cells, rows[self._order], sizes.astype(rows.dtype), ranges, self._parents, levels)
+        self._tree = Cells(*map(self._arrays.placed, tree))
         self._sum_up(np.arange(levels[-2], levels[-1]))
         self.spread_when_clustered = self.spread()
 
     def _sum_up(self, which: IntArray) -> None:
         """Sum up leaves (k,), and the cells above them."""
-        self._sum_up_leaves(which)
+        tree, sizes = self._tree, self._arrays.placed(self._sizes)
+
+        def sum_up_some(part: slice) -> None:
+            leaves, num = which[part], part.stop - part.start
+            summed = tree.rows, tree.ranges, self._arrays.placed(leaves), tree.cells
+            self._arrays.run(sum_up_leaves, num, *summed, self._sums(num))
+
+        size = max(_CELLS, len(which) // _TASKS)
+        self._arrays.each(sum_up_some, chunks(len(which), size))
         # up to the top, level by level; cells of a level come together and rise
         while which[0] >= self._levels[1]:
             above = self._parents[which]  # rising, as the cells are
             which = above[np.append(True, above[1:] > above[:-1])]
-            self._sum_up_cells(which)
+            summed = tree.cells, sizes, tree.ranges, self._arrays.placed(which)
+            self._arrays.run(sum_up_cells, len(which), *summed, self._sums(len(which)))
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
-        uniforms = uniform_block(key, len(h), m)
-        places, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
-        for part, contexts in self._contexts(h, exclude, m):
-            # sorted, so that the draws of a context in a cell are neighbours, and so are those
-            # below it
-            order = np.argsort(uniforms[part], axis=1)
-            u, at = np.take_along_axis(uniforms[part], order, axis=1), np.full_like(order, _TOP)
-            sums = np.zeros(u.shape)
-            for level in range(_TOP, len(self._levels) - 1):
-                self._each_visit(draw_children, contexts, level, at, u, at, sums)
-            np.put_along_axis(places[part], order, at, axis=1)
-            np.put_along_axis(log_q[part], order, sums, axis=1)
-        return Draw(self._order[places].astype(np.int64), log_q)
+        uniforms = uniform_block(key, h.shape[0], m)
+        places, log_q = self._followed(h, exclude, True, uniforms, np.full(uniforms.shape, _TOP))
+        ids = self._order[to_host(places)].astype(np.int64)
+        return Draw(self._arrays.placed(ids), log_q)
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""
-        log_q = np.empty(ids.shape)
-        for part, contexts in self._contexts(h, exclude, ids.shape[1]):
-            places = self._places[ids[part]].astype(np.int64)
-            # classes of a leaf side by side: a leaf is weighed once for all of them
-            order = np.argsort(places, axis=1)
-            at = np.take_along_axis(places, order, axis=1)
-            excluded = at == contexts.path[:, -1:]
-            cells, sums = self._leaves(at), np.zeros(at.shape)
-            for level in reversed(range(_TOP, len(self._levels) - 1)):
-                self._each_visit(ascend, contexts, level, cells, at, cells, sums)
-            # what was added up on the way to it is of no use
-            sums[excluded] = -np.inf
-            np.put_along_axis(log_q[part], order, sums, axis=1)
-        return log_q
+        places = self._places[to_host(ids)].astype(np.int64)
+        return self._followed(h, exclude, False, np.zeros(places.shape), places)[1]
+
+    def _followed(
+        self, h: Rows, exclude: IntArray, down: bool, uniforms: FloatArray, places: IntArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Return the places (B, k) that uniforms draw, or known ones, and log-probabilities."""
+        log_q: FloatArray = np.empty(places.shape)
+        for part, contexts in self._contexts(h, exclude, places.shape[1]):
+            # sorted, so that the draws of a context in a cell are neighbours, and so are those
+            # below it; classes of a leaf side by side: a leaf is weighed once for all of them
+            order = np.argsort(uniforms[part] if down else places[part], axis=1)
+            u = np.take_along_axis(uniforms[part], order, axis=1)
+            at = np.take_along_axis(places[part], order, axis=1)
+            paths = Paths(u, at, at if down else self._leaves(at), np.zeros(at.shape))
+            levels = range(_TOP, len(self._levels) - 1)
+            for level in levels if down else reversed(levels):
+                self._step(contexts, level, down, paths)
+            if not down:
+                # what was added up on the way to an excluded class is of no use
+                excluded = np.take_along_axis(places[part], order, axis=1) == contexts.path[:, -1:]
+                paths.log_q[excluded] = -np.inf
+            np.put_along_axis(places[part], order, at, axis=1)
+            np.put_along_axis(log_q[part], order, paths.log_q, axis=1)
+        return places, log_q
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
-        shape = len(h), len(self._places)
+        shape = h.shape[0], len(self._places)
         log_q = self.log_prob(h, np.broadcast_to(np.arange(shape[1]), shape), exclude)
         return np.exp(log_q, out=log_q)
 
     def prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen; one of all classes divides them anew."""
-        ids, rows = self._last_of_each(ids, rows)
+        tree, arrays = self._tree, self._arrays
+        self._tree = tree._replace(
+            rows=arrays.writable(tree.rows), cells=arrays.writable(tree.cells)
+        )
+        ids, rows = arrays.last_of_each(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_distances(largest, rows.dtype)
         # cells that were made of other vectors would fit none of these
@@ -176,7 +190,7 @@ class HostClusters:
         leaves = np.flatnonzero(touched)
 
         def commit() -> None:
-            self._write(places, rows)
+            arrays.put_rows(rows, places, self._tree.rows)
             self._largest = max(self._largest, largest)
             self._sum_up(leaves)
 
@@ -208,29 +222,42 @@ class HostClusters:
 
     def _contexts(self, h: Rows, exclude: IntArray, k: int) -> Iterator[tuple[slice, Contexts]]:
         """Yield as many contexts (B, d) at a time as fit, for k classes of each."""
-        queries = self._queries(h)
-        for part in chunks(len(h), max(1, _DRAWS // k)):
-            yield part, self._without(queries[part], exclude[part])
+        queries, excluded = self._queries(to_host(h)), to_host(exclude)
+        for part in chunks(len(queries), self._contexts_at_a_time(k)):
+            yield part, self._without(queries[part], excluded[part])
+
+    def _contexts_at_a_time(self, k: int) -> int:
+        return max(1, _DRAWS // k)
 
     def _without(self, queries: Rows, exclude: IntArray) -> Contexts:
         """Return contexts with what is left out for each."""
         path = np.full((len(queries), len(self._levels)), -1)
-        contexts = Contexts(queries, path, np.empty(path.shape))
         if exclude.max() != NO_CLASS:
             path[:, -1] = np.where(exclude == NO_CLASS, -1, self._places[exclude])
-        return self._paths_written(contexts, self._leaves(path[:, -1]))
+        leaves = self._arrays.placed(self._leaves(path[:, -1]))
+        parts: Any = queries, path, np.empty(path.shape)
+        contexts = Contexts(*map(self._arrays.placed, parts))
 
-    def _each_visit(
-        self, kernel: Any, contexts: Contexts, level: int, cells: IntArray, *rows: Any
-    ) -> None:
-        """Call a kernel on threads for the visits to `cells` (B, k), those of a level."""
+        def write(part: slice) -> None:
+            queries, path, remaining = contexts
+            some = Contexts(queries[part], path[part], remaining[part])
+            num = part.stop - part.start
+            self._arrays.run(exclude_classes, num, self._tree, leaves[part], some, self._room(num))
+
+        self._arrays.each(write, chunks(len(path), max(_CONTEXTS, len(path) // _TASKS)))
+        return contexts
+
+    def _step(self, contexts: Contexts, level: int, down: bool, paths: Paths) -> None:
+        """Take paths a level further, on threads for the visits to its cells."""
         first, last = (_TOP, 0) if level == _TOP else self._levels[level : level + 2]
         # contexts that meet in a cell come one after another
-        visits = visits_of(cells, first, last - first)
+        visits = visits_of(paths.cells, first, last - first)
         # cells at the top are many, the others have few children: tasks should be alike
         wide = int(self._levels[1]) if level == _TOP else _FEW
-        thread_each(
-            lambda part: kernel(self._tree, contexts, level, visits[part], *rows),
+        self._arrays.each(
+            lambda part: step(
+                self._tree, contexts, level, visits[part], down, paths, self._room(2)
+            ),
             chunks(len(visits), max(1, _CHILDREN // wide, len(visits) // _TASKS)),
         )
 
@@ -240,40 +267,14 @@ class HostClusters:
         leaves: IntArray = self._levels[-2] + above - 1
         return leaves
 
-    def _placed(self, tree: Cells) -> Cells:
-        """Return cells where they are drawn from."""
-        return tree
+    def _room(self, num: int) -> Room:
+        """Return room for the workers that weigh the children of `num` cells."""
+        shape = 2, self._width  # for two contexts that meet in a cell
+        dtype = self._tree.rows.dtype
+        return Room(np.empty(shape, dtype), np.empty(shape, dtype))
 
-    def _taken(self, places: IntArray) -> Rows:
-        rows: Rows = self._tree.rows[places]
-        return rows
-
-    def _last_of_each(self, ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
-        tree = self._tree
-        self._tree = tree._replace(rows=writable(tree.rows), cells=writable(tree.cells))
-        return last_of_each(ids, rows)
-
-    def _write(self, places: IntArray, rows: Rows) -> None:
-        self._tree.rows[places] = rows
-
-    def _sum_up_leaves(self, which: IntArray) -> None:
-        tree = self._tree
-        thread_each(
-            lambda part: sum_up_leaves(tree.rows, tree.ranges, which[part], tree.cells),
-            chunks(len(which), max(_CELLS, len(which) // _TASKS)),
-        )
-
-    def _sum_up_cells(self, which: IntArray) -> None:
-        sum_up_children(self._tree.cells, self._sizes, self._tree.ranges, which)
-
-    def _paths_written(self, contexts: Contexts, leaves: IntArray) -> Contexts:
-        """Write the cells over each excluded class, and what they keep without it."""
-
-        def write(part: slice) -> None:
-            queries, path, remaining = contexts
-            some = Contexts(queries[part], path[part], remaining[part])
-            exclude_classes(self._tree, leaves[part], some)
-
-        if contexts.path[:, -1].max() >= 0:
-            thread_each(write, chunks(len(leaves), _CONTEXTS))
-        return contexts
+    def _sums(self, num: int) -> FloatArray:
+        """Return room for the workers that sum up `num` cells."""
+        shape = 2 * self._arrays.workers(num), self._tree.rows.shape[1]
+        sums: FloatArray = self._arrays.empty(shape, np.float64)
+        return sums

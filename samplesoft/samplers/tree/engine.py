@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, num_threads, thread_each, thread_map
+from samplesoft._device.arrays import HostArrays
+from samplesoft._device.select import to_host
+from samplesoft._jit import chunks, num_threads
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray, writable
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.feature_maps import FeatureMap
-from samplesoft.samplers.base import Draw, Rows, last_of_each
+from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.tree.leaf import (
     KERNEL,
     LEAVES,
     SOFTMAX,
     LeafRows,
-    add_log_in_leaves,
+    Room,
+    log_in_leaves,
     pick,
     probs_in_leaves,
     remaining_in_leaves,
@@ -34,8 +38,9 @@ from samplesoft.samplers.tree.sums import (
     sum_runs,
 )
 from samplesoft.samplers.tree.walk import (
+    Contexts,
     Draws,
-    Exclusion,
+    Tree,
     TreeRules,
     exclude_classes,
     known_levels,
@@ -71,7 +76,7 @@ class TreeShape:
         """Number of buckets L."""
         return -(-self.num_classes // self.leaf_size)
 
-    @property
+    @cached_property
     def rules(self) -> TreeRules:
         """What kernels need to know; a class alone in its leaf needs no features."""
         # (whatever weighs it, its share is 1, and exp of a vector product is the cheapest)
@@ -89,10 +94,6 @@ class TreeShape:
         each = UPDATES_OF_A_CLASS * self.leaf_size
         first, last = num_updates // each, (num_updates + num) // each
         return np.sort(np.arange(first, last) % self.num_leaves)
-
-    def leaves_at_a_time(self, numbers: int) -> int:
-        """Return of how many leaves the classes' features are about so many numbers."""
-        return max(1, numbers // (self.leaf_size * self.feature_dim))
 
 
 def _identity(rows: Rows) -> Rows:
@@ -136,20 +137,20 @@ class HostFeatures:
 class HostTree:
     """What a `KernelTree` does, for arguments that have been checked.
 
-    It copies the class vectors (n, d); `features` is None where they are features themselves. The
-    methods from `_copied` on are those that work on other arrays on a GPU, in `CudaTree`.
+    It copies the class vectors (n, d); `features` is None where they are features themselves. What
+    a GPU does in another way is in `CudaTree`: how a batch is parted, and how it goes down.
     """
 
     Features: Callable[..., Any] = HostFeatures
     Sums: Callable[..., Any] = TreeSums
-    _map: Callable[..., Any] = staticmethod(thread_map)
+    _arrays: Any = HostArrays
 
     def __init__(
         self, rows: Rows, features: HostFeatures | None, shape: TreeShape, progress: bool = False
     ) -> None:
         self._shape = shape
         self._features = features or _identity
-        self._rows = self._copied(rows)
+        self._rows = self._arrays.copied(rows)
         self._sums: Any = None
         self.rebuild(progress)
 
@@ -174,7 +175,7 @@ class HostTree:
 
     def rows(self, ids: Any) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
-        return self._copied(self._rows) if ids is None else self._taken(ids)
+        return self._arrays.copied(self._rows) if ids is None else self._taken(ids)
 
     def rebuild(self, progress: bool = False) -> None:
         """Sum the features of all classes again, where memory allows beside the old sums."""
@@ -188,7 +189,7 @@ class HostTree:
         shape, size = self._shape, self._shape.leaf_size
         sizes = np.empty(shape.num_classes, rows.dtype)
         leaf_sums = self._empty((shape.num_leaves, shape.feature_dim))
-        parts = chunks(shape.num_leaves, shape.leaves_at_a_time(_BLOCK))
+        parts = self._leaf_chunks(shape.num_leaves)
         with progress_bar(
             progress, total=len(parts), unit="block", desc="building the tree"
         ) as bar:
@@ -198,99 +199,107 @@ class HostTree:
                 self._sum_leaves(features, leaf_sums[part])
                 sizes[here] = self._largest(features)
                 bar.update()
-        return self.Sums(leaf_sums), FeatureSizes(rows.dtype, sizes)
+        return self.Sums(leaf_sums), FeatureSizes.of(sizes)
+
+    @property
+    def _tree(self) -> Tree:
+        return Tree(self._sums.nodes, self._shape.rules)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
-        phi = self._features(h)
-        uniforms = uniform_block(key, len(h), m)
-        ids, log_q = np.empty((len(h), m), np.int64), np.empty((len(h), m))
+        phi, arrays, shape = self._features(h), self._arrays, self._shape
+        # on the processor, whose numbers these are: some microseconds for a batch
+        uniforms = arrays.placed(uniform_block(key, h.shape[0], m))
+        ids, log_q = (arrays.empty(uniforms.shape, kind) for kind in (np.int64, np.float64))
 
         def draw(part: slice) -> None:
-            u, nodes, rules = uniforms[part], self._sums.nodes, self._shape.rules
-            exclusion = self._exclusion(h[part], phi[part], exclude[part])
+            contexts = self._contexts(h[part], phi[part], exclude[part])
             # of one part alone: a thread shares nothing that it writes
-            order, leaves = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
-            draws = Draws(u, order, leaves, np.empty(u.shape))
-            # the upper levels are few and visited by all: multiplied whole, before the walk
-            levels = known_levels(self._shape.num_leaves, *u.shape)
-            known = np.empty((len(u), 1 << levels))
-            multiply_top(phi[part], nodes, levels, known)
-            walk(phi[part], nodes, known, exclusion, rules, draws)
+            u = uniforms[part]
+            order, leaves = (arrays.empty(u.shape, np.int64) for _ in range(2))
+            log_reach = arrays.empty(u.shape, np.float64)
+            draws = Draws(u, order, leaves, log_reach, ids[part], log_q[part])
+            self._walk(contexts, draws)
+            leaves = to_host(leaves)
             # in the order of the leaves, whose rows then come into the cache once
-            visits = visits_of(leaves, 0, self._shape.num_leaves)
+            visits = arrays.placed(visits_of(leaves, 0, shape.num_leaves))
+            num = visits.shape[0]
+            room = self._room(num)
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                pick(visited, visits, draws, exclusion, rules, ids[part], log_q[part])
+                arrays.run(pick, num, shape.rules, contexts, visited, visits, draws, room)
 
-        self._share_out(draw, len(h), m)
+        arrays.each(draw, self._parts(h.shape[0], m))
         return Draw(ids, log_q)
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""
-        phi = self._features(h)
-        log_q = np.empty(ids.shape)
+        phi, arrays, rules = self._features(h), self._arrays, self._shape.rules
+        log_q: FloatArray = arrays.empty(ids.shape, np.float64)
 
         def read(part: slice) -> None:
-            rules, log_reach = self._shape.rules, np.empty(ids[part].shape)
-            exclusion = self._exclusion(h[part], phi[part], exclude[part])
-            leaves = ids[part] // rules.leaf_size
-            reach_leaves(phi[part], self._sums.nodes, leaves, rules, log_reach)
+            contexts = self._contexts(h[part], phi[part], exclude[part])
+            leaves = to_host(ids[part]) // rules.leaf_size
+            log_reach = arrays.empty(leaves.shape, np.float64)
+            self._reach(phi[part], leaves, log_reach)
+            asked = ids[part], log_reach, self._room(leaves.size), log_q[part]
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                add_log_in_leaves(visited, ids[part], exclusion, rules, log_reach, log_q[part])
+                arrays.run(log_in_leaves, leaves.size, rules, contexts, visited, *asked)
 
-        self._share_out(read, *ids.shape)
+        arrays.each(read, self._parts(*ids.shape))
         return log_q
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
-        phi = self._features(h)
-        nodes, rules = self._sums.nodes, self._shape.rules
-        log_reach = np.empty((len(h), self._shape.num_leaves))
-        probs = np.empty((len(h), self._shape.num_classes))
-        exclusion = self._exclusion(h, phi, exclude)
-
-        def descend(part: slice) -> None:
-            reach_all_leaves(phi[part], nodes, rules, log_reach[part])
+        phi, arrays, num_leaves = self._features(h), self._arrays, self._shape.num_leaves
+        log_reach = arrays.empty((h.shape[0], num_leaves), np.float64)
+        probs: FloatArray = arrays.empty((h.shape[0], self._shape.num_classes), np.float64)
+        contexts = self._contexts(h, phi, exclude)
 
         def fill(part: slice) -> None:
-            for first, visited in self._rows_of_leaves(h, phi, part):
-                probs_in_leaves(visited, first, log_reach, exclusion, rules, probs)
+            visited, num = self._rows_of_leaves(h, phi, part), h.shape[0] * (part.stop - part.start)
+            asked = contexts, visited, part.start, log_reach, self._room(num), probs
+            arrays.run(probs_in_leaves, num, self._shape.rules, *asked)
 
         # two passes: through the tree by examples, and inside the leaves by leaves
-        self._share_out(descend, len(h), self._shape.num_leaves)
-        thread_each(fill, chunks(self._shape.num_leaves, self._shape.leaves_at_a_time(_BLOCK)))
+        arrays.each(
+            lambda part: self._reach_all(phi[part], log_reach[part]),
+            self._parts(h.shape[0], num_leaves),
+        )
+        arrays.each(fill, self._leaf_chunks(num_leaves, h.shape[0]))
         return probs
 
     def prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
-        ids, rows = self._last_of_each(ids, rows)
-        if 2 * len(ids) >= self._shape.num_classes and self._sums.fit_again():
+        arrays, shape = self._arrays, self._shape
+        self._rows = arrays.writable(self._rows)
+        ids, rows = arrays.last_of_each(ids, rows)
+        if 2 * len(ids) >= shape.num_classes and self._sums.fit_again():
             return self._prepare_rebuild(ids, rows)  # features of new and old rows would cost more
-        leaves, starts = np.unique(ids // self._shape.leaf_size, return_index=True)
+        leaves, starts = np.unique(ids // shape.leaf_size, return_index=True)
         ends = np.append(starts, len(ids))
-        change = self._empty((len(leaves), self._shape.feature_dim))
+        change = self._empty((len(leaves), shape.feature_dim))
         sizes = np.empty((2, len(ids)), rows.dtype)
+        # leaves are never cut: a part ends with its last leaf, and so may be larger by one
+        at_a_time = min(_UPDATES, _BLOCK // (2 * shape.feature_dim) - shape.leaf_size + 1)
+        edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
+        parts = list(pairwise(np.unique([*edges, len(leaves)])))
+        totals = np.zeros((len(parts), shape.feature_dim))
 
-        def read(part: slice) -> FloatArray:
-            some = slice(ends[part.start], ends[part.stop])
+        def read(i: int) -> None:
+            part, some = slice(*parts[i]), slice(*ends[list(parts[i])])
             num = some.stop - some.start
             # in one call: BLAS may round the same row otherwise in a batch of another size
-            features = self._features(self._joined(rows[some], self._taken(ids[some])))
+            features = self._features(arrays.joined(rows[some], self._taken(ids[some])))
             new, old = features[:num], features[num:]
             sizes[0, some], sizes[1, some] = self._largest(new), self._largest(old)
-            return self._sum_changes(new, old, starts[part] - starts[part.start], change[part])
+            # in float64, before the difference is rounded to the type of the features
+            totals[i] = self._sums.column_sums(new)[0] - self._sums.column_sums(old)[0]
+            begins = arrays.placed(starts[part] - starts[part.start])
+            arrays.run(sum_changes, len(begins), new, old, begins, change[part])
 
-        # leaves are never cut: a part ends with its last leaf, and so may be larger by one
-        at_a_time = min(
-            _UPDATES, _BLOCK // (2 * self._shape.feature_dim) - self._shape.leaf_size + 1
-        )
-        edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
-        edges = np.unique([*edges, len(leaves)])
-        total = np.zeros(self._shape.feature_dim)
+        arrays.each(read, range(len(parts)))
         # in the order of the parts, so that the total does not depend on threads
-        for part_total in self._map(read, map(slice, edges[:-1], edges[1:])):
-            total += part_total
-        add = self._sums.prepare(leaves, change, total)
+        add = self._sums.prepare(leaves, change, totals.sum(axis=0))
         moved = self._sizes.moved(*sizes)
         if moved.outgrown and self._sums.fit_again():
             return self._prepare_rebuild(ids, rows)
@@ -301,14 +310,14 @@ class HostTree:
             add()
             renew()
             self._sizes = moved
-            self._write(self._rows, ids, rows)
+            arrays.put_rows(rows, ids, self._rows)
             self.num_updates += len(ids)
 
         return commit
 
     def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        all_rows = self._copied(self._rows)
-        self._write(all_rows, ids, rows)
+        all_rows = self._arrays.copied(self._rows)
+        self._arrays.put_rows(rows, ids, all_rows)
         sums, sizes = self._built(all_rows)
 
         def commit() -> None:
@@ -320,68 +329,84 @@ class HostTree:
         """Return what ends drift in the leaves whose turn comes with the next `num` updates."""
         leaves = self._shape.leaves_due(self.num_updates, num)
         errors = self._empty((len(leaves), self._shape.feature_dim))
-        for part in chunks(len(leaves), self._shape.leaves_at_a_time(_BLOCK)):
-            features = self._features(self._taken(self._classes_in(leaves[part])))
-            self._sum_leaves(features, errors[part])
+        for part in self._leaf_chunks(len(leaves)):
+            self._sum_leaves(self._features_in(leaves[part]), errors[part])
             self._sums.subtract(leaves[part], errors[part])
         return partial(self._sums.add, leaves, errors) if len(leaves) else lambda: None
 
-    def _classes_in(self, leaves: IntArray) -> IntArray:
+    def _features_in(self, leaves: IntArray) -> Rows:
+        """Return the features of the classes in some leaves, one leaf after another."""
         size = self._shape.leaf_size
         ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
-        return ids[ids < self._shape.num_classes]
+        return self._features(self._taken(ids[ids < self._shape.num_classes]))
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
         """Yield what is multiplied in each of `leaves`: class vectors, or features of classes.
 
         Features come for some leaves at a time, the others beginning at -1.
         """
-        size = self._shape.leaf_size
+        size, placed = self._shape.leaf_size, self._arrays.placed
         if self._weighs_vectors:
-            yield LeafRows(h, self._rows, leaves * size)
+            yield LeafRows(h, self._rows, placed(leaves * size))
             return
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
-        for part in chunks(len(visited), self._shape.leaves_at_a_time(_BLOCK)):
-            features = self._features(self._taken(self._classes_in(visited[part])))
+        for part in self._leaf_chunks(len(visited)):
             # visits of leaves that come with other parts are skipped by their -1
             here = (slots >= part.start) & (slots < part.stop)
-            yield LeafRows(phi, features, np.where(here, (slots - part.start) * size, -1))
+            starts = placed(np.where(here, (slots - part.start) * size, -1))
+            yield LeafRows(phi, self._features_in(visited[part]), starts)
+
+    def _rows_of_leaves(self, h: Rows, phi: Rows, part: slice) -> LeafRows:
+        """Return what is multiplied in all leaves of a part."""
+        leaves, size = np.arange(part.start, part.stop), self._shape.leaf_size
+        if self._weighs_vectors:
+            return LeafRows(h, self._rows, self._arrays.placed(leaves * size))
+        starts = self._arrays.placed((leaves - part.start) * size)
+        return LeafRows(phi, self._features_in(leaves), starts)
 
     @property
     def _weighs_vectors(self) -> bool:
         """Whether classes are weighed in their leaves by their vectors, and not by features."""
         return self._features is _identity or self._shape.rules.kind != KERNEL
 
-    def _rows_of_leaves(self, h: Rows, phi: Rows, part: slice) -> Iterator[tuple[int, LeafRows]]:
-        """Yield the first of some leaves, and what is multiplied in them, for all of a part."""
-        size = self._shape.leaf_size
-        if self._weighs_vectors:
-            yield part.start, LeafRows(h, self._rows, np.arange(part.start, part.stop) * size)
-            return
-        num = self._shape.leaves_at_a_time(_BLOCK)
-        for first in range(part.start, part.stop, num):
-            leaves = np.arange(first, min(first + num, part.stop))
-            features = self._features(self._taken(self._classes_in(leaves)))
-            yield first, LeafRows(phi, features, (leaves - first) * size)
-
-    def _exclusion(self, h: Rows, phi: Rows, exclude: IntArray) -> Exclusion:
-        """Return the excluded classes (B,), and what remains without them."""
-        levels = top(self._shape.num_leaves) + 1
-        exclusion = Exclusion(exclude, np.zeros((len(h), 2)), np.empty((len(h), levels, 4)))
+    def _contexts(self, h: Rows, phi: Rows, exclude: IntArray) -> Contexts:
+        """Return contexts with the classes (B,) that they exclude, and what remains without."""
+        arrays, rules, batch = self._arrays, self._shape.rules, h.shape[0]
+        log_remaining = arrays.placed(np.zeros((batch, 2)))
+        contexts = Contexts(phi, exclude, log_remaining, self._shares(batch))
+        excluded = to_host(exclude)
         # with nothing excluded shares stay unwritten, for no path asks for them
-        if exclude.max() >= 0:
-            leaves = np.maximum(exclude, 0)[:, None] // self._shape.leaf_size
+        if excluded.max() >= 0:
+            leaves, room = np.maximum(excluded, 0)[:, None] // rules.leaf_size, self._room(batch)
             for visited in self._leaf_rows(h, phi, leaves):
-                remaining_in_leaves(visited, exclusion, self._shape.rules)
-            exclude_classes(phi, self._sums.nodes, exclusion, self._shape.rules)
-        return exclusion
+                arrays.run(remaining_in_leaves, batch, rules, contexts, visited, room)
+            arrays.run(exclude_classes, batch, self._tree, contexts)
+        return contexts
 
-    def _share_out(self, work: Callable[[slice], None], batch: int, num_leaves: int) -> None:
-        """Call `work` for parts of the batch, on threads where that pays.
+    def _reach(self, phi: Rows, leaves: IntArray, log_reach: FloatArray) -> None:
+        """Write the log-probabilities of reaching leaves (B, k)."""
+        shares = self._shares(self._arrays.workers(leaves.size))
+        asked = phi, self._arrays.placed(leaves), shares, log_reach
+        self._arrays.run(reach_leaves, leaves.size, self._tree, *asked)
 
-        An example visits so many leaves. Features of a leaf's classes are computed for a part as
-        a whole, and so that results do not depend on threads, nor do those parts.
+    def _reach_all(self, phi: Rows, log_reach: FloatArray) -> None:
+        """Write the log-probabilities of reaching all leaves (B, L)."""
+        reach_all_leaves(self._tree, phi, log_reach)
+
+    def _walk(self, contexts: Contexts, draws: Draws) -> None:
+        """Send the uniforms of `draws` to leaves, and fill in the rest of what they are there."""
+        # the upper levels are few and visited by all: multiplied whole, before the walk
+        levels = known_levels(self._shape.num_leaves, *draws.uniforms.shape)
+        known = np.empty((len(draws.uniforms), 1 << levels))
+        multiply_top(contexts.phi, self._sums.nodes, levels, known)
+        walk(self._tree, contexts, known, draws)
+
+    def _parts(self, batch: int, num_leaves: int) -> list[slice]:
+        """Return the parts of a batch that threads work on, whose examples visit so many leaves.
+
+        Features of a leaf's classes are computed for a part as a whole, and so that results do not
+        depend on threads, nor do those parts.
         """
         shape = self._shape
         visits = batch * num_leaves * shape.num_leaves.bit_length()
@@ -390,40 +415,41 @@ class HostTree:
         # parts of a fixed size: features of a leaf are computed for a part as a whole
         if shape.leaf == "kernel" and self._features is not _identity:
             size = _KERNEL_PART
-        thread_each(work, chunks(batch, size))
+        return chunks(batch, size)
 
-    def _copied(self, rows: Rows) -> Rows:
-        return rows.copy()
+    def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
+        """Return parts of `num` leaves whose features, and room for a batch, are held at a time."""
+        numbers = max(self._shape.feature_dim, self._arrays.workers(2 * batch))
+        return chunks(num, max(1, _BLOCK // (self._shape.leaf_size * numbers)))
 
     def _empty(self, shape: tuple[int, ...]) -> Rows:
-        return np.empty(shape, self._rows.dtype)
+        empty: Rows = self._arrays.empty(shape, self._rows.dtype)
+        return empty
 
-    def _joined(self, rows: Rows, others: Rows) -> Rows:
-        return np.concatenate((rows, others))
+    def _room(self, num: int) -> Room:
+        """Return room for the workers that weigh the classes of `num` leaves."""
+        arrays, shape = self._arrays, (self._arrays.workers(num), self._shape.leaf_size)
+        return Room(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
+
+    def _shares(self, num: int) -> FloatArray:
+        """Return room for the shares on `num` paths."""
+        levels = top(self._shape.num_leaves) + 1
+        shares: FloatArray = self._arrays.empty((num, levels, 4), np.float64)
+        return shares
 
     def _taken(self, ids: IntArray) -> Rows:
         """Return the class vectors of some classes."""
-        return self._rows[ids]
-
-    def _write(self, rows: Rows, ids: IntArray, some: Rows) -> None:
-        rows[ids] = some
-
-    def _last_of_each(self, ids: IntArray, rows: Rows) -> tuple[IntArray, Rows]:
-        self._rows = writable(self._rows)
-        return last_of_each(ids, rows)
+        rows: Rows = self._arrays.take_rows(self._rows, ids)
+        return rows
 
     def _largest(self, features: Rows) -> Rows:
         """Return the largest absolute value in each row."""
-        largest = np.empty(len(features), features.dtype)
-        largest_in_rows(features, largest)
-        return largest
+        largest = self._empty(features.shape[:1])
+        self._arrays.run(largest_in_rows, features.shape[0], features, largest)
+        on_processor: Rows = to_host(largest)
+        return on_processor
 
-    def _sum_leaves(self, features: Rows, sums: Rows) -> None:
-        """Write the sums of the features of leaves, whose classes come one after another."""
-        sum_runs(features, np.arange(0, len(features), self._shape.leaf_size), sums)
-
-    def _sum_changes(self, new: Rows, old: Rows, starts: IntArray, change: Rows) -> FloatArray:
-        """Write the sums of ``new - old`` over runs, and return that of all columns in float64."""
-        total = np.zeros(self._shape.feature_dim)
-        sum_changes(new, old, starts, change, total)
-        return total
+    def _sum_leaves(self, features: Rows, out: Rows) -> None:
+        """Write the sums (k, F) of the features of k leaves, one leaf after another."""
+        starts = self._arrays.placed(np.arange(0, features.shape[0], self._shape.leaf_size))
+        self._arrays.run(sum_runs, starts.shape[0], features, starts, out)

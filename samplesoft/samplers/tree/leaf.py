@@ -4,8 +4,7 @@ The weight of a class is a function of its inner product with the query alone. A
 the whole tree is that of reaching the leaf times that of the class among its neighbours there;
 where a class is excluded, both are divided by the probability of what remains.
 
-Functions whose first arguments are ``b, k, row`` work on one draw or one leaf, on both devices: for
-example b, its number k, and a row of the room; the loops around them are of the processor.
+All functions serve both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 
 from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import lane, meet, num_lanes, sum_of_lanes
+from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, sum_of_lanes, worker
 from samplesoft.kernels.rows import CACHE, prefetch_row
 from samplesoft.kernels.rows import products as multiply
 from samplesoft.kernels.weights import exp_weights, find
-from samplesoft.samplers.tree.walk import Draws, Exclusion, Real, TreeRules, clip
+from samplesoft.samplers.tree.walk import Contexts, Draws, Real, TreeRules, clip
 
 # A class is weighed by its inner product x with the query: by max(x, scale), by exp(scale x), or
 # by scale x**2 + 1.
@@ -39,10 +38,10 @@ class LeafRows(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where the classes of a leaf are weighed, a row of each for each that does so at a time."""
+    """Where the classes of a leaf are weighed, a row (leaf_size,) of each for every worker."""
 
-    products: FloatArray  # (rows, leaf_size)
-    weights: FloatArray  # (rows, leaf_size)
+    products: FloatArray
+    weights: FloatArray
 
 
 @njit
@@ -79,31 +78,25 @@ def place_in(leaf: int, excluded: int, rules: TreeRules) -> int:
 
 @njit_inline
 def weigh_leaf(
-    visited: LeafRows,
-    b: int,
-    start: int,
-    size: int,
-    excluded_place: int,
-    rules: TreeRules,
-    room: Room,
-    row: int,
+    rules: TreeRules, visited: LeafRows, b: int, start: int, size: int, without: int, room: Room
 ) -> tuple[float, float]:
     """Write inner products of query b and `size` rows from `start` on, and weights up to a factor.
 
-    They go to a row of the room; the excluded class weighs 0. Returns the sum of the weights and
-    the logarithm of the factor that makes them true.
+    They go to the worker's row of the room; the class at the place `without` weighs 0. Returns the
+    sum of the weights and the logarithm of the factor that makes them true.
     """
     products, weights = room
+    row = worker()
     multiply(visited.rows, start, start + size, visited.queries, b, products, row)
     if rules.kind == SOFTMAX:
         for c in range(lane(), size, num_lanes()):
             weights[row, c] = log_weight(products[row, c], rules)
         # divided by the greatest, whose logit is returned: nothing overflows
-        return exp_weights(weights[row], size, excluded_place)
+        return exp_weights(weights[row], size, without)
     # other kinds are sums of positive numbers of moderate size, and need no shift
     total = 0.0
     for c in range(lane(), size, num_lanes()):
-        weight = linear_weight(products[row, c], rules) if c != excluded_place else 0.0
+        weight = linear_weight(products[row, c], rules) if c != without else 0.0
         weights[row, c] = weight
         total += weight
     meet()
@@ -127,7 +120,7 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
 
     Reached without exclusion, a leaf must be divided by what remains from the root; inside the
     leaf of the excluded class the others have been divided by what remains there already, which
-    the way to the leaf must make up for. `log_remaining` (B, 2) is that of an `Exclusion`.
+    the way to the leaf must make up for. `log_remaining` (B, 2) is that of `Contexts`.
     """
     # elsewhere: reached without a thought of the excluded class, so divide by what remains
     if excluded_place < 0:
@@ -135,100 +128,42 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
     return float(log_remaining[b, 0] - log_remaining[b, 1])
 
 
-@njit_inline
-def remaining_in_leaf(
-    b: int, k: int, row: int, visited: LeafRows, exclusion: Exclusion, rules: TreeRules, room: Room
+@njit
+def remaining_in_leaves(
+    rules: TreeRules, contexts: Contexts, visited: LeafRows, room: Room
 ) -> None:
     """Write the first of a row of ``log_remaining``, in the leaf of the class that is excluded."""
-    excluded, start = exclusion.classes[b], visited.starts[b, k]
-    if excluded < 0 or start < 0:
-        return
-    size, place = classes_in(excluded // rules.leaf_size, rules), excluded % rules.leaf_size
-    # where the class is alone in its leaf nothing remains there
-    log_others = -np.inf
-    if size > 1:
-        total, shift = weigh_leaf(visited, b, start, size, place, rules, room, row)
-        log_excluded = log_weight(room.products[row, place], rules) - shift
-        log_others = log_share_of_others(total, log_excluded)
-    exclusion.log_remaining[b, 0] = log_others
-
-
-@njit
-def remaining_in_leaves(visited: LeafRows, exclusion: Exclusion, rules: TreeRules) -> None:
-    """Call `remaining_in_leaf` for all examples."""
-    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
-    for b in range(len(visited.queries)):
-        remaining_in_leaf(b, 0, 0, visited, exclusion, rules, room)
-
-
-@njit_inline
-def pick_run(
-    b: int,
-    start: int,
-    stop: int,
-    row: int,
-    visited: LeafRows,
-    draws: Draws,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    room: Room,
-    ids: IntArray,
-    log_q: FloatArray,
-) -> None:
-    """Draw classes in the leaf that draws [start, stop) of example b have reached."""
-    leaf, first = draws.leaves[b, start], visited.starts[b, start]
-    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
-    total, shift = weigh_leaf(visited, b, first, size, place, rules, room, row)
-    # once for all draws of the run
-    log_total = math.log(total)
-    correction = log_correction(exclusion.log_remaining, b, place)
-    weights = room.weights[row]
-    for k in range(start, stop):
-        c, _ = find(weights, size, draws.uniforms[b, k] * total, 0, 0.0)
-        # draws were sorted by their leaves; each goes back to its place
-        own = draws.order[b, k]
-        ids[b, own] = leaf * rules.leaf_size + c
-        # from the logarithm of the weight, for the weight itself may have underflowed
-        log_in_leaf = log_weight(room.products[row, c], rules) - shift - log_total
-        log_q[b, own] = draws.log_reach[b, k] + correction + log_in_leaf
-
-
-@njit
-def pick_alone(
-    b: int,
-    k: int,
-    row: int,
-    visited: LeafRows,
-    draws: Draws,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    room: Room,
-    ids: IntArray,
-    log_q: FloatArray,
-) -> None:
-    """Draw a class for one draw."""
-    if visited.starts[b, k] >= 0:
-        pick_run(b, k, k + 1, row, visited, draws, exclusion, rules, room, ids, log_q)
+    for b in range(worker(), len(contexts.excluded), num_workers()):
+        excluded, start = contexts.excluded[b], visited.starts[b, 0]
+        if excluded < 0 or start < 0:
+            continue
+        size, place = classes_in(excluded // rules.leaf_size, rules), excluded % rules.leaf_size
+        # where the class is alone in its leaf nothing remains there
+        log_others = -np.inf
+        if size > 1:
+            total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
+            log_excluded = log_weight(room.products[worker(), place], rules) - shift
+            log_others = log_share_of_others(total, log_excluded)
+        contexts.log_remaining[b, 0] = log_others
 
 
 @njit
 def pick(
+    rules: TreeRules,
+    contexts: Contexts,
     visited: LeafRows,
     visits: IntArray,
     draws: Draws,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    ids: IntArray,
-    log_q: FloatArray,
+    room: Room,
 ) -> None:
-    """Draw a class in each leaf that was reached, and write its log-probability, (B, m).
+    """Draw a class in each leaf that was reached, and write its log-probability.
 
-    `visits` (V, 3) to the leaves are in their order, from `samplers.visits`.
+    `visits` (V, 3) to the leaves are in their order, from `samplers.visits`: a context, and the
+    first and the last of its draws that have reached the leaf.
     """
     rows, starts = visited.rows, visited.starts
-    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
     far = rows.size * rows.itemsize > CACHE
-    for v in range(len(visits)):
+    for v in range(worker(), len(visits), num_workers()):
         b, start, stop = visits[v, 0], visits[v, 1], visits[v, 2]
         here = starts[b, start]
         if here < 0:
@@ -238,97 +173,82 @@ def pick(
             if ahead != here and ahead >= 0:
                 for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
                     prefetch_row(rows, row)
-        pick_run(b, start, stop, 0, visited, draws, exclusion, rules, room, ids, log_q)
-
-
-@njit_inline
-def add_log_in_leaf(
-    b: int,
-    k: int,
-    row: int,
-    visited: LeafRows,
-    ids: IntArray,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    room: Room,
-    log_reach: FloatArray,
-    log_q: FloatArray,
-) -> None:
-    """Write the log-probability of a class (B, k), of which `log_reach` is that of its leaf.
-
-    What cannot be drawn gets -inf.
-    """
-    id, start = ids[b, k], visited.starts[b, k]
-    if start < 0:
-        return
-    if id == exclusion.classes[b]:
-        log_q[b, k] = -np.inf
-        return
-    leaf = id // rules.leaf_size
-    size, place = classes_in(leaf, rules), place_in(leaf, exclusion.classes[b], rules)
-    total, shift = weigh_leaf(visited, b, start, size, place, rules, room, row)
-    correction = log_correction(exclusion.log_remaining, b, place)
-    # as in `pick_run`, term by term, so that a draw and a question have the same bits
-    log_own = log_weight(room.products[row, id % rules.leaf_size], rules)
-    log_q[b, k] = log_reach[b, k] + correction + (log_own - shift - math.log(total))
+        leaf = draws.leaves[b, start]
+        size, place = classes_in(leaf, rules), place_in(leaf, contexts.excluded[b], rules)
+        total, shift = weigh_leaf(rules, visited, b, here, size, place, room)
+        # once for all draws of the visit
+        log_total = math.log(total)
+        correction = log_correction(contexts.log_remaining, b, place)
+        for k in range(start, stop):
+            target = draws.uniforms[b, k] * total
+            c, _ = find(room.weights[worker()], size, target, 0, 0.0)
+            # draws were sorted by their leaves; each goes back to its place
+            place_of_draw = draws.order[b, k]
+            draws.ids[b, place_of_draw] = leaf * rules.leaf_size + c
+            # from the logarithm of the weight, for the weight itself may have underflowed
+            log_in_leaf = log_weight(room.products[worker(), c], rules) - shift - log_total
+            draws.log_q[b, place_of_draw] = draws.log_reach[b, k] + correction + log_in_leaf
 
 
 @njit
-def add_log_in_leaves(
+def log_in_leaves(
+    rules: TreeRules,
+    contexts: Contexts,
     visited: LeafRows,
     ids: IntArray,
-    exclusion: Exclusion,
-    rules: TreeRules,
     log_reach: FloatArray,
+    room: Room,
     log_q: FloatArray,
 ) -> None:
-    """Call `add_log_in_leaf` for all examples and classes."""
-    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
-    for b in range(len(ids)):
-        for k in range(ids.shape[1]):
-            add_log_in_leaf(b, k, 0, visited, ids, exclusion, rules, room, log_reach, log_q)
+    """Write the log-probabilities of classes (B, k), of which `log_reach` are those of the leaves.
 
-
-@njit_inline
-def probs_in_leaf(
-    b: int,
-    k: int,
-    row: int,
-    visited: LeafRows,
-    first_leaf: int,
-    log_reach: FloatArray,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    room: Room,
-    probs: FloatArray,
-) -> None:
-    """Write probabilities (B, n) of the classes in leaf `first_leaf` + k, whose row starts at k."""
-    leaf = first_leaf + k
-    first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
-    place = place_in(leaf, exclusion.classes[b], rules)
-    if size == 1 and place == 0:  # the excluded class alone
-        probs[b, first] = 0.0
-        return
-    total, shift = weigh_leaf(visited, b, visited.starts[k], size, place, rules, room, row)
-    # what the classes of the leaf have in common
-    log_scale = log_reach[b, leaf] + log_correction(exclusion.log_remaining, b, place)
-    log_scale -= math.log(total)
-    for c in range(lane(), size, num_lanes()):
-        log_own = log_weight(room.products[row, c], rules) - shift
-        probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0
+    What cannot be drawn gets -inf.
+    """
+    num = ids.shape[1]
+    for i in range(worker(), ids.size, num_workers()):
+        b, k = i // num, i % num
+        id, start = ids[b, k], visited.starts[b, k]
+        if start < 0:
+            continue
+        if id == contexts.excluded[b]:
+            log_q[b, k] = -np.inf
+            continue
+        leaf = id // rules.leaf_size
+        size, place = classes_in(leaf, rules), place_in(leaf, contexts.excluded[b], rules)
+        total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
+        correction = log_correction(contexts.log_remaining, b, place)
+        # as in `pick`, term by term, so that a draw and a question have the same bits
+        log_own = log_weight(room.products[worker(), id % rules.leaf_size], rules)
+        log_q[b, k] = log_reach[b, k] + correction + (log_own - shift - math.log(total))
 
 
 @njit
 def probs_in_leaves(
+    rules: TreeRules,
+    contexts: Contexts,
     visited: LeafRows,
     first_leaf: int,
     log_reach: FloatArray,
-    exclusion: Exclusion,
-    rules: TreeRules,
+    room: Room,
     probs: FloatArray,
 ) -> None:
-    """Call `probs_in_leaf` for all examples and leaves, reached by `log_reach` (B, L)."""
-    room = Room(np.empty((1, rules.leaf_size)), np.empty((1, rules.leaf_size)))
-    for b in range(len(visited.queries)):
-        for k in range(len(visited.starts)):
-            probs_in_leaf(b, k, 0, visited, first_leaf, log_reach, exclusion, rules, room, probs)
+    """Write probabilities (B, n) of the classes in leaves, reached by `log_reach` (B, L).
+
+    The leaves from `first_leaf` on have their rows where the ``starts`` (k,) of `visited` say.
+    """
+    num, row = len(visited.starts), worker()
+    for i in range(worker(), len(probs) * num, num_workers()):
+        b, leaf = i // num, first_leaf + i % num
+        first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
+        place = place_in(leaf, contexts.excluded[b], rules)
+        if size == 1 and place == 0:  # the excluded class alone
+            probs[b, first] = 0.0
+            continue
+        start = visited.starts[leaf - first_leaf]
+        total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
+        # what the classes of the leaf have in common
+        log_scale = log_reach[b, leaf] + log_correction(contexts.log_remaining, b, place)
+        log_scale -= math.log(total)
+        for c in range(lane(), size, num_lanes()):
+            log_own = log_weight(room.products[row, c], rules) - shift
+            probs[b, first + c] = math.exp(log_scale + log_own) if c != place else 0.0

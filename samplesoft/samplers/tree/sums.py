@@ -5,21 +5,23 @@ its left half minus that of its right half, and row 0 holds the total. So L rows
 tree, and a child's sum is (its parent's sum ± the difference) / 2, whose error shrinks on the way
 down with the sums themselves.
 
-Functions whose first arguments are ``i, _, row`` work on one row, on both devices; the loops around
-them are of the processor.
+All kernels but `sum_columns` serve both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from samplesoft._device.arrays import HostArrays
+from samplesoft._device.select import to_host
 from samplesoft._jit import njit, num_threads, thread_each
-from samplesoft._validation import FloatArray, IntArray, writable
-from samplesoft.kernels.lanes import lane, max_of_lanes, num_lanes
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.lanes import lane, max_of_lanes, num_lanes, num_workers, worker
 from samplesoft.kernels.rows import prefetch_row
 from samplesoft.samplers.tree.walk import top
 
@@ -34,20 +36,29 @@ class TreeSums:
     `total` without the rounding of `nodes`.
     """
 
+    _arrays: Any = HostArrays
+
     def __init__(self, leaf_sums: NDArray[Any]) -> None:
         self.nodes = leaf_sums
         # sums of absolute values bound every node: if they are finite, so are all sums on the way
         self._limits = np.zeros(leaf_sums.shape[1])
-        self._limits = self._grown(leaf_sums)
-        self.total = self._sum_columns(leaf_sums)
-        self._make_differences()
+        self.total, self._limits = self._grown(leaf_sums)
+        num = leaf_sums.shape[0]
+
+        def make(columns: tuple[int, int]) -> None:
+            for level in range(top(num)):  # leaves upwards
+                pairs = -(-num // (2 << level))
+                self._arrays.run(make_differences, pairs, self.nodes, 1 << level, columns)
+
+        self._arrays.each(make, self._columns())
 
     @property
     def drift(self) -> float:
         """Distance of the total among the nodes from that in float64, relative to its norm."""
         # a tree without features has drifted nowhere
         norm = np.linalg.norm(self.total)
-        return float(np.linalg.norm(self._root() - self.total) / norm) if norm > 0.0 else 0.0
+        root = to_host(self.nodes[:1])[0]
+        return float(np.linalg.norm(root - self.total) / norm) if norm > 0.0 else 0.0
 
     def prepare(
         self, leaves: IntArray, change: NDArray[Any], total: FloatArray
@@ -57,8 +68,8 @@ class TreeSums:
         Raises `ValueError` if a sum might not be finite.
         """
         # before anything changes: an update that is refused leaves the tree as it was
-        limits = self._grown(change)
-        self._make_writable()
+        _, limits = self._grown(change)
+        self.nodes = self._arrays.writable(self.nodes)
 
         def commit() -> None:
             # in float64, and never rounded to the type of the nodes: what drift is measured against
@@ -71,82 +82,72 @@ class TreeSums:
     def add(self, leaves: IntArray, change: NDArray[Any]) -> None:
         """Add `change` (k, F), used up, to the sums of leaves (k,), rising and all different."""
         steps, _ = steps_up(leaves, self.nodes.shape[0])
-        thread_each(lambda part: add_to_tree(self.nodes, change, steps, part), self._columns())
+        thread_each(lambda columns: add_steps(self.nodes, change, steps, columns), self._columns())
 
     def subtract(self, leaves: IntArray, leaf_sums: NDArray[Any]) -> None:
         """Subtract from the sums (k, F) of leaves (k,) what the tree holds as such."""
-        subtract_leaf_sums(self.nodes, leaves, leaf_sums)
+        leaves = self._arrays.placed(leaves)
+        self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
     def fit_again(self) -> bool:
         """Return whether there is memory for as many sums; nobody asks on the processor."""
         return True
 
-    def _grown(self, sums: NDArray[Any]) -> FloatArray:
-        """Return limits (F,) to the size of any node after sums of leaves are added."""
-        limits = self._with_sizes(sums)
-        if not limits.max() < float(np.finfo(sums.dtype).max):  # nor NaN
+    def column_sums(self, rows: NDArray[Any]) -> FloatArray:
+        """Return the sums of columns and of their absolute values in float64, (2, F)."""
+        sums = np.zeros((2, rows.shape[1]))
+        sum_columns(rows, sums)
+        return sums
+
+    def _grown(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+        """Return the total of sums of leaves, and limits (F,) to any node after they are added."""
+        total, sizes = self.column_sums(leaf_sums)
+        limits: FloatArray = self._limits + sizes
+        if not limits.max() < float(np.finfo(leaf_sums.dtype).max):  # nor NaN
             raise ValueError(
                 "`class_embeddings`, through `transform`, must give features with sums that are "
-                f"finite in {sums.dtype}, got infinity or NaN; scale the vectors down, or use "
+                f"finite in {leaf_sums.dtype}, got infinity or NaN; scale the vectors down, or use "
                 "float64."
             )
-        return limits
+        return total, limits
 
-    def _with_sizes(self, sums: NDArray[Any]) -> FloatArray:
-        limits = self._limits.copy()
-        sum_sizes(sums, limits)
-        return limits
-
-    def _sum_columns(self, rows: NDArray[Any]) -> FloatArray:
-        total: FloatArray = np.empty(rows.shape[1])
-        sum_runs(rows, np.array([0]), total[None])
-        return total
-
-    def _make_differences(self) -> None:
-        thread_each(lambda part: sums_to_differences(self.nodes, part), self._columns())
-
-    def _make_writable(self) -> None:
-        self.nodes = writable(self.nodes)
-
-    def _root(self) -> NDArray[Any]:
-        root: NDArray[Any] = self.nodes[0]
-        return root
-
-    def _columns(self) -> list[IntArray]:
+    def _columns(self) -> list[tuple[int, int]]:
         """Return ranges of features, two for each thread."""
         ends = np.linspace(0, self.nodes.shape[1], 2 * num_threads() + 1).astype(np.int64)
-        return [ends[i : i + 2] for i in range(len(ends) - 1)]
+        return list(pairwise(ends.tolist()))
 
 
-class FeatureSizes:
+class FeatureSizes(NamedTuple):
     """Counts of classes by the binary exponent of their largest feature, now and at most so far.
 
     Sums are rounded in proportion to the largest numbers that they have held, and keep those
     errors when such numbers leave again. Counts of exponents are exact, whatever comes and goes.
     """
 
-    def __init__(self, dtype: DTypeLike, sizes: NDArray[Any]) -> None:
-        # half the digits: rounding of what has gone must not show in what is there
-        self._bits = np.finfo(dtype).nmant // 2
-        self._counts = _count(sizes)
-        self._peak = self._largest()
+    counts: IntArray
+    peak: int
+    bits: int  # half the digits: rounding of what has gone must not show in what is there
+
+    @classmethod
+    def of(cls, sizes: NDArray[Any]) -> FeatureSizes:
+        """Return the counts for the largest features (n,) of all classes."""
+        counts = _count(sizes)
+        return cls(counts, _last(counts), np.finfo(sizes.dtype).nmant // 2)
 
     def moved(self, new: NDArray[Any], old: NDArray[Any]) -> FeatureSizes:
         """Return what follows when classes with features as large as `old` (k,) get `new` (k,)."""
-        # a new object: an update may still be refused
-        after = object.__new__(FeatureSizes)
-        counts = _count(new)
-        after._bits, after._counts = self._bits, self._counts + counts - _count(old)
-        after._peak = max(self._peak, int(counts.nonzero()[0].max(initial=0)))
-        return after
+        added = _count(new)
+        counts = self.counts + added - _count(old)
+        return FeatureSizes(counts, max(self.peak, _last(added)), self.bits)
 
     @property
     def outgrown(self) -> bool:
         """Whether the largest features so far have cost those of now half their digits."""
-        return self._peak - self._largest() > self._bits
+        return self.peak - _last(self.counts) > self.bits
 
-    def _largest(self) -> int:
-        return int(self._counts.nonzero()[0].max(initial=0))
+
+def _last(counts: IntArray) -> int:
+    return int(counts.nonzero()[0].max(initial=0))
 
 
 def _count(sizes: NDArray[Any]) -> IntArray:
@@ -158,113 +159,79 @@ def _count(sizes: NDArray[Any]) -> IntArray:
 
 
 @njit
-def sum_run(
-    i: int, _: int, row: int, x: NDArray[Any], starts: IntArray, sums: NDArray[Any]
-) -> None:
-    """Write the sum of the rows of `x` from ``starts[i]`` up to the next start, or the end."""
-    stop = starts[i + 1] if i + 1 < len(starts) else len(x)
-    for f in range(lane(), x.shape[1], num_lanes()):
-        sums[i, f] = x[starts[i], f]
-    for j in range(starts[i] + 1, stop):
-        for f in range(lane(), x.shape[1], num_lanes()):
-            sums[i, f] += x[j, f]
-
-
-@njit
 def sum_runs(x: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> None:
-    """Call `sum_run` for each run, (k, F)."""
-    for i in range(len(starts)):
-        sum_run(i, 0, 0, x, starts, sums)
-
-
-@njit
-def largest_in_row(i: int, _: int, row: int, features: NDArray[Any], largest: NDArray[Any]) -> None:
-    """Write the largest absolute value in row i."""
-    size = abs(features[i, 0])
-    for f in range(lane(), features.shape[1], num_lanes()):
-        size = max(size, abs(features[i, f]))
-    largest[i] = max_of_lanes(size)
-
-
-@njit
-def largest_in_rows(features: NDArray[Any], largest: NDArray[Any]) -> None:
-    """Call `largest_in_row` for all rows."""
-    for i in range(len(features)):
-        largest_in_row(i, 0, 0, features, largest)
-
-
-@njit
-def sum_sizes(rows: NDArray[Any], sizes: FloatArray) -> None:
-    """Add the absolute values of each column to `sizes` (F,)."""
-    for i in range(len(rows)):
-        row = rows[i]
-        for f in range(len(row)):
-            sizes[f] += abs(np.float64(row[f]))
+    """Write the sums (k, F) of the rows of `x` from each start (k,) up to the next, or the end."""
+    for i in range(worker(), len(starts), num_workers()):
+        stop = starts[i + 1] if i + 1 < len(starts) else len(x)
+        for f in range(lane(), x.shape[1], num_lanes()):
+            sums[i, f] = x[starts[i], f]
+        for j in range(starts[i] + 1, stop):
+            for f in range(lane(), x.shape[1], num_lanes()):
+                sums[i, f] += x[j, f]
 
 
 @njit
 def sum_changes(
-    new: NDArray[Any], old: NDArray[Any], starts: IntArray, change: NDArray[Any], total: FloatArray
+    new: NDArray[Any], old: NDArray[Any], starts: IntArray, change: NDArray[Any]
 ) -> None:
-    """Write sums of ``new - old`` over runs of rows, as `sum_runs`, and add all to `total` (F,)."""
-    for i in range(len(starts)):
-        row = change[i]
-        row[:] = 0
+    """Do as `sum_runs` with ``new - old``."""
+    for i in range(worker(), len(starts), num_workers()):
         stop = starts[i + 1] if i + 1 < len(starts) else len(new)
-        for j in range(starts[i], stop):
-            here, there = new[j], old[j]
-            for f in range(len(row)):
-                row[f] += here[f] - there[f]
-                # in float64 before the difference is taken: the change of the nodes has been
-                # rounded
-                total[f] += np.float64(here[f]) - np.float64(there[f])
+        for f in range(lane(), new.shape[1], num_lanes()):
+            change[i, f] = new[starts[i], f] - old[starts[i], f]
+        for j in range(starts[i] + 1, stop):
+            for f in range(lane(), new.shape[1], num_lanes()):
+                change[i, f] += new[j, f] - old[j, f]
 
 
 @njit
-def subtract_leaf_sum(
-    i: int, _: int, row: int, nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]
-) -> None:
-    """Subtract from row i what the tree holds as the sum of leaf ``leaves[i]``, in float64."""
-    for f in range(lane(), nodes.shape[1], num_lanes()):
-        held = np.float64(nodes[0, f])
-        for level in range(top(len(nodes)) - 1, -1, -1):
-            half = 1 << level
-            middle = (leaves[i] & ~(2 * half - 1)) + half
-            if middle < len(nodes):
-                share = -0.5 if leaves[i] >= middle else 0.5
-                # down the path: a child is (its parent plus or minus the difference) / 2
-                held = 0.5 * held + share * nodes[middle, f]
-        sums[i, f] -= held
+def largest_in_rows(features: NDArray[Any], largest: NDArray[Any]) -> None:
+    """Write the largest absolute value in each row."""
+    for i in range(worker(), len(features), num_workers()):
+        size = abs(features[i, 0])
+        for f in range(lane(), features.shape[1], num_lanes()):
+            size = max(size, abs(features[i, f]))
+        largest[i] = max_of_lanes(size)
+
+
+@njit
+def sum_columns(rows: NDArray[Any], sums: FloatArray) -> None:
+    """Add the columns, and their absolute values, to `sums` (2, F)."""
+    for i in range(len(rows)):
+        for f in range(rows.shape[1]):
+            sums[0, f] += np.float64(rows[i, f])
+            sums[1, f] += abs(np.float64(rows[i, f]))
 
 
 @njit
 def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]) -> None:
-    """Call `subtract_leaf_sum` for all leaves (k,)."""
-    for i in range(len(leaves)):
-        subtract_leaf_sum(i, 0, 0, nodes, leaves, sums)
+    """Subtract from `sums` (k, F) what the tree holds as the sums of leaves (k,), in float64."""
+    for i in range(worker(), len(leaves), num_workers()):
+        for f in range(lane(), nodes.shape[1], num_lanes()):
+            held = np.float64(nodes[0, f])
+            for level in range(top(len(nodes)) - 1, -1, -1):
+                half = 1 << level
+                middle = (leaves[i] & ~(2 * half - 1)) + half
+                if middle < len(nodes):
+                    share = -0.5 if leaves[i] >= middle else 0.5
+                    # down the path: a child is (its parent plus or minus the difference) / 2
+                    held = 0.5 * held + share * nodes[middle, f]
+            sums[i, f] -= held
 
 
 @njit
-def make_difference(
-    pair: int, _: int, row: int, nodes: NDArray[Any], half: int, columns: IntArray
-) -> None:
-    """Turn the sums of two neighbours over `half` leaves each into their sum and difference."""
-    low = 2 * half * pair
-    middle = low + half
-    if middle < len(nodes):
-        for f in range(columns[0] + lane(), columns[1], num_lanes()):
-            left, right = nodes[low, f], nodes[middle, f]
-            nodes[low, f], nodes[middle, f] = left + right, left - right
+def make_differences(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -> None:
+    """Turn the sums of two neighbours over `half` leaves each into their sum and difference.
 
-
-@njit
-def sums_to_differences(nodes: NDArray[Any], columns: IntArray) -> None:
-    """Turn leaf sums (L, F) into the tree, in place, for columns [first, last)."""
-    half = 1
-    while half < len(nodes):
-        for pair in range(-(-len(nodes) // (2 * half))):
-            make_difference(pair, 0, 0, nodes, half, columns)
-        half *= 2
+    Of all such pairs, in columns [first, last).
+    """
+    for pair in range(worker(), -(-len(nodes) // (2 * half)), num_workers()):
+        low = 2 * half * pair
+        middle = low + half
+        if middle < len(nodes):
+            for f in range(columns[0] + lane(), columns[1], num_lanes()):
+                left, right = nodes[low, f], nodes[middle, f]
+                nodes[low, f], nodes[middle, f] = left + right, left - right
 
 
 @njit
@@ -276,9 +243,8 @@ def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
     from ``starts[level]`` on; the last adds the change of all to the root.
     """
     levels = top(num_leaves) + 1
-    steps = np.empty(
-        (len(leaves) * levels, 4), np.int64
-    )  # a level has no more than there are leaves
+    # a level has no more than there are leaves
+    steps = np.empty((len(leaves) * levels, 4), np.int64)
     starts = np.zeros(levels + 1, np.int64)
     place = leaves.copy()  # of the left-most leaf of the block that each sum has come to
     change = np.arange(len(leaves))  # the row where that sum is
@@ -309,38 +275,27 @@ def steps_up(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
 
 
 @njit
-def add_step(
-    i: int,
-    _: int,
-    row: int,
-    nodes: NDArray[Any],
-    change: NDArray[Any],
-    steps: IntArray,
-    columns: IntArray,
+def add_steps(
+    nodes: NDArray[Any], change: NDArray[Any], steps: IntArray, columns: tuple[int, int]
 ) -> None:
-    """Add what `steps_up` says to the difference of a node, and two changes to one of both."""
-    middle, here, there, is_right = steps[i, 0], steps[i, 1], steps[i, 2], steps[i, 3]
+    """Add what `steps_up` says to the differences of nodes, and two changes to one of both.
+
+    `change` (k, F) is used up; all in columns [first, last).
+    """
     first, last = columns[0] + lane(), columns[1]
-    # left minus right: the change of one half adds, that of the other subtracts
-    if there >= 0:
-        for f in range(first, last, num_lanes()):
-            nodes[middle, f] = nodes[middle, f] + change[here, f] - change[there, f]
-            change[here, f] += change[there, f]
-    elif middle >= 0 and is_right:
-        for f in range(first, last, num_lanes()):
-            nodes[middle, f] -= change[here, f]
-    elif middle >= 0:
-        for f in range(first, last, num_lanes()):
-            nodes[middle, f] += change[here, f]
-
-
-@njit
-def add_to_tree(
-    nodes: NDArray[Any], change: NDArray[Any], steps: IntArray, columns: IntArray
-) -> None:
-    """Add `change` (k, F), used up, to the tree by steps, in columns [first, last)."""
-    here = nodes[:, columns[0] : columns[1]]
-    for i in range(len(steps)):
+    block = nodes[:, columns[0] : columns[1]]
+    for i in range(worker(), len(steps), num_workers()):
         if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # comes while this row is added to
-            prefetch_row(here, steps[i + 1, 0])
-        add_step(i, 0, 0, nodes, change, steps, columns)
+            prefetch_row(block, steps[i + 1, 0])
+        middle, here, there, is_right = steps[i, 0], steps[i, 1], steps[i, 2], steps[i, 3]
+        # left minus right: the change of one half adds, that of the other subtracts
+        if there >= 0:
+            for f in range(first, last, num_lanes()):
+                nodes[middle, f] = nodes[middle, f] + change[here, f] - change[there, f]
+                change[here, f] += change[there, f]
+        elif middle >= 0 and is_right:
+            for f in range(first, last, num_lanes()):
+                nodes[middle, f] -= change[here, f]
+        elif middle >= 0:
+            for f in range(first, last, num_lanes()):
+                nodes[middle, f] += change[here, f]

@@ -5,7 +5,8 @@ a branch is taken with probability proportional to the clipped masses. All funct
 the same inner products in the same way, so that a probability computed later is that of the draw.
 Read `half_shares` first, then `read_path` for one leaf, and `walk` for many draws at once.
 
-Functions of one draw or one example, such as `descend`, serve both devices; `walk` has them meet.
+`walk` is of the processor, and has the draws of an example meet; `descend` is of a GPU, where they
+have no use for each other; all else serves both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import meet
+from samplesoft.kernels.lanes import meet, num_workers, worker
 from samplesoft.kernels.rows import CACHE, prefetch_row, row_dot
 
 Real = NDArray[Any]  # float32 or float64
@@ -40,15 +41,21 @@ class TreeRules(NamedTuple):
     scale: float
 
 
-class Exclusion(NamedTuple):
-    """The class that each example excludes, and how likely all the others are.
+class Tree(NamedTuple):
+    """Sums of features (L, F) in the nodes of a tree, as `sums` has them, and its rules."""
 
-    The latter are log-probabilities: in the leaf of the excluded class, and from the root. Both
-    are 0 where nothing is excluded.
-    """
+    nodes: Real
+    rules: TreeRules
 
-    classes: IntArray  # (B,), -1 for none
-    log_remaining: FloatArray  # (B, 2)
+
+class Contexts(NamedTuple):
+    """Features of contexts, the class that each excludes, and how likely all the others are."""
+
+    phi: Real  # (B, F)
+    excluded: IntArray  # (B,), -1 for none
+    # (B, 2), of the classes that are not excluded: in the leaf of that which is, and from the root.
+    # Both are 0 where nothing is excluded
+    log_remaining: FloatArray
     # (B, depth, 4): on the path to the class, shares of the half towards it and of the other one,
     # and the same two given that it is not drawn
     shares: FloatArray
@@ -61,6 +68,8 @@ class Draws(NamedTuple):
     order: IntArray  # which draw of the example it is
     leaves: IntArray
     log_reach: FloatArray  # log-probability of reaching the leaf
+    ids: IntArray  # what is drawn, in the order of the example
+    log_q: FloatArray
 
 
 @njit
@@ -121,14 +130,13 @@ def top(num_leaves: int) -> int:
 
 
 @njit_inline
-def read_path(
-    phi: Real, b: int, nodes: Real, leaf: int, rules: TreeRules, shares: FloatArray, row: int
-) -> float:
+def read_path(tree: Tree, phi: Real, b: int, leaf: int, shares: FloatArray, row: int) -> float:
     """Return the log-probability of reaching `leaf` for row b of `phi`.
 
     Writes to a row of `shares`, for each level of its path, the probability of the half towards
     the leaf and of the other one; where a node has one half, 1 and 0.
     """
+    nodes = tree.nodes
     # row 0 holds the total, the mass of the root
     mass = row_dot(nodes, 0, phi, b)
     log_reach, factor = 0.0, 1.0
@@ -139,7 +147,7 @@ def read_path(
         towards, away = 1.0, 0.0
         if first + half < len(nodes):
             difference = row_dot(nodes, first + half, phi, b)
-            towards, away = half_shares(mass, difference, first, half, rules)
+            towards, away = half_shares(mass, difference, first, half, tree.rules)
             if leaf >= first + half:
                 towards, away = away, towards
                 # right minus left, so that the sum below is that of the half towards the leaf
@@ -152,40 +160,33 @@ def read_path(
 
 
 @njit
-def exclude_class(
-    b: int, _: int, row: int, phi: Real, nodes: Real, exclusion: Exclusion, rules: TreeRules
-) -> None:
-    """Write the shares on the path to the class that example b excludes, given it is not drawn.
+def exclude_classes(tree: Tree, contexts: Contexts) -> None:
+    """Write the shares on the path to the class that each example excludes, given it is not drawn.
 
     Reads the first number of a row of ``log_remaining``, the probability of the other classes in
     the leaf, and writes the second, theirs from the root. That is built upwards from positive
     terms, so that nothing cancels when it is near 0.
     """
-    classes, log_remaining, shares = exclusion
-    root = top(len(nodes))
-    log_remaining[b, 1] = log_remaining[b, 0]
-    if classes[b] < 0 or root == 0:
-        return
-    # with p_c the share towards the class and rho_c its probability below: 1 - rho_v is (1 - p_c) +
-    # p_c (1 - rho_c), and the branch is taken with p_c (1 - rho_c) / (1 - rho_v)
-    read_path(phi, b, nodes, classes[b] // rules.leaf_size, rules, shares, b)
-    remaining = math.exp(log_remaining[b, 0])
-    for level in range(1, root + 1):
-        towards, away = shares[b, level, 0], shares[b, level, 1]
-        # beside what they come from, which other lanes may still read; kept where nothing remains
-        shares[b, level, 2], shares[b, level, 3] = towards, away
-        towards *= remaining
-        remaining = towards + away
-        if remaining > 0.0:
-            shares[b, level, 2], shares[b, level, 3] = towards / remaining, away / remaining
-    log_remaining[b, 1] = math.log(remaining)
-
-
-@njit
-def exclude_classes(phi: Real, nodes: Real, exclusion: Exclusion, rules: TreeRules) -> None:
-    """Call `exclude_class` for all examples."""
-    for b in range(len(phi)):
-        exclude_class(b, 0, 0, phi, nodes, exclusion, rules)
+    phi, excluded, log_remaining, shares = contexts
+    root = top(len(tree.nodes))
+    for b in range(worker(), len(excluded), num_workers()):
+        log_remaining[b, 1] = log_remaining[b, 0]
+        if excluded[b] < 0 or root == 0:
+            continue
+        # with p_c the share towards the class and rho_c its probability below: 1 - rho_v is
+        # (1 - p_c) + p_c (1 - rho_c), and the branch is taken with p_c (1 - rho_c) / (1 - rho_v)
+        read_path(tree, phi, b, excluded[b] // tree.rules.leaf_size, shares, b)
+        remaining = math.exp(log_remaining[b, 0])
+        for level in range(1, root + 1):
+            towards, away = shares[b, level, 0], shares[b, level, 1]
+            # beside what they come from, which other lanes may still read; kept where nothing
+            # remains
+            shares[b, level, 2], shares[b, level, 3] = towards, away
+            towards *= remaining
+            remaining = towards + away
+            if remaining > 0.0:
+                shares[b, level, 2], shares[b, level, 3] = towards / remaining, away / remaining
+        log_remaining[b, 1] = math.log(remaining)
 
 
 @njit
@@ -215,15 +216,13 @@ def multiply_top(phi: Real, nodes: Real, levels: int, known: FloatArray) -> None
 
 
 @njit
-def walk(
-    phi: Real, nodes: Real, known: FloatArray, exclusion: Exclusion, rules: TreeRules, draws: Draws
-) -> None:
+def walk(tree: Tree, contexts: Contexts, known: FloatArray, draws: Draws) -> None:
     """Send the uniforms (B, m) of each example down the tree, level by level.
 
     Fills in `draws`, of which the uniforms are given; `known` is from `multiply_top`.
     """
-    uniforms, order, leaves, log_reach = draws
-    classes, shares = exclusion.classes, exclusion.shares
+    (nodes, rules), phi, shares = tree, contexts.phi, contexts.shares
+    uniforms, order, leaves, log_reach = draws.uniforms, draws.order, draws.leaves, draws.log_reach
     num_leaves, (batch, m) = len(nodes), uniforms.shape
     root = top(num_leaves)
     below = root - top(known.shape[1])  # the levels whose products are not in `known`
@@ -239,7 +238,7 @@ def walk(
     for level in range(root, 0, -1):
         half = 1 << (level - 1)
         for b in range(batch):
-            excluded_leaf = classes[b] // rules.leaf_size  # -1 where nothing is excluded
+            excluded_leaf = contexts.excluded[b] // rules.leaf_size  # -1 where nothing is excluded
             towards, away = shares[b, level, 2], shares[b, level, 3]
             stop = 0
             while stop < m:
@@ -308,70 +307,48 @@ def split(uniforms: FloatArray, order: IntArray, b: int, start: int, stop: int, 
 
 
 @njit
-def descend(
-    b: int,
-    k: int,
-    _: int,
-    phi: Real,
-    nodes: Real,
-    exclusion: Exclusion,
-    rules: TreeRules,
-    draws: Draws,
-) -> None:
-    """Send one uniform down the tree, as `walk` does with all of them."""
-    classes, shares = exclusion.classes, exclusion.shares
-    excluded_leaf = classes[b] // rules.leaf_size  # -1 where nothing is excluded
-    u = draws.uniforms[b, k]
-    mass = row_dot(nodes, 0, phi, b)
-    first, log_reach, factor = 0, 0.0, 1.0
-    for level in range(top(len(nodes)), 0, -1):
-        half = 1 << (level - 1)
-        if first + half >= len(nodes):
-            continue
-        difference = row_dot(nodes, first + half, phi, b)
-        left, right = half_shares(mass, difference, first, half, rules)
-        towards, away = shares[b, level, 2], shares[b, level, 3]
-        chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
-        is_left, u = stretch(u, chosen)
-        # the arithmetic of `walk`: from the same masses come the same bits
-        mass = 0.5 * (mass + difference) if is_left else 0.5 * (mass - difference)
-        first = first if is_left else first + half
-        log_reach, factor = times_share(log_reach, factor, left if is_left else right)
-    meet()  # all have read the uniform
-    draws.uniforms[b, k], draws.order[b, k], draws.leaves[b, k] = u, k, first
-    draws.log_reach[b, k] = log_reach + math.log(factor)
-
-
-@njit_inline
-def reach_leaf(
-    b: int,
-    k: int,
-    row: int,
-    phi: Real,
-    nodes: Real,
-    leaves: IntArray,
-    rules: TreeRules,
-    shares: FloatArray,
-    log_reach: FloatArray,
-) -> None:
-    """Write the log-probability of reaching one of the leaves (B, k)."""
-    log_reach[b, k] = read_path(phi, b, nodes, leaves[b, k], rules, shares, row)
+def descend(tree: Tree, contexts: Contexts, draws: Draws) -> None:
+    """Send each uniform down the tree by itself, as `walk` does with all of an example."""
+    nodes, rules, phi, shares = tree.nodes, tree.rules, contexts.phi, contexts.shares
+    m = draws.uniforms.shape[1]
+    for i in range(worker(), draws.uniforms.size, num_workers()):
+        b, k = i // m, i % m
+        excluded_leaf = contexts.excluded[b] // rules.leaf_size  # -1 where nothing is excluded
+        u, mass = draws.uniforms[b, k], row_dot(nodes, 0, phi, b)
+        first, log_reach, factor = 0, 0.0, 1.0
+        for level in range(top(len(nodes)), 0, -1):
+            half = 1 << (level - 1)
+            if first + half >= len(nodes):
+                continue
+            difference = row_dot(nodes, first + half, phi, b)
+            left, right = half_shares(mass, difference, first, half, rules)
+            towards, away = shares[b, level, 2], shares[b, level, 3]
+            chosen = excluding_share(left, towards, away, first, half, excluded_leaf)
+            is_left, u = stretch(u, chosen)
+            # the arithmetic of `walk`: from the same masses come the same bits
+            mass = 0.5 * (mass + difference) if is_left else 0.5 * (mass - difference)
+            first = first if is_left else first + half
+            log_reach, factor = times_share(log_reach, factor, left if is_left else right)
+        meet()  # all have read the uniform
+        draws.uniforms[b, k], draws.order[b, k], draws.leaves[b, k] = u, k, first
+        draws.log_reach[b, k] = log_reach + math.log(factor)
 
 
 @njit
 def reach_leaves(
-    phi: Real, nodes: Real, leaves: IntArray, rules: TreeRules, log_reach: FloatArray
+    tree: Tree, phi: Real, leaves: IntArray, shares: FloatArray, log_reach: FloatArray
 ) -> None:
-    """Call `reach_leaf` for all examples and leaves."""
-    shares = np.empty((1, top(len(nodes)) + 1, 4))
-    for b in range(len(phi)):
-        for k in range(leaves.shape[1]):
-            reach_leaf(b, k, 0, phi, nodes, leaves, rules, shares, log_reach)
+    """Write the log-probabilities of reaching leaves (B, k); each worker has a row of `shares`."""
+    num = leaves.shape[1]
+    for i in range(worker(), leaves.size, num_workers()):
+        b, k = i // num, i % num
+        log_reach[b, k] = read_path(tree, phi, b, leaves[b, k], shares, worker())
 
 
 @njit
-def reach_all_leaves(phi: Real, nodes: Real, rules: TreeRules, log_reach: FloatArray) -> None:
+def reach_all_leaves(tree: Tree, phi: Real, log_reach: FloatArray) -> None:
     """Write the log-probability of reaching every leaf, (B, L)."""
+    nodes, rules = tree
     num_leaves = len(nodes)
     mass, factor = np.empty(num_leaves), np.empty(num_leaves)
     for b in range(len(phi)):
