@@ -177,7 +177,7 @@ def check_loss(
     allowed = [one.name for s in scores if s.allowed for one in (s, *s.same)]
     of_losses: list[str] = []
     if observer.with_gradient and not best.allowed:
-        alone = observed.of_losses(len(problem.labels))
+        alone = observed.part(slice(len(problem.labels)))
         of_losses = [
             one.scheme for one in hypotheses if one.fault is None and score(one, alone).allowed
         ]
@@ -255,7 +255,8 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    full, alone = _full(hypotheses), observer.means().of_losses(len(observer.problem.labels))
+    full = _full(hypotheses)
+    alone = observer.means().part(slice(len(observer.problem.labels)))
     of_full = [one for one in hypotheses if one.scheme == "full"]
     scores = _same_for_all_seeds(observer, of_full, observer.means())
     if any(s.allowed for s in scores):

@@ -86,19 +86,17 @@ class Hypothesis:
 
 
 def _of_recipe(
-    observer: Observer, scheme: str, fault: str | None, recipe: Recipe, number: str = ""
+    observer: Observer,
+    scheme: str,
+    fault: str | None,
+    recipe: Recipe,
+    number: str = "",
+    spreads: bool = False,
 ) -> Hypothesis:
-    """Return the hypothesis that a loss follows a recipe."""
-    expected = expectation(recipe)
-    means = expected.in_h(observer.problem, observer.with_gradient)
-    return Hypothesis(scheme, fault, means, expected, recipe, number=number)
-
-
-def _with_spread(observer: Observer, one: Hypothesis) -> Hypothesis:
-    """Return the same with the spread of single calls."""
-    assert one.recipe is not None and one.expected is not None
-    width = spread(one.recipe, one.expected.losses, observer.problem, observer.with_gradient)
-    return replace(one, spread=width)
+    """Return the hypothesis that a loss follows a recipe, with its spread if that is asked for."""
+    expected, sizes = expectation(recipe), (observer.problem, observer.with_gradient)
+    width = spread(recipe, expected.losses, *sizes) if spreads else None
+    return Hypothesis(scheme, fault, expected.in_h(*sizes), expected, recipe, width, number)
 
 
 # independent draws -------------------------------------------------------------------------------
@@ -137,7 +135,7 @@ def _of_independent_draws(observer: Observer) -> Iterator[Hypothesis]:
         sizes = observer.num_sampled, observer.batch
         recipe = make_recipe(observer.problem, method, variant, *sizes)
         if recipe is not None:
-            yield _with_spread(observer, _of_recipe(observer, method.name, name, recipe))
+            yield _of_recipe(observer, method.name, name, recipe, spreads=True)
 
 
 def _merged(hypotheses: Iterator[Hypothesis]) -> list[Hypothesis]:
@@ -198,7 +196,7 @@ def in_batch_hypotheses(
         # labels of all classes, so that batches hold hits; losses are compared one by one
         rows = rng.integers(0, len(problem.labels), batch)
         labels = rng.integers(0, problem.num_classes, batch)  # each of them often
-        parts = observer.results_of(problem.h[rows], labels)
+        parts = observer.results_of(problem.h[rows], labels, 0)
         observed += [part.ravel() for part in parts[: 2 if with_gradient else 1]]
         here = problem.of_rows(rows, labels)
         times = np.bincount(labels, minlength=problem.num_classes) - np.eye(problem.num_classes)
@@ -211,7 +209,7 @@ def in_batch_hypotheses(
             exact = expectation(without_draws(labels, own, base, x + log_times))
             of_way.append(exact.in_h(here, with_gradient))
     results = np.concatenate(observed)
-    rounding = observer.rounding_of(np.abs(problem.logits).max() + np.abs(results).max())
+    rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
     nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
     hypotheses = []
     for ((scheme, _, m), fault), of_way in zip(ways.items(), values, strict=True):
@@ -256,8 +254,7 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
             for log_counts in (of_labels, of_draws)
         )
         recipe = Recipe("sum", labels, law, draws, base, own, m, certain + log_times)
-        number = f"draws are by {words}"
-        one = _with_spread(observer, _of_recipe(observer, name, fault, recipe, number))
+        one = _of_recipe(observer, name, fault, recipe, f"draws are by {words}", spreads=True)
         yield replace(one, expected=None)  # its bias is that of this one batch
 
 

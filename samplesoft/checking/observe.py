@@ -135,23 +135,16 @@ def drawing(loss: Callable[..., Any], problem: Problem, exclude: bool) -> Callab
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
 
-    def drawn(
-        class_embeddings: FloatArray,
-        h: FloatArray,
-        labels: IntArray,
-        num_sampled: int,
-        seed: int,
-        biases: FloatArray | None = None,
-    ) -> Any:
-        scores = problem.tau * h @ class_embeddings.T + (0.0 if biases is None else biases)
-        copies = len(h) // len(rows)
-        ids = _ids(np.tile(q, (copies, 1)), num_sampled, np.random.default_rng(seed))
-        given = scores, ids, np.tile(log_q, (copies, 1)), labels
+    def drawn(c: Any, h: Any, labels: IntArray, m: int, seed: int, biases: Any = 0.0) -> Any:
+        scores = problem.tau * h @ c.T + biases
+        copies = (len(h) // len(rows), 1)
+        ids = _ids(np.tile(q, copies), m, np.random.default_rng(seed))
+        given = scores, ids, np.tile(log_q, copies), labels
         returned = call(loss, "scores, ids, log_q, labels", *given)
         if not isinstance(returned, tuple):
             return returned
         losses, slopes = returned
-        return losses, problem.tau * np.asarray(slopes) @ class_embeddings
+        return losses, problem.tau * np.asarray(slopes) @ c
 
     return drawn
 
@@ -197,12 +190,12 @@ class Observed:
         """How many means are tested."""
         return len(self.means) + (0 if self.squares is None else len(self.squares.means))
 
-    def of_losses(self, examples: int) -> Observed:
-        """Return what was observed of the losses, without the gradients."""
-        # losses stand before gradients
-        parts = ("means", "stderrs", "rounding", "skewness")
-        first = {part: getattr(self, part)[:examples] for part in parts}
-        return replace(self, **first, squares=None)
+    def part(self, part: slice) -> Observed:
+        """Return what was observed of some numbers: losses stand before gradients."""
+        arrays = {
+            name: getattr(self, name)[part] for name in ("means", "stderrs", "rounding", "skewness")
+        }
+        return replace(self, **arrays, squares=None)
 
 
 class Observer:
@@ -219,7 +212,7 @@ class Observer:
         self.batch = REPLICAS * len(problem.labels)
         self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
         self.with_gradient = False
-        self._epsilon = 0.0
+        self.rounding = 0.0  # of numbers that are made of some of size 1
         self._sets = 1
         self.centre = np.zeros(len(problem.labels))
         # the same seed twice, then others: does the loss draw, and do its draws follow the seed?
@@ -270,31 +263,25 @@ class Observer:
         of_calls = observed.stderrs[:size] ** 2 * (self.calls - 1)
         return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
 
-    def results_of(self, h: FloatArray, labels: IntArray) -> list[FloatArray]:
-        """Return losses (B,), and gradients (B, d) where there are some, of another batch."""
-        return self._returned(h, labels, 0)
-
-    def rounding_of(self, size: Any) -> Any:
-        """Return how far numbers that are made of some of a size, or of sizes (K,), may be off."""
-        return _ROUNDING * self._epsilon * size
-
     def means(self) -> Observed:
         """Return the means of all calls so far."""
         change, second, third, _ = self._sums / self.calls
         variances = np.maximum(second - change**2, 0.0)
         thirds = third - 3.0 * change * variances - change**3
         skewness = thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5
-        columns = self._origin + change, np.sqrt(variances / max(self.calls - 1, 1)), skewness
-        examples, rounding = len(self.centre), self.rounding_of(self._scales())
-
-        def observed(part: slice, off: FloatArray, squares: Observed | None) -> Observed:
-            means, stderrs, skew = (column[part] for column in columns)
-            return Observed(means, stderrs, off, self.calls, skew, self._sets, squares)
-
-        of_squares = columns[0][-examples:]
-        off = rounding[:examples] * (2.0 * np.sqrt(of_squares) + rounding[:examples])
-        squares = observed(slice(-examples, None), off, None)
-        return observed(slice(None, -examples), rounding, squares)
+        means, examples = self._origin + change, len(self.centre)
+        rounding, of_squares = self.rounding * self._scales(), np.sqrt(means[-examples:])
+        off = rounding[:examples] * (2.0 * of_squares + rounding[:examples])
+        whole = Observed(
+            means,
+            np.sqrt(variances / max(self.calls - 1, 1)),
+            np.concatenate([rounding, off]),
+            self.calls,
+            skewness,
+            self._sets,
+        )
+        squares = whole.part(slice(-examples, None))
+        return replace(whole.part(slice(None, -examples)), squares=squares)
 
     def _scales(self) -> FloatArray:
         """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""
@@ -308,7 +295,7 @@ class Observer:
     def _call(self, seed: int) -> FloatArray:
         """Return means over the copies of each example in one call: K, and those of E squares."""
         problem, order = self.problem, self._order
-        parts = self._returned(problem.h[order], problem.labels[order], seed)
+        parts = self.results_of(problem.h[order], problem.labels[order], seed)
         examples = len(problem.labels)
         if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # not one set for all
             self._sets = REPLICAS
@@ -317,8 +304,8 @@ class Observer:
             [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
         )
 
-    def _returned(self, h: FloatArray, labels: IntArray, seed: int) -> list[FloatArray]:
-        """Return losses (B,), and gradients (B, d) where there are some."""
+    def results_of(self, h: FloatArray, labels: IntArray, seed: int) -> list[FloatArray]:
+        """Return losses (B,), and gradients (B, d) where there are some, of one call."""
         rows, biases = self.problem.class_embeddings, self.problem.biases
         # copies, for a loss may write into what it is given
         given: list[Any] = [rows.copy(), h.copy(), labels.copy(), self.num_sampled, seed]
@@ -366,5 +353,5 @@ class Observer:
                 f"`loss` must return finite {name}, got {array[row]} in row {row} of the batch; "
                 "look for a masked logit in a mean, a product 0 * inf, or log of 0."
             )
-        self._epsilon = float(np.finfo(array.dtype).eps)
+        self.rounding = _ROUNDING * float(np.finfo(array.dtype).eps)
         return array.astype(np.float64)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 12  # lines of the table
+_ALLOWED, _EXCLUDED = "#0072B2", "#D55E00"
+_DRAWN = 20
+_LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
 _CORRELATED = 0.25  # of which rare draws that happen to be neighbours stay below
 _FAR = 3.0  # times the limit, from where on the nearest hypothesis says little
 
@@ -103,18 +106,17 @@ class LossReport(Report):
                 )
             return text + self._repeated
         # by the order of `METHODS`, of which the first name is the usual one
-        allowed = {(s.scheme, s.fault) for s in self.scores if s.allowed}
+        allowed = {s.name for s in self.scores if s.allowed}
         schemes = [f"`{name}`" for name in METHODS if (name, None) in allowed]
         if self.fault is None:
             text = f"The loss estimates {METHODS[self.scheme].aim}: scheme {' or '.join(schemes)}"
             text += "." if len(schemes) == 1 else ", which these means do not tell apart."
             text += f" Here {best.number}." if best.number else ""
         else:
-            right = self._right()
             text = f"The loss is {best.title} (greatest |z| {best.z:.3g}"
             text += f"; {best.number})." if best.number else ")."
-            if right is not None:
-                text += f" As it should be, |z| would be {right.z:.3g}."
+            right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
+            text += "" if right is None else f" As it should be, |z| would be {right.z:.3g}."
         names = [  # without mistakes that have no effect here
             one.title for one in best.same if self.fault or one.scheme != self.scheme
         ]
@@ -144,13 +146,6 @@ class LossReport(Report):
             "whether draws follow the whole of `seed`."
         )
 
-    def _right(self) -> Hypothesis | None:
-        """Return the score of the scheme as it should be."""
-        for s in self.scores:
-            if s.scheme == self.scheme and s.fault is None:
-                return s
-        return None
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain dicts, lists, numbers and strings.
 
@@ -163,15 +158,9 @@ class LossReport(Report):
         values = {name: getattr(self, name) for name in names if name != "scores"}
         values["consistent"] = [list(pair) for pair in self.consistent]
         values["of_losses"] = list(self.of_losses)
+        names = ("scheme", "fault", "z", "sd_ratio", "allowed")
         values["hypotheses"] = [
-            {
-                "scheme": s.scheme,
-                "fault": s.fault,
-                "z": plain(s.z),
-                "sd_ratio": s.sd_ratio,
-                "allowed": s.allowed,
-                "fitted": s.number,
-            }
+            {name: plain(getattr(s, name)) for name in names} | {"fitted": s.number}
             for s in self.scores
         ]
         return values
@@ -221,7 +210,33 @@ class LossReport(Report):
         return parts
 
     def _figure(self) -> Figure:
-        return draw_report(self)
+        from matplotlib.figure import Figure
+
+        shown = nearest(self.scores, _DRAWN)[::-1]
+        figure = Figure(figsize=(8.5, 1.7 + 0.27 * len(shown)), layout="constrained")
+        axes = figure.subplots()
+        # distances from 0.1 to a million fit on one logarithmic axis
+        z = np.clip([s.z for s in shown], _LEAST, _MOST)
+        colours = [_ALLOWED if s.allowed else _EXCLUDED for s in shown]
+        places = np.arange(len(shown))
+        axes.hlines(places, _LEAST, z, colors="0.85", linewidth=1.0)
+        axes.scatter(z, places, c=colours, s=28, zorder=3)
+        axes.axvline(self.limit, color="0.3", linewidth=1.0, linestyle="--")
+        axes.text(self.limit * 1.08, len(shown) - 0.35, "excluded", fontsize=8, color="0.3")
+        axes.set_xscale("log")
+        axes.set_xlim(_LEAST, max(float(z.max()) * 2.0, self.limit * 8.0))
+        axes.set_ylim(-0.7, len(shown) + 0.3)
+        mistakes = [f": {s.fault.replace('_', ' ')}" if s.fault else "" for s in shown]
+        labels = [f"{s.scheme}{mistake}" for s, mistake in zip(shown, mistakes, strict=True)]
+        axes.set_yticks(places, labels)
+        axes.tick_params(axis="y", labelsize=8, length=0)
+        axes.set_xlabel("greatest |z|: distance of a mean from the hypothesis, in standard errors")
+        axes.grid(True, axis="x", color="0.92", linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        title = textwrap.fill(self.verdict.replace("`", ""), 105)
+        figure.suptitle(title, fontsize=9.5, x=0.01, ha="left")
+        return figure
 
     def _settings(self) -> dict[str, Any]:
         names = ("num_sampled", "num_classes", "calls")
@@ -234,42 +249,3 @@ def nearest(scores: tuple[Hypothesis, ...], num: int) -> list[Hypothesis]:
     for s in scores:
         first.setdefault(s.name, s)
     return list(first.values())[:num]
-
-
-_ALLOWED, _EXCLUDED = "#0072B2", "#D55E00"
-_DRAWN = 20
-_LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
-
-
-def draw_report(report: LossReport) -> Figure:
-    """Draw a report; see `LossReport.plot`."""
-    from matplotlib.figure import Figure
-
-    shown = nearest(report.scores, _DRAWN)[::-1]
-    figure = Figure(figsize=(8.5, 1.7 + 0.27 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    # distances from 0.1 to a million fit on one logarithmic axis
-    z = np.clip([s.z for s in shown], _LEAST, _MOST)
-    colours = [_ALLOWED if s.allowed else _EXCLUDED for s in shown]
-    places = np.arange(len(shown))
-    axes.hlines(places, _LEAST, z, colors="0.85", linewidth=1.0)
-    axes.scatter(z, places, c=colours, s=28, zorder=3)
-    axes.axvline(report.limit, color="0.3", linewidth=1.0, linestyle="--")
-    axes.text(report.limit * 1.08, len(shown) - 0.35, "excluded", fontsize=8, color="0.3")
-    axes.set_xscale("log")
-    axes.set_xlim(_LEAST, max(float(z.max()) * 2.0, report.limit * 8.0))
-    axes.set_ylim(-0.7, len(shown) + 0.3)
-    axes.set_yticks(places, [_label(s.scheme, s.fault) for s in shown])
-    axes.tick_params(axis="y", labelsize=8, length=0)
-    axes.set_xlabel("greatest |z|: distance of a mean from the hypothesis, in standard errors")
-    axes.grid(True, axis="x", color="0.92", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.suptitle(
-        textwrap.fill(report.verdict.replace("`", ""), 105), fontsize=9.5, x=0.01, ha="left"
-    )
-    return figure
-
-
-def _label(scheme: str, fault: str | None) -> str:
-    return scheme if fault is None else f"{scheme}: {fault.replace('_', ' ')}"

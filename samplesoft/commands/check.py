@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from samplesoft._validation import as_choice
@@ -14,6 +14,8 @@ from samplesoft.checking.check import check_loss
 from samplesoft.checking.faults import METHODS
 from samplesoft.checking.observe import NAMED
 from samplesoft.commands.options import (
+    Options,
+    add_options,
     add_outputs,
     check_outputs,
     draw_count,
@@ -22,6 +24,26 @@ from samplesoft.commands.options import (
     show_report,
     write_outputs,
 )
+
+_OPTIONS: Options = {
+    "proposal": (
+        f"what it draws from: {', '.join(NAMED)}, or module:name of an array q, of a function "
+        "of n, or of a sampler",
+        {"required": True, "metavar": "Q"},
+    ),
+    "num_sampled": (
+        "draws of an example (default %(default)s)",
+        {"type": draw_count, "default": 10, "metavar": "M"},
+    ),
+    "scheme": ("the scheme that it is meant to follow", {"choices": METHODS}),
+    "tau": ("logits are T h . c", {"type": positive_float, "default": 1.0, "metavar": "T"}),
+    "biases": ("it takes class biases (n,) too", {"action": "store_true"}),
+    "seconds": (
+        "make no more calls after this time (default 30)",
+        {"type": positive_float, "default": 30.0, "metavar": "S"},
+    ),
+    "seed": ("of the problems (default 0)", {"type": seed, "default": 0}),
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,33 +65,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "losses (B,), or these and their gradient in h; the module is found from the current "
         "folder too",
     )
-    parser.add_argument(
-        "--proposal",
-        required=True,
-        metavar="Q",
-        help=f"what it draws from: {', '.join(NAMED)}, or module:name of an array q, of a function "
-        "of n, or of a sampler",
-    )
-    parser.add_argument(
-        "--num-sampled",
-        type=draw_count,
-        default=10,
-        metavar="M",
-        help="draws of an example (default 10)",
-    )
-    parser.add_argument("--scheme", choices=METHODS, help="the scheme that it is meant to follow")
-    parser.add_argument(
-        "--tau", type=positive_float, default=1.0, metavar="T", help="logits are T h . c"
-    )
-    parser.add_argument("--biases", action="store_true", help="it takes class biases (n,) too")
-    parser.add_argument(
-        "--seconds",
-        type=positive_float,
-        default=30.0,
-        metavar="S",
-        help="make no more calls after this time (default 30)",
-    )
-    parser.add_argument("--seed", type=seed, default=0, help="of the problems (default 0)")
+    add_options(parser, None, _OPTIONS)
     add_outputs(parser)
     parser.set_defaults(run=run)
 
@@ -77,16 +73,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft check``; 0 if the loss is consistent with what was asked for, else 1."""
     check_outputs(options)
-    loss = _named("module:function", options.loss)
+    as_given = {name: getattr(options, name) for name in ("tau", "biases", "seconds")}
+    loss, proposal = _named("module:function", options.loss), _proposal(options.proposal)
     report = check_loss(
-        loss,
-        _proposal(options.proposal),
-        options.num_sampled,
-        tau=options.tau,
-        biases=options.biases,
-        seconds=options.seconds,
-        progress=True,
-        rng=options.seed,
+        loss, proposal, options.num_sampled, progress=True, rng=options.seed, **as_given
     )
     show_report(report.to_text() + "\n")
     write_outputs(options, report)
@@ -100,7 +90,7 @@ def _proposal(text: str) -> Any:
     return _named("--proposal", text) if ":" in text else as_choice("--proposal", text, NAMED)
 
 
-def _named(option: str, text: str) -> Callable[..., Any]:
+def _named(option: str, text: str) -> Any:
     """Return what ``module:name`` stands for; the module may be in the current folder."""
     module, _, name = text.partition(":")
     if not (module and name):
@@ -109,14 +99,13 @@ def _named(option: str, text: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
+        holder = import_module(module)
     except ImportError as error:
         raise ValueError(
             f"{option} must name a module that can be imported, got {module!r}: {error}; run the "
             "command where the module lies."
         ) from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"{option} must name something in {module!r}, got {name!r}.")
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+    try:
+        return attrgetter(name)(holder)
+    except AttributeError:
+        raise ValueError(f"{option} must name something in {module!r}, got {name!r}.") from None

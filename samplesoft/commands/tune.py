@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from samplesoft.commands.options import (
+    Options,
+    add_options,
     add_outputs,
     check_outputs,
     draw_counts,
@@ -20,6 +22,34 @@ from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.tune import DEFAULT_DRAWS, DEFAULT_SAMPLERS, tune
 
+_MEASURED: Options = {
+    "samplers": (
+        f"names out of {','.join(SAMPLERS)} (default {','.join(DEFAULT_SAMPLERS)})",
+        {"type": names_of(SAMPLERS), "default": list(DEFAULT_SAMPLERS), "metavar": "NAMES"},
+    ),
+    "num_sampled": (
+        f"numbers of draws (default {','.join(map(str, DEFAULT_DRAWS))})",
+        {"type": draw_counts, "default": list(DEFAULT_DRAWS), "metavar": "M"},
+    ),
+    "batch": (
+        "examples in a step (default --examples)",
+        {"type": positive_int, "metavar": "B"},
+    ),
+    "tau": ("inverse temperature, logits being tau h . c", {"type": positive_float}),
+    "seed": ("of samplers and draws (default 0)", {"type": seed, "default": 0}),
+}
+_ALLOWED: Options = {
+    "largest_bias": (
+        "take the quickest with at most this bias of the gradient in the logits (default "
+        "%(default)s; 2 is the most there is)",
+        {"type": positive_float, "default": 0.05, "metavar": "L1"},
+    ),
+    "seconds": (
+        "take the least error of a gradient within this time of a step",
+        {"type": positive_float, "metavar": "S"},
+    ),
+}
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
@@ -30,43 +60,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted."
     add_source(parser, examples=128, logits=False)
-    group = parser.add_argument_group("what is measured")
-    group.add_argument(
-        "--samplers",
-        type=names_of(SAMPLERS),
-        default=list(DEFAULT_SAMPLERS),
-        metavar="NAMES",
-        help=f"names out of {','.join(SAMPLERS)} (default {','.join(DEFAULT_SAMPLERS)})",
-    )
-    group.add_argument(
-        "--num-sampled",
-        type=draw_counts,
-        default=list(DEFAULT_DRAWS),
-        metavar="M",
-        help=f"numbers of draws (default {','.join(map(str, DEFAULT_DRAWS))})",
-    )
-    group.add_argument(
-        "--batch", type=positive_int, metavar="B", help="examples in a step (default --examples)"
-    )
-    group.add_argument(
-        "--tau", type=positive_float, help="inverse temperature, logits being tau h . c"
-    )
-    group.add_argument("--seed", type=seed, default=0, help="of samplers and draws (default 0)")
-    limits = parser.add_argument_group("what is allowed").add_mutually_exclusive_group()
-    limits.add_argument(
-        "--largest-bias",
-        type=positive_float,
-        default=0.05,
-        metavar="L1",
-        help="take the quickest with at most this bias of the gradient in the logits (default "
-        "0.05; 2 is the most there is)",
-    )
-    limits.add_argument(
-        "--seconds",
-        type=positive_float,
-        metavar="S",
-        help="take the least error of a gradient within this time of a step",
-    )
+    add_options(parser.add_argument_group("what is measured"), None, _MEASURED)
+    group = parser.add_argument_group("what is allowed")
+    add_options(group.add_mutually_exclusive_group(), None, _ALLOWED)
     add_outputs(parser.add_argument_group("output"))
     parser.set_defaults(run=run)
 
@@ -83,19 +79,16 @@ def run(options: argparse.Namespace) -> int:
             "scores; take another."
         )
     show_part(f"input: {source.title}, {len(vectors.class_embeddings):,} classes")
+    as_given = ("samplers", "num_sampled", "batch", *_ALLOWED)
     report = tune(
         vectors.class_embeddings.astype("float32"),
         vectors.h.astype("float32"),
         source.labels,
         counts=source.counts,
         tau=source.tau,
-        samplers=options.samplers,
-        num_sampled=options.num_sampled,
-        batch=options.batch,
-        largest_bias=options.largest_bias,
-        seconds=options.seconds,
         progress=True,
         rng=options.seed,
+        **{name: getattr(options, name) for name in as_given},
     )
     show_report(report.to_text() + "\n")
     write_outputs(options, report, {"input": source.title, "tau": source.tau})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -19,10 +18,10 @@ from samplesoft.samplers.base import Rows, Sampler
 _CALLS, _MOST_CALLS = 5, 20  # of which the quickest counts, after one that compiles
 _SECONDS_ENOUGH, _SECONDS = 0.05, 1.0  # after which five calls are enough, and after which one is
 _DRAWS = 8  # over which the error of a gradient is averaged
-_NUMBERS = 4_000_000  # of logits in the examples of the bias
+NUMBERS = 4_000_000  # of logits in the examples of the bias
 # Examples of the bias: at first so many that hard contexts, a tenth of all, are hardly ever missed
 # (0.9^64 = 0.1%), and more where the mean is too near the limit to tell on which side it is.
-_LEAST, _FIRST, _MOST = 4, 64, 256
+LEAST, _FIRST, MOST = 4, 64, 256
 _SURE = 2.0  # standard errors
 _RATE = 1e-9  # steps are to cost time and change nothing
 
@@ -98,11 +97,6 @@ class Workload:
         return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
 
 
-def num_examples(n: int) -> int:
-    """Return for how many examples of n classes the bias is computed, at most."""
-    return min(max(_NUMBERS // n, _LEAST), _MOST)
-
-
 def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
     """Return the full softmax, and its gradient in h (B, d)."""
     layer = work.layer("full", None, None, False)
@@ -111,12 +105,7 @@ def full_setting(work: Workload) -> tuple[Setting, FloatArray]:
 
 
 def measured(
-    name: str,
-    sampler: Sampler,
-    shared: bool,
-    sizes: list[int],
-    work: Workload,
-    full: FloatArray,
+    name: str, sampler: Sampler, shared: bool, sizes: list[int], work: Workload, full: FloatArray
 ) -> Iterator[Setting]:
     """Yield what a sampler costs and leaves with each number of draws m of `sizes`.
 
@@ -125,28 +114,28 @@ def measured(
     h, labels = work.examples
     # draws that may hold the label of an example: hits have no weight there
     masks = shared or work.masked
-    scheme, exclude = ("masked", None) if masks else ("negatives", work.labels)
+    scheme, loss = ("masked", "sampled-masked") if masks else ("negatives", "sampled")
+    exclude = None if masks else work.labels
     if shared:
         q = sampler.probs(work.h, shared=True)
     else:
         q = sampler.probs(h, exclude=None if masks else labels)
     q = np.maximum(q, _TINY)
+    size = float((full**2).sum())
     for m in sizes:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
-        layer = work.layer("sampled-masked" if masks else "sampled", sampler, m, shared)
+        layer = work.layer(loss, sampler, m, shared)
         # bias and noise together, as a gradient of training has them
-        off = [((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)]
-        draw = partial(sampler.sample, work.h, m, exclude=exclude, shared=shared)
-        yield Setting(
-            name,
-            shared,
-            m,
-            bias,
-            bias_stderr,
-            _relative(float(np.mean(off)), float((full**2).sum())),
-            _least_seconds(lambda k, draw=draw: draw(rng=k)),  # type: ignore[misc]
-            _step_seconds(layer, work),
+        off = float(
+            np.mean([((_gradient(layer, work, k) - full) ** 2).sum() for k in range(_DRAWS)])
         )
+        error = np.sqrt(off / size) if size > 0.0 else np.inf if off else 0.0
+
+        def draw(seed: int, m: int = m) -> None:
+            sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=seed)
+
+        seconds = _least_seconds(draw), _step_seconds(layer, work)
+        yield Setting(name, shared, m, bias, bias_stderr, float(error), *seconds)
 
 
 _TINY = 1e-300  # a softmax may underflow
@@ -165,13 +154,6 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
         clear = work.largest_bias is None or abs(mean - work.largest_bias) > _SURE * stderr
         if clear or len(norms) == len(labels):
             return mean, stderr
-
-
-def _relative(error: float, size: float) -> float:
-    """Return the root of a square error over that of a square size."""
-    if size > 0.0:
-        return float(np.sqrt(error / size))
-    return 0.0 if error == 0.0 else np.inf
 
 
 def _gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:

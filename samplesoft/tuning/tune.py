@@ -21,11 +21,13 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, SamplerSpec, make_sampler
 from samplesoft.tuning.measure import (
+    LEAST,
+    MOST,
+    NUMBERS,
     Setting,
     Workload,
     full_setting,
     measured,
-    num_examples,
 )
 from samplesoft.tuning.report import TuneReport
 
@@ -148,7 +150,8 @@ def tune(
     key = as_key(rng)
     # a sample of contexts for the bias; others, with repetition, make the batch that is timed
     order = np.random.default_rng(int(key)).permutation(len(contexts))
-    some, chosen = order[: num_examples(len(rows))], np.resize(order, size)
+    most = min(max(NUMBERS // len(rows), LEAST), MOST)
+    some, chosen = order[:most], np.resize(order, size)
     examples = contexts[some], ids[some]
     logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
     bias = largest_bias if limit is None else None
@@ -158,7 +161,8 @@ def tune(
     inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
     full, gradient = full_setting(work)
     settings: list[Setting] = [full]
-    left_out = {name: why for name in names if (why := _why_not(SAMPLERS[name], inputs, unit))}
+    reasons = {name: _why_not(SAMPLERS[name], inputs, unit) for name in names}
+    left_out = {name: why for name, why in reasons.items() if why}
     todo = [name for name in names if name not in left_out]
     total = len(ways) * len(todo) * len(sizes)
     wanted = as_flag("progress", progress)
