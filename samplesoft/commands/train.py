@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,25 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, out: Path) -> int:
     """Train and report in ``--out``, which is locked."""
-    if options.resume:
-        _fill_in_saved_options(options)
-    else:
+    saved = _saved_options(options, out / OPTIONS) if options.resume else {}
+    for name, value in saved.items():
+        if getattr(options, name, None) is None:
+            setattr(options, name, value)
+    if not options.resume:
         require_free(out)
     model = MODELS[options.model]
     settings = training_settings(options)
     with progress_phase(True, f"preparing {options.out}"):
         task = make_task(model, options)
-    _save_options(options)
+    values = {
+        name: value
+        for name, value in vars(options).items()
+        if value is not None and name not in _NOT_SAVED
+    }
+    if saved:  # as the run was begun, but for what may change
+        values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
+    if saved or not options.resume:  # a run that was begun from Python gets no options
+        write_json(out / OPTIONS, values)
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
     if options.resume and (out / LOG).exists():
@@ -114,12 +125,24 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     )
     records = _epochs(read_log(out / LOG))
     # the report is on the best epoch, and the parameters in memory are those of the last
-    load_parameters(_best(out), task)
+    if not (out / BEST).exists():
+        raise FileNotFoundError(
+            f"{BEST}, with the parameters of the best epoch, is missing from {str(out)!r}; copy "
+            f"{CHECKPOINT} to that name to use the parameters of the last epoch instead."
+        )
+    load_parameters(out / BEST, task)
     results: dict[str, Any] = {
         "config": task.config(),
         "epochs": records,
         "best_epoch": at.best_epoch,
-        "validation": _of_best_epoch(records, at),
+        # the checkpoint knows its loss, and the log, if it is there, the other figures
+        "validation": {"loss": at.best_loss}
+        | {
+            name.removeprefix("validation_"): value
+            for line in records
+            for name, value in line.items()
+            if line["epoch"] == at.best_epoch and name.startswith("validation_")
+        },
         "num_unlabeled": task.num_unlabeled,
     }
     if task.test is not None:
@@ -131,45 +154,21 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def _fill_in_saved_options(options: argparse.Namespace) -> None:
-    """Set the options that are not given, which are None, to those that were saved in ``--out``."""
-    saved = _saved_options(options)
-    if saved.get("model", options.model) != options.model:
-        raise ValueError(
-            f"{str(options.out)!r} holds a run of samplesoft train {saved['model']}, but train "
-            f"{options.model} was asked to resume it; correct the model or --out."
-        )
-    for name, value in saved.items():
-        if getattr(options, name, None) is None:
-            setattr(options, name, value)
-
-
-def _save_options(options: argparse.Namespace) -> None:
-    """Write the options into ``--out``; on resuming, only those that may change."""
-    values = {
-        name: value
-        for name, value in vars(options).items()
-        if value is not None and name not in _NOT_SAVED
-    }
-    if options.resume:
-        saved = _saved_options(options)
-        # a run that was begun from Python gets no options of the command line
-        if not saved:
-            return
-        # on resuming, all others are as the run was begun
-        values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
-    write_json(Path(options.out, OPTIONS), values)
-
-
-def _saved_options(options: argparse.Namespace) -> dict[str, Any]:
-    path = Path(options.out, OPTIONS)
+def _saved_options(options: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """Return the options with which the run in ``--out`` was begun, which a resumed one keeps."""
     try:
-        return dict(read_json(path.read_bytes())) if path.exists() else {}
+        saved = dict(read_json(path.read_bytes())) if path.exists() else {}
     except (TypeError, ValueError):
         raise ValueError(
             f"{str(path)!r} must hold the options of the run as JSON, but does not; delete it, and "
             "give all options of the run with --resume."
         ) from None
+    if saved.get("model", options.model) != options.model:
+        raise ValueError(
+            f"{str(options.out)!r} holds a run of samplesoft train {saved['model']}, but train "
+            f"{options.model} was asked to resume it; correct the model or --out."
+        )
+    return saved
 
 
 def _epochs(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -197,26 +196,6 @@ def _how_to_continue(checkpoint: Path) -> str:
     return f"interrupted; continue with --out {checkpoint.parent} --resume"
 
 
-def _best(out: Path) -> Path:
-    path = out / BEST
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{BEST}, with the parameters of the best epoch, is missing from {str(out)!r}; copy "
-            f"{CHECKPOINT} to that name to use the parameters of the last epoch instead."
-        )
-    return path
-
-
-def _of_best_epoch(records: list[dict[str, Any]], at: Progress) -> dict[str, Any]:
-    """Return the validation figures of the best epoch; only its loss if the log is missing."""
-    # the checkpoint knows its loss, and the log the other figures
-    start, figures = "validation_", {"loss": at.best_loss}
-    for line in records:
-        if line["epoch"] == at.best_epoch:
-            figures |= {k.removeprefix(start): v for k, v in line.items() if k.startswith(start)}
-    return figures
-
-
 def _columns(headline: str) -> list[Column]:
     return [
         Column("epoch", lambda line: line["epoch"]),
@@ -239,18 +218,11 @@ def _words(name: str) -> str:
     return f"{what}@{k}" if k else what
 
 
-def _figure(figures: dict[str, Any], name: str) -> str:
-    value = figures.get(name)
-    return "?" if value is None else f"{value:.4f}"
-
-
 def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
-    rows: list[Any] = results["epochs"]
-    test = results.get("test", {})
-    others = [name for name in test if name != "loss"]
-    reached = f", test {_figure(test, headline)}" if test else ""
-    best = _figure(results["validation"], headline)
-    lists = ", ".join(f"{_words(name)} {_figure(test, name)}" for name in others)
+    rows, best, test = results["epochs"], results["validation"], results.get("test", {})
+    figures = {name: f"{_words(name)} {value:.4f}" for name, value in test.items()}
+    reached = f", test {test[headline]:.4f}" if test else ""
+    lists = ", ".join(text for name, text in figures.items() if name != "loss")
     return "\n".join(
         [
             Table(rows, _columns(headline), "Epochs").text()
@@ -258,7 +230,7 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
             else "No table: the log of the epochs is missing.",
             "",
             f"Lowest validation loss in epoch {at.best_epoch}: "
-            f"validation {_words(headline)} {best}{reached}.",
+            f"validation {_words(headline)} {best.get(headline, math.nan):.4f}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
             "Losses are in nats: in training the one that was minimised, in validation that of the",

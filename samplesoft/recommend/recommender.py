@@ -229,9 +229,8 @@ class SampledSoftmaxRecommender:
                 f"`user_items` must hold items of some users, got a matrix {taken.shape} of zeros."
             )
         trained = train(self, taken)
-        self._embedding, self.propagation_ = trained.embedding, trained.propagation
-        self.item_factors, self.user_factors = trained.item_factors, trained.user_factors
-        self.loss_curve_, self.validation_scores_ = trained.losses, trained.scores
+        self._embedding, self.item_factors, self.user_factors = trained[:3]
+        self.propagation_, self.loss_curve_, self.validation_scores_ = trained[3:]
         return self
 
     def recommend(

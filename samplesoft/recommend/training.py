@@ -16,11 +16,9 @@ from samplesoft._validation import (
     IntArray,
     as_choice,
     as_count,
-    as_csr,
     as_flag,
     as_nonnegative,
     as_positive,
-    require_finite,
     shown,
 )
 from samplesoft.losses.registry import LOSSES
@@ -31,7 +29,7 @@ from samplesoft.models.linear import Gradient, Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, as_weights, held_out_order, unit_norm
 from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import sub_seed
 
@@ -241,16 +239,12 @@ def thinned(
 
 def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matrix:
     """Return weights of interactions (users, items) in order, none of them 0, as a new array."""
-    matrix: Matrix = as_csr(name, value)
+    matrix = as_weights(name, value)
     if num_items is not None and matrix.shape[1] != num_items:
         raise ValueError(
             f"`{name}` must have a column for each of the {num_items} items, got {matrix.shape[1]}."
         )
-    require_finite(name, matrix.data)
     matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    if matrix.nnz and matrix.data.min() < 0.0:
-        raise ValueError(f"`{name}` must hold weights of at least 0, got {matrix.data.min()}.")
     return matrix
 
 

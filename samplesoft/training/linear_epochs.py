@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from samplesoft._jit import chunks
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, make_linear_softmax
 from samplesoft.models.optimizers import Optimizer
@@ -83,13 +83,9 @@ class LinearEpochs:
         self.num_steps += 1
         return loss
 
-    def order(self, rows: IntArray, epoch: int) -> IntArray:
-        """Return examples (N,) in the order in which an epoch takes them."""
-        return np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
-
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
         """Return the examples of each step of an epoch."""
-        order = self.order(rows, epoch)
+        order = np.random.default_rng(sub_seed(self._seed, _ORDER, epoch)).permutation(rows)
         return [order[part] for part in chunks(len(order), batch_size)]
 
     def gradients(
@@ -135,6 +131,16 @@ def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
     """Return examples (N,) in the order in which they are held out, for the seed of the steps."""
     # a stream of its own: which examples are held out does not depend on the epochs before
     return np.random.default_rng(sub_seed(seed, _SPLIT)).permutation(rows)
+
+
+def as_weights(name: str, value: Any) -> sparse.csr_array:
+    """Return weights of labels or interactions, at least 0, as a new CSR matrix without zeros."""
+    matrix: sparse.csr_array = as_csr(name, value)
+    require_finite(name, matrix.data)
+    matrix.eliminate_zeros()
+    if matrix.nnz and matrix.data.min() < 0.0:
+        raise ValueError(f"`{name}` must hold weights of at least 0, got {matrix.data.min()}.")
+    return matrix
 
 
 def unit_norm(matrix: Any) -> sparse.csr_array:

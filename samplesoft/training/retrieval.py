@@ -25,7 +25,7 @@ from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_sco
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain
-from samplesoft.training.linear_epochs import LinearEpochs, held_out_order, unit_norm
+from samplesoft.training.linear_epochs import LinearEpochs, as_weights, held_out_order, unit_norm
 from samplesoft.training.task import NUM_EXAMPLES, Task, sub_seed
 from samplesoft.training.trained import linear_softmax_config, one_label_each
 
@@ -308,22 +308,17 @@ class RetrievalTask(Task):
 
 def _examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
     """Return copies of inputs and labels, without labels of weight 0, once they are sound."""
-    inputs, labels = as_csr("inputs", inputs), as_csr("labels", labels)
+    inputs, labels = as_csr("inputs", inputs), as_weights("labels", labels)
     if inputs.shape[0] != labels.shape[0]:
         raise ValueError(
             f"`labels` must have a row for each of the {inputs.shape[0]} inputs, got "
             f"{labels.shape[0]}."
         )
     require_finite("inputs", inputs.data)
-    require_finite("labels", labels.data)
-    # a stored 0 would count as a label
-    labels.eliminate_zeros()
     if not labels.nnz:
         raise ValueError(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
-    if labels.data.min() < 0.0:
-        raise ValueError(f"`labels` must hold weights of at least 0, got {labels.data.min()}.")
     return inputs, labels
 
 
