@@ -24,11 +24,7 @@ LEAST_EXAMPLES = 3  # so that C of `propensities` is above 0
 
 
 def ranking_scores(
-    ids: ArrayLike,
-    labels: Any,
-    k: int | Sequence[int],
-    *,
-    propensities: ArrayLike | None = None,
+    ids: ArrayLike, labels: Any, k: int | Sequence[int], *, propensities: ArrayLike | None = None
 ) -> dict[str, float]:
     """Compute precision, recall and nDCG of lists of classes.
 

@@ -11,22 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._files import prefixed
 from samplesoft._memory import require_bytes
-from samplesoft._validation import (
-    IntArray,
-    as_array,
-    as_count,
-    as_flag,
-    as_ids,
-)
+from samplesoft._validation import IntArray, as_array, as_count, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear import Linear
-from samplesoft.recommend.training import (
-    Matrix,
-    as_interactions,
-    best_items,
-    train,
-    user_vectors,
-)
+from samplesoft.recommend.training import Matrix, as_interactions, best_items, train, user_vectors
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import (
     Checkpoint,

@@ -36,11 +36,11 @@ from samplesoft.sklearn.labels import (
 from samplesoft.sklearn.learner import Examples, Learner, auto_choice, mean_norm, train
 from samplesoft.sklearn.parameters import (
     check_parameters,
+    is_full,
     learning_rate,
     model_settings,
     require_same_model,
     wants_pilot,
-    warn_of_many_draws,
 )
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
@@ -382,7 +382,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     examples = Examples(X, codes, weights)
                     self.auto_choice_ = auto_choice(self, examples, rows, codec, counts, seed)
                 self._begin(X, codec, counts, seed)
-                warn_of_many_draws(self, len(codec.classes), stacklevel=2)
             self.num_unlabeled_ = X.shape[0] - len(labelled)
             if self.num_unlabeled_:
                 warnings.warn(
@@ -446,8 +445,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             first = not hasattr(self, "model_")
             X = self._checked_examples(X, y, reset=first)
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
+            codec = infer_codec(y, classes) if first else self._learner.codec
+            codes = codec.encode(y)
             if first:
-                codec = infer_codec(y, classes)
                 if classes is None and codec.form in (SINGLE, LISTS):
                     raise ValueError(
                         "`classes` must hold all labels in the first call of partial_fit, got None."
@@ -458,21 +458,18 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "partial_fit, which sees one batch; call fit on some of the data first, or "
                         "name them."
                     )
-                codes = codec.encode(y)
                 # one more, for classes that this batch lacks will come too
                 counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
                 self._begin(X, codec, counts, self._new_seed())
-                warn_of_many_draws(self, len(codec.classes), stacklevel=2)
                 self.n_iter_ = 0
             else:
-                if classes is not None and not np.array_equal(
-                    np.unique(classes), np.unique(self.classes_)
+                if not np.array_equal(
+                    np.unique(self.classes_ if classes is None else classes),
+                    np.unique(self.classes_),
                 ):
                     raise ValueError(
                         "`classes` must be those of the first call of partial_fit; leave it out."
                     )
-                codec = self._learner.codec
-                codes = codec.encode(y)
                 require_same_model(self)
                 X = X.astype(self.model_.dtype, copy=False)
             rows = np.unique(owners_and_ids(codes)[0])
@@ -816,6 +813,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer)
         learner.row_norm = mean_norm(X)
         self._take(learner)
+        m, n = self.num_sampled, len(codec.classes)
+        if isinstance(m, (int, np.integer)) and m > n and not is_full(self, n):
+            warnings.warn(
+                f"`num_sampled` asks for {m:,} draws, more than the {n:,} classes; lower it, or "
+                "take loss='full', which is as quick then and has no bias.",
+                stacklevel=3,
+            )
 
     def _take(self, learner: Learner) -> None:
         self._learner = learner

@@ -114,11 +114,9 @@ class LabelCodec:
         if not len(labels):
             return np.empty(0, np.int64)
         try:
-            # names of columns are in no order, labels are
-            order = np.argsort(self.classes) if self.form in (DENSE, SPARSE) else None
-            ids = np.searchsorted(self.classes, labels, sorter=order)
-            ids = np.minimum(ids, len(self.classes) - 1)
-            ids = ids if order is None else order[ids]
+            order = np.argsort(self.classes)  # labels are in it, names of columns may not be
+            places = np.searchsorted(self.classes, labels, sorter=order)
+            ids = order[np.minimum(places, len(self.classes) - 1)]
         except TypeError:  # Python objects that have no order, such as text and numbers
             ids = np.zeros(len(labels), np.int64)
         strange = self.classes[ids] != labels
@@ -310,19 +308,6 @@ def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
     return weights
 
 
-def check_class_weight(class_weight: Any) -> None:
-    """Require a dict of weights of at least 0, "balanced" or None."""
-    if isinstance(class_weight, dict):
-        for label, weight in class_weight.items():
-            as_nonnegative(f"class_weight[{label!r}]", weight)
-    elif class_weight is not None and not (
-        isinstance(class_weight, str) and class_weight == "balanced"
-    ):
-        raise ValueError(
-            f"`class_weight` must be a dict, 'balanced' or None, got {type(class_weight).__name__}."
-        )
-
-
 def class_weights(
     class_weight: Any, codec: LabelCodec, codes: Any, sample_weight: FloatArray
 ) -> FloatArray:
@@ -334,6 +319,8 @@ def class_weights(
     n = len(codec.classes)
     of_class = np.append(np.ones(n), 0.0)
     if isinstance(class_weight, dict):
+        for label, weight in class_weight.items():
+            as_nonnegative(f"class_weight[{label!r}]", weight)
         labels = codec.classes.tolist()
         strange = class_weight.keys() - set(labels)
         if strange:
@@ -343,6 +330,11 @@ def class_weights(
             )
         of_class[:n] = [class_weight.get(label, 1.0) for label in labels]
     elif class_weight is not None:
+        if not isinstance(class_weight, str) or class_weight != "balanced":
+            raise ValueError(
+                "`class_weight` must be a dict, 'balanced' or None, got "
+                f"{type(class_weight).__name__}."
+            )
         # scikit-learn's compute_class_weight takes one label an example, and weights since 1.7
         of_class, counts = np.zeros(n + 1), class_counts(codes, n, sample_weight)
         occurs = np.flatnonzero(counts)  # what a class without examples weighs does not matter

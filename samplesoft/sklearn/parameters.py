@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
-
-import numpy as np
 
 from samplesoft._temperature import as_tau, tau_of_classes
 from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
 from samplesoft.models.optimizers import OPTIMIZERS
-from samplesoft.sklearn.labels import check_class_weight
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
 NUM_SAMPLED = 100  # draws by default
@@ -34,7 +30,6 @@ def check_parameters(classifier: Any) -> None:
         as_flag(name, getattr(classifier, name))
     if classifier.average is not None:
         as_flag("average", classifier.average)
-    check_class_weight(classifier.class_weight)
     # more classes than are scored at once, so that sampler and draws are checked too
     settings = model_settings(classifier, False, NUM_SAMPLED + 1, PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
@@ -126,21 +121,6 @@ def wants_pilot(classifier: Any, num_classes: int) -> bool:
     """Return whether a parameter is ``"auto"`` that has an effect."""
     auto = is_auto(classifier.sampler, classifier.num_sampled)
     return auto and not is_full(classifier, num_classes)
-
-
-def warn_of_many_draws(classifier: Any, num_classes: int, stacklevel: int) -> None:
-    """Warn where a user asks for more draws than there are classes."""
-    m = classifier.num_sampled
-    if (
-        isinstance(m, (int, np.integer))
-        and not is_full(classifier, num_classes)
-        and m > num_classes
-    ):
-        warnings.warn(
-            f"`num_sampled` asks for {m:,} draws, more than the {num_classes:,} classes; lower it, "
-            "or take loss='full', which is as quick then and has no bias.",
-            stacklevel=stacklevel + 1,
-        )
 
 
 def require_same_model(classifier: Any) -> None:

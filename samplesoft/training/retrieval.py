@@ -215,11 +215,7 @@ class RetrievalTask(Task):
             self.leave_out,
             sub_seed(self._key, *_CHOSEN),
         )
-        return {
-            "h": self.model.embed(unit_norm(inputs)),
-            "labels": labels,
-            "counts": self._counts,
-        }
+        return {"h": self.model.embed(unit_norm(inputs)), "labels": labels, "counts": self._counts}
 
     def state(self) -> Arrays:
         """Return what the sampler has learned."""

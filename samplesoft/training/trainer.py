@@ -231,11 +231,7 @@ class Run:
         )
         name = f"epoch {self.at.epoch + 1}"
         with progress_bar(
-            bool(progress),
-            desc=name,
-            initial=self.at.index,
-            total=self.task.num_steps,
-            unit="step",
+            bool(progress), desc=name, initial=self.at.index, total=self.task.num_steps, unit="step"
         ) as bar:
             for index in range(self.at.index, self.task.num_steps):
                 self.step(index)
