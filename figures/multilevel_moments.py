@@ -255,7 +255,7 @@ def _make_expectations(law: DrawLaw, centred: FloatArray, last: int) -> _Expecta
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
     log_theta = nodes.log_transform - v_base
     half = 0.5 * law.num_draws  # with half of its least weight no factor overflows
-    change, scatter = numerator_moments(law, classes, nodes, centred, half * log_theta)
+    change, scatter = numerator_moments(law, classes, nodes, centred, half * log_theta)[:2]
     square = np.einsum("kd,kd->k", change, change)
     return _Expectations(grid, log_theta, change, square, scatter, half)
 

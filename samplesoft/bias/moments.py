@@ -9,6 +9,7 @@ error is.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from samplesoft.bias.transform import (
     STEP,
     Atoms,
     Nodes,
+    Row,
     halving_change,
     make_atoms,
     make_nodes,
@@ -143,11 +145,8 @@ def exact_gradient_moments_of(
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
             example, rows_of_c, joining = joined[:3], joined.mean_rows(vectors), joined.rounding
-        if inputs.scheme.independent:
-            found = _inclusion_moments(*example, rows_of_c)
-        else:
-            found = _moments(*example, inputs.num_sampled, inputs.scheme, rows_of_c)
-        squared_bias, mse, error = (scale * x for x in found)
+        moments = _moments(*example, inputs.num_sampled, inputs.scheme, rows_of_c)
+        squared_bias, mse, error = (scale * x for x in moments)
         error += (joining + 4.0 * EPS) * mse
         rows.append((squared_bias, mse - squared_bias, mse, error))
     return GradientMoments(*inputs.columns(rows))
@@ -166,6 +165,34 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
     return vectors, scale * scale
 
 
+def _moments(
+    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, vectors: FloatArray
+) -> tuple[float, float, float]:
+    """Return the squared norm of the bias, the mean squared error, and an error, for tau = 1."""
+    if scheme.independent:
+        row = poisson.poisson_bias(logits, label, q)
+        mse, rounding = _inclusion_square(logits, label, q, centre(vectors, row.probs))
+    else:
+        row = with_replacement_bias(logits, label, q, m, scheme)
+        law = make_draw_law(logits, label, q, m, scheme)
+        mse, rounding = _draws_square(law, centre(vectors, row.probs))
+    squared_bias, error = _squared_bias(row, vectors)
+    return squared_bias, max(mse, squared_bias), error + rounding
+
+
+def _squared_bias(row: Row, vectors: FloatArray) -> tuple[float, float]:
+    """Return the squared norm of the bias of the gradient, and its error, for tau = 1."""
+    apart = vectors - vectors[np.argmax(row.probs)]  # a constant is free, for the biases sum to 0
+    mean = row.bias @ apart
+    squared = float(mean @ mean)
+    reach = float(np.sqrt(_squares(apart).max()))
+    off = (row.error + EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())) * reach
+    return squared, off * (2.0 * squared**0.5 + off)
+
+
+# What the integrals have in common
+
+
 def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
     """Return class vectors (n, d) less their mean under the softmax."""
     # around the heaviest class first: c - mean keeps its digits where one class has all the mass
@@ -174,45 +201,53 @@ def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
     return centred
 
 
-def _moments(
-    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, vectors: FloatArray
-) -> tuple[float, float, float]:
-    """Return the squared norm of the bias, the mean squared error, and an error, for tau = 1."""
-    law = make_draw_law(logits, label, q, m, scheme)
-    if law.other_mass == 0.0 and not scheme.draws_label:
-        return 0.0, 0.0, 0.0
-    row = with_replacement_bias(logits, label, q, m, scheme)
-    squared_bias, error = _squared_bias(row.bias, row.error, vectors, law.probs)
-    if np.count_nonzero(law.drawn) + (scheme.random_count and law.label_draw > 0.0) <= 1:
-        return squared_bias, squared_bias, error  # every draw is the same class
-    centred = centre(vectors, law.probs)
-    classes = make_classes(law)
-    atoms = make_atoms(law, classes)
-    active = law.drawn > 0.0
-    unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
-    unit = max(unit, rounding_unit(law.base_logs))
-    never, own = 0.0, centred[label]
-    with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(law, classes, atoms, *compute_decay_rates(law, classes), STEP)
-        if scheme.jackknife:
-            terms, errors = _jackknife_terms(law, classes, atoms, nodes, centred, unit)
-        else:
-            terms, errors, chance = _terms(law, classes, nodes, centred, unit)
-            never = chance * float(own @ own)
-        mse, rounding = _integrate(nodes.dx, terms, errors, _NARROW if scheme.jackknife else 1.0)
-    return squared_bias, max(mse + never, squared_bias), error + rounding + 4.0 * EPS * never
+def _reach(centred: FloatArray, probs: FloatArray) -> FloatArray:
+    """Return how large the numbers are that the centred vectors (n, d) come from, (n,)."""
+    norms = np.sqrt(_squares(centred))
+    return norms + probs @ norms  # the mean that was taken off is rounded, too
 
 
-def _squared_bias(
-    bias: FloatArray, error: float, vectors: FloatArray, probs: FloatArray
-) -> tuple[float, float]:
-    """Return the squared norm of the bias of the gradient, and its error, for tau = 1."""
-    apart = vectors - vectors[np.argmax(probs)]  # a constant is free, for the biases sum to 0
-    mean = bias @ apart
-    squared = float(mean @ mean)
-    reach = float(np.sqrt(np.einsum("jd,jd->j", apart, apart).max()))
-    off = (error + EPS * (len(bias) + 8) * float(np.abs(bias).sum())) * reach
-    return squared, off * (2.0 * squared**0.5 + off)
+def _squares(vectors: FloatArray) -> FloatArray:
+    """Return the squared norms (k,) of vectors (k, d)."""
+    squares: FloatArray = np.einsum("kd,kd->k", vectors, vectors)
+    return squares
+
+
+def _square_and_error(
+    change: FloatArray, size: FloatArray, units: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the squared norms of `change` (K, d), and bounds on their errors, both (K,).
+
+    Terms of the size `size` (K,) add up to `change`; `units` (K,) are their relative errors.
+    """
+    square, moved = _squares(change), units * size
+    return square, moved * (2.0 * np.sqrt(square) + moved) + units * square
+
+
+def _add_up_classes(
+    class_terms: Callable[[slice], tuple[FloatArray, FloatArray, FloatArray]],
+    num_nodes: int,
+    centred: FloatArray,
+    reach: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Add up what the classes give to a vector at each node, its size, and what to its square.
+
+    Of the classes of a slice `class_terms` returns what their vectors c are multiplied by, the
+    sizes of that, and what |c|**2 is multiplied by, all (K, classes). The sums are (K, d), (K,)
+    and (K,).
+    """
+    squares = _squares(centred)
+    change, sums = np.zeros((num_nodes, centred.shape[1])), np.zeros((2, num_nodes))
+
+    def work(part: slice) -> tuple[FloatArray, FloatArray]:
+        rise, size, second = class_terms(part)
+        return rise @ centred[part], np.stack([size @ reach[part], second @ squares[part]])
+
+    parts = chunks(len(centred), max(1, _CHUNK_NUMBERS // num_nodes))
+    for vectors, scalars in thread_map(work, parts):
+        change += vectors
+        sums += scalars
+    return change, sums[0], sums[1]
 
 
 def _integrate(
@@ -225,83 +260,91 @@ def _integrate(
     return total, float(weights @ errors) + quadrature
 
 
+# Independent draws
+
+
+def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
+    """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
+    scheme = law.scheme
+    num_outcomes = np.count_nonzero(law.drawn) + (scheme.random_count and law.label_draw > 0.0)
+    if num_outcomes <= 1 or (law.other_mass == 0.0 and not scheme.draws_label):
+        return 0.0, 0.0
+    classes = make_classes(law)
+    atoms = make_atoms(law, classes)
+    active = law.drawn > 0.0
+    unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
+    unit = max(unit, rounding_unit(law.base_logs))
+    with np.errstate(under="ignore", over="ignore"):
+        nodes = make_nodes(law, classes, atoms, *compute_decay_rates(law, classes), STEP)
+        if scheme.jackknife:
+            terms = _jackknife_terms(law, classes, atoms, nodes, centred, unit)
+            return _integrate(nodes.dx, *terms, _NARROW)
+        mse, error = _integrate(nodes.dx, *_terms(law, classes, nodes, centred, unit))
+    if scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
+        none_left = law.label_draw**law.num_draws * float(_squares(centred[[law.label]])[0])
+        return mse + none_left, error + 4.0 * EPS * none_left
+    return mse, error
+
+
 def _terms(
     law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, unit: float
-) -> tuple[FloatArray, FloatArray, float]:
+) -> tuple[FloatArray, FloatArray]:
     """Return the integrand of E|sum_i p'_i c_i|**2 for class vectors (n, d) of mean 0 under p.
 
     With A = B c_t + sum_k e_k psi_k c_k, it is (B28),
     v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
     where K is the number of draws that S is divided by: m, or for some schemes a random one. With
-    it come bounds on its rounding, and the chance that K is 0, where p' is 1 on the label.
+    it come bounds on its rounding.
     """
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    log_first, ratio, none = _count_moments(law, nodes.log_transform - v_base)
+    log_first, ratio = _count_moments(law, nodes.log_transform - v_base)
     # half of the weight of each node; with it, in the exponents, no factor overflows
-    found = _numerator(law, classes, nodes, centred, 0.5 * log_first)
-    square = np.einsum("kd,kd->k", found.change, found.change)
+    numerator = numerator_moments(law, classes, nodes, centred, 0.5 * log_first)
+    change, scatter, size, scatter_size = numerator
     # an exponent is known to its relative rounding, and so is what it is the log of
     units = unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
-    moved = units * found.size
-    errors = ratio * moved * (2.0 * np.sqrt(square) + moved) + units * (ratio * square)
-    return ratio * square + found.scatter, errors + units * found.scatter_size, none
-
-
-class _Numerator(NamedTuple):
-    """Moments of v A and of what a draw adds to it, at each node (K,), and their sizes."""
-
-    change: FloatArray  # (K, d) v A
-    scatter: FloatArray  # v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2)
-    size: FloatArray  # of the terms of `change`
-    scatter_size: FloatArray
+    square, error = _square_and_error(change, size, units)
+    return ratio * square + scatter, ratio * error + units * scatter_size
 
 
 def numerator_moments(
     law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, log_half: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return v A (K, d) times exp(`log_half`), (K,), and the scatter (K,) times its square."""
-    return _numerator(law, classes, nodes, centred, log_half)[:2]
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return v A, what a draw adds to its square, and the sizes of the terms of both.
 
+    A is that of `_terms`, (K, d). What a draw adds is the scatter, (K,),
+    v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). The first is times
+    exp(`log_half`), (K,), the second times its square.
+    """
+    own, reach = centred[law.label], _reach(centred, law.probs)
 
-def _numerator(
-    law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, log_half: FloatArray
-) -> _Numerator:
-    x, own = nodes.x, centred[law.label]
-    label_part = np.outer(np.exp(x + law.log_base + log_half), own)
+    def class_terms(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+        rise, second = _class_terms(law, classes, nodes, log_half[:, None], part)
+        return rise, np.abs(rise), second
+
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
+    change, size, square = _add_up_classes(class_terms, len(nodes.x), centred, reach)
     of_label, label_size = _label_change(law, nodes, log_half)
-    change = np.outer(of_label, own)
-    squares = np.einsum("jd,jd->j", centred, centred)
-    norms = np.sqrt(squares)
-    reach = norms + law.probs @ norms  # the mean that was taken off is rounded, too
-    size, square = label_size * reach[law.label], np.zeros(len(x))
-
-    def work(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
-        rise, second = _class_terms(law, classes, nodes, log_half[:, None], part)
-        return rise @ centred[part], second @ squares[part], np.abs(rise) @ reach[part]
-
-    parts = chunks(len(centred), max(1, _CHUNK_NUMBERS // len(x)))
-    for vector, scalar, sizes in thread_map(work, parts):
-        change += vector
-        square += scalar
-        size += sizes
-    drawn_part = change - label_part
-    drawn_square = np.einsum("kd,kd->k", drawn_part, drawn_part)
-    drawn_size = size + np.exp(x + law.log_base + log_half) * norms[law.label]
+    change += np.outer(of_label, own)
+    size += label_size * reach[law.label]
+    base = np.exp(nodes.x + law.log_base + log_half)
+    drawn_part = change - np.outer(base, own)
+    drawn_square = _squares(drawn_part)
+    drawn_size = size + base * np.sqrt(own @ own)
     scatter_size = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_size
-    return _Numerator(change, np.maximum(square - drawn_square, 0.0), size, scatter_size)
+    return change, np.maximum(square - drawn_square, 0.0), size, scatter_size
 
 
-def _count_moments(law: DrawLaw, log_theta: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-    """Return log E[K theta**K], E[K**2 theta**K] over it, and the probability that K is 0."""
+def _count_moments(law: DrawLaw, log_theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return log E[K theta**K], and E[K**2 theta**K] over it, both (K,)."""
     m = law.num_draws
     if not law.scheme.divides_by_kept:
-        return math.log(m) + m * log_theta, np.full(len(log_theta), float(m)), 0.0
+        return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
     log_mix = log_kept(law, log_theta)
     log_one = math.log(law.other_draw) + log_theta
     ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
-    return math.log(m) + log_one + (m - 1) * log_mix, ratio, law.label_draw**m
+    return math.log(m) + log_one + (m - 1) * log_mix, ratio
 
 
 def _label_change(
@@ -351,59 +394,45 @@ def _class_terms(
 # Independent inclusion
 
 
-def _inclusion_moments(
-    logits: FloatArray, label: int, q: FloatArray, vectors: FloatArray
-) -> tuple[float, float, float]:
-    """Return the same as `_moments`, eq. (B78)."""
+def _inclusion_square(
+    logits: FloatArray, label: int, q: FloatArray, centred: FloatArray
+) -> tuple[float, float]:
+    """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78), or 0 where all p' are the same."""
     log_probs, pi, known = poisson.inclusion_law(logits, label, q)
     probs = np.exp(log_probs)
     if not probs[~known].any():
-        return 0.0, 0.0, 0.0
-    row = poisson.poisson_bias(logits, label, q)
-    squared_bias, error = _squared_bias(row.bias, row.error, vectors, probs)
-    centred = centre(vectors, probs)
-    squares = np.einsum("jd,jd->j", centred, centred)
-    norms = np.sqrt(squares)
-    reach = norms + probs @ norms
+        return 0.0, 0.0
+    reach = _reach(centred, probs)
     classes = poisson.make_included(logits, probs, log_probs, pi)
     log_base = poisson.log_sum(log_probs[known])
     shares = np.exp(log_probs[known] - log_base)
     unit = rounding_unit(log_probs[pi > 0.0], np.log(pi[pi > 0.0]))
     unit = max(unit, rounding_unit(log_probs[known]))
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
-        nodes = poisson.make_nodes(classes, poisson.make_inclusion_atoms(classes), log_base, STEP)
-        u_base = np.exp(np.minimum(nodes.x + log_base, _LARGEST))
-        of_base = u_base * poisson.base_contrast(nodes.x, classes)
-        change = np.outer(of_base, shares @ centred[known])
-        scatter, size = np.zeros(len(nodes.x)), np.abs(of_base) * (shares @ reach[known])
+        atoms = poisson.make_inclusion_atoms(classes)
+        x, weights = poisson.make_nodes(classes, atoms, log_base, STEP)[:2]
+        x, weights = x[weights > 0.0], weights[weights > 0.0]
 
-        def work(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
-            rise, sizes, second = _inclusion_terms(classes, nodes, part)
-            return rise @ centred[part], second @ squares[part], sizes @ reach[part]
+        def class_terms(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+            return _inclusion_terms(classes, x, part)
 
-        for vector, scalar, sizes in thread_map(
-            work, chunks(len(pi), max(1, _CHUNK_NUMBERS // len(nodes.x)))
-        ):
-            change += vector
-            scatter += scalar
-            size += sizes
-        kept = nodes.weights > 0.0
-        half = np.sqrt(nodes.weights[kept])  # at either factor, so that none overflows
-        change, size = half[:, None] * change[kept], half * size[kept]
-        weighted = nodes.weights[kept]
-        terms = np.einsum("kd,kd->k", change, change) + weighted * scatter[kept]
-        units = unit * (1.0 + np.abs(np.log(weighted)))
-        moved = units * size
-        errors = moved * (2.0 * np.sqrt(np.einsum("kd,kd->k", change, change)) + moved)
-        mse, rounding = _integrate(np.ones(len(terms)), terms, errors + units * terms)
-    return squared_bias, max(mse, squared_bias), error + rounding
+        change, size, scatter = _add_up_classes(class_terms, len(x), centred, reach)
+        u_base = np.exp(np.minimum(x + log_base, LARGEST_EXPONENT))
+        of_base = u_base * poisson.base_contrast(x, classes)
+        change += np.outer(of_base, shares @ centred[known])
+        size += np.abs(of_base) * (shares @ reach[known])
+        half = np.sqrt(weights)  # at either factor of the square, so that none overflows
+        units = unit * (1.0 + np.abs(np.log(weights)))
+        square, errors = _square_and_error(half[:, None] * change, half * size, units)
+        scatter *= weights
+        return _integrate(np.ones(len(x)), square + scatter, errors + units * scatter)
 
 
 def _inclusion_terms(
-    classes: poisson.Included, nodes: poisson.InclusionNodes, part: slice
+    classes: poisson.Included, x: FloatArray, part: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return u e (psi - psi_R), (B27), its size, and u**2 pi (1 - pi) (w / f)**2 exp(-u w)."""
-    x, pi, pi_ref = nodes.x[:, None], classes.pi[part], classes.pi_ref
+    x, pi, pi_ref = x[:, None], classes.pi[part], classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w[part], _LARGEST))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, _LARGEST))
     away = classes.contrast[part] * (y + y_ref)  # y - y_ref
@@ -434,12 +463,7 @@ class _Draws(NamedTuple):
 
 
 def _jackknife_terms(
-    law: DrawLaw,
-    classes: Classes,
-    atoms: Atoms,
-    nodes: Nodes,
-    centred: FloatArray,
-    unit: float,
+    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, centred: FloatArray, unit: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return the integrand of E|sum_i p'_i c_i|**2, eq. (B75), and bounds on its rounding.
 
@@ -458,17 +482,17 @@ def _jackknife_terms(
     slowest = nodes.x + draws.log_w[0]
     kept = (law.num_draws - 2) * -theta + np.exp(np.minimum(slowest, LARGEST_EXPONENT)) < _GONE
     places = np.flatnonzero(kept)
-    terms, sizes = np.zeros(len(theta)), np.zeros(len(theta))
+    terms_and_sizes = np.zeros((2, len(theta)))
 
     def work(part: IntArray) -> None:
         at_nodes = nodes.x[part], nodes.v[part], theta[part]
-        terms[part], sizes[part] = _left_out_terms(law.num_draws, draws, gram, unit, *at_nodes)
+        terms_and_sizes[:, part] = _left_out_terms(law.num_draws, draws, gram, unit, *at_nodes)
 
     # every so many-th node to each: neighbours cost the same
     parts = [places[i :: 2 * num_threads()] for i in range(2 * num_threads())]
     thread_each(work, [part for part in parts if len(part)])
     exponents = np.minimum(law.num_draws * np.abs(theta), _MOST_EXPONENT)
-    return terms, unit * (1.0 + exponents) * sizes
+    return terms_and_sizes[0], unit * (1.0 + exponents) * terms_and_sizes[1]
 
 
 def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArray) -> _Draws:
@@ -478,9 +502,7 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
     log_w = np.logaddexp(law.log_base, log_r)
     gamma = np.exp(law.log_base - log_w)[:, None] * own
     gamma += np.exp(log_r - log_w)[:, None] * centred[active]
-    q = law.drawn[active]
-    columns = np.concatenate([gamma, np.einsum("jd,jd->j", gamma, gamma)[:, None]], axis=1)
-    columns *= q[:, None]
+    columns = law.drawn[active][:, None] * np.column_stack([gamma, _squares(gamma)])
     if atoms.panel is not None and atoms.s is not None:
         columns = _on_panels(atoms.panel[active], atoms.s[active], columns)
     if law.weightless:
@@ -492,14 +514,15 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
 
 def _on_panels(panel: IntArray, s: FloatArray, columns: FloatArray) -> FloatArray:
     """Return what `columns` (n, d) of classes at `s` in a `panel` weigh at the atoms, (A, d)."""
-    to_nodes = panels.to_coefficients().T
-    order = np.argsort(panel, kind="stable")
-    ends = np.flatnonzero(np.diff(panel[order])) + 1
-    parts = [
-        (np.polynomial.chebyshev.chebvander(s[one], panels.DEGREE - 1) @ to_nodes).T @ columns[one]
-        for one in np.split(order, ends)
-    ]
-    return np.concatenate(parts)
+    from scipy.sparse import csr_array  # which takes time to load, and few need
+
+    polynomials = np.polynomial.chebyshev.chebvander(s, panels.DEGREE - 1)
+    # the transpose of interpolation: a class spreads over the nodes of its panel
+    weights = polynomials @ panels.to_coefficients().T
+    places = panels.DEGREE * panel[:, None] + np.arange(panels.DEGREE)
+    starts = panels.DEGREE * np.arange(len(s) + 1)
+    on_atoms: FloatArray = csr_array((weights.ravel(), places.ravel(), starts)).T @ columns
+    return on_atoms
 
 
 def _left_out_terms(
@@ -510,8 +533,8 @@ def _left_out_terms(
     x: FloatArray,
     v: FloatArray,
     log_theta: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Return v times the integrand of (B75) at nodes log v, and its size, (K,), for m draws."""
+) -> FloatArray:
+    """Return v times the integrand of (B75) at nodes log v, and its size, (2, K), for m draws."""
     y = np.exp(np.minimum(x[:, None] + draws.log_w, LARGEST_EXPONENT))
     weight = np.exp(-y - log_theta[:, None])
     # E w = 1, and the mean of g is 0: from exp(-v) the tilted mean keeps its digits
@@ -519,74 +542,45 @@ def _left_out_terms(
     limit = np.exp(-v - log_theta)[:, None]
     near = np.abs(away) < 1.0
     change = np.where(near, limit * np.expm1(np.where(near, away, 0.0)), weight - limit)
-    mean = (y * change) @ draws.vectors
-    size = np.einsum("kd,kd->k", mean, mean)
     square = (y * (y * weight)) @ draws.squares
-    chi, chi_2 = once(y), twice(y)
-    less_mean = (y * chi) @ draws.vectors
-    crossed = np.einsum("kd,kd->k", less_mean, mean)
-    # what the same sums may be off by, over the unit
-    norms = np.sqrt(np.einsum("ad,ad->a", draws.vectors, draws.vectors))
+    once, twice = left_out(y)
+    mean, less_mean = (y * change) @ draws.vectors, (y * once) @ draws.vectors
+    # each sum, and what it may be off by, over the unit
+    norms = np.sqrt(_squares(draws.vectors))
     mean_size = (y * np.abs(change)) @ norms
-    size_above = mean_size * (np.sqrt(size) + unit * mean_size)
-    crossed_above = np.sqrt(np.einsum("kd,kd->k", less_mean, less_mean)) * mean_size
-    crossed_above += ((y * chi) @ norms) * (np.sqrt(size) + unit * mean_size)
-    linear = y * (mean @ draws.vectors.T)
-    linear_above = y * np.outer(mean_size, norms)
-    chi, chi_2 = chi @ draws.q, chi_2 @ draws.q
-    rest = m - 1.0
+    moved = np.sqrt(_squares(mean)) + unit * mean_size
+    size = np.stack([_squares(mean), mean_size * moved])
+    crossed_size = np.sqrt(_squares(less_mean)) * mean_size + ((y * once) @ norms) * moved
+    crossed = np.stack([np.einsum("kd,kd->k", less_mean, mean), crossed_size])
+    linear = y * (mean @ draws.vectors.T), y * np.outer(mean_size, norms)
+    chi, chi_2 = once @ draws.q, twice @ draws.q
+    sign, rest, others = np.array([[-1.0], [1.0]]), m - 1.0, m - 2.0  # of terms, and of sizes
     now, one, two = (np.exp(k * log_theta) for k in (m, m - 1, m - 2))
-
-    def add_up(
-        size: FloatArray, crossed: FloatArray, linear: FloatArray, sign: float
-    ) -> FloatArray:
-        less = rest * ((m - 2.0) * size + square)
-        total: FloatArray = m * (rest * size + square) * now
-        of_one = sign * one * (less * chi + rest * crossed)
-        total += 2.0 * rest * (now * (rest * size + square) + of_one)
-        of_one = one * (less * chi_2 + sign * 2.0 * rest * crossed)
-        total += rest**2 / m * (now * square + of_one)
-        others = m - 2.0
-        common = others * ((others - 1.0) * size + square)
-        pairs = now * size + sign * 2.0 * one * chi * (others * size + square)
-        factors = np.stack([two * common, two * others, two], axis=1)
-        pairs += pair_sums(y, draws.q, linear, gram if sign < 0.0 else np.abs(gram), factors)
-        total += rest**3 / m * pairs
-        return total
-
-    return add_up(size, crossed, linear, -1.0), add_up(size_above, crossed_above, linear_above, 1.0)
-
-
-@njit
-def once(x: FloatArray) -> FloatArray:
-    """Return (1 - (1 + x) exp(-x)) / x for each x (K, A)."""
-    out = np.empty_like(x)
-    for k in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            at = x[k, i]  # whose square may overflow
-            out[k, i] = at * tangent(at) if at < 1.0 else (1.0 - (1.0 + at) * math.exp(-at)) / at
+    none_left_out, less = rest * size + square, others * size + square
+    total = m * none_left_out * now
+    total += 2.0 * rest * (now * none_left_out + sign * rest * one * (less * chi + crossed))
+    total += rest**2 / m * (now * square + rest * one * (less * chi_2 + sign * 2.0 * crossed))
+    pairs = now * size + sign * 2.0 * one * chi * less
+    cases = zip(linear, (gram, np.abs(gram)), (others - 1.0) * size + square, strict=True)
+    for of_pairs, (lines, products, both) in zip(pairs, cases, strict=True):
+        factors = np.stack([two * others * both, two * others, two], axis=1)
+        of_pairs += pair_sums(y, draws.q, lines, products, factors)
+    out: FloatArray = total + rest**3 / m * pairs
     return out
 
 
 @njit
-def twice(x: FloatArray) -> FloatArray:
-    """Return (x - 2 + (x + 2) exp(-x)) / x for each x (K, A)."""
-    out = np.empty_like(x)
-    for k in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            out[k, i] = _twice(x[k, i])
-    return out
-
-
-@njit
-def _twice(x: float) -> float:
-    if x >= 1.0:
-        return (x - 2.0 + (x + 2.0) * math.exp(-x)) / x
-    total, term = 0.0, x * x / 6.0
-    for k in range(3, 22):
-        total += (k - 2) * term
-        term *= x / (k + 1)
-    return total * math.exp(-x)
+def left_out(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return (1 - (1 + x) exp(-x)) / x, and (x - 2 + (x + 2) exp(-x)) / x, for each x (K, A)."""
+    once, twice = np.empty_like(x), np.empty_like(x)
+    for i, at in np.ndenumerate(x):  # whose square may overflow
+        decay = math.exp(-at)
+        if at < 1.0:
+            once[i], twice[i] = at * tangent(at), at * at * decay * _series(at, at)
+        else:
+            once[i] = (1.0 - (1.0 + at) * decay) / at
+            twice[i] = (at - 2.0 + (at + 2.0) * decay) / at
+    return once, twice
 
 
 @njit
@@ -602,35 +596,21 @@ def pair_sums(
     out = np.zeros(num)
     decay, first, second = np.empty(count), np.empty(count), np.empty(count)
     for k in range(num):
-        f0, f1, f2 = factors[k, 0], factors[k, 1], factors[k, 2]
-        if f0 == 0.0 and f1 == 0.0 and f2 == 0.0:
-            continue
-        stop = count
-        while stop > 0 and x[k, stop - 1] > _FAR:
-            stop -= 1
-        for i in range(stop):
+        f0, f1, f2 = factors[k]
+        start, stop = np.searchsorted(x[k], _FLAT), np.searchsorted(x[k], _FAR, "right")
+        own_q, own_l = q.copy(), linear[k].copy()
+        if start > 0:  # k is of first order in x there, so that these atoms are as one
+            shares = x[k, :start] / max(x[k, start - 1], _LEAST)
+            start -= 1
+            own_q[start] = (shares * q[: start + 1]).sum()
+            own_l[start] = (shares * linear[k, : start + 1]).sum()
+        for i in range(start, stop):
             decay[i] = math.exp(-x[k, i])
             first[i] = _decay_ratio(x[k, i])
             second[i] = tangent(x[k, i])
-        total = flat_q = flat_l = 0.0
-        flat = 0
-        while flat < stop and x[k, flat] < _FLAT:
-            flat_q += x[k, flat] * q[flat]
-            flat_l += x[k, flat] * linear[k, flat]
-            flat += 1
-        total += (f0 * flat_q + 2.0 * f1 * flat_l) * flat_q / 6.0
-        for j in range(flat, stop if flat > 0 else 0):
-            b = x[k, j]
-            first_order = second[j] - 0.5 * decay[j]
-            if b < _SERIES:
-                first_order = b * decay[j] * _series(0.0, b)
-            part = f0 * flat_q * q[j] + f1 * (flat_l * q[j] + flat_q * linear[k, j])
-            total += 2.0 * first_order * part
-        for i in range(flat, stop):
+        for i in range(start, np.searchsorted(x[k], _GONE, "right")):
             a = x[k, i]
-            if a > _GONE:
-                break
-            own, a_q, a_l = 0.0, f0 * q[i] + f1 * linear[k, i], f1 * q[i]
+            total, a_q, a_l = 0.0, f0 * own_q[i] + f1 * own_l[i], f1 * own_q[i]
             for j in range(i, stop):
                 b = x[k, j]
                 if b < _SERIES:
@@ -642,10 +622,9 @@ def pair_sums(
                     else:
                         both = (decay[i] - decay[j]) / away
                     value = a * ((both - decay[j] * first[i]) / b - decay[j] * second[i])
-                part = value * (a_q * q[j] + a_l * linear[k, j] + f2 * a * b * gram[i, j])
-                own += part if j == i else 2.0 * part
-            total += own
-        out[k] = total
+                part = value * (a_q * own_q[j] + a_l * own_l[j] + f2 * a * b * gram[i, j])
+                total += part if j == i else 2.0 * part
+            out[k] += total
     return out
 
 

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import pdtr
 
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inputs import Inputs, check_inputs, join
+from samplesoft.bias.inputs import check_inputs, join
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.schemes import Scheme
 
@@ -124,13 +125,7 @@ def monte_carlo_bias(
     array([ 0.03..., -0.07...,  0.04...])
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
-    return monte_carlo_bias_of(inputs, as_count("num_trials", num_trials, 2), rng)
-
-
-def monte_carlo_bias_of(
-    inputs: Inputs, num_trials: int, rng: int | np.random.Generator | None = None
-) -> MonteCarloBias:
-    """Return `monte_carlo_bias` of arguments that are checked."""
+    num_trials = as_count("num_trials", num_trials, 2)
     key, how = as_key(rng), (inputs.num_sampled, inputs.scheme, num_trials)
     rows: list[tuple[Any, ...]] = []
     for i, row in enumerate(inputs.rows()):
@@ -190,7 +185,9 @@ class _Plan(NamedTuple):
     label: int
     num_draws: int
     stride: int  # words of the random stream per trial
-    draws_cdf: FloatArray  # distribution of the number of draws from `num_draws` on, or empty
+    # distribution of the number of draws from `num_draws` on, or empty; where that number is
+    # random, a class counts once however often it is drawn
+    draws_cdf: FloatArray
     thresholds: np.ndarray  # alias table (n,)
     alias: np.ndarray
     fixed: IntArray  # classes included in every trial
@@ -198,7 +195,6 @@ class _Plan(NamedTuple):
     weights: FloatArray  # its exponential, where weights neither overflow nor vanish; else empty
     log_base: float
     offset: float  # added to log S, gives the loss minus the full softmax loss
-    once: bool  # a class counts once however often it is drawn
     kept_only: bool  # draws of the label are dropped, and the weights divided by the number kept
     jackknife: bool
 
@@ -275,22 +271,19 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         log_weights[label] = -np.inf
     linear = log_weights.max() <= _SAFE_LOG and log_base <= _SAFE_LOG
     linear = linear and max(log_base, log_weights.min()) >= -_SAFE_LOG
-    thresholds, alias = build_alias(probs)
     return _Plan(
-        label=label,
-        num_draws=num_draws,
-        stride=num_draws + len(draws_cdf) + 1,
-        draws_cdf=draws_cdf,
-        thresholds=thresholds,
-        alias=alias,
-        fixed=fixed,
-        log_weights=log_weights,
-        weights=np.exp(log_weights) if linear else np.zeros(0),
-        log_base=log_base,
-        offset=offset,
-        once=scheme.independent,
-        kept_only=scheme.divides_by_kept,
-        jackknife=scheme.jackknife,
+        label,
+        num_draws,
+        num_draws + len(draws_cdf) + 1,
+        draws_cdf,
+        *build_alias(probs),
+        fixed,
+        log_weights,
+        np.exp(log_weights) if linear else np.zeros(0),
+        log_base,
+        offset,
+        scheme.divides_by_kept,
+        scheme.jackknife,
     )
 
 
@@ -305,13 +298,10 @@ def _poisson_table(rate: float) -> tuple[int, FloatArray]:
     """Return the first value and the cdf from there on of a Poisson law, tails below 1e-20 cut."""
     if rate == 0.0:
         return 0, np.zeros(0)
-    mode = int(rate)
     width = int(10.0 * np.sqrt(rate)) + 30
-    first = max(mode - width, 0)
-    steps = np.log(rate) - np.log(np.arange(first + 1, mode + width + 1))
-    log_mass = np.concatenate(([0.0], np.cumsum(steps)))
-    cdf = np.cumsum(np.exp(log_mass - log_mass.max()))
-    return first, cdf / cdf[-1]
+    first = max(int(rate) - width, 0)
+    cdf = pdtr(np.arange(first, int(rate) + width + 1), rate).astype(np.float64)
+    return first, cdf
 
 
 @njit
@@ -332,7 +322,7 @@ def _run_block(
     ids = np.empty(capacity, np.int32)
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
-    rest = np.empty(capacity if plan.jackknife else 0)
+    ratios = np.empty(capacity if plan.jackknife else 0)
     sums = np.zeros((num_bins, 4))  # the center beside its sums: one cache line
     sums[:, 0] = target.center
     moments = np.zeros((2, num_moments))
@@ -340,7 +330,7 @@ def _run_block(
     for trial in range(start, stop):
         size = _draw(plan, key, trial, seen, ids, counts)
         if plan.jackknife:
-            x[0] = plan.offset + _score_jackknife(plan, size, ids, counts, values, rest)
+            x[0] = plan.offset + _score_jackknife(plan, size, ids, counts, values, ratios)
         else:
             x[0] = plan.offset + _score(plan, size, ids, counts, values)
         x[1:] = 0.0
@@ -390,39 +380,46 @@ def _draw(
         size += seen[j] == 0
         seen[j] += 1
     for k in range(size):
-        counts[k] = min(seen[ids[k]], 1) if plan.once else seen[ids[k]]
+        counts[k] = min(seen[ids[k]], 1) if len(plan.draws_cdf) > 0 else seen[ids[k]]
         seen[ids[k]] = 0
     counts[0] -= 1  # the label was put there, not drawn
     return size
 
 
 @njit
-def _score(
-    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray
-) -> float:
-    """Fill `values` with p' on the listed classes; return log S."""
+def _weigh(
+    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, weights: FloatArray
+) -> tuple[float, float, float]:
+    """Fill `weights` with that of one draw of each class that was drawn.
+
+    Returns the log of their unit, and in that unit the base mass and the weight of all draws.
+    """
     linear = len(plan.weights) > 0
-    top = 0.0 if linear else plan.log_base
+    top, drawn = 0.0 if linear else plan.log_base, 0.0
     if not linear:
         for k in range(size):
             if counts[k] > 0:
                 top = max(top, plan.log_weights[ids[k]])
-    total = 0.0
     for k in range(size):
-        values[k] = 0.0
+        weights[k] = 0.0
         if linear:
-            values[k] = counts[k] * plan.weights[ids[k]]
-        elif counts[k] > 0:  # the weight of the label may be infinitely far below
-            values[k] = counts[k] * math.exp(plan.log_weights[ids[k]] - top)
-        total += values[k]
-    base = math.exp(plan.log_base - top)
-    scale = 1.0
-    if plan.kept_only:
-        scale = 1.0 / max(plan.num_draws - counts[0], 1)
-    total = base + scale * total
-    scale /= total
+            weights[k] = plan.weights[ids[k]]
+        elif counts[k] > 0:  # the label, where it is not drawn, may weigh far more than all others
+            weights[k] = math.exp(plan.log_weights[ids[k]] - top)
+        drawn += counts[k] * weights[k]
+    return top, math.exp(plan.log_base - top), drawn
+
+
+@njit
+def _score(
+    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray
+) -> float:
+    """Fill `values` with p' on the listed classes, the label first; return log S."""
+    top, base, drawn = _weigh(plan, size, ids, counts, values)
+    scale = 1.0 / max(plan.num_draws - counts[0], 1) if plan.kept_only else 1.0
+    total = base + scale * drawn
     for k in range(size):
-        values[k] *= scale
+        values[k] = counts[k] * values[k] * (scale / total)
     values[0] += base / total
     return math.log(total) + top
 
@@ -434,84 +431,61 @@ def _score_jackknife(
     ids: np.ndarray,
     counts: np.ndarray,
     values: FloatArray,
-    rest: FloatArray,
+    ratios: FloatArray,
 ) -> float:
     """Fill `values` with the delete-one jackknife of p'; return that of log S.
 
-    With S_k the sum without one draw of class k, the others rescaled by m / (m - 1), class j
-    gets ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). Sums without a draw come from
-    prefix and suffix sums, never from a subtraction. Draws of the label, if there are any, have no
+    With S_k the sum without one draw of class k, the others rescaled by m / (m - 1), class j gets
+    ``N_j w_j (sum_k N_k (1/S - 1/S_k) + 1/S_j)``, eq. (B30). ``S_k / S = 1 + x_k`` with
+    ``x_k = (sum_i N_i w_i - m w_k) / ((m - 1) S)`` from -1/2 to 1, in which nothing cancels, unless
+    a draw of k carries more than half of S. At most one does: its S_k may be hundreds of orders
+    below S, and is summed in a unit of its own. Draws of the label, if there are any, have no
     weight.
     """
     m = plan.num_draws
-    ratio = m / (m - 1)
-    if size == 1:  # the label alone
-        values[0] = 1.0
-        return plan.log_base
-    heaviest = 1
-    for k in range(2, size):
-        if plan.log_weights[ids[k]] > plan.log_weights[ids[heaviest]]:
-            heaviest = k
-    top = max(plan.log_base, plan.log_weights[ids[heaviest]])
-    base = math.exp(plan.log_base - top)
-    drawn = 0.0
-    for k in range(1, size):
-        values[k] = math.exp(plan.log_weights[ids[k]] - top)  # weights for now
-        rest[k] = drawn
-        drawn += counts[k] * values[k]
-    values[0], rest[0] = 0.0, drawn  # a draw of the label
-    total = base + drawn
-    suffix = 0.0
-    for k in range(size - 1, 0, -1):
-        rest[k] += suffix + (counts[k] - 1) * values[k]
-        suffix += counts[k] * values[k]
-    # a class drawn once may outweigh all others beyond the range of float64: leaving it out
-    # needs its own scale
-    lone = counts[heaviest] == 1
-    delta = inverse = logs = 0.0
+    top, base, drawn = _weigh(plan, size, ids, counts, values)
+    total, heavy = base + drawn, 0
+    lost = logs = 0.0  # sums of 1 - S / S_k and of log (S_k / S) over the draws
     for k in range(size):
-        if lone and k == heaviest:
+        ratios[k] = 0.0
+        if values[k] > 0.5 * total:
+            heavy = k
             continue
-        without = base + ratio * rest[k]
-        gap = (drawn - m * values[k]) / (m - 1)  # S_k - S
-        delta += counts[k] * gap / (total * without)
-        inverse += counts[k] / without
-        logs -= counts[k] * math.log1p(gap / total)
-        rest[k] = 1.0 / without
-    common = delta
-    label_value = base * (delta + inverse / m)
-    without, second = 1.0, top
-    if lone:
-        second, without = _sum_of_others(plan, size, ids, counts, heaviest)
-        common += 1.0 / total
-        label_value += base / total
-        label_value -= math.exp(plan.log_base - second) / (without * ratio)
-        logs += math.log(total / without) + (top - second)
-        rest[heaviest] = 0.0
+        change = (drawn - m * values[k]) / ((m - 1) * total)
+        ratios[k] = change / (1.0 + change)
+        lost += counts[k] * ratios[k]
+        logs += counts[k] * math.log1p(change)
+    unit = without = 0.0
+    if heavy > 0:
+        unit, without = _sum_of_others(plan, size, ids, counts, heavy)
+        logs += math.log(without / total) + (unit - top)
     for k in range(1, size):
-        values[k] *= counts[k] * (common + rest[k])
-        if lone and k != heaviest:
-            values[k] -= counts[k] * math.exp(plan.log_weights[ids[k]] - second) / without
-    values[0] = label_value
-    log_s: float = math.log(total) + top + logs / ratio
-    return log_s
+        values[k] *= counts[k] / total * (1.0 + lost - ratios[k])
+        if heavy > 0 and k != heavy:
+            weight = plan.log_weights[ids[k]]
+            values[k] += counts[k] * math.exp(weight - top) / total
+            values[k] -= counts[k] * math.exp(weight - unit) / without
+    part = (m - 1) / m
+    values[0] = base / total * (1.0 + part * lost)
+    if heavy > 0:
+        values[0] += part * (base / total - math.exp(plan.log_base - unit) / without)
+    return math.log(total) + top - part * logs
 
 
 @njit
 def _sum_of_others(
-    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heaviest: int
+    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy: int
 ) -> tuple[float, float]:
-    """Return the log of the largest mass but the heaviest's, and S without it in units of that."""
-    second = plan.log_base
+    """Return the log of the largest mass but that of `heavy`, and S without it in that unit."""
+    unit = plan.log_base
     for k in range(1, size):
-        if k != heaviest:
-            second = max(second, plan.log_weights[ids[k]])
+        if k != heavy:
+            unit = max(unit, plan.log_weights[ids[k]])
     drawn = 0.0
     for k in range(1, size):
-        if k != heaviest:
-            drawn += counts[k] * math.exp(plan.log_weights[ids[k]] - second)
-    ratio = plan.num_draws / (plan.num_draws - 1)
-    return second, math.exp(plan.log_base - second) + ratio * drawn
+        if k != heavy:
+            drawn += counts[k] * math.exp(plan.log_weights[ids[k]] - unit)
+    return unit, math.exp(plan.log_base - unit) + plan.num_draws / (plan.num_draws - 1) * drawn
 
 
 @njit

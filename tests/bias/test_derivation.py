@@ -138,7 +138,7 @@ def test_the_second_moment_of_independent_inclusion():
 def test_draws_that_are_left_out(first, second):
     """What (B76) and (B77) put under the integral gives back the functions of U."""
     v, rest, near, far = V[:, 0], 0.8, V * first, V * second
-    once, twice = moments.once(far)[:, 0], moments.twice(far)[:, 0]
+    once, twice = (values[:, 0] for values in moments.left_out(far))
     pair = moments.pair_sums(
         np.hstack([near, far]), np.eye(2)[0], np.eye(2)[[1] * len(v)], np.zeros((2, 2)),
         np.eye(3)[[1] * len(v)],
