@@ -201,7 +201,7 @@ def score_gradients(
     weighted = column * z
     d_block = np.empty_like(block)
     if scores.shared:
-        np.multiply(d_own[:, None], weighted[owners], out=d_block[:pairs])
+        np.multiply(d_own[:, None], batch.targets.rows(weighted), out=d_block[:pairs])
         np.matmul(d_drawn.T, weighted, out=d_block[pairs:])
         dz = d_drawn @ block[pairs:]
     else:
@@ -219,7 +219,8 @@ def score_gradients(
             ),
             _parts(len(classes), work),
         )
-    dz += batch.targets.per_example(d_own[:, None] * block[scores.label_rows])
+    of_labels = block[:pairs] if scores.shared else block[scores.label_rows]
+    dz += batch.targets.per_example(d_own[:, None] * of_labels)
     dz *= column
     if scores.norms is not None:
         unit_rows_backward(d_block, block, scores.norms)

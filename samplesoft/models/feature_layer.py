@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import njit
-from samplesoft._validation import FloatArray, IntArray, as_csr, as_real_array
+from samplesoft._validation import IntArray, as_csr, as_real_array
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, check_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, SamplerProtocol
@@ -81,9 +81,9 @@ class FeatureLayer(SoftmaxLayer):
         self._by_feature = np.zeros((num_features + 1, num_classes), dtype)
         self._name_parameters()
         self.alpha = alpha
-        self._steps = np.zeros(1)  # and of how many a class and a feature were part
-        # float64 counts exactly up to 2^53 steps
-        self._of_class, self._of_feature = np.zeros(num_classes), np.zeros(num_features + 1)
+        # steps, and of how many a class and a feature were part; float64 counts exactly up to 2^53
+        sizes = {"steps": 1, "of_class": num_classes, "of_feature": num_features + 1}
+        self._counters = {name: np.zeros(size) for name, size in sizes.items() if alpha}
 
     def _name_parameters(self) -> None:
         self.parameters["class_embeddings"] = self._by_feature.T
@@ -178,26 +178,21 @@ class FeatureLayer(SoftmaxLayer):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned, and how often numbers have changed."""
-        return {**super().state(), **(self._counters() if self.alpha else {})}
+        return {**super().state(), **self._counters}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go back to a `state`."""
-        rest, counters = dict(state), self._counters() if self.alpha else {}
+        rest, loaded = dict(state), {}
         # all shapes are checked before the sampler changes
-        for name, counter in counters.items():
-            loaded = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,))
-            if loaded.shape != counter.shape:
+        for name, counter in self._counters.items():
+            loaded[name] = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,)).copy()
+            if loaded[name].shape != counter.shape:
                 raise ValueError(
-                    f"`state` must have {name!r} of shape {counter.shape}, got {loaded.shape}; it "
-                    "is that of another layer."
+                    f"`state` must have {name!r} of shape {counter.shape}, got "
+                    f"{loaded[name].shape}; it is that of another layer."
                 )
-            counters[name] = loaded
         super().load_state(rest)
-        for name, counter in self._counters().items():
-            counter[:] = counters.get(name, counter)
-
-    def _counters(self) -> dict[str, FloatArray]:
-        return {"steps": self._steps, "of_class": self._of_class, "of_feature": self._of_feature}
+        self._counters = loaded
 
     def _penalty(self, features: IntArray, classes: IntArray) -> tuple[Rows, Rows]:
         """Return factors (f,) and (k,) whose products are those of the numbers in its gradient.
@@ -205,11 +200,13 @@ class FeatureLayer(SoftmaxLayer):
         A number is part of a step where both its class and its feature are.
         """
         # a number is part of one step in `seldom`: it makes up for the steps without it
-        self._steps += 1.0
+        steps = self._counters["steps"]
+        steps += 1.0
         seldom = []
-        for counter, ids in ((self._of_feature, features), (self._of_class, classes)):
+        for name, ids in (("of_feature", features), ("of_class", classes)):
+            counter = self._counters[name]
             counter[ids] += 1.0
-            seldom.append((self._steps / counter[ids]).astype(self._rows.dtype))
+            seldom.append((steps / counter[ids]).astype(self._rows.dtype))
         seldom[0] *= self.alpha
         seldom[0][-1] = 0.0  # the intercept
         return seldom[0], seldom[1]
