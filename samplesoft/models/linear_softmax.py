@@ -33,13 +33,7 @@ from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import check_k, top_k_classes
 from samplesoft.models.feature_layer import FeatureLayer, with_intercept
-from samplesoft.models.linear import (
-    Gradient,
-    Linear,
-    as_float_dtype,
-    check_csr,
-    uniform_weights,
-)
+from samplesoft.models.linear import Gradient, Linear, as_float_dtype, check_csr, uniform_weights
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS

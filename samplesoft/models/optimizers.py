@@ -482,11 +482,7 @@ class Adam(Optimizer):
     _squares = True
 
     def __init__(
-        self,
-        learning_rate: float,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
+        self, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
     ) -> None:
         super().__init__(learning_rate)
         self.beta1 = as_nonnegative("beta1", beta1, below=1.0)

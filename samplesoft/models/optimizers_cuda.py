@@ -21,13 +21,7 @@ from samplesoft._cuda import (
 from samplesoft._device.arrays_cuda import contiguous, filled, first_outside
 from samplesoft._device.select import on_device
 from samplesoft.losses.base import SparseRows
-from samplesoft.models.optimizers import (
-    Update,
-    greatest,
-    rows_out_of_order,
-    too_large,
-    wrong_shape,
-)
+from samplesoft.models.optimizers import Update, greatest, rows_out_of_order, too_large, wrong_shape
 
 
 class CudaSteps:

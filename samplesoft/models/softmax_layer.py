@@ -12,13 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device import ARRAYS
 from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import require_copyable, to_host, twin
-from samplesoft._validation import (
-    FloatArray,
-    IntArray,
-    as_count,
-    as_flag,
-    as_named_arrays,
-)
+from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
 from samplesoft.metrics.evaluation import Evaluation, evaluate

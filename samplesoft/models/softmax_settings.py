@@ -226,12 +226,7 @@ class SoftmaxSettings:
     def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> SamplerProtocol:
         """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
         inputs = SamplerInputs(
-            seen,
-            counts,
-            tau=self.tau,
-            nu=self.nu,
-            num_features=self.num_features,
-            rng=seed,
+            seen, counts, tau=self.tau, nu=self.nu, num_features=self.num_features, rng=seed
         )
         if callable(self.sampler):
             made: SamplerProtocol = self.sampler(inputs)
