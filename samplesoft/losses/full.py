@@ -114,19 +114,20 @@ class FullSoftmaxLoss(Loss):
         """Return the greatest score (B,) of the other classes, and their sum relative to it."""
         top = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
-        for block in class_blocks(batch.z, batch.class_embeddings, batch.biases, self.normalize):
-            finish(block.scores, block.offsets, self.absolute)
+        for block in class_blocks(batch, self.normalize):
+            if self.absolute:
+                np.abs(block.scores, out=block.scores)
             add_exponentials(block.scores, *excluded.of(block.part)[1:], top, total)
         return top, total
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         factor = (weights * saved.scale).astype(batch.z.dtype)
 
-        def derivatives(block: Block) -> None:
-            probabilities(block.scores, block.offsets, self.absolute, saved.top, factor)
+        def derivatives(scores: Rows) -> None:
+            probabilities(scores, saved.top, factor)
 
         d_labels = saved.d_labels * batch.targets.rows(weights)
-        return gradients_by_blocks(batch, self.normalize, derivatives, d_labels)
+        return gradients_by_blocks(self, batch, derivatives, d_labels)
 
 
 class _Saved(NamedTuple):
@@ -166,49 +167,53 @@ class Block(NamedTuple):
     part: slice  # the r classes
     rows: Rows  # (r, d): their vectors, of norm 1 where the loss normalises
     norms: FloatArray | None  # (r,): the norms that they had
-    offsets: Rows  # (r,) or (0,): their biases, which are not in the scores yet
-    scores: Rows  # (r, B): products of rows and contexts
+    scores: Rows  # (r, B)
 
 
-def class_blocks(
-    z: Rows, class_embeddings: Rows, biases: Rows | None, normalize: bool
-) -> Iterator[Block]:
-    """Yield the scores of all n classes for contexts `z` (B, d), block by block, in their order.
+def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
+    """Yield the scores of all n classes for all contexts, block by block, in their order.
 
     Classes come first in a block, for the product of matrices is fastest so. A class vector that is
     not finite, or has a norm of 0 and is to be normalised, is an error.
     """
-    n = len(class_embeddings)
+    z, n = batch.z, len(batch.class_embeddings)
     size = min(n, max(_LEAST_CLASSES, _BLOCK_NUMBERS // len(z)))
     buffer = np.empty((size, len(z)), z.dtype)
     for part in chunks(n, size):
-        rows, norms = class_embeddings[part], None
+        rows, norms = batch.class_embeddings[part], None
         if normalize:
             ids = np.arange(part.start, part.stop)
             rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
         else:
             require_finite_rows(rows, part.start)
-        offsets = np.empty(0, z.dtype) if biases is None else biases[part]
         with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
             scores = np.matmul(rows, z.T, out=buffer[: len(rows)])
-        yield Block(part, rows, norms, offsets, scores)
+            if batch.biases is not None:
+                scores += batch.biases[part, None]
+        yield Block(part, rows, norms, scores)
 
 
 def gradients_by_blocks(
-    batch: Batch, normalize: bool, derivatives: Callable[[Block], None], d_labels: FloatArray
+    loss: Loss, batch: Batch, derivatives: Callable[[Rows], None], d_labels: FloatArray
 ) -> Gradients:
     """Return gradients from the derivatives of a loss in all scores.
 
-    `derivatives` writes them over the scores of a block, where they are right but for pairs of
-    example and label, whose derivatives are `d_labels` (P,).
+    `derivatives` writes them over scores (r, B) of a block, or their absolute values, where they
+    are right but for pairs of example and label, whose derivatives are `d_labels` (P,).
     """
     z, n = batch.z, len(batch.class_embeddings)
     labels = LabelPlaces(batch.targets)
     # dz adds up over the blocks, in float64; a row of dW is done with its block
     dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
-    for block in class_blocks(z, batch.class_embeddings, batch.biases, normalize):
+    for block in class_blocks(batch, loss.normalize):
         part, scores = block.part, block.scores
-        derivatives(block)
+        if loss.absolute:  # with |o| for o, a derivative has the sign of its score
+            # of one byte each, for a block of floats would be a block more of memory
+            signs = (scores > 0.0).view(np.int8) - (scores < 0.0).view(np.int8)
+            derivatives(np.abs(scores, out=scores))
+            scores *= signs
+        else:
+            derivatives(scores)
         pairs, classes, examples = labels.of(part)
         scores[classes, examples] = d_labels[pairs]  # labels have more than a share of the sum
         dz += scores.T @ block.rows
@@ -244,24 +249,6 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
         scores += batch.biases[labels]
     own = scores.astype(np.float64)
     return (np.abs(own), np.sign(own)) if loss.absolute else (own, 1.0)
-
-
-@njit
-def finish(scores: Floats, offsets: Floats, absolute: bool) -> None:
-    """Add ``offsets[j]`` to the scores (r, B) of class j, and take absolute values if `absolute`.
-
-    Offsets, biases of the classes, have shape (r,), or (0,) where there are none.
-    """
-    if len(offsets) > 0:
-        for j in range(len(scores)):
-            row = scores[j]
-            for b in range(len(row)):
-                row[b] += offsets[j]
-    if absolute:
-        for j in range(len(scores)):
-            row = scores[j]
-            for b in range(len(row)):
-                row[b] = abs(row[b])
 
 
 @njit
@@ -303,27 +290,16 @@ def add_exponentials(
 
 
 @njit
-def probabilities(
-    scores: Floats, offsets: Floats, absolute: bool, top: Floats, factor: Floats
-) -> None:
+def probabilities(scores: Floats, top: Floats, factor: Floats) -> None:
     """Replace scores (r, B) by ``factor * exp(score - top)``, the derivatives of a log of a sum.
 
     `top` (B,) are greatest scores, `factor` (B,) weights divided by the sums of exponentials.
-    Offsets and `absolute` are as in `finish`; with `absolute`, derivatives get the sign of the
-    score.
     """
-    batch, signed = len(top), factor.copy()
+    batch = len(top)
     for j in range(len(scores)):
         row = scores[j]
-        if len(offsets) > 0:
-            for b in range(batch):
-                row[b] += offsets[j]
-        if absolute:
-            for b in range(batch):
-                signed[b] = factor[b] * np.sign(row[b])
-                row[b] = abs(row[b])
         for b in range(batch):
             row[b] -= top[b]
         exp_to(row, batch)
         for b in range(batch):
-            row[b] *= signed[b]
+            row[b] *= factor[b]

@@ -13,11 +13,9 @@ from samplesoft.kernels.exponential import exp64_to, log1p_to
 from samplesoft.kernels.weights import total
 from samplesoft.losses.base import Batch, Gradients, Loss
 from samplesoft.losses.full import (
-    Block,
     Floats,
     LabelPlaces,
     class_blocks,
-    finish,
     gradients_by_blocks,
     own_scores,
 )
@@ -211,8 +209,9 @@ class FullLogisticLoss(Loss):
         own, signs = own_scores(self, batch, draw)
         targets, places = batch.targets, LabelPlaces(batch.targets)
         lost = np.zeros(len(batch.z))
-        for block in class_blocks(batch.z, batch.class_embeddings, batch.biases, self.normalize):
-            finish(block.scores, block.offsets, self.absolute)
+        for block in class_blocks(batch, self.normalize):
+            if self.absolute:
+                np.abs(block.scores, out=block.scores)
             add_softplus(block.scores, *places.of(block.part)[1:], lost)
         with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` explains them
             # labels are positives; `add_softplus` left them out of the negatives
@@ -221,20 +220,11 @@ class FullLogisticLoss(Loss):
         return lost, -missed * signs  # derivatives in the scores of the labels
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
-        def derivatives(block: Block) -> None:
-            scores = block.scores
-            finish(scores, block.offsets, False)
-            # with |o| for o, a derivative has the sign of its score
-            if not self.absolute:
-                sigmoids(scores, weights)
-                return
-            signs = np.sign(scores)
-            np.abs(scores, out=scores)
+        def derivatives(scores: Floats) -> None:
             sigmoids(scores, weights)
-            scores *= signs
 
         d_labels = saved * batch.targets.rows(weights)
-        return gradients_by_blocks(batch, self.normalize, derivatives, d_labels)
+        return gradients_by_blocks(self, batch, derivatives, d_labels)
 
 
 @njit
