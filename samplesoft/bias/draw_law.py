@@ -32,6 +32,9 @@ _REFINE_BELOW = 2.0**-6
 DEVIATION_ERROR = 1e-27
 NEAR_REFERENCE = 0.5 * _REFINE_BELOW  # of kappa
 _BINS = 4096
+# 1/4!, 1/3!, 1/2, 1 and 1, each with what it is off by
+_QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
+_EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -305,16 +308,9 @@ def _exp(x: float, x_low: float) -> tuple[float, float, int]:
         tail = c + r * tail
     s, s_low = _two_sum(0.008333333333333333, r * tail)
     s_low += 1.1564823173178714e-19
-    s, s_low = _multiply(s, s_low, r, low)
-    s, s_low = _add(s, s_low, 0.041666666666666664, 2.3129646346357427e-18)
-    s, s_low = _multiply(s, s_low, r, low)
-    s, s_low = _add(s, s_low, 0.16666666666666666, 9.25185853854297e-18)
-    s, s_low = _multiply(s, s_low, r, low)
-    s, s_low = _add(s, s_low, 0.5, 0.0)
-    s, s_low = _multiply(s, s_low, r, low)
-    s, s_low = _add(s, s_low, 1.0, 0.0)
-    s, s_low = _multiply(s, s_low, r, low)
-    s, s_low = _add(s, s_low, 1.0, 0.0)
+    for c, c_low in _EXP_TERMS:
+        s, s_low = _multiply(s, s_low, r, low)
+        s, s_low = _add(s, s_low, c, c_low)
     for _ in range(4):
         s, s_low = _multiply(s, s_low, s, s_low)
     return s, s_low, k
@@ -335,40 +331,26 @@ def _accurate_deviation(o: float, o_ref: float, q: float, q_ref: float) -> float
     return (math.ldexp(high, shift) - 1.0) + math.ldexp(low, shift)
 
 
-@njit
 def weighted_median(values: FloatArray, weights: FloatArray) -> int:
     """Return the index of a weighted median of `values`, entries of weight 0 left out.
 
-    Histograms narrow the range until it holds one value; of equal values the heaviest wins.
+    Of equal values the heaviest wins. Of many a histogram leaves few to be sorted.
     """
-    low, high, total = np.inf, -np.inf, 0.0
-    for j in range(len(values)):
-        if weights[j] > 0.0:
-            low = min(low, values[j])
-            high = max(high, values[j])
-            total += weights[j]
-    below = 0.0
-    while low < high:
-        mass = np.zeros(_BINS)
-        least = np.full(_BINS, np.inf)
-        largest = np.full(_BINS, -np.inf)
-        for j in range(len(values)):
-            value = values[j]
-            if weights[j] > 0.0 and low <= value <= high:
-                b = int((value - low) / (high - low) * (_BINS - 1))
-                mass[b] += weights[j]
-                least[b] = min(least[b], value)
-                largest[b] = max(largest[b], value)
-        b, chosen = 0, 0
-        for b in range(_BINS):
-            if mass[b] > 0.0:
-                chosen = b
-                if below + mass[b] >= 0.5 * total:
-                    break
-                below += mass[b]
-        low, high = least[chosen], largest[chosen]
-    best = -1
-    for j in range(len(values)):
-        if values[j] == low and weights[j] > 0.0 and (best < 0 or weights[j] > weights[best]):
-            best = j
-    return best
+    ids = np.flatnonzero(weights > 0.0)
+    if len(ids) < len(weights):
+        values, weights = values[ids], weights[ids]
+    half, below = 0.5 * float(weights.sum()), 0.0
+    low, high = values.min(), values.max()
+    if len(ids) > _BINS and low < high:
+        bins = (values - low) / (high - low)
+        bins *= _BINS - 1
+        places = bins.astype(np.int64)
+        masses = np.cumsum(np.bincount(places, weights))
+        chosen = min(int(np.searchsorted(masses, half)), _BINS - 1)
+        below = float(masses[chosen - 1]) if chosen > 0 else 0.0
+        inside = np.flatnonzero(places == chosen)
+        ids, values, weights = ids[inside], values[inside], weights[inside]
+    order = np.argsort(values, kind="stable")
+    place = np.searchsorted(below + np.cumsum(weights[order]), half)
+    equal = np.flatnonzero(values == values[order[min(int(place), len(order) - 1)]])
+    return int(ids[equal[np.argmax(weights[equal])]])

@@ -95,14 +95,13 @@ def node_sums(x: FloatArray, points: Points, log_above_least: FloatArray) -> Nod
 
     `log_above_least` (2,) is log (R - r0) and log (mean - r0).
     """
-    sums = NodeSums(*np.zeros((len(NodeSums._fields), len(x))))
+    sums = np.zeros((len(NodeSums._fields), len(x)))
 
     def work(part: slice) -> None:
-        own = NodeSums(*(column[part] for column in sums))
-        _add_node_sums(x[part], points, log_above_least, own)
+        _add_node_sums(x[part], points, log_above_least, sums[:, part], NodeSums(*sums[:, part]))
 
     thread_each(work, node_chunks(len(x)))
-    return sums
+    return NodeSums(*sums)
 
 
 def atom_integrals(
@@ -134,8 +133,10 @@ def atom_integrals(
 
 
 @njit
-def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: NodeSums) -> None:
-    """Add the sums at each node to `sums`, which are zero."""
+def _add_node_sums(
+    x: FloatArray, points: Points, reference: FloatArray, out: FloatArray, sums: NodeSums
+) -> None:
+    """Add the sums at each node to `out`, whose rows are `sums` and which is zero."""
     log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
     # `q_drop` is q where it is multiplied by d; the three are changed below, and changed back
@@ -177,20 +178,13 @@ def _add_node_sums(x: FloatArray, points: Points, reference: FloatArray, sums: N
             _write_decays(d, decay, size)
             _write_contrasts(decay_ref, kappa[part], decay, contrast)
             of_block = _sum_decays(q[part], q_drop[part], q_kappa[part], d, decay, contrast)
-            sums.transform[k] += of_block[0]
-            sums.drop[k] += of_block[1]
-            sums.first[k] += of_block[2]
-            sums.second[k] += of_block[3]
-            sums.third[k] += of_block[4]
-            sums.above[k] += of_block[5]
+            for h in range(6):
+                out[h, k] += of_block[h]
             if is_centred:
                 _times(at, log_sum_mean, to_sum_mean, part, y)
                 _write_centred(q_zeta2[part], zeta[part], y, terms)
-                sums.excess[k] += _total(terms[0, :size])
-                sums.tangent[k] += _total(terms[1, :size])
-                sums.bend[k] += _total(terms[2, :size])
-                sums.square[k] += _total(terms[3, :size])
-                sums.cube[k] += _total(terms[4, :size])
+                for h in range(5):
+                    out[6 + h, k] += _total(terms[h, :size])
         q[merged], q_drop[merged] = points.q[merged], points.q[merged]
         q_kappa[merged], q_zeta2[merged] = points.q_kappa[merged], points.q_zeta2[merged]
 
@@ -322,7 +316,6 @@ def _add_atom_integrals(
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
         decay_ref = math.exp(-scaled(at, log_reference))
-        half = 2.0 if k % 2 == 0 else 0.0
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             _times(at, log_d, to_d, part, d)
@@ -331,13 +324,18 @@ def _add_atom_integrals(
                 _times(at, log_sum, to_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, contrast)
                 _times(at, log_r, to_r, part, decay)
-                _write_plain(c[0], decay, contrast, d)
-                _add_terms(half, contrast, d, out[0][part], out[1][part], out[2][part])
+                term, size = contrast[: part.stop - start], d[: part.stop - start]
+                _write_plain(c[0], decay, term, size)
             else:
                 bend = _make_bend(c, tilted[k], decay_ref)
                 rows = log_r[part], kappa[part], log_sum[part]
-                _write_bent(at, bend, decay_ref, *rows, d, decay)
-                _add_terms(half, decay, d, out[0][part], out[1][part], out[2][part])
+                term, size = decay[: part.stop - start], d[: part.stop - start]
+                _write_bent(at, bend, decay_ref, *rows, size, term)
+            # one loop over all arrays would not be turned into vector code
+            _add(term, 1.0, out[0][part])
+            if k % 2 == 0:
+                _add(term, 2.0, out[1][part])
+            _add(size, 1.0, out[2][part])
     add_far(x[num - 1], early[:, num], log_r, scales, 0, flat, out)
 
 
@@ -400,23 +398,6 @@ def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray)
         term[i] *= c * rate[i]
     for i in range(len(term)):
         size[i] = abs(term[i])
-
-
-@njit
-def _add_terms(
-    half: float,
-    term: FloatArray,
-    size: FloatArray,
-    full_out: FloatArray,
-    half_out: FloatArray,
-    size_out: FloatArray,
-) -> None:
-    """Add the terms of one node, and their sizes, to the integrals of a block."""
-    # one loop over all arrays would not be turned into vector code
-    _add(term, 1.0, full_out)
-    if half != 0.0:
-        _add(term, half, half_out)
-    _add(size, 1.0, size_out)
 
 
 @njit

@@ -25,7 +25,7 @@ class NodeWeights:
     # sizes of what the three are made of; only the jackknife has more than the first
     coefficients: FloatArray
     # (K,) terms of base * integral of E (1 - psi_R), eq. (B8); for a corrected label whose draws
-    # are masked, of the surplus sigma of eq. (B11); 0 where the base mass is a draw
+    # are masked, of -sigma of eq. (B11); 0 where the base mass is a draw
     label_terms: FloatArray
     label_sizes: FloatArray  # (K,) the sizes of what `label_terms` are made of
     loss_terms: FloatArray  # (K,) of E[log S] - log E[S], eq. (B7)
@@ -59,10 +59,10 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
     if scheme.label_is_a_draw:
         label_terms = np.zeros_like(terms)
     elif scheme.corrects_label:
-        # m q_t psi_R - 1, whose two parts are nearly equal for m = 1 and q_t near 1
+        # 1 - m q_t psi_R, whose two parts are nearly equal for m = 1 and q_t near 1
         decay_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
         beyond_one = (law.num_draws - 1) * law.label_draw - law.other_draw  # m q_t - 1
-        label_terms = terms * (beyond_one * decay_ref - nodes.above)
+        label_terms = terms * (nodes.above - beyond_one * decay_ref)
     else:
         label_terms = terms * nodes.above
     loss_terms = -nodes.dx * excess
@@ -166,58 +166,33 @@ def assemble(
     `flows` (n,) holds e_j * integral of E (psi_j - psi_R), eq. (B6), and `total` their sum, with
     the ratios of (B12) that of the classes alone.
     """
-    scheme = law.scheme
+    scheme, t = law.scheme, law.label
     loss = float(weights.loss_terms.sum()) + weights.loss_rest
     loss_size = float(weights.loss_sizes.sum()) + weights.loss_rest_size
-    if not scheme.label_in_sum:
-        return flows - law.probs * total, loss, loss_size  # (B9)
-    label_flow = float(weights.label_terms.sum())
-    if scheme.corrects_label:
-        if scheme.label_is_a_draw:
-            return _base_is_a_draw(law, flows, total), loss, loss_size
-        return _corrected_base(law, flows, total, label_flow), loss, loss_size
-    bias = _plain_base(law, flows, total, label_flow)
+    label_flow = float(weights.label_terms.sum())  # 0 without a base mass, and where that is a draw
+    bias = flows - law.probs * (total + label_flow)  # (B9), and of the other classes (B8) to (B12)
+    if scheme.label_is_a_draw:
+        bias[t] = 0.0
+        bias[t] = -bias.sum()  # (B12)
+    elif scheme.label_in_sum:
+        bias[t] = label_flow * law.other_mass - law.probs[t] * total  # (B8), (B11)
     if scheme.divides_by_kept:
-        part, size = _add_none_kept(law, bias)
-        return bias, loss + part, loss_size + size
-    if not scheme.jackknife:
-        bias[law.label] = max(bias[law.label], 0.0)  # it is, by Jensen's inequality
+        log_chance = _log_none_kept(law)
+        none_kept = float(np.exp(log_chance))  # then p' = 1 on the label, eq. (B10)
+        at_label = bias[t] + none_kept * law.other_mass
+        bias -= none_kept * law.probs
+        bias[t] = at_label
+        loss_of_none = float(none_kept * law.log_probs[t])
+        loss += loss_of_none
+        loss_size += abs(loss_of_none) * (1.0 - log_chance) if loss_of_none else 0.0
+    elif scheme.adds_mean and not scheme.jackknife:
+        bias[t] = max(bias[t], 0.0)  # it is, by Jensen's inequality
     return bias, loss, loss_size
 
 
-def _plain_base(law: DrawLaw, flows: FloatArray, total: float, label_flow: float) -> FloatArray:
-    """Return the bias where the label has its own mass e_t in S, eq. (B8)."""
-    bias = flows - law.probs * (total + label_flow)
-    bias[law.label] = label_flow * law.other_mass - law.probs[law.label] * total
-    return bias
-
-
-def _add_none_kept(law: DrawLaw, bias: FloatArray) -> tuple[float, float]:
-    """Add the outcome that all draws are of the label to `bias`; return its loss, and the size."""
-    t = law.label
+def _log_none_kept(law: DrawLaw) -> float:
+    """Return the log of the probability that all draws are of the label."""
     with np.errstate(divide="ignore"):
         if law.label_draw > 0.5:  # whose logarithm has lost its digits near 1
-            log_chance = law.num_draws * float(np.log1p(-law.other_draw))
-        else:
-            log_chance = law.num_draws * float(np.log(law.label_draw))
-    none_kept = float(np.exp(log_chance))  # then p' = 1 on the label, eq. (B10)
-    at_label = bias[t] + none_kept * law.other_mass
-    bias -= none_kept * law.probs
-    bias[t] = at_label
-    loss = float(none_kept * law.log_probs[t])
-    return loss, abs(loss) * (1.0 - log_chance) if loss else 0.0
-
-
-def _corrected_base(law: DrawLaw, flows: FloatArray, total: float, surplus: float) -> FloatArray:
-    """Return the bias for the base mass e_t / (m q_t), draws of the label masked, eq. (B11)."""
-    bias = flows - law.probs * (total - surplus)
-    bias[law.label] = -law.other_mass * surplus - law.probs[law.label] * total
-    return bias
-
-
-def _base_is_a_draw(law: DrawLaw, flows: FloatArray, total: float) -> FloatArray:
-    """Return the bias where the base mass is one more draw of the label, eq. (B12)."""
-    bias = flows - law.probs * total
-    bias[law.label] = 0.0
-    bias[law.label] = -bias.sum()
-    return bias
+            return law.num_draws * float(np.log1p(-law.other_draw))
+        return law.num_draws * float(np.log(law.label_draw))

@@ -514,19 +514,9 @@ def atom_integrals(
         half = 2.0 * weigh[k] if k % 2 == 0 else 0.0
         for start in range(flat, gone if weigh[k] > 0.0 else flat, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
-            integrals = _Integrals(out[0][part], out[1][part], out[2][part], out[3][part])
             here = _take(points, part)
-            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, integrals)
+            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, out[:, part])
     add_far(x[num - 1], early[:, num], log_w, flat_scales, 0, flat, out)
-
-
-class _Integrals(NamedTuple):
-    """Those of A and B at a block of atoms, and the same from every second node."""
-
-    a: FloatArray
-    b: FloatArray
-    half_a: FloatArray
-    half_b: FloatArray
 
 
 @njit
@@ -538,12 +528,12 @@ def _add_terms(
     points: Points,
     y: FloatArray,
     e: FloatArray,
-    out: _Integrals,
+    out: FloatArray,
 ) -> None:
     """Add the terms of one node to the integrals of a block; `y` and `e` are room to work in."""
     e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
     log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation
-    full_a, full_b, half_a, half_b = out.a, out.b, out.half_a, out.half_b
+    full_a, full_b, half_a, half_b = out[0], out[1], out[2], out[3]
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
         e[i] = exp64(-y[i])

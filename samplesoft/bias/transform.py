@@ -60,9 +60,9 @@ def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
     count = int(np.floor(t_max / width)) - first + 1
     if count * panels.DEGREE > len(distances):
         return Atoms(width, None, None, *_class_points(law, classes))
-    panel, s = panels.place(distances, width, first, count)
-    occupied = np.bincount(panel, law.drawn, count) > 0.0
-    panel = (np.cumsum(occupied) - 1)[panel]
+    numbers, s = panels.place(distances, width, first, count)
+    occupied = np.bincount(numbers, law.drawn, count) > 0.0
+    panel = (np.cumsum(occupied) - 1)[numbers]
 
     def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
         return panel[part], s[part], _class_weights(law, classes, part)[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
@@ -19,17 +20,19 @@ WIDTH = 0.75  # of a panel in log r: with this degree its error is below 1e-14
 
 
 @njit
-def place(t: FloatArray, width: float, first: int, count: int) -> tuple[IntArray, FloatArray]:
+def place(
+    t: FloatArray, width: float, first: int, count: int
+) -> tuple[NDArray[np.int32], FloatArray]:
     """Return the panel, from 0 to `count` - 1, and the place in it, from -1 to 1, of each t (n,).
 
     Panel i is ``[first + i, first + i + 1) * width``; what lies beyond the ends is put there.
     """
-    panel, s = np.empty(len(t), np.int64), np.empty(len(t))
+    panel, s = np.empty(len(t), np.int32), np.empty(len(t))
     for j in range(len(t)):
         at = np.floor(t[j] / width) - first
         at = 0.0 if at < 0.0 else at  # unlike min and max, without a branch for NaN
         at = count - 1.0 if at > count - 1.0 else at
-        panel[j] = np.int64(at)
+        panel[j] = np.int32(at)  # the compiler has no vector code for int64
         inside = 2.0 * (t[j] / width - (first + at)) - 1.0
         inside = -1.0 if inside < -1.0 else inside
         s[j] = 1.0 if inside > 1.0 else inside
