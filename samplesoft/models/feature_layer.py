@@ -14,7 +14,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import IntArray, as_csr, as_real_array
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, check_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
-from samplesoft.samplers.base import Rows, SamplerProtocol
+from samplesoft.samplers.base import Rows, Sampler
 
 
 class FeatureLayer(SoftmaxLayer):
@@ -62,7 +62,7 @@ class FeatureLayer(SoftmaxLayer):
         num_features: int,
         num_classes: int,
         loss: Loss,
-        sampler: SamplerProtocol | None,
+        sampler: Sampler | None,
         num_sampled: int | None,
         *,
         shared: bool | None,

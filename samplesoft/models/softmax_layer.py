@@ -16,7 +16,7 @@ from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_n
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
 from samplesoft.metrics.evaluation import Evaluation, evaluate
-from samplesoft.samplers.base import Draw, Rows, SamplerProtocol, as_sampler
+from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 
 
 def as_shared(value: bool | None, default: bool) -> bool:
@@ -37,7 +37,7 @@ class SoftmaxLayer:
         looks at is then copied to it, and its draws are copied back.
     sampler : Sampler, optional
         Where negatives come from; needed for sampled losses. Any object with the methods of
-        `SamplerProtocol` will do. If the loss normalises, the sampler sees vectors of norm 1, and
+        `Sampler` will do. If the loss normalises, the sampler sees vectors of norm 1, and
         must have been made from such.
     num_sampled : int, optional
         Number of draws m of an example, of which losses such as `MultilevelLoss` make more.
@@ -96,7 +96,7 @@ class SoftmaxLayer:
         self,
         class_embeddings: ArrayLike,
         loss: Loss,
-        sampler: SamplerProtocol | None = None,
+        sampler: Sampler | None = None,
         num_sampled: int | None = None,
         *,
         biases: ArrayLike | None = None,

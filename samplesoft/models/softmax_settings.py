@@ -16,7 +16,7 @@ from samplesoft.losses.logistic import LogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
-from samplesoft.samplers.base import Rows, SamplerProtocol, as_sampler
+from samplesoft.samplers.base import Rows, Sampler, as_sampler
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_certain_sampler, make_sampler
 
 
@@ -37,7 +37,7 @@ class SoftmaxSettings:
         Divide contexts and class vectors by their norms; the default.
     sampler : str, sampler, callable or None
         A key of `samplesoft.samplers.SAMPLERS`; or a sampler, any object with the methods of
-        `samplesoft.samplers.SamplerProtocol`, of which a layer takes a copy; or a function that
+        `samplesoft.samplers.Sampler`, of which a layer takes a copy; or a function that
         makes one from a `SamplerInputs`; None for a loss that draws nothing. The default
         takes a small language model of the Penn Treebank where the full softmax takes it, to a
         perplexity of 119.9 and 120.0 after ten epochs, in half of its time; with ``"rff"``, the
@@ -223,13 +223,13 @@ class SoftmaxSettings:
         options = {**self._loss_options(), **self._offset(n, d)}
         return make_loss(self.loss, reduction=reduction, **options)
 
-    def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> SamplerProtocol:
+    def make_sampler(self, seen: Rows, counts: ArrayLike | None, seed: int) -> Sampler:
         """Make the sampler, of class vectors (n, d) as it sees them, and counts (n,)."""
         inputs = SamplerInputs(
             seen, counts, tau=self.tau, nu=self.nu, num_features=self.num_features, rng=seed
         )
         if callable(self.sampler):
-            made: SamplerProtocol = self.sampler(inputs)
+            made: Sampler = self.sampler(inputs)
             return made
         if not isinstance(self.sampler, str):
             # two models made from the same settings must not share what their samplers learn

@@ -34,7 +34,7 @@ bias against time, ``figures/throughput.png`` the time of a step.
 ``replace=False``, with exact probabilities of inclusion.
 """
 
-from samplesoft.samplers.base import Draw, Sampler, SamplerProtocol
+from samplesoft.samplers.base import Draw, Sampler
 from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.composed import CertainSampler, MixtureSampler, TwoPassSampler
 from samplesoft.samplers.dense import DenseSampler
@@ -77,7 +77,6 @@ __all__ = [
     "RFSoftmaxSampler",
     "Sampler",
     "SamplerInputs",
-    "SamplerProtocol",
     "SamplerSpec",
     "SoftmaxSampler",
     "TwoPassSampler",

@@ -1,4 +1,4 @@
-"""What a sampler is and what it returns: `Draw`, `SamplerProtocol`, and the base class `Sampler`.
+"""What a sampler is and what it returns: `Draw`, and the base class `Sampler`.
 
 The public methods of `Sampler` check; hooks compute. One set of draws for a whole batch is drawn
 from the mean of the distributions of its contexts, of which a large batch is pooled first: groups
@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,86 +78,13 @@ class Draw:
         return Draw(to_host(self.ids), to_host(self.log_q), inclusion)
 
 
-@runtime_checkable
-class SamplerProtocol(Protocol):
-    """A distribution over classes for each context vector: what a `SoftmaxLayer` calls.
-
-    `Sampler` and its subclasses have all of this, with the arguments checked; see there what each
-    method takes and returns. To write a sampler of your own, derive from `DenseSampler`, which
-    leaves one method to write; a class that implements this protocol without a base class of the
-    library works too.
-
-    Attributes
-    ----------
-    num_classes : int
-        Number of classes n.
-    dim : int or None
-        Length d of context and class vectors; None if draws do not depend on them.
-    tau : float or None
-        Inverse temperature of the logits that draws follow, which must be that of the loss; None
-        where they follow none.
-    device : {"cpu", "cuda"}
-        Where its arrays lie.
-    """
-
-    num_classes: int
-    dim: int | None
-    tau: float | None
-    device: str
-
-    # any signature that takes these calls will do, so none is written here: `Sampler` has them
-
-    def sample(self, *args: Any, **kwargs: Any) -> Draw:
-        """Draw classes for each context (B, d), with ``log_q`` the logarithm of `probs`."""
-
-    def probs(self, *args: Any, **kwargs: Any) -> FloatArray:
-        """Return the probabilities (B, n) of all classes; 0 for the excluded class (B,)."""
-
-    def log_prob(self, *args: Any, **kwargs: Any) -> FloatArray:
-        """Return the logarithms (B, k) of the probabilities of classes (B, k)."""
-
-    def log_expected_count(self, *args: Any, **kwargs: Any) -> FloatArray:
-        """Return the logarithms (B, k) of how often a draw contains classes in the mean."""
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Take new class vectors (k, d) of classes (k,); nothing to do where `dim` is None."""
-
-    def refresh(self, *args: Any, **kwargs: Any) -> None:
-        """Draw anew what serves all draws of a batch, such as candidates; most have none."""
-
-    def observe(self, *args: Any, **kwargs: Any) -> None:
-        """Learn from the labels (k,) of a batch; most do not."""
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return what has been learned and does not follow from class vectors; often nothing."""
-
-    def load_state(self, *args: Any, **kwargs: Any) -> None:
-        """Go back to a `state`."""
-
-
-def as_sampler(name: str, value: Any) -> SamplerProtocol:
-    """Return the argument `name` if it is a sampler; TypeError names what it lacks to be one."""
-    members = [*SamplerProtocol.__annotations__]
-    members += [key for key in vars(SamplerProtocol) if not key.startswith("_")]
-    # of a class of one's own, which need not derive from anything here
-    missing = [member for member in members if not hasattr(value, member)]
-    if missing:
-        what = type(value).__name__
-        # of something that is no sampler at all, a list of ten methods would say nothing
-        if len(missing) < len(members):
-            what += f" without {', '.join(missing)}"
-        raise TypeError(
-            f"`{name}` must be a Sampler, got {what}; samplesoft.samplers has some, and "
-            "samplesoft.samplers.DenseSampler is a base for your own."
-        )
-    return value  # type: ignore[no-any-return]
-
-
 class Sampler(ABC):
     """A distribution over classes for each context vector.
 
-    To try a sampler of your own, derive from `DenseSampler` and write its one method. What follows
-    is for those of the library, which draw without computing all n probabilities.
+    To try a sampler of your own, derive from `DenseSampler` and write its one method. A class with
+    the public methods and attributes of this one, and without a base class of the library, works
+    wherever a sampler is taken. What follows is for those of the library, which draw without
+    computing all n probabilities.
 
     The public methods check their arguments once and call the hooks below, which trust them:
     `_sample`, `_log_prob` and `_probs`, and `_prepare` where draws depend on class vectors. In a
@@ -572,6 +499,24 @@ class Sampler(ABC):
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Check and compute an update, and return a function that applies it and cannot fail."""
         return lambda: None
+
+
+def as_sampler(name: str, value: Any) -> Sampler:
+    """Return the argument `name` if it is a sampler; TypeError names what it lacks to be one."""
+    members = ["num_classes", "dim", "device"]
+    members += [key for key in vars(Sampler) if not key.startswith("_")]
+    # of a class of one's own, which need not derive from anything here
+    missing = [member for member in members if not hasattr(value, member)]
+    if missing:
+        what = type(value).__name__
+        # of something that is no sampler at all, a list of ten methods would say nothing
+        if len(missing) < len(members):
+            what += f" without {', '.join(missing)}"
+        raise TypeError(
+            f"`{name}` must be a Sampler, got {what}; samplesoft.samplers has some, and "
+            "samplesoft.samplers.DenseSampler is a base for your own."
+        )
+    return value  # type: ignore[no-any-return]
 
 
 class EngineSampler(Sampler):

@@ -25,7 +25,7 @@ from samplesoft._validation import (
     as_positive,
     writable,
 )
-from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, SamplerProtocol, as_sampler
+from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.dense import invert
 from samplesoft.samplers.softmax import SoftmaxSampler
 
@@ -426,7 +426,7 @@ class TwoPassSampler(Sampler):
 
     def __init__(
         self,
-        candidates: SamplerProtocol,
+        candidates: Sampler,
         class_embeddings: ArrayLike,
         *,
         num_candidates: int,

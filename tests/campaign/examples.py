@@ -34,7 +34,7 @@ NOT_CALLED = {
     ),
     "a line of a registry, written by developers": "FeatureMapSpec LossSpec SamplerSpec",
     "a base class or a protocol, of which nobody makes one": (
-        "FeatureMap Loss SampledLoss Optimizer DenseSampler Sampler SamplerProtocol Task"
+        "FeatureMap Loss SampledLoss Optimizer DenseSampler Sampler Task"
     ),
     "reads or writes a file, which is damaged elsewhere": (
         "load_embeddings load_interactions load_logits load_xml_repository read_tokens "
