@@ -125,10 +125,7 @@ class RandomFourierFeatures(FeatureMap):
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
-        return np.exp(-self._exponent(X, Y))
-
-    def _exponent(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         from scipy.spatial.distance import cdist  # here, to keep the import fast
 
         # from differences: |x|^2 + |y|^2 - 2 x . y would cancel for neighbours
-        return 0.5 * self.nu * cdist(X, Y, "sqeuclidean")
+        return np.exp(-(0.5 * self.nu * cdist(X, Y, "sqeuclidean")))
