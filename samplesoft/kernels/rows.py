@@ -70,13 +70,7 @@ def products(
 
 @njit_sum
 def pair_products(
-    matrix: Real,
-    first: int,
-    last: int,
-    queries: Real,
-    b: int,
-    c: int,
-    out: Real,
+    matrix: Real, first: int, last: int, queries: Real, b: int, c: int, out: Real
 ) -> None:
     """Write what `products` does for query b, and in row 1 the same for query c.
 
@@ -169,11 +163,7 @@ _AHEAD = 4  # rows, so that a row is there when its turn comes
 
 @njit
 def weighted_rows(
-    starts: NDArray[Any],
-    rows: NDArray[Any],
-    values: NDArray[Any],
-    matrix: NDArray[Any],
-    out: NDArray[Any],
+    starts: NDArray[Any], rows: NDArray[Any], values: Real, matrix: Real, out: Real
 ) -> None:
     """Write ``out[g]``, the sum of ``values[k] * matrix[rows[k]]`` over one group of k.
 

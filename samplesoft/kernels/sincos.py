@@ -24,18 +24,8 @@ def _taylor(first: int, count: int, dtype: type[np.floating[Any]]) -> Terms:
 # One half; a number beyond which floats are whole, so that adding and subtracting it rounds; and
 # enough terms for the rounding of each type at a quarter turn: the next would add < 6e-8, < 3e-17.
 TERMS: dict[np.dtype[Any], tuple[Any, Any, Terms, Terms]] = {
-    np.dtype(np.float32): (
-        np.float32(0.5),
-        np.float32(1.5 * 2.0**23),
-        _taylor(0, 7, np.float32),
-        _taylor(1, 6, np.float32),
-    ),
-    np.dtype(np.float64): (
-        np.float64(0.5),
-        np.float64(1.5 * 2.0**52),
-        _taylor(0, 11, np.float64),
-        _taylor(1, 11, np.float64),
-    ),
+    np.dtype(kind): (kind(0.5), kind(1.5 * 2.0**bits), _taylor(0, cos, kind), _taylor(1, sin, kind))
+    for kind, bits, cos, sin in ((np.float32, 23, 7, 6), (np.float64, 52, 11, 11))
 }
 
 

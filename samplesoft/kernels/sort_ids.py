@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,11 +79,7 @@ def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
 
 @njit
 def add_runs(
-    values: NDArray[np.floating],
-    order: IntArray,
-    starts: IntArray,
-    first: int,
-    sums: NDArray[np.floating],
+    values: NDArray[Any], order: IntArray, starts: IntArray, first: int, sums: NDArray[Any]
 ) -> None:
     """Write the sums (runs, d) of the rows `values` (K, d) in runs ``first, first + 1, ...``.
 

@@ -524,6 +524,18 @@ class EngineSampler(Sampler):
 
     _engine: Any
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the class vectors, and of what is held to draw by them."""
+        return int(self._engine.nbytes)
+
+    def class_embeddings(self, ids: Any = None) -> Rows:
+        """Return a copy of the class vectors (k, d) of some classes, or of all."""
+        if ids is not None:
+            ids = self._arrays.ids("ids", ids, self.num_classes)
+        rows: Rows = self._engine.rows(ids)
+        return rows
+
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         draw: Draw = self._engine.sample(h, m, exclude, key)
         return draw

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -13,7 +11,7 @@ from samplesoft._memory import require_bytes
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau
 from samplesoft._validation import IntArray, as_count, as_flag
-from samplesoft.samplers.base import EngineSampler, Rows
+from samplesoft.samplers.base import EngineSampler
 
 
 class ClusterSampler(EngineSampler):
@@ -125,12 +123,6 @@ class ClusterSampler(EngineSampler):
         engine = twin(device, "samplesoft.samplers.clusters.engine:Clusters")
         self._engine = engine(rows, self.tau, self.leaf_size, as_key(rng), progress)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the class vectors, the cells and the places of the classes."""
-        size: int = self._engine.nbytes
-        return size
-
     def cells(self) -> list[list[IntArray]]:
         """Return the classes of each cell: level by level from the top, the leaves at the end."""
         cells: list[list[IntArray]] = self._engine.cells()
@@ -145,16 +137,8 @@ class ClusterSampler(EngineSampler):
         draw together, as in training that starts from random vectors, it falls, though new cells
         would be far better: there call `cluster` once an epoch, whatever it says.
         """
-        before: float = self._engine.spread_when_clustered
-        now: float = self._engine.spread()
+        before, now = float(self._engine.spread_when_clustered), float(self._engine.spread())
         return now / before if before > 0.0 else 1.0 if now == 0.0 else np.inf
-
-    def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) of some classes, or of all."""
-        if ids is not None:
-            ids = self._arrays.ids("ids", ids, self.num_classes)
-        rows: Rows = self._engine.rows(ids)
-        return rows
 
     def cluster(self, *, progress: bool = False) -> None:
         """Divide the classes anew, by their vectors as they are now.

@@ -256,7 +256,11 @@ class HostTree:
         contexts = self._contexts(h, phi, exclude)
 
         def fill(part: slice) -> None:
-            visited, num = self._rows_of_leaves(h, phi, part), h.shape[0] * (part.stop - part.start)
+            leaves, num = (
+                np.arange(part.start, part.stop)[None],
+                h.shape[0] * (part.stop - part.start),
+            )
+            visited = next(self._leaf_rows(h, phi, leaves))  # all come with one part
             asked = contexts, visited, part.start, log_reach, self._room(num), probs
             arrays.run(probs_in_leaves, num, self._shape.rules, *asked)
 
@@ -341,7 +345,7 @@ class HostTree:
         return self._features(self._taken(ids[ids < self._shape.num_classes]))
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
-        """Yield what is multiplied in each of `leaves`: class vectors, or features of classes.
+        """Yield what is multiplied in `leaves` (B, k): class vectors, or features of classes.
 
         Features come for some leaves at a time, the others beginning at -1.
         """
@@ -356,14 +360,6 @@ class HostTree:
             here = (slots >= part.start) & (slots < part.stop)
             starts = placed(np.where(here, (slots - part.start) * size, -1))
             yield LeafRows(phi, self._features_in(visited[part]), starts)
-
-    def _rows_of_leaves(self, h: Rows, phi: Rows, part: slice) -> LeafRows:
-        """Return what is multiplied in all leaves of a part."""
-        leaves, size = np.arange(part.start, part.stop), self._shape.leaf_size
-        if self._weighs_vectors:
-            return LeafRows(h, self._rows, self._arrays.placed(leaves * size))
-        starts = self._arrays.placed((leaves - part.start) * size)
-        return LeafRows(phi, self._features_in(leaves), starts)
 
     @property
     def _weighs_vectors(self) -> bool:

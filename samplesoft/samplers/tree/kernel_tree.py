@@ -155,16 +155,9 @@ class KernelTree(EngineSampler):
         self._engine = engine(rows, features, shape, progress)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the node sums and the class vectors."""
-        size: int = self._engine.nbytes
-        return size
-
-    @property
     def num_updates(self) -> int:
         """Class vectors updated since all sums were built, as by an update of half of them."""
-        num: int = self._engine.num_updates
-        return num
+        return int(self._engine.num_updates)
 
     @property
     def drift(self) -> float:
@@ -176,15 +169,7 @@ class KernelTree(EngineSampler):
         were there since the sums were built that rounding could show (by a factor of
         2,000 in float32 and 7e7 in float64), all sums are built anew.
         """
-        drift: float = self._engine.drift
-        return drift
-
-    def class_embeddings(self, ids: Any = None) -> Rows:
-        """Return a copy of the class vectors (k, d) of some classes, or of all."""
-        if ids is not None:
-            ids = self._arrays.ids("ids", ids, self.num_classes)
-        rows: Rows = self._engine.rows(ids)
-        return rows
+        return float(self._engine.drift)
 
     def rebuild(self, *, progress: bool = False) -> None:
         """Sum the features of all classes again, which ends any drift.

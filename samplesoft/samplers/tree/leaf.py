@@ -34,7 +34,7 @@ class LeafRows(NamedTuple):
 
     queries: Real  # (B, d): contexts, or their features
     rows: Real  # (k, d): the same of classes, those of a leaf one after another
-    starts: IntArray  # row of the first class of each leaf visited; -1 where it is not here
+    starts: IntArray  # (B, k), row of the first class of a leaf visited; -1 where it is not here
 
 
 class Room(NamedTuple):
@@ -234,9 +234,9 @@ def probs_in_leaves(
 ) -> None:
     """Write probabilities (B, n) of the classes in leaves, reached by `log_reach` (B, L).
 
-    The leaves from `first_leaf` on have their rows where the ``starts`` (k,) of `visited` say.
+    The leaves from `first_leaf` on have their rows where the ``starts`` (1, k) of `visited` say.
     """
-    num, row = len(visited.starts), worker()
+    num, row = visited.starts.shape[1], worker()
     for i in range(worker(), len(probs) * num, num_workers()):
         b, leaf = i // num, first_leaf + i % num
         first, size = leaf * rules.leaf_size, classes_in(leaf, rules)
@@ -244,7 +244,7 @@ def probs_in_leaves(
         if size == 1 and place == 0:  # the excluded class alone
             probs[b, first] = 0.0
             continue
-        start = visited.starts[leaf - first_leaf]
+        start = visited.starts[0, leaf - first_leaf]
         total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
         # what the classes of the leaf have in common
         log_scale = log_reach[b, leaf] + log_correction(contexts.log_remaining, b, place)
