@@ -27,8 +27,8 @@ from samplesoft.kernels.exponential import exp64
 from samplesoft.schemes import Scheme
 
 TINY = float(np.finfo(np.float64).tiny)
-LARGEST = float(np.finfo(np.float64).max)
-WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
+_LARGEST = float(np.finfo(np.float64).max)
+_WIDEN = 8.0  # how many rounded logs a bound multiplies, at most
 _UNKNOWN = 1e-3  # logits that differ by 1e12 and more: their difference is not known
 _DIGITS = 1e-9  # ratios that are known less well get the bounds of order 2 only
 
@@ -93,7 +93,7 @@ class FiniteSampleBounds:
         below, above = (np.array(side) for side in zip(*rows, strict=True))
         shape = self.lower.shape[:-1] + jac.shape[-1:]
         below, above = (times_power(side.reshape(shape), excess) for side in (below, above))
-        return np.minimum(below, LARGEST), np.maximum(above, -LARGEST)
+        return np.minimum(below, _LARGEST), np.maximum(above, -_LARGEST)
 
 
 def _project(
@@ -268,11 +268,7 @@ def num_sampled_for(
     >>> [bool(abs(samplesoft.exact_bias(logits, 0, q, m).bias).sum() <= 0.001) for m in (324, 325)]
     [False, True]
     """
-    return num_sampled_for_of(check_inputs(logits, labels, q, 1, scheme, h), bias)
-
-
-def num_sampled_for_of(inputs: Inputs, bias: float) -> NumSampled:
-    """Return `num_sampled_for` of other arguments that are checked, whatever their m."""
+    inputs = check_inputs(logits, labels, q, 1, scheme, h)
     require_bounds(inputs.scheme)
     wanted = as_positive("bias", bias)
     rows = [_search(*row, inputs.scheme, wanted) for row in inputs.rows()]
@@ -297,7 +293,7 @@ def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
     rounding = negatives.rounding
     if rounding > _UNKNOWN:
         return np.full(n, -1.0), np.ones(n)
-    slack = WIDEN * rounding
+    slack = _WIDEN * rounding
     log_a, log_zt, log_p = negatives.log_a, negatives.log_zt, negatives.log_p
     log_m = math.log(m)
     log_r = log_zt + negatives.log_ratio

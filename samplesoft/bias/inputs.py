@@ -31,7 +31,7 @@ from samplesoft.schemes import Scheme, as_scheme, certain_schemes
 class Inputs:
     """Checked arguments: `logits` (B, n), `labels` (B,), `q` (1, n) or (B, n), `certain` (k,).
 
-    Each public function that makes one has a twin whose name ends in ``_of`` and which takes it:
+    A public function that `verify` calls has a twin whose name ends in ``_of`` and which takes it:
     who asks several questions of the same q checks it once.
     """
 

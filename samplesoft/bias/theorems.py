@@ -88,25 +88,27 @@ class Theorem1Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class Theorem1Bounds:
-    """The printed bounds on the bias of a gradient, and what they are made of.
+    """Bounds on the bias of a gradient, printed or corrected, and what they are made of.
 
     Attributes
     ----------
     lower, upper : ndarray, shape (P,) or (B, P)
-        LB of eq. 10 and UB of eq. 11 without their o(1/m) terms, in units of the gradient.
+        Bounds on ``E[gradient of the sampled loss] - gradient of the full loss``, in units of the
+        gradient. The printed ones are LB of eq. 10 and UB of eq. 11 without their o(1/m) terms.
     g : ndarray, shape (P,) or (B, P)
         ``sum_j p_j d o_j`` over the negatives: the printed g divided by Z.
     grad_bound : float or ndarray (B,)
         M.
-    terms : Theorem1Terms
-        The three quantities of eq. 12 and the scalar parts of both bounds.
+    terms : Theorem1Terms or CorrectedTerms
+        What does not depend on the parameters; of the printed bounds, the three quantities of
+        eq. 12 and the scalar parts of both.
     """
 
     lower: FloatArray
     upper: FloatArray
     g: FloatArray
     grad_bound: Scalar
-    terms: Theorem1Terms
+    terms: Theorem1Terms | CorrectedTerms
 
     @property
     def sign_holds(self) -> NDArray[np.bool_]:
@@ -246,14 +248,16 @@ def theorem1_bounds(
     73.96
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return theorem1_bounds_of(inputs, jacobian, grad_bound)
+    return _bounds_of(inputs, theorem1_terms_of(inputs), jacobian, grad_bound)
 
 
-def theorem1_bounds_of(
-    inputs: Inputs, jacobian: ArrayLike, grad_bound: float | None = None
+def _bounds_of(
+    inputs: Inputs,
+    terms: Theorem1Terms | CorrectedTerms,
+    jacobian: ArrayLike,
+    grad_bound: float | None,
 ) -> Theorem1Bounds:
-    """Return `theorem1_bounds` of arguments that are checked."""
-    terms = theorem1_terms_of(inputs)
+    """Return the bounds that the terms give for a Jacobian."""
     g, bound = _slopes(jacobian, grad_bound, terms.negative_probs)
     return Theorem1Bounds(*terms.bounds(g, bound, inputs.num_sampled), g, bound, terms)
 
@@ -338,25 +342,6 @@ class CorrectedTerms(NamedTuple):
         return lower, upper
 
 
-@dataclass(frozen=True)
-class Theorem1Corrected:
-    """Bounds on the bias of a gradient in the terms of Theorem 1, for every number of draws.
-
-    Attributes
-    ----------
-    lower, upper : ndarray, shape (P,) or (B, P)
-        ``lower <= E[gradient of the sampled loss] - gradient of the full loss <= upper``, in units
-        of the gradient.
-    g, grad_bound
-        As of `Theorem1Bounds`.
-    """
-
-    lower: FloatArray
-    upper: FloatArray
-    g: FloatArray
-    grad_bound: Scalar
-
-
 def corrected_terms_of(inputs: Inputs) -> CorrectedTerms:
     """Return what the corrected theorem needs of arguments that are checked, for any m."""
     return CorrectedTerms(
@@ -406,7 +391,7 @@ def theorem1_corrected(
     grad_bound: float | None = None,
     *,
     h: ArrayLike | None = None,
-) -> Theorem1Corrected:
+) -> Theorem1Bounds:
     """Bound the bias of a gradient in the terms of Theorem 1, where the printed bounds fail.
 
     They hold for every number m of draws, whatever the signs of g. In the printed notation, with
@@ -431,9 +416,9 @@ def theorem1_corrected(
 
     Returns
     -------
-    Theorem1Corrected
-        `lower`, `upper`, `g` (P,) or (B, P), and `grad_bound`. A bound beyond the range of float64
-        is infinite.
+    Theorem1Bounds
+        `lower`, `upper`, `g` (P,) or (B, P), `grad_bound` and `terms`. A bound beyond the
+        range of float64 is infinite.
 
     Raises
     ------
@@ -464,16 +449,7 @@ def theorem1_corrected(
     -221.71 184.85
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return theorem1_corrected_of(inputs, jacobian, grad_bound)
-
-
-def theorem1_corrected_of(
-    inputs: Inputs, jacobian: ArrayLike, grad_bound: float | None = None
-) -> Theorem1Corrected:
-    """Return `theorem1_corrected` of arguments that are checked."""
-    terms = corrected_terms_of(inputs)
-    g, bound = _slopes(jacobian, grad_bound, terms.negative_probs)
-    return Theorem1Corrected(*terms.bounds(g, bound, inputs.num_sampled), g, bound)
+    return _bounds_of(inputs, corrected_terms_of(inputs), jacobian, grad_bound)
 
 
 # Theorem 2
