@@ -164,7 +164,9 @@ def add_fields(group: Any, settings: type, names: Iterable[str], **defaults: Any
     kinds = {field.name: str(field.type).split(" | ")[0] for field in fields(settings)}
     texts = described(settings)
     for name in names:
-        text, value = texts[name], defaults.get(name, getattr(settings, name, None))
+        # without docstrings, as of python -OO, the name has to do
+        text = texts.get(name, name)
+        value = defaults.get(name, getattr(settings, name, None))
         options: dict[str, Any] = {}
         if kinds[name] == "bool":
             options["action"] = argparse.BooleanOptionalAction

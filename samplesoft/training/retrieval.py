@@ -11,7 +11,6 @@ from scipy import sparse
 
 from samplesoft._random import as_key
 from samplesoft._validation import (
-    FloatArray,
     IntArray,
     as_count,
     as_csr,
@@ -255,15 +254,12 @@ class RetrievalTask(Task):
         kept, wanted = inputs[rows], labels[rows]
         x, k = unit_norm(kept), [k for k in CUTS if k <= labels.shape[1]]
         ids, _ = self.model.top_k(x, k[-1], leave_out=kept if self.leave_out else None)
-        scores = ranking_scores(ids, wanted, k, propensities=self._propensities())
-        return {"loss": self._loss(x, wanted), **scores}
-
-    def _propensities(self) -> FloatArray | None:
-        """Return the propensities of labels; users' lists of items are not scored by them."""
         size = self._labels.shape[0]
-        if self.leave_out or size < LEAST_EXAMPLES:
-            return None
-        return propensities(self._counts, size)
+        # users' lists of items are not scored by propensities
+        weigh = not self.leave_out and size >= LEAST_EXAMPLES
+        each = propensities(self._counts, size) if weigh else None
+        scores = ranking_scores(ids, wanted, k, propensities=each)
+        return {"loss": self._loss(x, wanted), **scores}
 
     def _loss(self, x: Any, labels: Any) -> float:
         settings = self.settings

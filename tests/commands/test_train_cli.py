@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,8 +13,15 @@ from retrieval_files import small_run, write_files
 from run_files import assert_same_end
 
 from samplesoft.cli import main
+from samplesoft.commands.train_options import described
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
-from samplesoft.training import RetrievalTask, read_checkpoint, read_linear_softmax
+from samplesoft.training import (
+    RetrievalSettings,
+    RetrievalTask,
+    Settings,
+    read_checkpoint,
+    read_linear_softmax,
+)
 
 FILES = {".lock", "checkpoint.npz", "best.npz", "log.jsonl", "options.json"}
 
@@ -318,6 +326,13 @@ def test_epochs_are_saved(small, tmp_path):
     assert main([*small, "--out", str(tmp_path), "--resume", "--epochs", "4"]) == 0
     (tmp_path / "options.json").write_text("[")
     assert main([*RESUME, str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("settings", [RetrievalSettings, Settings])
+def test_the_docstring_says_what_each_option_does(settings):
+    texts = described(settings)
+    assert list(texts) and texts.keys() == {field.name for field in fields(settings)}
+    assert all(len(text) > 15 and not text.endswith(".") for text in texts.values())
 
 
 def test_help_is_printed():

@@ -93,6 +93,9 @@ def test_what_is_given_is_kept(chosen):
     assert {"nu": 3.0, "num_features": 8, "shared": False}.items() <= options.items()
     auto(num_sampled=9).fit(X, SEVERAL)
     assert asked[1][1:4] == ("sampled-masked", "auto", 9)
+    chosen(FULL)
+    clf = auto(num_sampled=9).fit(X, Y)  # the full softmax draws nothing, whatever was asked for
+    assert same(clf, make(loss="full").fit(X, Y))
     asked.clear()
     assert "auto_choice_" not in vars(auto(loss="full").fit(X, Y))
     assert "auto_choice_" not in vars(auto().fit(X, np.zeros(300)))  # one class: nothing is drawn
