@@ -40,11 +40,7 @@ class Source:
     embeddings: Embeddings | None = None  # where logits are products of vectors
     counts: FloatArray | None = None  # (n,)
     tau: float = 1.0
-
-    @property
-    def unit_vectors(self) -> bool:
-        """Whether there are vectors, all of norm 1."""
-        return self.embeddings is not None and _are_unit(self.embeddings)
+    unit_vectors: bool = False  # whether there are vectors, all of norm 1
 
 
 _EITHER: Options = {
@@ -141,16 +137,14 @@ def _loaded(options: argparse.Namespace) -> Source:
         tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
         vectors = examples_from_corpus(tokens, **some)
         title += f" ({len(tokens):,} tokens)"
-    return _from_vectors(title, vectors, as_tau(options.tau, _are_unit(vectors)))
+    return _from_vectors(title, vectors, options.tau)
 
 
-def _are_unit(vectors: Embeddings) -> bool:
-    return have_norm_1(vectors.h, vectors.class_embeddings)
-
-
-def _from_vectors(title: str, vectors: Embeddings, tau: float) -> Source:
+def _from_vectors(title: str, vectors: Embeddings, tau: float | None) -> Source:
+    are_unit = have_norm_1(vectors.h, vectors.class_embeddings)
+    tau = as_tau(tau, are_unit)
     logits = tau * (vectors.h @ vectors.class_embeddings.T)
-    return Source(title, logits, vectors.labels, vectors, vectors.counts, tau)
+    return Source(title, logits, vectors.labels, vectors, vectors.counts, tau, are_unit)
 
 
 def _trained(options: argparse.Namespace) -> TrainedSoftmax:

@@ -316,9 +316,9 @@ def _figures_of_cell(problem: Problem, wrt: str, cell: Cell) -> Figures:
         }
     # variances of the logits' gradient have no use, and need n integrals
     if terms is not None and wrt == "h" and problem.class_embeddings is not None:
-        found = exact_gradient_moments_of(cell.inputs, problem.class_embeddings, problem.tau)
+        of_h = exact_gradient_moments_of(cell.inputs, problem.class_embeddings, problem.tau)
         names = ("squared_bias", "variance", "mse")
-        figures |= {name: getattr(found, name) for name in names}
+        figures |= {name: getattr(of_h, name) for name in names}
     return figures
 
 
@@ -337,19 +337,13 @@ def _make_pictures(cells: dict[str, Cell]) -> Iterator[Picture]:
     It is of the coordinates of h, which are few, or else of the logits.
     """
     wrt = "h" if any("h" in cell.blocks for cell in cells.values()) else "logits"
-    blocks = {name: cell.blocks[wrt] for name, cell in cells.items()}
-    outside = {
-        name: block.printed.outside(block.bias, block.slack)
-        for name, block in blocks.items()
-        if block.printed is not None
-    }
+    blocks = [cell.blocks[wrt] for cell in cells.values()]
+    outside = [one.printed.outside(one.bias, one.slack) for one in blocks if one.printed]
     # one example for all panels, so that they can be compared
-    example = int(np.argmax(sum(where.sum(axis=1) for where in outside.values())))
-    for name, cell in cells.items():
-        block, printed = blocks[name], blocks[name].printed
-        if printed is None or block.ends is None:
-            continue
-        probs, upper = cell.exact.probs[example], printed.upper[example]
+    example = int(np.argmax(sum(coordinates.sum(axis=1) for coordinates in outside)))
+    for (name, cell), block, coordinates in zip(cells.items(), blocks, outside, strict=True):
+        assert block.printed is not None and block.ends is not None, "they come with the theory"
+        probs, upper = cell.exact.probs[example], block.printed.upper[example]
         order = np.argsort(upper if wrt == "h" else probs)
         yield Picture(
             sampler=name,
@@ -360,6 +354,6 @@ def _make_pictures(cells: dict[str, Cell]) -> Iterator[Picture]:
             position=np.arange(1.0, len(order) + 1.0) if wrt == "h" else probs[order],
             bias=block.bias[example],
             ends=(block.ends[0][example], block.ends[1][example]),
-            printed=(printed.lower[example], upper),
-            outside=outside[name][example],
+            printed=(block.printed.lower[example], upper),
+            outside=coordinates[example],
         )
