@@ -9,8 +9,6 @@ from scipy import sparse
 import samplesoft
 from samplesoft.data import (
     Embeddings,
-    Vocabulary,
-    build_vocabulary,
     examples_from_corpus,
     ppmi_svd,
 )
@@ -280,14 +278,9 @@ KINDS = {
     "labels of a retrieval": lambda: retrieval(labels=1j * EYE),
     "leave_out of a retrieval": lambda: retrieval(leave_out=np.zeros(2)),
     "inputs of an evaluation": lambda: retrieval().evaluate(H, EYE),
-    "tokens that are a number": lambda: build_vocabulary(np.nan, 3),
-    "tokens that are one string": lambda: build_vocabulary("a b", 3),
-    "tokens with numbers": lambda: build_vocabulary(TEXT, 3).encode(["a", 1]),
-    "tokens that are masked": lambda: build_vocabulary(TEXT, 3).encode(masked(LOGITS)),
-    "tokens of no length": lambda: build_vocabulary(TEXT, 3).encode(np.array("a")),
+    "tokens that are a number": lambda: examples_from_corpus(np.nan),
+    "tokens that are one string": lambda: examples_from_corpus("a b"),
     "tokens that are lists": lambda: examples_from_corpus([["a"], ["b"]]),
-    "words": lambda: Vocabulary("ab", [1, 2]),
-    "counts": lambda: Vocabulary(("a", "b"), [1.5, 2.0]),
     "vocabulary_size": lambda: examples_from_corpus(TEXT, vocabulary_size=2.0),
     "num_examples": lambda: examples_from_corpus(TEXT, num_examples="1"),
 }
@@ -380,8 +373,6 @@ EXAMPLES = {
     "labels must be the items of `inputs`": lambda: retrieval(
         labels=sparse.csr_array(np.eye(4)[::-1]), leave_out=True
     ),
-    "words must be distinct, got 'a' twice": lambda: Vocabulary(("a", "b", "a"), [3, 2, 1]),
-    "counts must have shape (2,)": lambda: Vocabulary(("a", "b"), [3, 2, 1]),
     "vocabulary_size must be at least 2": lambda: examples_from_corpus(TEXT, vocabulary_size=1),
 }
 
@@ -391,13 +382,6 @@ def test_examples_that_do_not_fit_together_are_refused(told):
     name, _, rest = told.partition(" ")
     with pytest.raises(ValueError, match=re.escape(f"`{name}` {rest}")):
         EXAMPLES[told]()
-
-
-@pytest.mark.parametrize("words", [tuple(TEXT), iter(TEXT), np.array(TEXT), range(0)], ids=type)
-def test_words_of_any_sequence_are_taken(words):
-    vocabulary = build_vocabulary(TEXT, 3)
-    wanted = [0, 1, 0, 2] * 4 if not isinstance(words, range) else []
-    assert vocabulary.encode(words).tolist() == wanted
 
 
 def test_labels_that_are_zero_are_none():

@@ -121,7 +121,7 @@ class LanguageModelTask(Task):
     Examples
     --------
     >>> import numpy as np
-    >>> from samplesoft.data import Vocabulary
+    >>> from language_model.text import Vocabulary
     >>> ids = np.random.default_rng(0).integers(0, 4, 500)
     >>> corpus = Corpus(Vocabulary(("a", "b", "c", "d"), np.bincount(ids)), ids, ids, ids)
     >>> settings = LanguageModelSettings(embedding_dim=5, num_steps=8, sampler="unigram")

@@ -3,14 +3,7 @@
 from samplesoft.data.embeddings import Embeddings, load_embeddings, load_logits
 from samplesoft.data.interactions import load_interactions
 from samplesoft.data.ppmi import examples_from_corpus, ppmi_svd
-from samplesoft.data.text import (
-    EOS,
-    UNK,
-    Vocabulary,
-    build_vocabulary,
-    read_tokens,
-    stdlib_tokens,
-)
+from samplesoft.data.text import EOS, UNK, read_tokens, stdlib_tokens
 from samplesoft.data.xml_repository import SparseExamples, load_xml_repository
 
 __all__ = [
@@ -18,8 +11,6 @@ __all__ = [
     "UNK",
     "Embeddings",
     "SparseExamples",
-    "Vocabulary",
-    "build_vocabulary",
     "examples_from_corpus",
     "load_embeddings",
     "load_interactions",

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from samplesoft._memory import require_room
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_labels
 from samplesoft.data.embeddings import Embeddings, choose
-from samplesoft.data.text import as_words, build_vocabulary
+from samplesoft.data.text import UNK, as_words, count_words
 
 SMOOTHING = 0.75  # of the next words' distribution: raw PMI ranks the rarest words first
 NORM_QUANTILE = 0.99  # a few very long class vectors would otherwise flatten all others
@@ -38,7 +38,8 @@ def examples_from_corpus(
     tokens : sequence of str
         The text.
     vocabulary_size, dim, window : int
-        Passed on to `build_vocabulary` and `ppmi_svd`.
+        Largest number of classes, of which one is ``<unk>`` where words are left out; `dim` and
+        `window` are passed on to `ppmi_svd`.
     num_examples : int or None
         How many places of the text to draw, without replacement; None takes all there are.
     rng : int or numpy.random.Generator or None
@@ -67,13 +68,15 @@ def examples_from_corpus(
     tokens = as_words("tokens", tokens)
     window = as_count("window", window)
     places = choose(len(tokens) - window, num_examples, rng) + window
-    vocabulary = build_vocabulary(tokens, as_count("vocabulary_size", vocabulary_size, 2))
-    ids = vocabulary.encode(tokens)
-    contexts, classes = ppmi_svd(ids, len(vocabulary.words), dim, window)
+    counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
+    classes_of = {word: i for i, word in enumerate(counts)}
+    unknown = classes_of.get(UNK, -1)  # no word is, where none was left out
+    ids = np.fromiter((classes_of.get(token, unknown) for token in tokens), np.int64)
+    contexts, classes = ppmi_svd(ids, len(counts), dim, window)
     total = np.zeros((len(places), contexts.shape[1]))
     for k in range(1, window + 1):
         total += contexts[ids[places - k]] / k
-    return Embeddings(_unit_rows(total), classes, ids[places], vocabulary.counts.astype(np.float64))
+    return Embeddings(_unit_rows(total), classes, ids[places], np.array([*counts.values()], float))
 
 
 def ppmi_svd(

@@ -30,7 +30,7 @@ NOT_CALLED = {
     "holds what a function has computed": (
         "Batch Cache Gradients SparseRows Evaluation Draw "
         "MultilevelDraw "
-        "SparseExamples Vocabulary Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
+        "SparseExamples Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
     ),
     "a line of a registry, written by developers": "FeatureMapSpec LossSpec SamplerSpec",
     "a base class or a protocol, of which nobody makes one": (
@@ -181,7 +181,6 @@ MADE: dict[str, Call] = {
         floor=1e-6,
     ),
     "Embeddings": _call(data.Embeddings, h=H, class_embeddings=W, labels=LABELS, counts=COUNTS),
-    "build_vocabulary": _call(data.build_vocabulary, tokens=TEXT, size=3),
     "examples_from_corpus": _call(
         data.examples_from_corpus, tokens=TEXT, vocabulary_size=4, dim=3, window=1, num_examples=5
     ),
@@ -391,7 +390,6 @@ RESULTS: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
         samplesoft.finite_sample_bounds(**_bias),
         {"gradient": {"jacobian": W}},
     ),
-    "Vocabulary": (data.build_vocabulary(TEXT, 3), {"encode": {"tokens": TEXT}}),
 }
 
 

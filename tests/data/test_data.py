@@ -8,9 +8,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from samplesoft.data import (
-    UNK,
     Embeddings,
-    build_vocabulary,
     examples_from_corpus,
     load_embeddings,
     load_logits,
@@ -85,27 +83,6 @@ def test_stdlib_tokens_missing_names_the_options(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(FileNotFoundError, match=r"--corpus.*--embeddings.*--logits"):
         stdlib_tokens()
-
-
-def test_vocabulary_orders_by_count_then_alphabet_and_pools_the_rest():
-    tokens = "d d d b b a a c <unk>".split()
-    full = build_vocabulary(tokens, 10)
-    assert full.words == ("d", "a", "b", UNK, "c")
-    np.testing.assert_array_equal(full.counts, [3, 2, 2, 1, 1])
-    small = build_vocabulary(tokens, 3)
-    assert small.words == (UNK, "d", "a")
-    np.testing.assert_array_equal(small.counts, [4, 3, 2])
-    ids = small.encode(tokens)
-    np.testing.assert_array_equal(np.bincount(ids), small.counts)
-
-
-def test_vocabulary_errors():
-    with pytest.raises(ValueError, match="`size` must be at least 2, got 1"):
-        build_vocabulary(["a", "b"], 1)
-    with pytest.raises(ValueError, match="at least 2 distinct words, got 1"):
-        build_vocabulary(["a", "a"], 5)
-    with pytest.raises(ValueError, match="got 'c'.*smaller `size`"):
-        build_vocabulary(["a", "b"], 5).encode(["c"])
 
 
 def test_ppmi_by_hand():

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from language_model.task import LanguageModelSettings, LanguageModelTask
-from language_model.text import Corpus, Windows, read_corpus
+from language_model.text import UNK, Corpus, Vocabulary, Windows, build_vocabulary, read_corpus
 from run_files import assert_same_end
 from scripts import run_script
 
-from samplesoft.data import Vocabulary
 from samplesoft.losses import SparseRows
 from samplesoft.models import SoftmaxLayer
 from samplesoft.training import Settings, read_checkpoint, read_examples, train
@@ -23,7 +22,7 @@ FIGURES = Path(__file__).parents[2] / "figures"
 SMALL = {"embedding_dim": 8, "batch_size": 10, "num_steps": 14, "num_sampled": 6}
 
 
-@pytest.mark.parametrize("name", ["layers", "lstm", "clipping", "task"])
+@pytest.mark.parametrize("name", ["layers", "lstm", "clipping", "task", "text"])
 def test_examples_of_docstrings(name):
     module = importlib.import_module(f"language_model.{name}")
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
@@ -407,3 +406,51 @@ def test_arguments_of_another_kind_are_refused(small):
     for corpus, settings in ((task.corpus, Settings(1)), ("text", task.settings)):
         with pytest.raises(TypeError, match="`(corpus|settings)` must be"):
             LanguageModelTask(corpus, settings)
+
+
+TEXT = ["a", "b", "a", "c"] * 4
+MASKED = np.ma.masked_array([0.0, 1.0], [True, False])
+WRONG = {
+    "tokens with numbers": lambda: build_vocabulary(TEXT, 3).encode(["a", 1]),
+    "tokens that are masked": lambda: build_vocabulary(TEXT, 3).encode(MASKED),
+    "tokens of no length": lambda: build_vocabulary(TEXT, 3).encode(np.array("a")),
+    "words": lambda: Vocabulary("ab", [1, 2]),
+    "words must be distinct, got 'a' twice": lambda: Vocabulary(("a", "b", "a"), [3, 2, 1]),
+    "counts": lambda: Vocabulary(("a", "b"), [1.5, 2.0]),
+    "counts must have shape": lambda: Vocabulary(("a", "b"), [3, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("argument", WRONG)
+def test_words_and_counts_that_are_none(argument):
+    name, _, rest = argument.partition(" must")
+    with pytest.raises((TypeError, ValueError), match=f"`{name.split()[0]}` must{rest}"):
+        WRONG[argument]()
+
+
+@pytest.mark.parametrize("words", [tuple(TEXT), iter(TEXT), np.array(TEXT), range(0)], ids=type)
+def test_words_of_any_sequence_are_taken(words):
+    vocabulary = build_vocabulary(TEXT, 3)
+    wanted = [0, 1, 0, 2] * 4 if not isinstance(words, range) else []
+    assert vocabulary.encode(words).tolist() == wanted
+
+
+def test_vocabulary_orders_by_count_then_alphabet_and_pools_the_rest():
+    tokens = "d d d b b a a c <unk>".split()
+    full = build_vocabulary(tokens, 10)
+    assert full.words == ("d", "a", "b", UNK, "c")
+    np.testing.assert_array_equal(full.counts, [3, 2, 2, 1, 1])
+    small = build_vocabulary(tokens, 3)
+    assert small.words == (UNK, "d", "a")
+    np.testing.assert_array_equal(small.counts, [4, 3, 2])
+    ids = small.encode(tokens)
+    np.testing.assert_array_equal(np.bincount(ids), small.counts)
+
+
+def test_vocabulary_errors():
+    with pytest.raises(ValueError, match="`size` must be at least 2, got 1"):
+        build_vocabulary(["a", "b"], 1)
+    with pytest.raises(ValueError, match="at least 2 distinct words, got 1"):
+        build_vocabulary(["a", "a"], 5)
+    with pytest.raises(ValueError, match="got 'c'.*smaller `size`"):
+        build_vocabulary(["a", "b"], 5).encode(["c"])
