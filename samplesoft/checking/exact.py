@@ -30,7 +30,8 @@ from samplesoft.checking.recipe import Recipe
 
 _STEP = 0.2  # of log u; the error is some exp(-2 pi 1.4 / step), below 1e-19
 _LEFT, _RIGHT = 45.0, 4.5  # where what is left is below 1e-19
-_BLOCK = 1 << 22  # numbers in an array of some u and all classes
+_BLOCK = 1 << 16  # numbers in an array of some u and all classes, which a cache holds
+_FEW_CLASSES = 64  # whose means have all digits, for little time; of others they have 12
 _MOST_LOGIT = 600.0  # of classes that are hardly ever drawn: u w is finite
 _NO_CHANCE = 1e-19
 _LEAST = np.nextafter(-1.0, 0.0)  # of exp(-u w) - 1, where no digit of exp(-u w) is left
@@ -65,7 +66,9 @@ def expectation(recipe: Recipe) -> Means:
     losses, rest, slopes = mass - recipe.own, np.ones(len(rows)), np.zeros_like(recipe.draws)
     if recipe.num_draws:
         for e in range(len(rows)):
-            x, fall, rest[e], slopes[e] = _transform(recipe, e, 0.0)
+            x, fall, rest[e], slopes[e] = _transform(
+                recipe, e, 0.0, slopes.shape[1] <= _FEW_CLASSES
+            )
             losses[e] = _STEP * fall.sum()
     # d(log S - own) / do: shares in S, less 1 at the label
     if recipe.hits_fixed:  # a constant has no slope, however much of S it is
@@ -133,11 +136,11 @@ def _binomial(m: int, chance: float) -> FloatArray:
 
 
 def _transform(
-    recipe: Recipe, e: int, centre: float
+    recipe: Recipe, e: int, centre: float, all_digits: bool
 ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
     """Return log u, exp(-u) - L(u) there, and the mean shares in S of the base and of draws (n,).
 
-    S is divided by exp(own + centre).
+    S is divided by exp(own + centre). Where u is small L(u) - 1 has `all_digits`, or 16 of 1.
     """
     shift = recipe.own[e] + centre
     weights = np.exp(np.minimum(recipe.draws[e] - shift, _MOST_LOGIT))
@@ -153,7 +156,8 @@ def _transform(
         for chance, factors in products:
             logs, slopes = -u * base, []
             for law, weight, times in factors:
-                less = np.expm1(np.outer(-u, weight))
+                less = np.outer(-u, weight)
+                less = np.expm1(less) if all_digits else np.exp(less) - 1.0
                 if recipe.kind == "independent":  # each class is a factor: it is there or not
                     of_classes = np.maximum(law * less, _LEAST)
                     logs = logs + np.log1p(of_classes).sum(axis=1)
@@ -271,7 +275,7 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
         powers: FloatArray = whole[:, 0] * _FACTORIALS
         return powers
     # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
-    x, fall, *_ = _transform(recipe, e, centre)
+    x, fall, *_ = _transform(recipe, e, centre, True)
     inner = [_STEP * (fall * x**k).sum() / _FACTORIALS[k] for k in range(6)]
     series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner
     signs = (-1.0) ** np.arange(6)
