@@ -30,31 +30,6 @@ from samplesoft.verification.bounds import BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-_CHECKED: Options = {
-    "samplers": (
-        f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
-        "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
-        {"type": names_of(SAMPLERS), "metavar": "NAMES"},
-    ),
-    "num_sampled": (
-        "numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
-        "number, includes class j with probability 1 - (1 - q_j)^m",
-        {"type": draw_counts, "default": [10, 100, 1000], "metavar": "M"},
-    ),
-    "wrt": (
-        f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
-        {"type": names_of(BLOCKS), "default": list(BLOCKS), "metavar": "BLOCKS"},
-    ),
-    "scheme": (
-        f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
-        {"choices": exact_schemes(), "default": "negatives", "metavar": "NAME"},
-    ),
-    "trials": (
-        "Monte Carlo trials for each example, sampler and m (default %(default)s)",
-        {"type": integer_of(2), "default": 2000, "metavar": "N"},
-    ),
-    "seed": ("seed of examples, features and trials (default 0)", {"type": seed, "default": 0}),
-}
 _OF_VECTORS: Options = {
     "tau": (
         "inverse temperature, logits being tau h . c (default "
@@ -64,6 +39,35 @@ _OF_VECTORS: Options = {
     ),
     **RANDOM_FEATURES,
 }
+
+
+def _checked() -> Options:
+    """Return what is checked; schemes and samplers may have been added since this was imported."""
+    return {
+        "samplers": (
+            f"names out of {','.join(SAMPLERS)} (default: {','.join(DEFAULT_SAMPLERS)}, without "
+            "those that the input has no data for: unigram needs counts, rff vectors of norm 1)",
+            {"type": names_of(SAMPLERS), "metavar": "NAMES"},
+        ),
+        "num_sampled": (
+            "numbers of draws m (default 10,100,1000); --scheme poisson, which draws no fixed "
+            "number, includes class j with probability 1 - (1 - q_j)^m",
+            {"type": draw_counts, "default": [10, 100, 1000], "metavar": "M"},
+        ),
+        "wrt": (
+            f"gradients to check, out of {','.join(BLOCKS)} (default: all that the input allows)",
+            {"type": names_of(BLOCKS), "default": list(BLOCKS), "metavar": "BLOCKS"},
+        ),
+        "scheme": (
+            f"how draws become a sum: {', '.join(exact_schemes())} (default %(default)s)",
+            {"choices": exact_schemes(), "default": "negatives", "metavar": "NAME"},
+        ),
+        "trials": (
+            "Monte Carlo trials for each example, sampler and m (default %(default)s)",
+            {"type": integer_of(2), "default": 2000, "metavar": "N"},
+        ),
+        "seed": ("seed of examples, features and trials (default 0)", {"type": seed, "default": 0}),
+    }
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +83,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "printed bound is a finding, not a failure."
     )
     add_source(parser, examples=5, logits=True)
-    add_options(parser.add_argument_group("what is checked"), None, _CHECKED)
+    add_options(parser.add_argument_group("what is checked"), None, _checked())
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, SamplerInputs, _OF_VECTORS)
     group = parser.add_argument_group("output")
