@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
@@ -331,6 +332,19 @@ def _accurate_deviation(o: float, o_ref: float, q: float, q_ref: float) -> float
     return (math.ldexp(high, shift) - 1.0) + math.ldexp(low, shift)
 
 
+@njit
+def _histogram(
+    values: FloatArray, weights: FloatArray, low: float, high: float
+) -> tuple[NDArray[np.int16], FloatArray]:
+    """Return the bin of each value from `low` to `high`, and what those of each bin weigh."""
+    places, masses = np.empty(len(values), np.int16), np.zeros(_BINS)
+    for j in range(len(values)):
+        b = int((values[j] - low) / (high - low) * (_BINS - 1))
+        places[j] = b
+        masses[b] += weights[j]
+    return places, masses
+
+
 def weighted_median(values: FloatArray, weights: FloatArray) -> int:
     """Return the index of a weighted median of `values`, entries of weight 0 left out.
 
@@ -342,10 +356,8 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
     half, below = 0.5 * float(weights.sum()), 0.0
     low, high = values.min(), values.max()
     if len(ids) > _BINS and low < high:
-        bins = (values - low) / (high - low)
-        bins *= _BINS - 1
-        places = bins.astype(np.int64)
-        masses = np.cumsum(np.bincount(places, weights))
+        places, masses = _histogram(values, weights, low, high)
+        masses = np.cumsum(masses)
         chosen = min(int(np.searchsorted(masses, half)), _BINS - 1)
         below = float(masses[chosen - 1]) if chosen > 0 else 0.0
         inside = np.flatnonzero(places == chosen)

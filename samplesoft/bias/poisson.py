@@ -196,12 +196,9 @@ class _Cells:
 
         The place in log w is (k,), from -1 to 1, that in l by its polynomials, (degree, k).
         """
-        ids = part.start + np.flatnonzero(self.slot[part] >= 0)
-        t = self.included.log_w[ids] / WIDTH
-        s = 2.0 * (t - np.floor(t)) - 1.0
-        place_in_l = np.minimum(2.0 * (self.included.decay[ids] / self.largest) - 1.0, 1.0)
-        in_l = np.polynomial.chebyshev.chebvander(place_in_l, self.degree - 1)
-        return ids, self.slot[ids], s, in_l.T
+        places = self.slot[part], self.included.log_w[part], self.included.decay[part]
+        ids, *rest = _place_in_cells(*places, self.largest, self.degree)
+        return part.start + ids, *rest
 
 
 @dataclass(frozen=True)
@@ -375,6 +372,22 @@ def _take(points: Points, part: slice) -> Points:
 
 
 @njit
+def _place_in_cells(
+    slot: IntArray, log_w: FloatArray, decay: FloatArray, largest: float, degree: int
+) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """Return what `_Cells.place` does, of the classes of a part, numbered from 0."""
+    ids = np.flatnonzero(slot >= 0)
+    s, in_l = np.empty(len(ids)), np.ones((degree, len(ids)))
+    for k, j in enumerate(ids):
+        t = log_w[j] / WIDTH
+        s[k] = 2.0 * (t - math.floor(t)) - 1.0
+        x = min(2.0 * (decay[j] / largest) - 1.0, 1.0)
+        for i in range(1, degree):
+            in_l[i, k] = 2.0 * x * in_l[i - 1, k] - in_l[i - 2, k] if i > 1 else x
+    return ids, slot[ids], s, in_l
+
+
+@njit
 def log_products(
     x: FloatArray, log_w: FloatArray, pi: FloatArray, counts: FloatArray, out: FloatArray
 ) -> None:
@@ -515,7 +528,9 @@ def atom_integrals(
         for start in range(flat, gone if weigh[k] > 0.0 else flat, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             here = _take(points, part)
-            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, out[:, part])
+            # each row by itself, for the compiler has no vector code for a block of several
+            rows = out[0][part], out[1][part], out[2][part], out[3][part]
+            _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, rows)
     add_far(x[num - 1], early[:, num], log_w, flat_scales, 0, flat, out)
 
 
@@ -528,12 +543,12 @@ def _add_terms(
     points: Points,
     y: FloatArray,
     e: FloatArray,
-    out: FloatArray,
+    out: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
 ) -> None:
     """Add the terms of one node to the integrals of a block; `y` and `e` are room to work in."""
     e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
     log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation
-    full_a, full_b, half_a, half_b = out[0], out[1], out[2], out[3]
+    full_a, full_b, half_a, half_b = out
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
         e[i] = exp64(-y[i])

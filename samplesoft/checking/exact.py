@@ -126,6 +126,7 @@ def _mixture(
         return [
             (p, [(others, weights, m - k), (one, abs(k - 1) * weights, min(k, 1))])
             for k, p in enumerate(_binomial(m, law[label]))
+            if p > _NO_CHANCE
         ]
     return [(1.0, [(law, weights, 1 if recipe.kind == "independent" else m)])]
 
@@ -203,21 +204,21 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
         log_rest = log_sum + np.log(np.maximum(rest, _LEAST_REST))
         log_rest = np.maximum(log_rest, recipe.certain_mass)
     # what one draw adds to log S beside the rest of the sum, to first order in the draws
-    effects = np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]
-    parts = [recipe.loss_scale * effects]
+    parts = [recipe.loss_scale * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
     if with_gradient:
         c = problem.class_embeddings
         shares = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
         parts.append(problem.tau * recipe.slope_scale * shares * (c - c[recipe.labels][:, None]))
-    p, deviations, skewness = law[:, :, None], [], []
+    law = law[:, None]
+    of_squares = of_cubes = m * law
+    if recipe.kind == "independent":  # each class is there or not
+        of_squares = law * (1.0 - law)
+        of_cubes = of_squares * (1.0 - 2.0 * law)
+    deviations, skewness = [], []
     for part in parts:
-        if recipe.kind == "independent":  # each class is there or not
-            variance = (p * (1.0 - p) * part**2).sum(axis=1)
-            third = (p * (1.0 - p) * (1.0 - 2.0 * p) * part**3).sum(axis=1)
-        else:
-            away = part - (p * part).sum(axis=1, keepdims=True)
-            variance = m * (p * away**2).sum(axis=1)
-            third = m * (p * away**3).sum(axis=1)
+        away = part if recipe.kind == "independent" else part - law @ part
+        square = away * away
+        variance, third = of_squares @ square, of_cubes @ (square * away)
         deviations.append(np.sqrt(variance).ravel())
         skewness.append((np.abs(third) / np.where(variance > 0.0, variance, 1.0) ** 1.5).ravel())
     return Spread(np.concatenate(deviations), np.concatenate(skewness))
