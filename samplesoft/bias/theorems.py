@@ -43,7 +43,7 @@ _UNKNOWN = 1e-3  # logits so large that no digit of a ratio is left after roundi
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
 
-# Theorem 1 as printed
+# Theorem 1, as printed, and corrected: true for every number of draws and every sign
 
 
 class Theorem1Terms(NamedTuple):
@@ -54,6 +54,9 @@ class Theorem1Terms(NamedTuple):
     ``e^{o_j}`` becomes the probability p_j, and Z_t is 1 - p_t. To return to the printed units
     multiply `second_moment` by Z^2, and `max_gap`, `deviation` and `negative_probs` by Z.
     Everywhere q is the proposal given "not the label". Scalars are (B,) for a batch.
+
+    Of what the corrected theorem needs, the last seven, all but `variance` are moved up by a bound
+    on their rounding, and that of g.
     """
 
     second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
@@ -64,6 +67,13 @@ class Theorem1Terms(NamedTuple):
     lb_sum: Scalar  # sum_k p_k |Z_t - p_k / q_k|, which eq. 10 multiplies by -M / m
     # (n,) or (B, n): p_j, 0 at the label; the weights of g, and g itself for the logits
     negative_probs: FloatArray
+    variance: Scalar  # V, the variance of r: what multiplies g
+    variance_above: Scalar
+    label_part: Scalar  # p_t V
+    root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
+    gap_above: Scalar  # the largest r less the smallest
+    spread: Scalar  # sum_j p_j |r_j - Z_t| over the negatives
+    shifted: Scalar  # sum_j p_j |r_j - Z_t - V|
 
     def bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
@@ -85,6 +95,38 @@ class Theorem1Terms(NamedTuple):
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
         return times_power(lower, unit), times_power(upper, unit)
 
+    def reaches(self, grad_bound: Scalar, num_sampled: int) -> tuple[Scalar, Scalar, Scalar]:
+        """Return how far the bias can be from 0, from ``V g / m`` and from ``-V g / m``, corrected.
+
+        They are scalars, or (B,), for M = `grad_bound`; not a number where they have overflowed,
+        but for the first, which is at most 2M.
+        """
+        m, bound = as_count("num_sampled", num_sampled), np.asarray(grad_bound)
+        with np.errstate(all="ignore"):
+            most, gap = self.variance_above, self.gap_above / m
+            rest = most * np.hypot(np.sqrt(3.0 * most / m), gap) + self.root * gap
+            rest += self.label_part
+            along, against = self.spread + rest, self.shifted + most
+            free = np.fmin(self.spread + most, self.shifted + rest)
+            # 2M holds because p and p' sum to 1
+            return np.fmin(free * bound / m, 2.0 * bound), along * bound / m, against * bound / m
+
+    def corrected_bounds(
+        self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return (lower, upper), each (P,) or (B, P), eqs. (B51) and (B52).
+
+        The arguments are those of `bounds`.
+        """
+        weights, bound, unit = _near_one(g, grad_bound, np.shape(self.variance))
+        free, along, against = (x[..., None] for x in self.reaches(bound, num_sampled))
+        signs = np.array([-1.0, 1.0]).reshape(2, *(1,) * weights.ndim)  # of lower and upper
+        with np.errstate(all="ignore"):
+            signed = signs * np.expand_dims(self.variance, -1) * weights / num_sampled
+            reach = np.fmin(free, np.fmin(along + signed, against - signed))
+            lower, upper = np.nextafter(times_power(signs * reach, unit), signs * np.inf)
+        return lower, upper
+
 
 @dataclass(frozen=True)
 class Theorem1Bounds:
@@ -99,16 +141,16 @@ class Theorem1Bounds:
         ``sum_j p_j d o_j`` over the negatives: the printed g divided by Z.
     grad_bound : float or ndarray (B,)
         M.
-    terms : Theorem1Terms or CorrectedTerms
-        What does not depend on the parameters; of the printed bounds, the three quantities of
-        eq. 12 and the scalar parts of both.
+    terms : Theorem1Terms
+        What does not depend on the parameters: the three quantities of eq. 12 and the scalar parts
+        of both bounds, printed and corrected.
     """
 
     lower: FloatArray
     upper: FloatArray
     g: FloatArray
     grad_bound: Scalar
-    terms: Theorem1Terms | CorrectedTerms
+    terms: Theorem1Terms
 
     @property
     def sign_holds(self) -> NDArray[np.bool_]:
@@ -160,12 +202,10 @@ def theorem1_terms(
 
 def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
     """Return `theorem1_terms` of arguments that are checked, at any number of draws."""
-    return Theorem1Terms(
-        *inputs.columns(_printed_terms(make_negatives(*row)) for row in inputs.rows())
-    )
+    return Theorem1Terms(*inputs.columns(_terms(make_negatives(*row)) for row in inputs.rows()))
 
 
-def _printed_terms(negatives: Negatives) -> Theorem1Terms:
+def _terms(negatives: Negatives) -> Theorem1Terms:
     log_zt, log_ratio = negatives.log_zt, negatives.log_ratio
     log_p, log_deviation = negatives.log_p, negatives.log_deviation
     # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t.
@@ -182,6 +222,38 @@ def _printed_terms(negatives: Negatives) -> Theorem1Terms:
             ub2=float(np.exp(log_ub2)),
             lb_sum=float(np.exp(log_zt + log_sum_exp(log_p + log_deviation))),
             negative_probs=negatives.fill(0.0, np.exp(log_p)),
+            **_corrected_terms(negatives),
+        )
+
+
+def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
+    """Return the terms of the corrected theorem by their names."""
+    log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
+    unit = negatives.rounding
+    with np.errstate(all="ignore"):
+        probs = np.exp(log_p)
+        if len(log_p) == 1 or unit > _UNKNOWN:  # all draws are alike, or no digit is known
+            bound = 0.0 if len(log_p) == 1 else np.inf
+            return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))
+        grow = 1.0 + 16.0 * unit
+        rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
+        deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
+        # rounding moves each r by a part of r, and their deviation by that part of their size
+        above = (deviation + np.expm1(4.0 * unit) * rms) * grow
+        variance, most = deviation * deviation, above * above
+        centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
+        high, low = log_ratio.max(), log_ratio.min()
+        gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
+        of_g = most - variance + most * (4.0 * unit + EPS * (len(log_p) + 16.0))
+        slack = 32.0 * unit * (rms * rms + most) + of_g + len(log_p) * TINY
+        return dict(
+            variance=variance,
+            variance_above=most,
+            label_part=np.exp(negatives.log_a) * most * grow,
+            root=rms * above,
+            gap_above=gap * grow,
+            spread=np.abs(centred).sum() + slack,
+            shifted=np.abs(centred - probs * variance).sum() + slack,
         )
 
 
@@ -248,18 +320,17 @@ def theorem1_bounds(
     73.96
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return _bounds_of(inputs, theorem1_terms_of(inputs), jacobian, grad_bound)
+    return _bounds_of(inputs, jacobian, grad_bound)
 
 
 def _bounds_of(
-    inputs: Inputs,
-    terms: Theorem1Terms | CorrectedTerms,
-    jacobian: ArrayLike,
-    grad_bound: float | None,
+    inputs: Inputs, jacobian: ArrayLike, grad_bound: float | None, corrected: bool = False
 ) -> Theorem1Bounds:
-    """Return the bounds that the terms give for a Jacobian."""
+    """Return the printed or the corrected bounds for a Jacobian."""
+    terms = theorem1_terms_of(inputs)
     g, bound = _slopes(jacobian, grad_bound, terms.negative_probs)
-    return Theorem1Bounds(*terms.bounds(g, bound, inputs.num_sampled), g, bound, terms)
+    ends = terms.corrected_bounds if corrected else terms.bounds
+    return Theorem1Bounds(*ends(g, bound, inputs.num_sampled), g, bound, terms)
 
 
 def _slopes(
@@ -288,98 +359,6 @@ def _near_one(
     weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
     unit = int(np.frexp(max(np.abs(weights).max(), bound.max()))[1])
     return np.ldexp(weights, -unit), np.ldexp(bound, -unit), unit
-
-
-# Theorem 1, corrected: true for every number of draws and every sign
-
-
-class CorrectedTerms(NamedTuple):
-    """What the corrected theorem needs of the logits and the proposal, in units where Z is 1.
-
-    All but `variance` and `negative_probs` are moved up by a bound on their rounding, and that of
-    g. Scalars are (B,) for a batch.
-    """
-
-    negative_probs: FloatArray  # (n,) or (B, n): p_j, 0 at the label
-    variance: Scalar  # V, the variance of r: what multiplies g
-    variance_above: Scalar
-    label_part: Scalar  # p_t V
-    root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
-    max_gap: Scalar  # the largest r less the smallest
-    spread: Scalar  # sum_j p_j |r_j - Z_t| over the negatives
-    shifted: Scalar  # sum_j p_j |r_j - Z_t - V|
-
-    def reaches(self, grad_bound: Scalar, num_sampled: int) -> tuple[Scalar, Scalar, Scalar]:
-        """Return how far the bias can be from 0, from ``V g / m`` and from ``-V g / m``.
-
-        They are scalars, or (B,), for M = `grad_bound`; not a number where they have overflowed,
-        but for the first, which is at most 2M.
-        """
-        m, bound = as_count("num_sampled", num_sampled), np.asarray(grad_bound)
-        with np.errstate(all="ignore"):
-            most, gap = self.variance_above, self.max_gap / m
-            rest = most * np.hypot(np.sqrt(3.0 * most / m), gap) + self.root * gap
-            rest += self.label_part
-            along, against = self.spread + rest, self.shifted + most
-            free = np.fmin(self.spread + most, self.shifted + rest)
-            # 2M holds because p and p' sum to 1
-            return np.fmin(free * bound / m, 2.0 * bound), along * bound / m, against * bound / m
-
-    def bounds(
-        self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return (lower, upper), each (P,) or (B, P), eqs. (B51) and (B52).
-
-        The arguments are those of `Theorem1Terms.bounds`.
-        """
-        weights, bound, unit = _near_one(g, grad_bound, np.shape(self.variance))
-        free, along, against = (x[..., None] for x in self.reaches(bound, num_sampled))
-        signs = np.array([-1.0, 1.0]).reshape(2, *(1,) * weights.ndim)  # of lower and upper
-        with np.errstate(all="ignore"):
-            signed = signs * np.expand_dims(self.variance, -1) * weights / num_sampled
-            reach = np.fmin(free, np.fmin(along + signed, against - signed))
-            lower, upper = np.nextafter(times_power(signs * reach, unit), signs * np.inf)
-        return lower, upper
-
-
-def corrected_terms_of(inputs: Inputs) -> CorrectedTerms:
-    """Return what the corrected theorem needs of arguments that are checked, for any m."""
-    return CorrectedTerms(
-        *inputs.columns(_corrected_terms(make_negatives(*row)) for row in inputs.rows())
-    )
-
-
-def _corrected_terms(negatives: Negatives) -> CorrectedTerms:
-    log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
-    unit = negatives.rounding
-    with np.errstate(all="ignore"):
-        probs = np.exp(log_p)
-        filled = negatives.fill(0.0, probs)
-        if len(log_p) == 1:  # all draws are alike
-            return CorrectedTerms(filled, *np.zeros(7))
-        if unit > _UNKNOWN:
-            return CorrectedTerms(filled, *np.full(7, np.inf))
-        grow = 1.0 + 16.0 * unit
-        rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
-        deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
-        # rounding moves each r by a part of r, and their deviation by that part of their size
-        above = (deviation + np.expm1(4.0 * unit) * rms) * grow
-        variance, most = deviation * deviation, above * above
-        centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
-        high, low = log_ratio.max(), log_ratio.min()
-        gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
-        of_g = most - variance + most * (4.0 * unit + EPS * (len(log_p) + 16.0))
-        slack = 32.0 * unit * (rms * rms + most) + of_g + len(log_p) * TINY
-        return CorrectedTerms(
-            negative_probs=filled,
-            variance=variance,
-            variance_above=most,
-            label_part=np.exp(negatives.log_a) * most * grow,
-            root=rms * above,
-            max_gap=gap * grow,
-            spread=np.abs(centred).sum() + slack,
-            shifted=np.abs(centred - probs * variance).sum() + slack,
-        )
 
 
 def theorem1_corrected(
@@ -449,7 +428,7 @@ def theorem1_corrected(
     -221.71 184.85
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return _bounds_of(inputs, corrected_terms_of(inputs), jacobian, grad_bound)
+    return _bounds_of(inputs, jacobian, grad_bound, corrected=True)
 
 
 # Theorem 2

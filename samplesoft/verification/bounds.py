@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from samplesoft._validation import FloatArray
 from samplesoft.bias.asymptotic import asymptotic_bias_of
 from samplesoft.bias.inputs import Inputs
-from samplesoft.bias.theorems import (
-    CorrectedTerms,
-    Theorem1Bounds,
-    Theorem1Terms,
-    corrected_terms_of,
-    theorem1_terms_of,
-)
+from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of
 
 BLOCKS = ("logits", "h", "class_embeddings")
 # A coordinate counts as outside a bound if it is so by more than rounding explains, and by more
@@ -36,8 +30,7 @@ Figures = dict[str, Any]  # of arrays (B,)
 class Theory(NamedTuple):
     """What Theorem 1 says of a batch, as printed and corrected, and the limit for many draws."""
 
-    printed: Theorem1Terms
-    corrected: CorrectedTerms
+    terms: Theorem1Terms
     g: FloatArray  # (B, P): sum_j p_j d o_j over the negatives
     limit: FloatArray  # (B, P): of m times the bias
 
@@ -47,16 +40,14 @@ class Theory(NamedTuple):
 
     def of_example(self, b: int) -> Theory:
         """Return one example, without its axis."""
-        printed = Theorem1Terms(*(column[b] for column in self.printed))
-        corrected = CorrectedTerms(*(column[b] for column in self.corrected))
-        return Theory(printed, corrected, self.g[b], self.limit[b])
+        terms = Theorem1Terms(*(column[b] for column in self.terms))
+        return Theory(terms, self.g[b], self.limit[b])
 
 
 def theory_of(inputs: Inputs) -> Theory:
     """Return the theory of a batch with regard to its logits, for any number of draws."""
-    printed = theorem1_terms_of(inputs)
-    limit = asymptotic_bias_of(inputs)
-    return Theory(printed, corrected_terms_of(inputs), printed.negative_probs, limit)
+    terms = theorem1_terms_of(inputs)
+    return Theory(terms, terms.negative_probs, asymptotic_bias_of(inputs))
 
 
 @dataclass(frozen=True)
@@ -90,10 +81,10 @@ def compare_with_bounds(
     if theory is None:
         return Block(bias, slack, ends)
     # eqs. 10 and 11 of Rawat et al. (2019), without their terms o(1/m)
-    bounds = theory.printed.bounds(theory.g, scale, m)
-    printed = Theorem1Bounds(*bounds, theory.g, scale, theory.printed)
-    corrected = theory.corrected.bounds(theory.g, scale, m)
-    corrected_max = np.asarray(theory.corrected.reaches(scale, m)[0])
+    terms, g = theory.terms, theory.g
+    printed = Theorem1Bounds(*terms.bounds(g, scale, m), g, scale, terms)
+    corrected = terms.corrected_bounds(g, scale, m)
+    corrected_max = np.asarray(terms.reaches(scale, m)[0])
     return Block(bias, slack, ends, printed, theory.limit / m, corrected, corrected_max)
 
 
@@ -178,12 +169,12 @@ def _printed_figures(
     largest = float(size.max())
     # UB rises with g = weights_i * slopes_k, whose ends are at the ends of the weights
     ends = np.concatenate([weights.min() * slopes, weights.max() * slopes, [0.0]])
-    low, high = theory.printed.bounds(ends, largest, m)
+    low, high = theory.terms.bounds(ends, largest, m)
     slack = slack * largest
     # LB is one number, and UB one plus a part that is a product as the bias is
     floor, ceiling = slack - float(low[0]), slack + float(high[-1])
     with np.errstate(over="ignore", invalid="ignore"):
-        signed = np.where(weights == 0.0, 0.0, float(theory.printed.ub1) / m * weights)
+        signed = np.where(weights == 0.0, 0.0, float(theory.terms.ub1) / m * weights)
 
     def num_outside(values: FloatArray, among: FloatArray, classes: Any = slice(None)) -> int:
         # within 1e-9 of a bound is not outside
@@ -196,9 +187,9 @@ def _printed_figures(
     with_sign += num_outside(bias, slopes[slopes < 0.0], weights == 0.0)
     # eqs. (B51) and (B52) of samplesoft/bias/README.md: |b s| <= free or |b s -+ V g| <= reach,
     # so for each class the largest |s| that is inside is one number
-    reaches = np.array(theory.corrected.reaches(largest, m))[:, None] + slack
+    reaches = np.array(theory.terms.reaches(largest, m))[:, None] + slack
     with np.errstate(all="ignore"):
-        rise = theory.corrected.variance * theory.corrected.negative_probs / m
+        rise = theory.terms.variance * theory.terms.negative_probs / m
         shares = np.nanmax(np.abs([bias, bias - rise, bias + rise]) / reaches, axis=0)
     return {
         "printed_max": max(np.abs(low).max(), np.abs(high).max()),
@@ -206,7 +197,7 @@ def _printed_figures(
         "outside_printed_limit": num_outside(theory.limit / m, slopes),
         "outside_with_sign": with_sign,
         "sign_condition": bool((slopes >= 0.0).all() or not weights.any()),
-        "corrected_max": theory.corrected.reaches(largest, m)[0],
+        "corrected_max": theory.terms.reaches(largest, m)[0],
         "corrected_outside": _count_above(shares, size, 1.0),
     }
 

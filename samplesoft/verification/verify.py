@@ -305,7 +305,7 @@ def _figures_of_cell(problem: Problem, wrt: str, cell: Cell) -> Figures:
         figures = figures_of(cell.blocks[wrt])
     figures["loss_bias"] = cell.exact.loss_bias
     if theory is not None:
-        moments: FloatArray = theory.printed.second_moment
+        moments: FloatArray = theory.terms.second_moment
         with np.errstate(divide="ignore"):
             figures["draws_per_moment"] = np.where(moments < np.inf, m / moments, np.inf)
     if terms is not None and wrt == "logits":

@@ -12,8 +12,7 @@ from oracles import extremes
 from oracles.theorem1_families import FAMILIES, row
 
 from samplesoft import asymptotic_bias, exact_bias
-from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.theorems import corrected_terms_of, theorem1_bounds, theorem1_corrected
+from samplesoft.bias.theorems import theorem1_bounds, theorem1_corrected, theorem1_terms
 
 README = Path(__file__).parents[2] / "samplesoft" / "bias" / "README.md"
 ABOVE_UB = (np.zeros(3), 0, np.array([0.0, 0.999, 0.001]), np.array([[1.0], [1.0], [0.0]]))
@@ -247,10 +246,10 @@ def test_a_batch_is_its_examples():
 def test_without_an_identity_matrix():
     rng = np.random.default_rng(6)
     logits, q = rng.normal(size=7), rng.dirichlet(np.ones(7))
-    terms = corrected_terms_of(check_inputs(logits, 2, q, 1))
+    terms = theorem1_terms(logits, 2, q)
     full = theorem1_corrected(logits, 2, q, 30, np.eye(7))
     np.testing.assert_allclose(
-        terms.bounds(terms.negative_probs, 1.0, 30), [full.lower, full.upper]
+        terms.corrected_bounds(terms.negative_probs, 1.0, 30), [full.lower, full.upper]
     )
 
 

@@ -16,7 +16,7 @@ from samplesoft._report import Table
 from samplesoft.bias.bounds import finite_sample_bounds_of
 from samplesoft.bias.exact import exact_bias_of
 from samplesoft.bias.inputs import check_inputs
-from samplesoft.bias.theorems import corrected_terms_of
+from samplesoft.bias.theorems import theorem1_terms_of
 from samplesoft.schemes import SCHEMES, exact_schemes
 from samplesoft.verification import bounds, trials
 from samplesoft.verification import verify as verify_module
@@ -118,13 +118,13 @@ def test_finite_bounds_that_fail_are_reported(problem, monkeypatch, scheme):
 
 def narrow(terms, factor=0.1):
     """Return wrong terms of the corrected theorem, from which bounds follow that are too close."""
-    scaled = ("variance_above", "label_part", "root", "max_gap", "spread", "shifted")
+    scaled = ("variance_above", "label_part", "root", "gap_above", "spread", "shifted")
     return terms._replace(**{name: factor * getattr(terms, name) for name in scaled})
 
 
 def test_a_corrected_theorem_that_fails_is_reported(problem, monkeypatch):
     monkeypatch.setattr(
-        bounds, "corrected_terms_of", lambda inputs: narrow(corrected_terms_of(inputs))
+        bounds, "theorem1_terms_of", lambda inputs: narrow(theorem1_terms_of(inputs))
     )
     got = verify(**problem)
     assert not got.bounds_hold
@@ -204,7 +204,7 @@ def test_class_vectors_match_the_whole_jacobian(m, factor):
     slopes[:, 1] = 0.0
     exact, finite = exact_bias_of(inputs), finite_sample_bounds_of(inputs)
     theory = theory_of(inputs)
-    theory = theory._replace(corrected=narrow(theory.corrected, factor))
+    theory = theory._replace(terms=narrow(theory.terms, factor))
     ends = finite.lower, finite.upper
     block = compare_with_bounds(exact.bias, exact.error, theory, ends, m, 1.0)
     got = class_vector_figures(block, theory, m, slopes)
