@@ -21,8 +21,7 @@ from samplesoft.bias.bounds import require_bounds
 from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments import centre, check_vectors, numerator_moments
-from samplesoft.bias.node_weights import compute_decay_rates
-from samplesoft.bias.transform import evaluate_nodes, make_atoms
+from samplesoft.bias.transform import compute_decay_rates, evaluate_nodes, make_atoms
 from samplesoft.schemes import DECAY, Scheme, last_level
 
 _LEFT = math.log(1e-9)  # x times the largest rate at the first node

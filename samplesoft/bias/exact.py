@@ -52,7 +52,6 @@ from samplesoft.bias.laplace import atom_integrals
 from samplesoft.bias.node_weights import (
     NodeWeights,
     assemble,
-    compute_decay_rates,
     make_node_weights,
 )
 from samplesoft.bias.poisson import poisson_bias
@@ -321,11 +320,10 @@ def with_replacement_bias(
         return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
-    rates = compute_decay_rates(law, classes)
     units = _make_units(law, classes, atoms)
 
     def attempts(step: float) -> Iterator[tuple[Row, bool]]:
-        nodes = make_nodes(law, classes, atoms, *rates, step)
+        nodes = make_nodes(law, classes, atoms, step)
         candidates: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
         if scheme.jackknife:
             candidates = jackknife_weights(law, nodes, units.loss)
@@ -423,11 +421,7 @@ def _evaluate(
 
 
 def _with_label_drawn(
-    law: DrawLaw,
-    classes: Classes,
-    nodes: Nodes,
-    weights: NodeWeights,
-    flows: _Flows,
+    law: DrawLaw, classes: Classes, nodes: Nodes, weights: NodeWeights, flows: _Flows
 ) -> _Flows:
     """Return the flows where each class is drawn together with the label, eq. (B12).
 

@@ -99,11 +99,7 @@ def _law(name: str, value: Any, n: int, scheme: Scheme) -> FloatArray:
 
 
 def _row(
-    logits: FloatArray,
-    label: int,
-    laws: list[FloatArray],
-    numbers: tuple[int, int],
-    scheme: Scheme,
+    logits: FloatArray, label: int, laws: list[FloatArray], numbers: tuple[int, int], scheme: Scheme
 ) -> Row:
     """Return the exact bias of one example, eqs. (B34) and (B35)."""
     log_probs = log_softmax(logits)

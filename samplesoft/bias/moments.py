@@ -25,7 +25,7 @@ from samplesoft.bias.draw_law import Classes, DrawLaw, make_classes, make_draw_l
 from samplesoft.bias.exact import with_replacement_bias
 from samplesoft.bias.inputs import Inputs, check_inputs, join
 from samplesoft.bias.laplace import _decay_ratio, tangent
-from samplesoft.bias.node_weights import compute_decay_rates, log_kept
+from samplesoft.bias.node_weights import log_kept
 from samplesoft.bias.transform import (
     STEP,
     Atoms,
@@ -275,7 +275,7 @@ def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
     unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
     unit = max(unit, rounding_unit(law.base_logs))
     with np.errstate(under="ignore", over="ignore"):
-        nodes = make_nodes(law, classes, atoms, *compute_decay_rates(law, classes), STEP)
+        nodes = make_nodes(law, classes, atoms, STEP)
         if scheme.jackknife:
             terms = _jackknife_terms(law, classes, atoms, nodes, centred, unit)
             return _integrate(nodes.dx, *terms, _NARROW)
@@ -398,31 +398,25 @@ def _inclusion_square(
     logits: FloatArray, label: int, q: FloatArray, centred: FloatArray
 ) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78), or 0 where all p' are the same."""
-    log_probs, pi, known = poisson.inclusion_law(logits, label, q)
-    probs = np.exp(log_probs)
-    if not probs[~known].any():
+    law = poisson.make_inclusion_law(logits, label, q)
+    if law.others == 0.0:
         return 0.0, 0.0
-    reach = _reach(centred, probs)
-    classes = poisson.make_included(logits, probs, log_probs, pi)
-    log_base = poisson.log_sum(log_probs[known])
-    shares = np.exp(log_probs[known] - log_base)
-    unit = rounding_unit(log_probs[pi > 0.0], np.log(pi[pi > 0.0]))
-    unit = max(unit, rounding_unit(log_probs[known]))
+    reach, classes, known = _reach(centred, law.probs), law.classes, law.known
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
         atoms = poisson.make_inclusion_atoms(classes)
-        x, weights = poisson.make_nodes(classes, atoms, log_base, STEP)[:2]
+        x, weights = poisson.make_nodes(classes, atoms, law.log_base, STEP)[:2]
         x, weights = x[weights > 0.0], weights[weights > 0.0]
 
         def class_terms(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
             return _inclusion_terms(classes, x, part)
 
         change, size, scatter = _add_up_classes(class_terms, len(x), centred, reach)
-        u_base = np.exp(np.minimum(x + log_base, LARGEST_EXPONENT))
+        u_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
         of_base = u_base * poisson.base_contrast(x, classes)
-        change += np.outer(of_base, shares @ centred[known])
-        size += np.abs(of_base) * (shares @ reach[known])
+        change += np.outer(of_base, law.shares @ centred[known])
+        size += np.abs(of_base) * (law.shares @ reach[known])
         half = np.sqrt(weights)  # at either factor of the square, so that none overflows
-        units = unit * (1.0 + np.abs(np.log(weights)))
+        units = law.unit * (1.0 + np.abs(np.log(weights)))
         square, errors = _square_and_error(half[:, None] * change, half * size, units)
         scatter *= weights
         return _integrate(np.ones(len(x)), square + scatter, errors + units * scatter)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import Classes, DrawLaw
+from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.transform import Nodes
 
 
@@ -33,15 +33,6 @@ class NodeWeights:
     loss_narrow: bool = False  # whether `loss_terms` are analytic in a narrow strip only
     loss_rest: float = 0.0  # what the loss bias has beside the integral
     loss_rest_size: float = 0.0
-
-
-def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
-    """Return the logs of the typical and of the least rate at which E(v) decays."""
-    # a factor psi may take one draw away; of the draws that are kept, one may be left
-    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
-    base = -np.inf if law.scheme.label_is_a_draw else law.log_base
-    typical = np.log(law.num_draws) + np.log(law.expected_sum)
-    return float(typical), float(np.log(least_count) + np.logaddexp(base, classes.log_least))
 
 
 def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:

@@ -76,27 +76,20 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     E[p'_j] = e_j int exp(-u (a + w_j)) prod_{k != j} (1 - q_k + q_k exp(-u w_k)) du with
     w = e / q, and a the mass of the label and of other classes with q = 1, eq. (B26).
     """
-    log_probs, pi, known = inclusion_law(logits, label, q)
-    probs = np.exp(log_probs)
-    others = float(probs[~known].sum())
-    if others == 0.0:
+    law = make_inclusion_law(logits, label, q)
+    probs, known, classes, unit = law.probs, law.known, law.classes, law.unit
+    if law.others == 0.0:
         return Row(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
-    log_base = log_sum(log_probs[known])
-    classes = make_included(logits, probs, log_probs, pi)
     atoms = make_inclusion_atoms(classes)
-    drawn = pi > 0.0
-    unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
-    unit = max(unit, rounding_unit(log_probs[known]))
-    loss_unit = max(unit, rounding_unit(log_probs))
-    share = np.exp(log_probs[known] - log_base)
+    loss_unit = max(unit, rounding_unit(law.log_probs))
 
     def attempts(step: float) -> Iterator[tuple[Row, bool]]:
-        nodes = make_nodes(classes, atoms, log_base, step)
+        nodes = make_nodes(classes, atoms, law.log_base, step)
         flows, total, size, coarse = _integrate_flows(classes, atoms, nodes.x, nodes.weights)
         base_flow = float(nodes.base_terms.sum())
         bias = flows - probs * (total + base_flow)  # (B9)
         # at the base without its own flow cancelling
-        bias[known] = share * base_flow * others - probs[known] * total
+        bias[known] = law.shares * base_flow * law.others - probs[known] * total
         coarse += halving_change(nodes.base_terms)
         size += float(np.abs(nodes.base_terms).sum())
         norm, loss_size = float(np.abs(bias).sum()), float(nodes.loss_sizes.sum())
@@ -109,15 +102,33 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> Row:
     return refine(attempts, STEP)
 
 
-def inclusion_law(
-    logits: FloatArray, label: int, q: FloatArray
-) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
-    """Return log e, pi, which is 0 for classes that are in for certain, and which these are."""
+class InclusionLaw(NamedTuple):
+    """One example: the classes that are in or out by chance, and the base mass of all others."""
+
+    log_probs: FloatArray  # (n,) of the softmax
+    probs: FloatArray
+    known: NDArray[np.bool_]  # (n,) which classes are in for certain
+    classes: Included
+    others: float  # the softmax mass of the classes that are not
+    log_base: float  # of the mass of those that are
+    shares: FloatArray  # (k,) of them in it
+    unit: float  # relative error of a term
+
+
+def make_inclusion_law(logits: FloatArray, label: int, q: FloatArray) -> InclusionLaw:
+    """Tell the classes that are in for certain from those that are in by chance."""
     pi = np.minimum(q, 1.0)
     known = pi == 1.0
     known[label] = True
     pi[known] = 0.0
-    return log_softmax(logits), pi, known
+    drawn, log_probs = pi > 0.0, log_softmax(logits)
+    probs = np.exp(log_probs)
+    classes = make_included(logits, probs, log_probs, pi)
+    log_base = log_sum(log_probs[known])
+    unit = rounding_unit(log_probs[drawn], np.log(pi[drawn]))
+    unit = max(unit, rounding_unit(log_probs[known]))
+    others, shares = float(probs[~known].sum()), np.exp(log_probs[known] - log_base)
+    return InclusionLaw(log_probs, probs, known, classes, others, log_base, shares, unit)
 
 
 class InclusionNodes(NamedTuple):

@@ -178,29 +178,27 @@ class Nodes:
         return np.stack(columns, axis=1)
 
 
-def make_nodes(
-    law: DrawLaw,
-    classes: Classes,
-    atoms: Atoms,
-    log_largest: float,
-    log_smallest: float,
-    step: float,
-) -> Nodes:
+def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
+    """Return the logs of the typical and of the least rate at which E(v) decays."""
+    # a factor psi may take one draw away; of the draws that are kept, one may be left
+    least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
+    base = -np.inf if law.scheme.label_is_a_draw else law.log_base
+    typical = np.log(law.num_draws) + np.log(law.expected_sum)
+    return float(typical), float(np.log(least_count) + np.logaddexp(base, classes.log_least))
+
+
+def make_nodes(law: DrawLaw, classes: Classes, atoms: Atoms, step: float) -> Nodes:
     """Evaluate the transform on nodes that cover every scale of v at which it changes.
 
-    `log_largest` and `log_smallest` are the logs of the typical and of the least decay rate of
-    E(v); `step` is that of the trapezoid rule.
+    `step` is that of the trapezoid rule.
     """
-    largest = max(log_largest, float(atoms.points.log_r.max()))
-    return evaluate_nodes(law, classes, atoms, *make_grid(largest, log_smallest, step))
+    typical, least = compute_decay_rates(law, classes)
+    largest = max(typical, float(atoms.points.log_r.max()))
+    return evaluate_nodes(law, classes, atoms, *make_grid(largest, least, step))
 
 
 def evaluate_nodes(
-    law: DrawLaw,
-    classes: Classes,
-    atoms: Atoms,
-    x: FloatArray,
-    dx: FloatArray,
+    law: DrawLaw, classes: Classes, atoms: Atoms, x: FloatArray, dx: FloatArray
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
     sums = node_sums(x, atoms.points, classes.log_above_least)
