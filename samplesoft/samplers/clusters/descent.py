@@ -75,7 +75,7 @@ class Paths(NamedTuple):
 class Room(NamedTuple):
     """Where children of a cell are weighed, (rows, widest) each; widest is a multiple of 8.
 
-    Each worker has a row, and that of the processor another for a second context.
+    Each worker has a row; `step` has two, for two contexts.
     """
 
     logits: Real
@@ -218,13 +218,17 @@ def step(
     visits: IntArray,
     down: bool,
     paths: Paths,
-    room: Room,
+    widest: int,
 ) -> None:
     """Take paths from the cells of a level, which are visited, to children, or to those above.
 
-    Uniforms of a visit are sorted. The shares of the children are added to ``log_q``.
+    Uniforms of a visit are sorted. The shares of the children are added to ``log_q``. No cell has
+    more than `widest` children, a multiple of 8.
     """
     u, at, cells, log_q = paths
+    # for two contexts that meet in a cell
+    logits = np.empty((2, widest), tree.rows.dtype)
+    room = Room(logits, np.empty_like(logits))
     v = 0
     # two contexts at a time where they meet, for half of the reading
     while v < len(visits):

@@ -123,12 +123,13 @@ class HostClusters:
 
         size = max(_CELLS, len(which) // _TASKS)
         self._arrays.each(sum_up_some, chunks(len(which), size))
+        room = self._sums(len(which))  # for all levels: there are no more cells above than here
         # up to the top, level by level; cells of a level come together and rise
         while which[0] >= self._levels[1]:
             above = self._parents[which]  # rising, as the cells are
             which = above[np.append(True, above[1:] > above[:-1])]
-            summed = tree.cells, sizes, tree.ranges, self._arrays.placed(which)
-            self._arrays.run(sum_up_cells, len(which), *summed, self._sums(len(which)))
+            cells = self._arrays.placed(which)
+            self._arrays.run(sum_up_cells, len(which), tree.cells, sizes, tree.ranges, cells, room)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
@@ -151,17 +152,22 @@ class HostClusters:
             # sorted, so that the draws of a context in a cell are neighbours, and so are those
             # below it; classes of a leaf side by side: a leaf is weighed once for all of them
             order = np.argsort(uniforms[part] if down else places[part], axis=1)
-            u = np.take_along_axis(uniforms[part], order, axis=1)
-            at = np.take_along_axis(places[part], order, axis=1)
-            paths = Paths(u, at, at if down else self._leaves(at), np.zeros(at.shape))
+            if down:
+                at = np.full_like(order, _TOP)
+                u, cells = np.take_along_axis(uniforms[part], order, axis=1), at
+            else:
+                at = np.take_along_axis(places[part], order, axis=1)
+                u, cells = uniforms[part], self._leaves(at)
+                excluded = at == contexts.path[:, -1:]
+            paths = Paths(u, at, cells, np.zeros(at.shape))
             levels = range(_TOP, len(self._levels) - 1)
             for level in levels if down else reversed(levels):
                 self._step(contexts, level, down, paths)
-            if not down:
+            if down:
+                np.put_along_axis(places[part], order, at, axis=1)
+            else:
                 # what was added up on the way to an excluded class is of no use
-                excluded = np.take_along_axis(places[part], order, axis=1) == contexts.path[:, -1:]
                 paths.log_q[excluded] = -np.inf
-            np.put_along_axis(places[part], order, at, axis=1)
             np.put_along_axis(log_q[part], order, paths.log_q, axis=1)
         return places, log_q
 
@@ -234,9 +240,8 @@ class HostClusters:
         path = np.full((len(queries), len(self._levels)), -1)
         if exclude.max() != NO_CLASS:
             path[:, -1] = np.where(exclude == NO_CLASS, -1, self._places[exclude])
-        leaves = self._arrays.placed(self._leaves(path[:, -1]))
-        parts: Any = queries, path, np.empty(path.shape)
-        contexts = Contexts(*map(self._arrays.placed, parts))
+        leaves, placed = self._arrays.placed(self._leaves(path[:, -1])), self._arrays.placed
+        contexts = Contexts(placed(queries), placed(path), placed(np.empty(path.shape)))
 
         def write(part: slice) -> None:
             queries, path, remaining = contexts
@@ -244,7 +249,9 @@ class HostClusters:
             num = part.stop - part.start
             self._arrays.run(exclude_classes, num, self._tree, leaves[part], some, self._room(num))
 
-        self._arrays.each(write, chunks(len(path), max(_CONTEXTS, len(path) // _TASKS)))
+        # where no path has a place, nobody asks what remains
+        if path[:, -1].max() >= 0:
+            self._arrays.each(write, chunks(len(path), max(_CONTEXTS, len(path) // _TASKS)))
         return contexts
 
     def _step(self, contexts: Contexts, level: int, down: bool, paths: Paths) -> None:
@@ -255,9 +262,7 @@ class HostClusters:
         # cells at the top are many, the others have few children: tasks should be alike
         wide = int(self._levels[1]) if level == _TOP else _FEW
         self._arrays.each(
-            lambda part: step(
-                self._tree, contexts, level, visits[part], down, paths, self._room(2)
-            ),
+            lambda part: step(self._tree, contexts, level, visits[part], down, paths, self._width),
             chunks(len(visits), max(1, _CHILDREN // wide, len(visits) // _TASKS)),
         )
 
@@ -269,9 +274,8 @@ class HostClusters:
 
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the children of `num` cells."""
-        shape = 2, self._width  # for two contexts that meet in a cell
-        dtype = self._tree.rows.dtype
-        return Room(np.empty(shape, dtype), np.empty(shape, dtype))
+        logits = np.empty((1, self._width), self._tree.rows.dtype)
+        return Room(logits, np.empty_like(logits))
 
     def _sums(self, num: int) -> FloatArray:
         """Return room for the workers that sum up `num` cells."""

@@ -213,9 +213,10 @@ class HostTree:
         ids, log_q = (arrays.empty(uniforms.shape, kind) for kind in (np.int64, np.float64))
 
         def draw(part: slice) -> None:
-            contexts = self._contexts(h[part], phi[part], exclude[part])
             # of one part alone: a thread shares nothing that it writes
             u = uniforms[part]
+            room = self._room(u.size)
+            contexts = self._contexts(h[part], phi[part], exclude[part], room)
             order, leaves = (arrays.empty(u.shape, np.int64) for _ in range(2))
             log_reach = arrays.empty(u.shape, np.float64)
             draws = Draws(u, order, leaves, log_reach, ids[part], log_q[part])
@@ -224,7 +225,6 @@ class HostTree:
             # in the order of the leaves, whose rows then come into the cache once
             visits = arrays.placed(visits_of(leaves, 0, shape.num_leaves))
             num = visits.shape[0]
-            room = self._room(num)
             for visited in self._leaf_rows(h[part], phi[part], leaves):
                 arrays.run(pick, num, shape.rules, contexts, visited, visits, draws, room)
 
@@ -237,11 +237,12 @@ class HostTree:
         log_q: FloatArray = arrays.empty(ids.shape, np.float64)
 
         def read(part: slice) -> None:
-            contexts = self._contexts(h[part], phi[part], exclude[part])
             leaves = to_host(ids[part]) // rules.leaf_size
+            room = self._room(leaves.size)
+            contexts = self._contexts(h[part], phi[part], exclude[part], room)
             log_reach = arrays.empty(leaves.shape, np.float64)
             self._reach(phi[part], leaves, log_reach)
-            asked = ids[part], log_reach, self._room(leaves.size), log_q[part]
+            asked = ids[part], log_reach, room, log_q[part]
             for visited in self._leaf_rows(h[part], phi[part], leaves):
                 arrays.run(log_in_leaves, leaves.size, rules, contexts, visited, *asked)
 
@@ -253,7 +254,7 @@ class HostTree:
         phi, arrays, num_leaves = self._features(h), self._arrays, self._shape.num_leaves
         log_reach = arrays.empty((h.shape[0], num_leaves), np.float64)
         probs: FloatArray = arrays.empty((h.shape[0], self._shape.num_classes), np.float64)
-        contexts = self._contexts(h, phi, exclude)
+        contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
 
         def fill(part: slice) -> None:
             leaves, num = (
@@ -295,9 +296,9 @@ class HostTree:
             # in one call: BLAS may round the same row otherwise in a batch of another size
             features = self._features(arrays.joined(rows[some], self._taken(ids[some])))
             new, old = features[:num], features[num:]
-            sizes[0, some], sizes[1, some] = self._largest(new), self._largest(old)
+            sizes[:, some] = self._largest(features).reshape(2, num)
             # in float64, before the difference is rounded to the type of the features
-            totals[i] = self._sums.column_sums(new)[0] - self._sums.column_sums(old)[0]
+            totals[i] = self._sums.total_change(new, old)
             begins = arrays.placed(starts[part] - starts[part.start])
             arrays.run(sum_changes, len(begins), new, old, begins, change[part])
 
@@ -366,15 +367,18 @@ class HostTree:
         """Whether classes are weighed in their leaves by their vectors, and not by features."""
         return self._features is _identity or self._shape.rules.kind != KERNEL
 
-    def _contexts(self, h: Rows, phi: Rows, exclude: IntArray) -> Contexts:
-        """Return contexts with the classes (B,) that they exclude, and what remains without."""
+    def _contexts(self, h: Rows, phi: Rows, exclude: IntArray, room: Room) -> Contexts:
+        """Return contexts with the classes (B,) that they exclude, and what remains without.
+
+        `room` is for as many workers as there are contexts, or more.
+        """
         arrays, rules, batch = self._arrays, self._shape.rules, h.shape[0]
         log_remaining = arrays.placed(np.zeros((batch, 2)))
         contexts = Contexts(phi, exclude, log_remaining, self._shares(batch))
         excluded = to_host(exclude)
         # with nothing excluded shares stay unwritten, for no path asks for them
         if excluded.max() >= 0:
-            leaves, room = np.maximum(excluded, 0)[:, None] // rules.leaf_size, self._room(batch)
+            leaves = np.maximum(excluded, 0)[:, None] // rules.leaf_size
             for visited in self._leaf_rows(h, phi, leaves):
                 arrays.run(remaining_in_leaves, batch, rules, contexts, visited, room)
             arrays.run(exclude_classes, batch, self._tree, contexts)

@@ -5,7 +5,7 @@ its left half minus that of its right half, and row 0 holds the total. So L rows
 tree, and a child's sum is (its parent's sum ± the difference) / 2, whose error shrinks on the way
 down with the sums themselves.
 
-All kernels but `sum_columns` serve both devices: see `samplesoft.kernels.lanes`.
+All kernels but `sum_columns` and `add_changes` serve both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ class TreeSums:
         sum_columns(rows, sums)
         return sums
 
+    def total_change(self, new: NDArray[Any], old: NDArray[Any]) -> FloatArray:
+        """Return the sum (F,) of the rows of ``new - old``, a difference that is in float64."""
+        total = np.zeros(new.shape[1])
+        add_changes(new, old, total)
+        return total
+
     def _grown(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
         """Return the total of sums of leaves, and limits (F,) to any node after they are added."""
         total, sizes = self.column_sums(leaf_sums)
@@ -162,10 +168,11 @@ def _count(sizes: NDArray[Any]) -> IntArray:
 def sum_runs(x: NDArray[Any], starts: IntArray, sums: NDArray[Any]) -> None:
     """Write the sums (k, F) of the rows of `x` from each start (k,) up to the next, or the end."""
     for i in range(worker(), len(starts), num_workers()):
-        stop = starts[i + 1] if i + 1 < len(starts) else len(x)
+        # read once: in the loop it might have changed with what is written, and none is vectorised
+        start, stop = starts[i], starts[i + 1] if i + 1 < len(starts) else len(x)
         for f in range(lane(), x.shape[1], num_lanes()):
-            sums[i, f] = x[starts[i], f]
-        for j in range(starts[i] + 1, stop):
+            sums[i, f] = x[start, f]
+        for j in range(start + 1, stop):
             for f in range(lane(), x.shape[1], num_lanes()):
                 sums[i, f] += x[j, f]
 
@@ -176,12 +183,20 @@ def sum_changes(
 ) -> None:
     """Do as `sum_runs` with ``new - old``."""
     for i in range(worker(), len(starts), num_workers()):
-        stop = starts[i + 1] if i + 1 < len(starts) else len(new)
+        start, stop = starts[i], starts[i + 1] if i + 1 < len(starts) else len(new)
         for f in range(lane(), new.shape[1], num_lanes()):
-            change[i, f] = new[starts[i], f] - old[starts[i], f]
-        for j in range(starts[i] + 1, stop):
+            change[i, f] = new[start, f] - old[start, f]
+        for j in range(start + 1, stop):
             for f in range(lane(), new.shape[1], num_lanes()):
                 change[i, f] += new[j, f] - old[j, f]
+
+
+@njit
+def add_changes(new: NDArray[Any], old: NDArray[Any], total: FloatArray) -> None:
+    """Add the rows of ``new - old`` to `total` (F,), in one pass over both."""
+    for i in range(len(new)):
+        for f in range(new.shape[1]):
+            total[f] += np.float64(new[i, f]) - np.float64(old[i, f])
 
 
 @njit
