@@ -129,13 +129,18 @@ def best_classes(
     fewer are left, a list ends with ids of -1 and scores of -inf. Of equal scores the first class
     is better. The result does not depend on the number of threads.
     """
+    size = _tile(z.shape)
     # empty arrays, not None, for what is not given: compiled code has one type for both
-    scoring = _Scoring(normalize, np.empty(0, z.dtype) if offsets is None else offsets, absolute)
+    biases = np.empty(0, z.dtype) if offsets is None else offsets
     nowhere = np.empty(0, np.bool_) if absent is None else absent
     ids, best = np.empty((len(z), k), np.int64), np.empty((len(z), k), z.dtype)
     for part in chunks(len(z), _CONTEXTS):
-        some = None if leave_out is None else leave_out[part]
-        ids[part], best[part] = _best(z[part], rows, k, scoring, some, nowhere)
+        starts, unwanted = np.zeros(part.stop - part.start + 1, np.int64), np.empty(0, np.int64)
+        if leave_out is not None:
+            some = leave_out[part]
+            starts, unwanted = some.indptr.astype(np.int64), some.indices.astype(np.int64)
+        task = _Task(z[part], rows, normalize, biases, absolute, starts, unwanted, nowhere, *size)
+        ids[part], best[part] = _best(task, k)
     return ids, best
 
 
@@ -146,31 +151,25 @@ def check_k(k: Any, n: int) -> int:
     return int(k)
 
 
-def _best(
-    z: Rows, rows: Rows, k: int, scoring: _Scoring, leave_out: Any, absent: NDArray[np.bool_]
-) -> tuple[IntArray, Rows]:
+def _best(task: _Task, k: int) -> tuple[IntArray, Rows]:
     """Let threads search parts of the classes, and join what they have found."""
-    n, sides = len(rows), _tile(z.shape)
-    starts, unwanted = np.zeros(len(z) + 1, np.int64), np.empty(0, np.int64)
-    if leave_out is not None:
-        starts, unwanted = (x.astype(np.int64) for x in (leave_out.indptr, leave_out.indices))
+    batch, n = len(task.z), len(task.rows)
     classes = chunks(n, _CLASSES)
     # few parts of the classes would leave threads idle: then contexts are parted too
-    contexts = chunks(len(z), _SOME if len(classes) < _FEW else len(z))
+    contexts = chunks(batch, _SOME if len(classes) < _FEW else batch)
     left = iter([(c, b) for c in classes for b in contexts])  # `next` of a list's is atomic
 
     def search(_: int) -> tuple[int, Rows, IntArray]:
-        best, ids = np.full((len(z), k), -np.inf, z.dtype), np.full((len(z), k), n)
+        best, ids = np.full((batch, k), -np.inf, task.z.dtype), np.full((batch, k), n)
         for c, b in left:  # which threads share: each has its classes in their order
-            left_out = _LeftOut(starts[b.start : b.stop + 1], unwanted, absent)
-            bad = _keep_best(z[b], rows, c.start, c.stop, sides, scoring, left_out, best[b], ids[b])
+            bad = _keep_best(task, c.start, c.stop, b.start, b.stop, best, ids)
             if bad >= 0:
                 return bad, best, ids
         return n, best, ids
 
     bad, bests, numbers = zip(*thread_map(search, range(num_threads())), strict=True)
     if min(bad) < n:  # the first of all threads, so that the message is always the same
-        _refuse(rows, min(bad), scoring.normalize)
+        _refuse(task.rows, min(bad), task.normalize)
     best, ids = np.concatenate(bests, axis=1), np.concatenate(numbers, axis=1)
     order = np.lexsort((ids, -best), axis=1)[:, :k]  # by falling score, then by class
     best, ids = np.take_along_axis(best, order, 1), np.take_along_axis(ids, order, 1)
@@ -203,87 +202,78 @@ def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:
     require_finite_rows(row, class_id)
 
 
-class _Scoring(NamedTuple):
-    """What is made of products of contexts and class vectors."""
+class _Task(NamedTuple):
+    """Contexts, classes, what is made of their products, and the classes that are not wanted."""
 
+    z: Rows  # (B, d)
+    rows: Rows  # (n, d)
     normalize: bool  # divide class vectors by their norms
     offsets: Rows  # (n,): biases, or (0,)
     absolute: bool
-
-
-class _LeftOut(NamedTuple):
-    """Classes that are not wanted."""
-
-    starts: IntArray  # (B + 1,): where those of a context begin in `ids`; zeros if there are none
-    ids: IntArray  # (P,): ascending for each context
-    absent: NDArray[np.bool_]  # (n,): those of all contexts, or (0,)
+    starts: IntArray  # (B + 1,): where the `unwanted` of a context begin; zeros if there are none
+    unwanted: IntArray  # (P,): classes, ascending for each context
+    absent: NDArray[np.bool_]  # (n,): those not wanted by any context, or (0,)
+    height: int  # contexts and classes of a tile
+    width: int
 
 
 @njit
 def _keep_best(
-    z: Rows,
-    rows: Rows,
-    first: int,
-    end: int,
-    tile: tuple[int, int],
-    scoring: _Scoring,
-    left_out: _LeftOut,
-    best: Rows,
-    ids: IntArray,
+    task: _Task, first: int, end: int, begin: int, stop: int, best: Rows, ids: IntArray
 ) -> int:
-    """Let classes from `first` to before `end` into the k best of each context in `z` (B, d).
+    """Let classes from `first` to before `end` into the k best of contexts `begin` to `stop`.
 
     `best` (B, k) are scores so far, a heap with the worst in column 0, -inf where there is none
     yet; `ids` (B, k) their classes, n where there is none. Classes come in their order: of equal
-    scores the first is better. NaN counts as infinite, so that it is seen. A `tile` has so many
-    contexts and classes. The return value is the first class whose vector is not finite or cannot
-    be normalised, at which the search ends, or -1.
+    scores the first is better. NaN counts as infinite, so that it is seen. The return value is the
+    first class whose vector is not finite or cannot be normalised, at which the search ends, or -1.
     """
-    height, width = tile
-    block, norms = np.empty((width, rows.shape[1]), rows.dtype), np.empty(width)
-    buffer = np.empty(height * width, rows.dtype)
+    width, dim = task.width, task.rows.shape[1]
+    block, norms = np.empty((width, dim), task.rows.dtype), np.empty(width)
+    buffer = np.empty(task.height * width, task.rows.dtype)
     for start in range(first, end, width):
         count = min(width, end - start)
-        vectors = rows[start : start + count]
-        if scoring.normalize:
+        vectors = task.rows[start : start + count]
+        if task.normalize:
             unit = block[:count]  # a copy: the vectors are the caller's, and may be read-only
             for j in range(count):
-                for i in range(rows.shape[1]):
+                for i in range(dim):
                     unit[j, i] = vectors[j, i]
             divide_by_norms(unit, norms[:count])
             for j in range(count):
                 if not (0.0 < norms[j] < np.inf):  # so that NaN is refused too
                     return start + j
-            _search(z, unit, start, height, buffer, scoring, left_out, best, ids)
+            _search(task, unit, start, begin, stop, buffer, best, ids)
         else:
             for j in range(count):
                 if not _is_finite(vectors[j]):
                     return start + j
-            _search(z, vectors, start, height, buffer, scoring, left_out, best, ids)
+            _search(task, vectors, start, begin, stop, buffer, best, ids)
     return -1
 
 
 @njit
 def _search(
-    z: Rows,
+    task: _Task,
     rows: Rows,
     first: int,
-    height: int,
+    begin: int,
+    stop: int,
     buffer: Rows,
-    scoring: _Scoring,
-    left_out: _LeftOut,
     best: Rows,
     ids: IntArray,
 ) -> None:
-    """Search classes from `first` on, of vectors `rows` (r, d), for `height` contexts at a time."""
-    for begin in range(0, len(z), height):
-        contexts = z[begin : begin + height]
+    """Search classes from `first` on, of vectors `rows` (r, d), a tile's contexts at a time."""
+    for start in range(begin, stop, task.height):
+        contexts = task.z[start : min(start + task.height, stop)]
         scores = buffer[: len(contexts) * len(rows)].reshape((len(contexts), len(rows)))
         np.dot(contexts, rows.T, scores)
-        _finish(scores, first, scoring)
+        _finish(scores, first, task.offsets, task.absolute)
         for i in range(len(contexts)):
-            if _some_above(scores[i], best[begin + i, 0]):
-                _let_in(scores[i], first, left_out, begin + i, best[begin + i], ids[begin + i])
+            b = start + i
+            if _some_above(scores[i], best[b, 0]):
+                unwanted = task.unwanted[task.starts[b] : task.starts[b + 1]]
+                _let_in(scores[i], first, unwanted, task.absent, best[b], ids[b])
 
 
 @njit_sum
@@ -295,15 +285,13 @@ def _is_finite(row: Rows) -> bool:
 
 
 @njit
-def _finish(scores: Rows, first: int, scoring: _Scoring) -> None:
-    if len(scoring.offsets) == 0 and not scoring.absolute:
-        return
-    for i in range(len(scores)):
+def _finish(scores: Rows, first: int, offsets: Rows, absolute: bool) -> None:
+    for i in range(len(scores) if len(offsets) > 0 or absolute else 0):
         row = scores[i]
-        if len(scoring.offsets) > 0:
+        if len(offsets) > 0:
             for j in range(len(row)):
-                row[j] += scoring.offsets[first + j]
-        if scoring.absolute:
+                row[j] += offsets[first + j]
+        if absolute:
             for j in range(len(row)):
                 row[j] = abs(row[j])
 
@@ -318,13 +306,17 @@ def _some_above(scores: Rows, bound: float) -> bool:
 
 @njit
 def _let_in(
-    scores: Rows, first: int, left_out: _LeftOut, example: int, best: Rows, ids: IntArray
+    scores: Rows,
+    first: int,
+    unwanted: IntArray,
+    absent: NDArray[np.bool_],
+    best: Rows,
+    ids: IntArray,
 ) -> None:
-    unwanted = left_out.ids[left_out.starts[example] : left_out.starts[example + 1]]
     for j in range(len(scores)):
         if not (scores[j] <= best[0]):
             class_id = first + j
-            if len(left_out.absent) > 0 and left_out.absent[class_id]:
+            if len(absent) > 0 and absent[class_id]:
                 continue
             place = np.searchsorted(unwanted, class_id)
             if place < len(unwanted) and unwanted[place] == class_id:
