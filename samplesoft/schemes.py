@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from samplesoft._validation import as_choice, as_count, as_flag
+from samplesoft._validation import as_choice, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
@@ -45,11 +45,6 @@ class Scheme:
         with replacement.
     jackknife : bool
         Whether the loss is the jackknife of log S, which leaves out each draw in turn.
-    least_draws : int
-        Smallest number of draws m.
-    has_bounds : bool
-        Whether Theorem 1 of Rawat et al. (2019) is about this scheme, and `samplesoft.verify` puts
-        its bounds and the limit of m times the bias beside the exact bias.
 
     Raises
     ------
@@ -71,18 +66,15 @@ class Scheme:
     corrects_draws: bool = True
     independent: bool = False
     jackknife: bool = False
-    least_draws: int = 1
-    has_bounds: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "formula"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"`{name}` must be a text, got {getattr(self, name)!r}.")
-        for name in ("corrects_draws", "independent", "jackknife", "has_bounds"):
+        for name in ("corrects_draws", "independent", "jackknife"):
             as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
-        as_count("least_draws", self.least_draws)
         # facts that contradict each other; what merely has no formula is `why_no_exact_bias`
         if self.corrects_label and self.excludes_label:
             raise ValueError(
@@ -94,17 +86,11 @@ class Scheme:
                 "`jackknife` must be False where `independent` is True, for it leaves out one of m "
                 "draws, got both; set one of them."
             )
-        if self.least_draws <= self.jackknife:
-            raise ValueError(
-                "`least_draws` must be at least 2 where `jackknife` is True, for some draw must be "
-                f"left, got {self.least_draws}."
-            )
-        if self.has_bounds and not (self.adds_mean and self.excludes_label and not self.jackknife):
-            raise ValueError(
-                "`has_bounds` must be False, for the bounds are proved for base='plain', "
-                "hits='absent' and corrected draws with replacement, without the jackknife, got "
-                f"{self}."
-            )
+
+    @property
+    def least_draws(self) -> int:
+        """Smallest number of draws m; the jackknife must have one left."""
+        return 2 if self.jackknife else 1
 
     @property
     def label_in_sum(self) -> bool:
@@ -131,6 +117,15 @@ class Scheme:
         """Whether S is ``e_t`` plus a mean over m independent draws, to which no label adds."""
         plain = self.base == "plain" and self.corrects_draws
         return plain and self.hits in ("absent", "masked") and not self.independent
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether Theorem 1 of Rawat et al. (2019) is about this scheme.
+
+        Then `samplesoft.verify` puts its bounds and the limit of m times the bias beside the exact
+        bias.
+        """
+        return self.adds_mean and self.excludes_label and not self.jackknife
 
     @property
     def random_count(self) -> bool:
@@ -194,15 +189,13 @@ class Scheme:
 
     def without_correction(self) -> Scheme:
         """Return the same with draws that weigh ``e_j``, however they were drawn."""
-        return replace(self, corrects_draws=False, has_bounds=False)
+        return replace(self, corrects_draws=False)
 
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
-        Scheme(
-            "negatives", "e_t + sum of e_j / (m qn_j)", base="plain", hits="absent", has_bounds=True
-        ),
+        Scheme("negatives", "e_t + sum of e_j / (m qn_j)", base="plain", hits="absent"),
         Scheme("masked", "e_t + sum of e_j / (m q_j), j != t", base="plain", hits="masked"),
         Scheme("reject", "e_t + sum of e_j / (K qn_j), j != t", base="plain", hits="counted"),
         Scheme("candidate", "e_t / (m q_t) + sum of e_j / (m q_j)", base="corrected", hits="kept"),
@@ -227,7 +220,6 @@ SCHEMES: dict[str, Scheme] = {
             base="plain",
             hits="absent",
             jackknife=True,
-            least_draws=2,
         ),
         Scheme(
             "jackknife_masked",
@@ -235,7 +227,6 @@ SCHEMES: dict[str, Scheme] = {
             base="plain",
             hits="masked",
             jackknife=True,
-            least_draws=2,
         ),
     )
 }

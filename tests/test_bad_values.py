@@ -248,7 +248,7 @@ KINDS = {
     "normalize": lambda: FullSoftmaxLoss(normalize=np.zeros(2)),
     "absolute": lambda: evaluate(H, W, [0, 1], absolute="no"),
     "shared": lambda: UniformSampler(4).sample(H, 2, shared=np.zeros(0)),
-    "has_bounds": lambda: Scheme("toy", "S", "plain", "masked", has_bounds=np.zeros(2)),
+    "jackknife": lambda: Scheme("toy", "S", "plain", "masked", jackknife=np.zeros(2)),
     "formula": lambda: Scheme("toy", np.nan, "plain", "masked"),
     "settings": lambda: LinearSoftmax(3, 4, None),
     "settings of a report": lambda: samplesoft.verify(LOGITS, 0, {"q": Q}, 2, settings=3),

@@ -28,6 +28,13 @@ def test_the_formula_says_what_the_facts_say(scheme):
 
 def test_only_one_scheme_has_bounds():
     assert [name for name, scheme in SCHEMES.items() if scheme.has_bounds] == ["negatives"]
+    assert not SCHEMES["negatives"].without_correction().has_bounds
+
+
+def test_only_the_jackknife_needs_a_second_draw():
+    names = [name for name, scheme in SCHEMES.items() if scheme.least_draws != 1]
+    assert names == ["jackknife", "jackknife_masked"]
+    assert {SCHEMES[name].least_draws for name in names} == {2}
 
 
 def test_as_scheme_takes_names_and_objects():
@@ -50,7 +57,7 @@ def test_as_scheme_takes_names_and_objects():
         ({"base": "corrected", "hits": "counted"}, "the label is divided by m and the draws by K"),
         ({"base": "plain", "hits": "absent", "corrects_draws": False}, "has corrects_draws=False"),
         (
-            {"base": "plain", "hits": "counted", "jackknife": True, "least_draws": 2},
+            {"base": "plain", "hits": "counted", "jackknife": True},
             "has jackknife=True where it is not base='plain' with hits='absent' or 'masked'",
         ),
         ({"base": "plain", "hits": "kept", "independent": True}, "has independent=True where"),
@@ -66,13 +73,7 @@ def test_as_scheme_says_which_fact_has_no_exact_bias(facts, message):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"jackknife": True, "independent": True, "least_draws": 2}, "`jackknife` must be False"),
-        ({"jackknife": True}, "`least_draws` must be at least 2 where"),
-        ({"least_draws": 0}, "`least_draws` must be at least 1"),
-        ({"has_bounds": True, "hits": "masked"}, "`has_bounds` must be False"),
-        ({"has_bounds": True, "corrects_draws": False}, "`has_bounds` must be False"),
-        ({"has_bounds": True, "jackknife": True, "least_draws": 2}, "`has_bounds` must be False"),
-        ({"has_bounds": True, "independent": True}, "`has_bounds` must be False"),
+        ({"jackknife": True, "independent": True}, "`jackknife` must be False"),
         ({"base": "corrected"}, "`hits` must not be 'absent' where `base` is 'corrected'"),
     ],
 )

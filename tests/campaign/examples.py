@@ -297,8 +297,8 @@ MADE: dict[str, Call] = {
     ),
     "Scheme": _call(
         schemes.Scheme,
-        **{"name": "toy", "formula": "S", "base": "plain", "hits": "masked", "least_draws": 1},
-        **{"corrects_draws": True, "independent": False, "jackknife": 0, "has_bounds": False},
+        **{"name": "toy", "formula": "S", "base": "plain", "hits": "masked"},
+        **{"corrects_draws": True, "independent": False, "jackknife": False},
     ),
     "Settings": _call(
         training.Settings,
