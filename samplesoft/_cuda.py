@@ -205,11 +205,6 @@ if SIMULATED:
         """Return the maximum over the lanes of a warp, the same in each of them."""
         return max(_exchange(value))
 
-    def warp_sum_before(value: Any) -> Any:
-        """Return the sum over the lanes of a warp before this one."""
-        thread: Any = threading.current_thread()
-        return sum(_exchange(value)[: thread.threadIdx.x % WARP_SIZE])
-
     def warp_sync() -> None:
         """Let the lanes of a warp see what the others have written."""
         _exchange(None)
@@ -244,18 +239,6 @@ else:
             value = max(value, cuda.shfl_xor_sync(_EVERY_LANE, value, offset))
             offset //= 2
         return value
-
-    @device_function
-    def warp_sum_before(value: Any) -> Any:
-        """Return the sum over the lanes of a warp before this one."""
-        # each lane adds what stands 1, 2, 4 ... lanes below, and takes its own number off again
-        own, offset = value, 1
-        while offset < WARP_SIZE:
-            below = cuda.shfl_up_sync(_EVERY_LANE, value, offset)
-            if cuda.laneid >= offset:
-                value += below
-            offset *= 2
-        return value - own
 
     @device_function
     def warp_sync() -> None:

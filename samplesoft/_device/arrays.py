@@ -1,6 +1,6 @@
 """Arrays on the processor: what a function takes, checked, and what it returns.
 
-``twin(device, ARRAYS)`` gives `HostArrays` here or, with the same methods, `CudaArrays`.
+``twin(device, ARRAYS)`` gives `HostArrays` here, or `CudaArrays` with what a device does otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft import _memory
+from samplesoft._device.select import to_host
 from samplesoft._jit import row_chunks, thread_each
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
@@ -24,58 +25,23 @@ from samplesoft._validation import (
     as_type,
     writable,
 )
-from samplesoft.kernels.rows import divide_by_norms, unit_gradient
+from samplesoft.kernels.rows import divide_by_norms, largest_in_rows, unit_gradient
 
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
-
-
-def unit_rows(
-    name: str, rows: NDArray[Any], ids: IntArray | None = None
-) -> tuple[NDArray[Any], FloatArray]:
-    """Divide rows (N, d) by their norms in place; return them, and the norms (N,) that they had.
-
-    Errors call the rows by `ids` (N,), where those are given, of the argument `name`.
-    """
-    norms = np.empty(len(rows))  # float64, for rows of float32 too
-    _each_chunk(rows, lambda part: divide_by_norms(rows[part], norms[part]))
-    good = (norms > 0.0) & np.isfinite(norms)  # others were left as they are
-    if not good.all():
-        worst = int(np.argmin(good))
-        raise no_norm(name, norms[worst], worst if ids is None else int(ids[worst]))
-    return rows, norms
-
-
-def no_norm(name: str, norm: float, row: int) -> ValueError:
-    """Return the error for a row that cannot be normalised."""
-    return ValueError(
-        f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got {norm} for "
-        f"row {row}; start from random vectors, or use normalize=False."
-    )
-
-
-def unit_rows_backward(d_unit: NDArray[Any], unit: NDArray[Any], norms: FloatArray) -> NDArray[Any]:
-    """Turn derivatives in the normalised rows, in place, into those in the rows."""
-    _each_chunk(unit, lambda part: unit_gradient(d_unit[part], unit[part], norms[part]))
-    return d_unit
-
-
-def _each_chunk(rows: NDArray[Any], work: Callable[[slice], None]) -> None:
-    thread_each(work, row_chunks(rows.shape, _CHUNK_NUMBERS))
 
 
 class HostArrays:
     """Checks of arrays that a function takes, and small work on arrays, on the processor."""
 
     empty: Callable[..., NDArray[Any]] = staticmethod(np.empty)
-    filled: Callable[..., NDArray[Any]] = staticmethod(np.full)
-    plus: Callable[..., NDArray[Any]] = staticmethod(np.add)
-    float_rows = staticmethod(as_float_rows)
-    ids = staticmethod(as_ids)
-    labels = staticmethod(as_labels)
     copied: Callable[..., NDArray[Any]] = staticmethod(np.copy)
+    placed: Callable[..., NDArray[Any]] = staticmethod(np.asarray)
+    float_rows: Callable[..., NDArray[Any]] = staticmethod(as_float_rows)
+    ids: Callable[..., IntArray] = staticmethod(as_ids)
+    labels: Callable[..., IntArray] = staticmethod(as_labels)
     times = staticmethod(times_tau)
-    unit_rows = staticmethod(unit_rows)
-    unit_rows_backward = staticmethod(unit_rows_backward)
+    writable = staticmethod(writable)
+    each = staticmethod(thread_each)
 
     @staticmethod
     def shaped_rows(name: str, value: Any) -> NDArray[Any]:
@@ -101,19 +67,6 @@ class HostArrays:
         return as_type(name, vector, dtype)
 
     @staticmethod
-    def union(ids: list[IntArray], stop: int) -> IntArray:
-        """Return the ids below `stop` that occur, rising and each once."""
-        # the usual case needs no sort: one list, as from a gradient
-        if len(ids) == 1 and (ids[0][1:] > ids[0][:-1]).all():
-            return ids[0]
-        united: IntArray = np.unique(np.concatenate(ids))
-        return united
-
-    placed: Callable[..., NDArray[Any]] = staticmethod(np.asarray)
-    writable = staticmethod(writable)
-    each = staticmethod(thread_each)
-
-    @staticmethod
     def workers(num: int) -> int:
         """Return how many workers share out `num` things to do: see `kernels.lanes`."""
         return 1
@@ -124,21 +77,21 @@ class HostArrays:
         kernel(*arguments)
 
     @staticmethod
-    def available_bytes() -> int | None:
+    def over_rows(kernel: Callable[..., None], *arrays: NDArray[Any]) -> None:
+        """Call a kernel that goes through the rows of arrays, on threads where they are many."""
+        parts = row_chunks(arrays[0].shape, _CHUNK_NUMBERS)
+        thread_each(lambda part: kernel(*(array[part] for array in arrays)), parts)
+
+    @staticmethod
+    def available_bytes() -> float | None:
         """Return the bytes that new arrays may take, where the system tells."""
         return _memory.available_bytes()
 
     @staticmethod
-    def norm_outside(rows: NDArray[Any], least: float, most: float) -> tuple[int, float] | None:
-        """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
-        # one pass without a copy; roots only where a square is outside
-        squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-        if least * least <= squares.min() and squares.max() <= most * most:
-            return None
-        norms = np.sqrt(squares)
-        # the row that is farthest out makes the clearest message
-        worst = int(np.argmax(np.abs(norms - 0.5 * (least + most))))
-        return None if least <= norms[worst] <= most else (worst, float(norms[worst]))
+    def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the squared norm of each row (N,), in its type."""
+        norms: NDArray[Any] = np.einsum("ij,ij->i", rows, rows)  # without an array of the squares
+        return norms
 
     @staticmethod
     def take_rows(rows: NDArray[Any], places: IntArray) -> NDArray[Any]:
@@ -155,35 +108,82 @@ class HostArrays:
         """Return some rows (k, d) and others after them."""
         return np.concatenate((rows, others))
 
-    @staticmethod
-    def last_of_each(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
-        """Return ids (k,) rising and each once, with the last of the rows (k, d) of each."""
+    # what follows is the same on any device, as it uses the methods above
+
+    @classmethod
+    def filled(cls, shape: int | tuple[int, ...], value: Any) -> NDArray[Any]:
+        """Return an array of one number, of its type."""
+        return cls.placed(np.full(shape, value))
+
+    @classmethod
+    def unit_rows(
+        cls, name: str, rows: NDArray[Any], ids: IntArray | None = None
+    ) -> tuple[NDArray[Any], FloatArray]:
+        """Divide rows (N, d) by their norms in place; return them, and the norms (N,) they had.
+
+        Errors call the rows by `ids` (N,), where those are given, of the argument `name`.
+        """
+        norms = cls.empty(rows.shape[0], np.float64)  # for rows of float32 too
+        cls.over_rows(divide_by_norms, rows, norms)
+        had = to_host(norms)
+        good = (had > 0.0) & np.isfinite(had)  # others were left as they are
+        if not good.all():
+            worst = int(np.argmin(good))
+            row = worst if ids is None else int(to_host(ids)[worst])
+            raise ValueError(
+                f"`{name}` must have rows of a finite norm greater than 0 to be normalised, got "
+                f"{had[worst]} for row {row}; start from random vectors, or use normalize=False."
+            )
+        return rows, norms
+
+    @classmethod
+    def unit_rows_backward(
+        cls, d_unit: NDArray[Any], unit: NDArray[Any], norms: FloatArray
+    ) -> NDArray[Any]:
+        """Turn derivatives in the normalised rows, in place, into those in the rows."""
+        cls.over_rows(unit_gradient, d_unit, unit, norms)
+        return d_unit
+
+    @classmethod
+    def norm_outside(
+        cls, rows: NDArray[Any], least: float, most: float
+    ) -> tuple[int, float] | None:
+        """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
+        norms = np.sqrt(to_host(cls.squared_norms(rows)))
+        # the row that is farthest out makes the clearest message
+        worst = int(np.argmax(np.abs(norms - 0.5 * (least + most))))
+        if least <= norms[worst] <= most:
+            return None
+        # in float64, where its square is a number
+        return worst, float(np.linalg.norm(to_host(rows[worst : worst + 1]).astype(np.float64)))
+
+    @classmethod
+    def largest_in_rows(cls, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the largest absolute value in each row (N,), on the processor."""
+        largest = cls.empty(rows.shape[0], rows.dtype)
+        cls.run(largest_in_rows, rows.shape[0], rows, largest)
+        on_processor: NDArray[Any] = to_host(largest)
+        return on_processor
+
+    # Ids are sorted on the processor: some thousands of them come and go in less time than a sort
+    # on a device takes to be launched, digit by digit.
+
+    @classmethod
+    def union(cls, ids: list[IntArray]) -> IntArray:
+        """Return the ids that occur in some of the arrays, rising and each once."""
+        here: list[IntArray] = [to_host(some) for some in ids]
+        # the usual case needs no sort: one list, as from a gradient
+        if len(here) == 1 and (here[0][1:] > here[0][:-1]).all():
+            return ids[0]
+        return cls.placed(np.unique(np.concatenate(here)))
+
+    @classmethod
+    def last_of_each(cls, ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
+        """Return ids (k,) rising and each once, on the processor, with the last rows of each."""
+        ids = to_host(ids)
         # the usual case costs a comparison and no sort
         if (ids[1:] > ids[:-1]).all():  # as from a gradient
             return ids, rows
+        # reversed, for `np.unique` returns the first place of each
         ids, last = np.unique(ids[::-1], return_index=True)
-        return ids, rows[len(rows) - 1 - last]
-
-    @staticmethod
-    def take_numbers(numbers: NDArray[Any], rows: IntArray, columns: IntArray) -> NDArray[Any]:
-        """Return ``numbers[rows, columns]`` as a row (1, k)."""
-        return numbers[rows, columns][None]
-
-    @staticmethod
-    def repeat_row(row: NDArray[Any], batch: int) -> NDArray[Any]:
-        """Return a row (1, k) as often as there are examples, (B, k)."""
-        return np.repeat(row, batch, axis=0)
-
-    @staticmethod
-    def log_mean(logs: FloatArray, shares: FloatArray) -> FloatArray:
-        """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
-        # of logarithms, for the probabilities themselves may underflow
-        mean: FloatArray = np.logaddexp.reduce(
-            logs + np.log(shares)[:, None], axis=0, keepdims=True
-        )
-        return mean
-
-    @staticmethod
-    def mean(rows: FloatArray, shares: FloatArray) -> FloatArray:
-        """Return the mean of rows (R, n) by shares (R,), as a row (1, n)."""
-        return shares[None] @ rows
+        return ids, cls.take_rows(rows, rows.shape[0] - 1 - last)

@@ -150,9 +150,3 @@ def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
             "scale the rows down."
         )
     return dots
-
-
-def squared_norms(X: NDArray[Any]) -> NDArray[Any]:
-    """Return the squared norm of each row (N,)."""
-    norms: NDArray[Any] = np.einsum("ij,ij->i", X, X)  # without an array of the squares
-    return norms

@@ -16,7 +16,6 @@ from samplesoft.feature_maps.base import (
     over_rows,
     require_finite,
     shrink,
-    squared_norms,
 )
 from samplesoft.feature_maps.frequencies import (
     KINDS,
@@ -106,21 +105,21 @@ class PositiveRandomFeatures(FeatureMap):
             with np.errstate(all="ignore"):
                 self.projections.project(rows, features)
                 # one exponential of the difference: exp(a) exp(-b) would overflow before it need
-                shifts = 0.5 * (self.tau * squared_norms(rows) + np.log(self.num_features))
+                squares = self._arrays.squared_norms(rows)
+                shifts = 0.5 * (self.tau * squares + np.log(self.num_features))
                 features -= shifts[:, None]
                 np.exp(features, out=features)
-            self.require_in_range(features)
+            self.require_in_range(features.max(axis=1))
 
         over_rows(write, out)
 
-    def require_in_range(self, features: NDArray[Any]) -> None:
-        """Raise for rows of features, on the processor, that overflow or are all 0."""
-        largest = features.max(axis=1)
+    def require_in_range(self, largest: NDArray[Any]) -> None:
+        """Raise for features that overflow, or are all 0, of which these are each row's largest."""
         if not np.all((largest > 0.0) & (largest < np.inf)):
             what = "overflow" if np.any(largest == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of {ROW} {what} in {features.dtype}: with tau = {self.tau:g} "
-                f"the row is too large; lower tau, or {shrink(features.dtype)}."
+                f"positive features of {ROW} {what} in {largest.dtype}: with tau = {self.tau:g} "
+                f"the row is too large; lower tau, or {shrink(largest.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

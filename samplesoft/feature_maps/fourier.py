@@ -5,21 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from samplesoft._device.select import to_host
 from samplesoft._validation import FloatArray, as_choice, as_count, as_positive
-from samplesoft.feature_maps.base import (
-    ROW,
-    FeatureMap,
-    over_rows,
-    shrink,
-    squared_norms,
-)
-from samplesoft.feature_maps.frequencies import (
-    KINDS,
-    draw_frequencies,
-    generator_of,
-)
+from samplesoft.feature_maps.base import ROW, FeatureMap, over_rows, shrink
+from samplesoft.feature_maps.frequencies import KINDS, draw_frequencies, generator_of
 from samplesoft.kernels.sincos import TERMS, cos_sin_rows
 
 _ROUNDING = 2.0**-7  # turns by which the rounding of a typical angle may move it
@@ -94,7 +84,7 @@ class RandomFourierFeatures(FeatureMap):
         turns = self.nu**0.5 / (2.0 * np.pi)
         # squared norms at which angles of typical size are rounded by more than _ROUNDING; at most
         # 1e300, for a square must be finite
-        self.limits = {
+        self._limits = {
             np.dtype(t): min(_ROUNDING / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
         }
@@ -102,11 +92,16 @@ class RandomFourierFeatures(FeatureMap):
         self.turns = draw_frequencies(frequencies, *size, turns, generator, self.device)
 
     def _write(self, X: Any, out: Any) -> None:
-        if self.device != "cpu":  # there each product becomes a feature before it is written
-            self.turns.write_fourier(self, X, out)
-            return
-        self.require_resolved(X)
+        largest = to_host(self._arrays.squared_norms(X)).max()
+        if largest > self._limits[X.dtype]:
+            raise ValueError(
+                f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
+                f"for {X.dtype}; {shrink(X.dtype)}."
+            )
         scale, terms = self.num_features**-0.5, TERMS[out.dtype]
+        if self.device != "cpu":  # there each product becomes a feature before it is written
+            self.turns.write_fourier(X, scale, terms, out)
+            return
 
         def write(part: slice) -> None:
             # the left half of a row holds the turns; it becomes cosines, the right half sines
@@ -114,15 +109,6 @@ class RandomFourierFeatures(FeatureMap):
             cos_sin_rows(out[part], scale, *terms)
 
         over_rows(write, out)
-
-    def require_resolved(self, X: NDArray[Any]) -> None:
-        """Raise for a row of `X` (N, d), on the processor, that is too long."""
-        largest = squared_norms(X).max()
-        if largest > self.limits[X.dtype]:
-            raise ValueError(
-                f"{ROW} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are too large "
-                f"for {X.dtype}; {shrink(X.dtype)}."
-            )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         from scipy.spatial.distance import cdist  # here, to keep the import fast

@@ -17,19 +17,14 @@ from samplesoft._cuda import (
     WARP_SIZE,
     cuda,
     device_function,
-    empty,
-    first_found,
     kernel,
     lane,
-    launch_warps,
     to_device,
-    warp_index,
-    warp_sum,
     warp_sync,
 )
-from samplesoft._device.arrays_cuda import find_greatest_outside, find_norm_outside
+from samplesoft._device.arrays_cuda import CudaArrays
 from samplesoft._validation import FloatArray
-from samplesoft.kernels.sincos import TERMS, cos_sin
+from samplesoft.kernels.sincos import cos_sin
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 _Finish = Callable[..., None]  # write_fourier or write_positive, called for each product
@@ -59,26 +54,17 @@ class CudaDense:
         tiles = -(-X.shape[0] // _ROWS) * -(-columns.shape[1] // _COLUMNS)
         _dense_kernel(finish)[tiles, _THREADS](X, columns, out, parameters)
 
-    def write_fourier(self, phi: Any, X: Any, out: Any) -> None:
+    def write_fourier(self, X: Any, scale: float, terms: tuple[Any, ...], out: Any) -> None:
         """Write the features of `X` (N, d) by a `RandomFourierFeatures` into `out` (N, F)."""
-        longest = phi.limits[X.dtype] ** 0.5
-        row = first_found(launch_warps, find_norm_outside, X.shape[0], X, 0.0, longest)
-        if row is not None:  # only what is refused is copied back, for its message
-            phi.require_resolved(X[row : row + 1].copy_to_host())
-        scale = X.dtype.type(phi.num_features**-0.5)
-        self._project(write_fourier, X, out, (scale, *TERMS[X.dtype]))
+        self._project(write_fourier, X, out, (X.dtype.type(scale), *terms))
 
     def write_positive(self, phi: Any, X: Any, out: Any) -> None:
         """Write the features of `X` (N, d) by a `PositiveRandomFeatures` into `out` (N, F)."""
-        number, num = X.dtype.type, X.shape[0]
-        # of each row once, by a warp; the products then take them off
-        shifts = empty(num, X.dtype)
-        half, constant = number(0.5 * phi.tau), number(0.5 * np.log(phi.num_features))
-        launch_warps(positive_shifts, num, X, half, constant, shifts)
-        self._project(write_positive, X, out, (shifts,))
-        row = first_found(launch_warps, find_greatest_outside, num, out, 0.0, np.inf)
-        if row is not None:
-            phi.require_in_range(out[row : row + 1].copy_to_host())
+        number = X.dtype.type
+        squares = CudaArrays.squared_norms(X)
+        shift = number(0.5 * phi.tau), number(0.5 * np.log(phi.num_features))
+        self._project(write_positive, X, out, (squares, *shift))
+        phi.require_in_range(CudaArrays.largest_in_rows(out))
 
 
 class CudaStructured(CudaDense):
@@ -113,22 +99,9 @@ def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None
 
 @device_function
 def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -> None:
-    """Write an exponential, shifted by a number of its row."""
-    out[i, j] = math.exp(projection - parameters[0][i])
-
-
-@kernel
-def positive_shifts(rows: Any, factor: Any, constant: Any, shifts: Any) -> None:
-    """Write ``factor * |x|**2 + constant`` for each row x of (N, d), a warp for each."""
-    i = warp_index()
-    if i >= rows.shape[0]:
-        return
-    square = rows.dtype.type(0)  # in the type of the rows: no float64 where they are float32
-    for k in range(lane(), rows.shape[1], WARP_SIZE):
-        square += rows[i, k] * rows[i, k]
-    square = warp_sum(square)
-    if lane() == 0:
-        shifts[i] = factor * square + constant
+    """Write an exponential, shifted by half the squared norm of its row and a constant."""
+    squares, factor, constant = parameters
+    out[i, j] = math.exp(projection - (factor * squares[i] + constant))
 
 
 @cache

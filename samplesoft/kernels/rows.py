@@ -1,15 +1,17 @@
 """What kernels do with rows of a matrix: inner products, norms, weighted sums, and a prefetch.
 
+Norms serve both devices, and inner products are replaced on a GPU: see `samplesoft.kernels.lanes`.
+
 Inner products take matrices and the numbers of their rows, for a row that is passed on is an array
 with a count of its references, which threads change in turn: dearer than a short product.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -17,6 +19,14 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray
+from samplesoft.kernels.lanes import (
+    lane,
+    max_of_lanes,
+    num_lanes,
+    num_workers,
+    sum_of_lanes,
+    worker,
+)
 
 Real = NDArray[Any]  # float32 or float64
 
@@ -106,9 +116,10 @@ def pair_products(
 @njit_sum
 def _scaled_square(row: Real, scale: float) -> float:
     total = 0.0
-    for i in range(len(row)):  # eight times as fast as a loop over the row itself
+    # eight times as fast as a loop over the row itself
+    for i in range(lane(), len(row), num_lanes()):
         total += (row[i] * scale) * (row[i] * scale)
-    return total
+    return sum_of_lanes(total)
 
 
 @njit
@@ -117,45 +128,56 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
 
     Norms are computed in float64, and after scaling where their squares leave its range.
     """
-    for r in range(len(rows)):
+    for r in range(worker(), len(rows), num_workers()):
         row = rows[r]
         square = _scaled_square(row, 1.0)
-        norm = np.sqrt(square)
+        norm = math.sqrt(square)
         # squares that overflow or lose digits: scale by a power of 2, which is exact
         if not 1e-290 < square < 1e290:
             greatest = 0.0
-            for x in row:
-                greatest = max(greatest, abs(x))
-            if greatest > 0.0 and np.isfinite(greatest):
-                exponent = -np.floor(np.log2(greatest))
+            for i in range(lane(), len(row), num_lanes()):
+                greatest = max(greatest, abs(row[i]))
+            greatest = max_of_lanes(greatest)
+            if greatest > 0.0 and greatest < math.inf:
+                exponent = -math.floor(math.log2(greatest))
                 scale = 2.0 ** (0.5 * exponent)  # in two steps, for 2**1074 is infinite
-                for i in range(len(row)):
+                for i in range(lane(), len(row), num_lanes()):
                     row[i] = row[i] * scale * scale
-                norm = np.sqrt(_scaled_square(row, 1.0)) / scale / scale
                 square = _scaled_square(row, 1.0)
+                norm = math.sqrt(square) / scale / scale
         norms[r] = norm
-        if norm > 0.0 and np.isfinite(norm):
-            factor = 1.0 / np.sqrt(square)
-            for i in range(len(row)):
+        if norm > 0.0 and norm < math.inf:
+            factor = 1.0 / math.sqrt(square)
+            for i in range(lane(), len(row), num_lanes()):
                 row[i] = row[i] * factor
 
 
 @njit_sum
 def _inner(rows: Real, others: Real, r: int) -> float:
     total = 0.0
-    for i in range(rows.shape[1]):
+    for i in range(lane(), rows.shape[1], num_lanes()):
         total += rows[r, i] * others[r, i]
-    return total
+    return sum_of_lanes(total)
 
 
 @njit
 def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
     """Turn `d_unit`, the derivative in ``x / |x|``, into that in x: ``(I - u u') d / |x|``."""
-    for r in range(len(unit)):
+    for r in range(worker(), len(unit), num_workers()):
         # of u = x / |x|: what changes the length alone changes nothing
         along = _inner(unit, d_unit, r)
-        for i in range(unit.shape[1]):
+        for i in range(lane(), unit.shape[1], num_lanes()):
             d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]
+
+
+@njit
+def largest_in_rows(rows: Real, largest: Real) -> None:
+    """Write the largest absolute value in each row."""
+    for i in range(worker(), len(rows), num_workers()):
+        size = abs(rows[i, 0])
+        for f in range(lane(), rows.shape[1], num_lanes()):
+            size = max(size, abs(rows[i, f]))
+        largest[i] = max_of_lanes(size)
 
 
 _AHEAD = 4  # rows, so that a row is there when its turn comes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from samplesoft._device.arrays import HostArrays
-from samplesoft._device.arrays import unit_rows as unit_rows
-from samplesoft._device.arrays import unit_rows_backward as unit_rows_backward
 from samplesoft.samplers.base import Rows
+
+unit_rows, unit_rows_backward = HostArrays.unit_rows, HostArrays.unit_rows_backward
 
 
 def check_class_embeddings(value: object) -> Rows:

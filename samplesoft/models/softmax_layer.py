@@ -232,7 +232,7 @@ class SoftmaxLayer:
         self._changed.append(self._arrays.copied(classes))
         if len(self._changed) >= self.update_every:
             # a tree changes its sums once for each class, however often it has moved since
-            self._update_sampler(self._arrays.union(self._changed, n))
+            self._update_sampler(self._arrays.union(self._changed))
 
     def refresh(self) -> None:
         """Update the sampler with all class vectors; it then is as if just made from them."""

@@ -67,10 +67,9 @@ class Draw:
         """
         if self.log_inclusion is not None:
             return self.log_inclusion
-        log_counts: FloatArray = twin(device_of(self.log_q), ARRAYS).plus(
-            self.log_q, np.log(self.ids.shape[1])
-        )
-        return log_counts
+        log_counts = to_host(self.log_q) + np.log(self.ids.shape[1])
+        placed: FloatArray = twin(device_of(self.log_q), ARRAYS).placed(log_counts)
+        return placed
 
     def to_host(self) -> Draw:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
@@ -267,7 +266,7 @@ class Sampler(ABC):
         batch = contexts.shape[0]
         require_room("h", batch, 8.0 * batch * self.num_classes)
         probs = self._probs(contexts, excluded)
-        return probs if shares is None else self._arrays.mean(probs, shares)
+        return probs if shares is None else self._arrays.placed(shares[None] @ to_host(probs))
 
     def update(self, ids: Any, class_embeddings: ArrayLike) -> None:
         """Follow changed class vectors; a sampler that does not depend on them ignores this.
@@ -363,8 +362,14 @@ class Sampler(ABC):
             return hook(contexts, classes, excluded)
         classes = self._arrays.ids("ids", ids, self.num_classes, 1)
         # the mean of probabilities, not of their logarithms: each context is asked of each class
-        repeated = self._arrays.repeat_row(classes, contexts.shape[0])
-        return self._arrays.log_mean(hook(contexts, repeated, excluded), shares)
+        repeated = self._arrays.placed(np.repeat(to_host(classes), contexts.shape[0], axis=0))
+        return self._log_mean(hook(contexts, repeated, excluded), shares)
+
+    def _log_mean(self, logs: FloatArray, shares: FloatArray) -> FloatArray:
+        """Return the log of the mean of exp over columns of (R, k) by shares (R,), as (1, k)."""
+        # of logarithms, for the probabilities themselves may underflow
+        weighted = to_host(logs) + np.log(shares)[:, None]
+        return self._arrays.placed(np.logaddexp.reduce(weighted, axis=0, keepdims=True))
 
     def _check(
         self, h: ArrayLike | None, exclude: Any, shared: bool
@@ -475,10 +480,10 @@ class Sampler(ABC):
         # as many for each chosen context as the one chosen most often needs; the others keep some
         some, nothing = arrays.take_rows(h, contexts), self._check_excluded(None, len(contexts))
         drawn = self._sample(some, int(counts.max()), nothing, draws).ids
-        ids = arrays.take_numbers(drawn, slots, turns)
+        ids = to_host(drawn)[slots, turns][None]
         nothing = self._check_excluded(None, h.shape[0])
-        log_q = self._log_prob(h, arrays.repeat_row(ids, h.shape[0]), nothing)
-        return Draw(ids, arrays.log_mean(log_q, shares))
+        log_q = self._log_prob(h, arrays.placed(np.repeat(ids, h.shape[0], axis=0)), nothing)
+        return Draw(arrays.placed(ids), self._log_mean(log_q, shares))
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -490,7 +495,7 @@ class Sampler(ABC):
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
         """Return logarithms (B, k); override where draws are without replacement."""
-        return self._arrays.plus(self._log_prob(h, ids, exclude), np.log(m))
+        return self._arrays.placed(to_host(self._log_prob(h, ids, exclude)) + np.log(m))
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samplesoft._device.arrays import HostArrays
 from samplesoft._jit import chunks, njit, thread_each
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.feature_maps.base import squared_norms
 from samplesoft.kernels.rows import dot
 
 Rows = NDArray[Any]  # float32 or float64
@@ -40,7 +40,7 @@ def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
 
 
 def _nearest(rows: Rows, centers: Rows) -> IntArray:
-    halves = 0.5 * squared_norms(centers.astype(np.float64))
+    halves = 0.5 * HostArrays.squared_norms(centers.astype(np.float64))
     labels = np.empty(len(rows), np.int64)
     thread_each(
         lambda part: _write_nearest(rows[part], centers, halves, labels[part]),

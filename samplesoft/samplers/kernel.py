@@ -319,9 +319,9 @@ class RFSoftmaxSampler(KernelSampler):
 
 def _require_unit(name: str, rows: Rows, device: str) -> None:
     limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
-    found = twin(device, ARRAYS).norm_outside(rows, *limits)
-    if found is not None:
-        row, norm = found
+    outside = twin(device, ARRAYS).norm_outside(rows, *limits)
+    if outside is not None:
+        row, norm = outside
         raise ValueError(
             f"rows of `{name}` must have norm 1, got {norm:.6g} at row {row}; divide each row by "
             "its norm."

@@ -108,7 +108,7 @@ class TestOnDevice:
     @pytest.mark.parametrize("stop", [1, 3, 1000])
     def test_equal_ids_are_brought_together(self, size, stop):
         from samplesoft._cuda import to_device
-        from samplesoft._device.arrays_cuda import equal_runs, last_of_each, union
+        from samplesoft._device.arrays_cuda import CudaArrays, equal_runs
 
         ids = np.random.default_rng(size).integers(0, stop, size)
         found = (array.copy_to_host() for array in equal_runs(to_device(ids), stop))
@@ -118,10 +118,10 @@ class TestOnDevice:
         np.testing.assert_array_equal(unique[inverse], ids)
         np.testing.assert_array_equal(order, np.argsort(ids, kind="stable"))
         np.testing.assert_array_equal(starts, first)
-        both = union([to_device(ids), to_device(ids[:1])], stop).copy_to_host()
+        both = CudaArrays.union([to_device(ids), to_device(ids[:1])]).copy_to_host()
         np.testing.assert_array_equal(both, wanted)
         rows = np.arange(2.0 * size).reshape(size, 2)
-        unique, lasts = last_of_each(to_device(ids), to_device(rows))
+        unique, lasts = CudaArrays.last_of_each(to_device(ids), to_device(rows))
         np.testing.assert_array_equal(unique, wanted)
         for i, row in zip(unique, lasts.copy_to_host(), strict=True):
             np.testing.assert_array_equal(row, rows[np.flatnonzero(ids == i)[-1]])

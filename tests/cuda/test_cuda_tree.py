@@ -164,11 +164,11 @@ def test_work_in_parts_leaves_the_same(leaf_size, monkeypatch):
 
 
 def test_without_memory_for_two_sets_of_sums_all_classes_are_updated_in_place(monkeypatch):
-    from samplesoft.samplers.tree import engine_cuda
+    from samplesoft._device.arrays_cuda import CudaArrays
 
     rows, _ = whole_numbers(13, dim=3)
     here, there = trees(rows, leaf_size=2)
-    monkeypatch.setattr(engine_cuda, "available_bytes", lambda: 0.0)
+    monkeypatch.setattr(CudaArrays, "available_bytes", staticmethod(lambda: 0.0))
     for tree in (here, there):
         tree.update(np.arange(13), -rows)
     assert there.num_updates == 13
@@ -187,7 +187,7 @@ def test_what_is_refused_changes_nothing():
     with pytest.raises(ValueError, match="sums that are finite in float32"):
         tree.update([1, 2], np.full((2, 3), 3e38, np.float32))
     np.testing.assert_array_equal(sums(tree), before)
-    with pytest.raises(ValueError, match=r"features of float64 and shape \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"real features of shape \(1, 1\) for 1 rows"):
         KernelTree(np.ones((3, 2)), lambda rows: rows.reshape(-1), device="cuda")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,17 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._device.arrays import HostArrays
-from samplesoft._device.select import to_host
+from samplesoft._device.select import on_device, to_host
 from samplesoft._jit import chunks, num_threads
 from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.feature_maps import FeatureMap
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.tree.leaf import (
     KERNEL,
-    LEAVES,
-    SOFTMAX,
     LeafRows,
     Room,
     log_in_leaves,
@@ -30,13 +27,7 @@ from samplesoft.samplers.tree.leaf import (
     probs_in_leaves,
     remaining_in_leaves,
 )
-from samplesoft.samplers.tree.sums import (
-    FeatureSizes,
-    TreeSums,
-    largest_in_rows,
-    sum_changes,
-    sum_runs,
-)
+from samplesoft.samplers.tree.sums import TreeSums, sum_changes, sum_runs
 from samplesoft.samplers.tree.walk import (
     Contexts,
     Draws,
@@ -60,42 +51,6 @@ _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
 _WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
 
 
-@dataclass(frozen=True)
-class TreeShape:
-    """Sizes and weights of a `KernelTree`, whose parameters these are."""
-
-    num_classes: int
-    feature_dim: int
-    leaf_size: int
-    leaf: str
-    scale: float
-    floor: float
-
-    @property
-    def num_leaves(self) -> int:
-        """Number of buckets L."""
-        return -(-self.num_classes // self.leaf_size)
-
-    @cached_property
-    def rules(self) -> TreeRules:
-        """What kernels need to know; a class alone in its leaf needs no features."""
-        # (whatever weighs it, its share is 1, and exp of a vector product is the cheapest)
-        kind = LEAVES[self.leaf] if self.leaf_size > 1 else SOFTMAX
-        scale = self.floor if kind == KERNEL else self.scale
-        return TreeRules(self.num_classes, self.leaf_size, self.floor, kind, scale)
-
-    def leaves_due(self, num_updates: int, num: int) -> IntArray:
-        """Return the leaves (k,), rising, to be summed anew after `num` more updates.
-
-        One after another, every leaf once in `UPDATES_OF_A_CLASS` updates of all classes.
-        """
-        # by their number and not by which classes they were: a class that is updated all the time
-        # rounds nodes on its path only, and leaves in turn reach all of them
-        each = UPDATES_OF_A_CLASS * self.leaf_size
-        first, last = num_updates // each, (num_updates + num) // each
-        return np.sort(np.arange(first, last) % self.num_leaves)
-
-
 def _identity(rows: Rows) -> Rows:
     return rows
 
@@ -106,32 +61,37 @@ class HostFeatures:
     A `FeatureMap` writes what it should, and need not check rows that have been checked.
     """
 
+    _arrays: Any = HostArrays
+    _as_array: Callable[[Any], Any] = staticmethod(np.asarray)
+
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
         self._transform = transform
-        # those of the library may be written in place and need no check
-        self._write = transform._write if isinstance(transform, FeatureMap) else None
         self.dim = 0  # not known before the first features
-        self.dim = self._checked(rows[:1]).shape[1]
+        self.dim = int(self._checked(rows[:1]).shape[1])
 
     def __call__(self, rows: Rows) -> Rows:
         """Return features (k, F) of the type of `rows` (k, d)."""
-        if self._write is None:
+        if not isinstance(self._transform, FeatureMap):
             return self._checked(rows)
-        features = np.empty((len(rows), self.dim), rows.dtype)
+        features: Rows = self._arrays.empty((rows.shape[0], self.dim), rows.dtype)
         with np.errstate(over="ignore"):
-            self._write(rows, features)
+            self._transform._write(rows, features)
         return features
 
     def _checked(self, rows: Rows) -> Rows:
+        num, there = rows.shape[0], on_device(rows)
         with np.errstate(over="ignore"):
-            features = np.asarray(self._transform(rows))
-            wanted = self.dim or max(1, features.shape[-1] if features.ndim else 1)
-            if features.shape != (len(rows), wanted) or features.dtype.kind not in "biuf":
+            features = self._as_array(self._transform(rows))
+            wanted = num, self.dim or max(1, features.shape[1] if features.ndim == 2 else 1)
+            # only on the processor are they turned into the type of the rows
+            fits = features.dtype == rows.dtype if there else features.dtype.kind in "biuf"
+            if features.shape != wanted or not fits:
                 raise ValueError(
-                    f"`transform` must give real features of shape ({len(rows)}, {wanted}) for "
-                    f"{len(rows)} rows, got {features.dtype} of shape {features.shape}."
+                    f"`transform` must give real features of shape {wanted} for {num} rows"
+                    f"{f', in {rows.dtype}' if there else ''}, got {features.dtype} of shape "
+                    f"{features.shape}."
                 )
-            return np.ascontiguousarray(features, rows.dtype)
+            return features if there else np.ascontiguousarray(features, rows.dtype)
 
 
 class HostTree:
@@ -146,10 +106,14 @@ class HostTree:
     _arrays: Any = HostArrays
 
     def __init__(
-        self, rows: Rows, features: HostFeatures | None, shape: TreeShape, progress: bool = False
+        self, rows: Rows, features: HostFeatures | None, rules: TreeRules, progress: bool = False
     ) -> None:
-        self._shape = shape
+        self._rules = rules
+        self._num_leaves = -(-rules.num_classes // rules.leaf_size)
         self._features = features or _identity
+        self._dim = features.dim if features else rows.shape[1]  # of features, F
+        # by their vectors or by features: that of a class alone in its leaf needs none
+        self._weighs_vectors = features is None or rules.kind != KERNEL
         self._rows = self._arrays.copied(rows)
         self._sums: Any = None
         self.rebuild(progress)
@@ -179,35 +143,40 @@ class HostTree:
 
     def rebuild(self, progress: bool = False) -> None:
         """Sum the features of all classes again, where memory allows beside the old sums."""
-        if self._sums is not None and not self._sums.fit_again():
+        if self._sums is not None and not self._fit_again():
             self._sums = None
         self._sums, self._sizes = self._built(self._rows, progress)
-        self.num_updates = 0
+        self._peak, self.num_updates = self._sizes.max(), 0
 
-    def _built(self, rows: Rows, progress: bool = False) -> tuple[Any, FeatureSizes]:
-        """Return the sums of the features of `rows` (n, d), and how large those are."""
-        shape, size = self._shape, self._shape.leaf_size
-        sizes = np.empty(shape.num_classes, rows.dtype)
-        leaf_sums = self._empty((shape.num_leaves, shape.feature_dim))
-        parts = self._leaf_chunks(shape.num_leaves)
+    def _fit_again(self) -> bool:
+        """Return whether there is memory for as many sums again."""
+        free = self._arrays.available_bytes()
+        return free is None or bool(self._sums.nodes.nbytes < free)
+
+    def _built(self, rows: Rows, progress: bool = False) -> tuple[Any, Rows]:
+        """Return the sums of the features of `rows` (n, d), and the largest of each class (n,)."""
+        num, size = self._rules.num_classes, self._rules.leaf_size
+        sizes = np.empty(num, rows.dtype)
+        leaf_sums = self._empty((self._num_leaves, self._dim))
+        parts = self._leaf_chunks(self._num_leaves)
         with progress_bar(
             progress, total=len(parts), unit="block", desc="building the tree"
         ) as bar:
             for part in parts:
-                here = slice(part.start * size, min(part.stop * size, shape.num_classes))
+                here = slice(part.start * size, min(part.stop * size, num))
                 features = self._features(rows[here])
                 self._sum_leaves(features, leaf_sums[part])
-                sizes[here] = self._largest(features)
+                sizes[here] = self._arrays.largest_in_rows(features)
                 bar.update()
-        return self.Sums(leaf_sums), FeatureSizes.of(sizes)
+        return self.Sums(leaf_sums), sizes
 
     @property
     def _tree(self) -> Tree:
-        return Tree(self._sums.nodes, self._shape.rules)
+        return Tree(self._sums.nodes, self._rules)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
-        phi, arrays, shape = self._features(h), self._arrays, self._shape
+        phi, arrays, rules = self._features(h), self._arrays, self._rules
         # on the processor, whose numbers these are: some microseconds for a batch
         uniforms = arrays.placed(uniform_block(key, h.shape[0], m))
         ids, log_q = (arrays.empty(uniforms.shape, kind) for kind in (np.int64, np.float64))
@@ -223,17 +192,17 @@ class HostTree:
             self._walk(contexts, draws)
             leaves = to_host(leaves)
             # in the order of the leaves, whose rows then come into the cache once
-            visits = arrays.placed(visits_of(leaves, 0, shape.num_leaves))
+            visits = arrays.placed(visits_of(leaves, 0, self._num_leaves))
             num = visits.shape[0]
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                arrays.run(pick, num, shape.rules, contexts, visited, visits, draws, room)
+                arrays.run(pick, num, rules, contexts, visited, visits, draws, room)
 
         arrays.each(draw, self._parts(h.shape[0], m))
         return Draw(ids, log_q)
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""
-        phi, arrays, rules = self._features(h), self._arrays, self._shape.rules
+        phi, arrays, rules = self._features(h), self._arrays, self._rules
         log_q: FloatArray = arrays.empty(ids.shape, np.float64)
 
         def read(part: slice) -> None:
@@ -251,19 +220,17 @@ class HostTree:
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
-        phi, arrays, num_leaves = self._features(h), self._arrays, self._shape.num_leaves
+        phi, arrays, num_leaves = self._features(h), self._arrays, self._num_leaves
         log_reach = arrays.empty((h.shape[0], num_leaves), np.float64)
-        probs: FloatArray = arrays.empty((h.shape[0], self._shape.num_classes), np.float64)
+        probs: FloatArray = arrays.empty((h.shape[0], self._rules.num_classes), np.float64)
         contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
 
         def fill(part: slice) -> None:
-            leaves, num = (
-                np.arange(part.start, part.stop)[None],
-                h.shape[0] * (part.stop - part.start),
-            )
+            leaves = np.arange(part.start, part.stop)[None]
+            num = h.shape[0] * leaves.size
             visited = next(self._leaf_rows(h, phi, leaves))  # all come with one part
             asked = contexts, visited, part.start, log_reach, self._room(num), probs
-            arrays.run(probs_in_leaves, num, self._shape.rules, *asked)
+            arrays.run(probs_in_leaves, num, self._rules, *asked)
 
         # two passes: through the tree by examples, and inside the leaves by leaves
         arrays.each(
@@ -275,20 +242,20 @@ class HostTree:
 
     def prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
-        arrays, shape = self._arrays, self._shape
-        self._rows = arrays.writable(self._rows)
+        arrays, leaf_size = self._arrays, self._rules.leaf_size
+        self._rows, self._sizes = arrays.writable(self._rows), writable(self._sizes)
         ids, rows = arrays.last_of_each(ids, rows)
-        if 2 * len(ids) >= shape.num_classes and self._sums.fit_again():
+        if 2 * len(ids) >= self._rules.num_classes and self._fit_again():
             return self._prepare_rebuild(ids, rows)  # features of new and old rows would cost more
-        leaves, starts = np.unique(ids // shape.leaf_size, return_index=True)
+        leaves, starts = np.unique(ids // leaf_size, return_index=True)
         ends = np.append(starts, len(ids))
-        change = self._empty((len(leaves), shape.feature_dim))
-        sizes = np.empty((2, len(ids)), rows.dtype)
+        change = self._empty((len(leaves), self._dim))
+        sizes = np.empty(len(ids), rows.dtype)
         # leaves are never cut: a part ends with its last leaf, and so may be larger by one
-        at_a_time = min(_UPDATES, _BLOCK // (2 * shape.feature_dim) - shape.leaf_size + 1)
+        at_a_time = min(_UPDATES, _BLOCK // (2 * self._dim) - leaf_size + 1)
         edges = np.searchsorted(starts, np.arange(0, len(ids), max(1, at_a_time)))
         parts = list(pairwise(np.unique([*edges, len(leaves)])))
-        totals = np.zeros((len(parts), shape.feature_dim))
+        totals = np.zeros((len(parts), self._dim))
 
         def read(i: int) -> None:
             part, some = slice(*parts[i]), slice(*ends[list(parts[i])])
@@ -296,7 +263,7 @@ class HostTree:
             # in one call: BLAS may round the same row otherwise in a batch of another size
             features = self._features(arrays.joined(rows[some], self._taken(ids[some])))
             new, old = features[:num], features[num:]
-            sizes[:, some] = self._largest(features).reshape(2, num)
+            sizes[some] = arrays.largest_in_rows(new)
             # in float64, before the difference is rounded to the type of the features
             totals[i] = self._sums.total_change(new, old)
             begins = arrays.placed(starts[part] - starts[part.start])
@@ -305,8 +272,7 @@ class HostTree:
         arrays.each(read, range(len(parts)))
         # in the order of the parts, so that the total does not depend on threads
         add = self._sums.prepare(leaves, change, totals.sum(axis=0))
-        moved = self._sizes.moved(*sizes)
-        if moved.outgrown and self._sums.fit_again():
+        if self._outgrown(ids, sizes) and self._fit_again():
             return self._prepare_rebuild(ids, rows)
         # errors are those of the tree before this update; sums of changes commute
         renew = self._prepare_renewal(len(ids))
@@ -314,7 +280,8 @@ class HostTree:
         def commit() -> None:
             add()
             renew()
-            self._sizes = moved
+            self._sizes[ids] = sizes
+            self._peak = max(self._peak, sizes.max())
             arrays.put_rows(rows, ids, self._rows)
             self.num_updates += len(ids)
 
@@ -326,31 +293,57 @@ class HostTree:
         sums, sizes = self._built(all_rows)
 
         def commit() -> None:
-            self._rows, self._sums, self._sizes, self.num_updates = all_rows, sums, sizes, 0
+            self._rows, self._sums, self._sizes = all_rows, sums, sizes
+            self._peak, self.num_updates = sizes.max(), 0
 
         return commit
 
+    def _outgrown(self, ids: IntArray, sizes: Rows) -> bool:
+        """Return whether the largest features so far have cost those of now half their digits.
+
+        Sums are rounded in proportion to the largest numbers that they have held, and keep those
+        errors when such numbers leave again, as they do when classes (k,) get features that are at
+        most `sizes` (k,).
+        """
+        peak, digits = float(max(self._peak, sizes.max())), np.finfo(sizes.dtype).nmant // 2
+        least = peak / 2.0**digits
+        # nearly always the new features say so by themselves, which spares a pass over all classes
+        if sizes.max() >= least:
+            return False
+        return bool(np.delete(self._sizes, ids).max(initial=0.0) < least)
+
     def _prepare_renewal(self, num: int) -> Callable[[], None]:
         """Return what ends drift in the leaves whose turn comes with the next `num` updates."""
-        leaves = self._shape.leaves_due(self.num_updates, num)
-        errors = self._empty((len(leaves), self._shape.feature_dim))
+        leaves = self._leaves_due(num)
+        errors = self._empty((len(leaves), self._dim))
         for part in self._leaf_chunks(len(leaves)):
             self._sum_leaves(self._features_in(leaves[part]), errors[part])
             self._sums.subtract(leaves[part], errors[part])
         return partial(self._sums.add, leaves, errors) if len(leaves) else lambda: None
 
+    def _leaves_due(self, num: int) -> IntArray:
+        """Return the leaves (k,), rising, to be summed anew after `num` more updates.
+
+        One after another, every leaf once in `UPDATES_OF_A_CLASS` updates of all classes.
+        """
+        # by their number and not by which classes they were: a class that is updated all the time
+        # rounds nodes on its path only, and leaves in turn reach all of them
+        each = UPDATES_OF_A_CLASS * self._rules.leaf_size
+        first, last = self.num_updates // each, (self.num_updates + num) // each
+        return np.sort(np.arange(first, last) % self._num_leaves)
+
     def _features_in(self, leaves: IntArray) -> Rows:
         """Return the features of the classes in some leaves, one leaf after another."""
-        size = self._shape.leaf_size
+        size = self._rules.leaf_size
         ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
-        return self._features(self._taken(ids[ids < self._shape.num_classes]))
+        return self._features(self._taken(ids[ids < self._rules.num_classes]))
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
         """Yield what is multiplied in `leaves` (B, k): class vectors, or features of classes.
 
         Features come for some leaves at a time, the others beginning at -1.
         """
-        size, placed = self._shape.leaf_size, self._arrays.placed
+        size, placed = self._rules.leaf_size, self._arrays.placed
         if self._weighs_vectors:
             yield LeafRows(h, self._rows, placed(leaves * size))
             return
@@ -362,17 +355,12 @@ class HostTree:
             starts = placed(np.where(here, (slots - part.start) * size, -1))
             yield LeafRows(phi, self._features_in(visited[part]), starts)
 
-    @property
-    def _weighs_vectors(self) -> bool:
-        """Whether classes are weighed in their leaves by their vectors, and not by features."""
-        return self._features is _identity or self._shape.rules.kind != KERNEL
-
     def _contexts(self, h: Rows, phi: Rows, exclude: IntArray, room: Room) -> Contexts:
         """Return contexts with the classes (B,) that they exclude, and what remains without.
 
         `room` is for as many workers as there are contexts, or more.
         """
-        arrays, rules, batch = self._arrays, self._shape.rules, h.shape[0]
+        arrays, rules, batch = self._arrays, self._rules, h.shape[0]
         log_remaining = arrays.placed(np.zeros((batch, 2)))
         contexts = Contexts(phi, exclude, log_remaining, self._shares(batch))
         excluded = to_host(exclude)
@@ -397,7 +385,7 @@ class HostTree:
     def _walk(self, contexts: Contexts, draws: Draws) -> None:
         """Send the uniforms of `draws` to leaves, and fill in the rest of what they are there."""
         # the upper levels are few and visited by all: multiplied whole, before the walk
-        levels = known_levels(self._shape.num_leaves, *draws.uniforms.shape)
+        levels = known_levels(self._num_leaves, *draws.uniforms.shape)
         known = np.empty((len(draws.uniforms), 1 << levels))
         multiply_top(contexts.phi, self._sums.nodes, levels, known)
         walk(self._tree, contexts, known, draws)
@@ -408,19 +396,14 @@ class HostTree:
         Features of a leaf's classes are computed for a part as a whole, and so that results do not
         depend on threads, nor do those parts.
         """
-        shape = self._shape
-        visits = batch * num_leaves * shape.num_leaves.bit_length()
-        parts = num_threads() if visits * (shape.feature_dim + _VISIT) > _WORTH_A_THREAD else 1
-        size = -(-batch // parts)
-        # parts of a fixed size: features of a leaf are computed for a part as a whole
-        if shape.leaf == "kernel" and self._features is not _identity:
-            size = _KERNEL_PART
-        return chunks(batch, size)
+        visits = batch * num_leaves * self._num_leaves.bit_length()
+        parts = num_threads() if visits * (self._dim + _VISIT) > _WORTH_A_THREAD else 1
+        return chunks(batch, -(-batch // parts) if self._weighs_vectors else _KERNEL_PART)
 
     def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
         """Return parts of `num` leaves whose features, and room for a batch, are held at a time."""
-        numbers = max(self._shape.feature_dim, self._arrays.workers(2 * batch))
-        return chunks(num, max(1, _BLOCK // (self._shape.leaf_size * numbers)))
+        numbers = max(self._dim, self._arrays.workers(2 * batch))
+        return chunks(num, max(1, _BLOCK // (self._rules.leaf_size * numbers)))
 
     def _empty(self, shape: tuple[int, ...]) -> Rows:
         empty: Rows = self._arrays.empty(shape, self._rows.dtype)
@@ -428,12 +411,12 @@ class HostTree:
 
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the classes of `num` leaves."""
-        arrays, shape = self._arrays, (self._arrays.workers(num), self._shape.leaf_size)
+        arrays, shape = self._arrays, (self._arrays.workers(num), self._rules.leaf_size)
         return Room(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _shares(self, num: int) -> FloatArray:
         """Return room for the shares on `num` paths."""
-        levels = top(self._shape.num_leaves) + 1
+        levels = top(self._num_leaves) + 1
         shares: FloatArray = self._arrays.empty((num, levels, 4), np.float64)
         return shares
 
@@ -442,14 +425,7 @@ class HostTree:
         rows: Rows = self._arrays.take_rows(self._rows, ids)
         return rows
 
-    def _largest(self, features: Rows) -> Rows:
-        """Return the largest absolute value in each row."""
-        largest = self._empty(features.shape[:1])
-        self._arrays.run(largest_in_rows, features.shape[0], features, largest)
-        on_processor: Rows = to_host(largest)
-        return on_processor
-
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
         """Write the sums (k, F) of the features of k leaves, one leaf after another."""
-        starts = self._arrays.placed(np.arange(0, features.shape[0], self._shape.leaf_size))
+        starts = self._arrays.placed(np.arange(0, features.shape[0], self._rules.leaf_size))
         self._arrays.run(sum_runs, starts.shape[0], features, starts, out)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from samplesoft._cuda import (
     as_device_array,
-    available_bytes,
     empty,
     kernel,
     launch_threads,
@@ -22,36 +20,26 @@ from samplesoft._device.select import on_device
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.samplers.tree import sums, walk
-from samplesoft.samplers.tree.engine import HostTree
+from samplesoft.samplers.tree.engine import HostFeatures, HostTree
 
 _NUMBERS = 1 << 26  # numbers about a batch held at a time
 _PARTS = 64  # of the rows whose columns are summed side by side
 
 
-class CudaFeatures:
+def _as_array(features: Any) -> Any:
+    if not on_device(features):
+        raise TypeError(
+            "`transform` must return an array on the GPU with device='cuda', got "
+            f"{type(features).__name__}; make the feature map with device='cuda'."
+        )
+    return as_device_array(features)
+
+
+class CudaFeatures(HostFeatures):
     """The twin of `HostFeatures`: results lie on the device."""
 
-    def __init__(self, transform: Callable[[Any], Any], rows: Any) -> None:
-        self._transform = transform
-        self.dim: int = 0  # not known before the first features
-        self.dim = self(rows[:1]).shape[1]
-
-    def __call__(self, rows: Any) -> Any:
-        """Return features (k, F) of the type of `rows` (k, d)."""
-        features = self._transform(rows)
-        if not on_device(features):
-            raise TypeError(
-                "`transform` must return an array on the GPU with device='cuda', got "
-                f"{type(features).__name__}; make the feature map with device='cuda'."
-            )
-        features = as_device_array(features)
-        wanted = (rows.shape[0], self.dim or max(1, features.size // rows.shape[0]))
-        if features.shape != wanted or features.dtype != rows.dtype:
-            raise ValueError(
-                f"`transform` must give features of {rows.dtype} and shape {wanted} for "
-                f"{rows.shape[0]} rows, got {features.dtype} of shape {features.shape}."
-            )
-        return features
+    _arrays = CudaArrays
+    _as_array = staticmethod(_as_array)
 
 
 class CudaTreeSums(sums.TreeSums):
@@ -66,10 +54,6 @@ class CudaTreeSums(sums.TreeSums):
         for first, last in zip(starts[:-1], starts[1:], strict=True):
             level = to_device(steps[first:last]), (0, self.nodes.shape[1])
             run_on_warps(sums.add_steps, last - first, self.nodes, change, *level)
-
-    def fit_again(self) -> bool:
-        """Return whether there is memory for as many sums."""
-        return bool(self.nodes.nbytes < available_bytes())
 
     def column_sums(self, rows: Any) -> FloatArray:
         """Return the sums of columns and of their absolute values in float64, (2, F)."""
@@ -104,9 +88,9 @@ class CudaTree(HostTree):
         self._reach(phi, leaves, log_reach)
 
     def _parts(self, batch: int, num_leaves: int) -> list[slice]:
-        levels = walk.top(self._shape.num_leaves) + 1
-        numbers = 2 * num_leaves * (self._shape.leaf_size + 2 * levels)
-        return chunks(batch, max(1, _NUMBERS // (self._shape.feature_dim + numbers)))
+        levels = walk.top(self._num_leaves) + 1
+        numbers = 2 * num_leaves * (self._rules.leaf_size + 2 * levels)
+        return chunks(batch, max(1, _NUMBERS // (self._dim + numbers)))
 
 
 @kernel

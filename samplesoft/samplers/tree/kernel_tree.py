@@ -19,8 +19,8 @@ from samplesoft._validation import (
     as_positive,
 )
 from samplesoft.samplers.base import EngineSampler, Rows
-from samplesoft.samplers.tree.engine import TreeShape
-from samplesoft.samplers.tree.leaf import LEAVES
+from samplesoft.samplers.tree.leaf import KERNEL, LEAVES, SOFTMAX
+from samplesoft.samplers.tree.walk import TreeRules
 
 Transform = Callable[[Rows], NDArray[Any]]
 
@@ -149,10 +149,12 @@ class KernelTree(EngineSampler):
             partial(engine.predicted_bytes, *rows.shape, self.feature_dim, rows.dtype.itemsize),
             arrays.available_bytes(),
         )
-        shape = TreeShape(
-            self.num_classes, self.feature_dim, self.leaf_size, self.leaf, self.scale, self.floor
-        )
-        self._engine = engine(rows, features, shape, progress)
+        # a class alone in its leaf has a share of 1 there, whatever weighs it: by its vector, as
+        # the softmax does, that costs least
+        kind = LEAVES[self.leaf] if self.leaf_size > 1 else SOFTMAX
+        scale = self.floor if kind == KERNEL else self.scale
+        rules = TreeRules(self.num_classes, self.leaf_size, self.floor, kind, scale)
+        self._engine = engine(rows, features, rules, progress)
 
     @property
     def num_updates(self) -> int:

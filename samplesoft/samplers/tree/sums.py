@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,9 @@ from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.lanes import lane, max_of_lanes, num_lanes, num_workers, worker
+from samplesoft.kernels.lanes import lane, num_lanes, num_workers, worker
 from samplesoft.kernels.rows import prefetch_row
 from samplesoft.samplers.tree.walk import top
-
-# as `np.frexp` counts them
-_LEAST = np.finfo(np.float64).minexp - np.finfo(np.float64).nmant  # exponents of numbers above 0
 
 
 class TreeSums:
@@ -89,10 +86,6 @@ class TreeSums:
         leaves = self._arrays.placed(leaves)
         self._arrays.run(subtract_leaf_sums, leaves.shape[0], self.nodes, leaves, leaf_sums)
 
-    def fit_again(self) -> bool:
-        """Return whether there is memory for as many sums; nobody asks on the processor."""
-        return True
-
     def column_sums(self, rows: NDArray[Any]) -> FloatArray:
         """Return the sums of columns and of their absolute values in float64, (2, F)."""
         sums = np.zeros((2, rows.shape[1]))
@@ -121,47 +114,6 @@ class TreeSums:
         """Return ranges of features, two for each thread."""
         ends = np.linspace(0, self.nodes.shape[1], 2 * num_threads() + 1).astype(np.int64)
         return list(pairwise(ends.tolist()))
-
-
-class FeatureSizes(NamedTuple):
-    """Counts of classes by the binary exponent of their largest feature, now and at most so far.
-
-    Sums are rounded in proportion to the largest numbers that they have held, and keep those
-    errors when such numbers leave again. Counts of exponents are exact, whatever comes and goes.
-    """
-
-    counts: IntArray
-    peak: int
-    bits: int  # half the digits: rounding of what has gone must not show in what is there
-
-    @classmethod
-    def of(cls, sizes: NDArray[Any]) -> FeatureSizes:
-        """Return the counts for the largest features (n,) of all classes."""
-        counts = _count(sizes)
-        return cls(counts, _last(counts), np.finfo(sizes.dtype).nmant // 2)
-
-    def moved(self, new: NDArray[Any], old: NDArray[Any]) -> FeatureSizes:
-        """Return what follows when classes with features as large as `old` (k,) get `new` (k,)."""
-        added = _count(new)
-        counts = self.counts + added - _count(old)
-        return FeatureSizes(counts, max(self.peak, _last(added)), self.bits)
-
-    @property
-    def outgrown(self) -> bool:
-        """Whether the largest features so far have cost those of now half their digits."""
-        return self.peak - _last(self.counts) > self.bits
-
-
-def _last(counts: IntArray) -> int:
-    return int(counts.nonzero()[0].max(initial=0))
-
-
-def _count(sizes: NDArray[Any]) -> IntArray:
-    """Return how many numbers have each exponent; 0 stands below them all."""
-    # shifted so that the least denormal number has 1
-    exponents = np.frexp(sizes)[1].astype(np.int64) - _LEAST + 1
-    num = np.finfo(np.float64).maxexp - _LEAST + 2
-    return np.bincount(np.where(sizes > 0.0, exponents, 0), minlength=num)
 
 
 @njit
@@ -197,16 +149,6 @@ def add_changes(new: NDArray[Any], old: NDArray[Any], total: FloatArray) -> None
     for i in range(len(new)):
         for f in range(new.shape[1]):
             total[f] += np.float64(new[i, f]) - np.float64(old[i, f])
-
-
-@njit
-def largest_in_rows(features: NDArray[Any], largest: NDArray[Any]) -> None:
-    """Write the largest absolute value in each row."""
-    for i in range(worker(), len(features), num_workers()):
-        size = abs(features[i, 0])
-        for f in range(lane(), features.shape[1], num_lanes()):
-            size = max(size, abs(features[i, f]))
-        largest[i] = max_of_lanes(size)
 
 
 @njit
