@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same
     from samplesoft.bias.bounds import finite_sample_bounds as finite_sample_bounds
     from samplesoft.bias.bounds import num_sampled_for as num_sampled_for
     from samplesoft.bias.exact import exact_bias as exact_bias
-    from samplesoft.bias.mixed import mixed_bias as mixed_bias
     from samplesoft.bias.moments import exact_gradient_moments as exact_gradient_moments
     from samplesoft.bias.monte_carlo import monte_carlo_bias as monte_carlo_bias
     from samplesoft.checking.check import check_loss as check_loss
@@ -62,7 +61,6 @@ _HOMES = {
     "finite_sample_bounds": "bias.bounds",
     "num_sampled_for": "bias.bounds",
     "exact_bias": "bias.exact",
-    "mixed_bias": "bias.mixed",
     "exact_gradient_moments": "bias.moments",
     "monte_carlo_bias": "bias.monte_carlo",
     "check_loss": "checking.check",

@@ -116,7 +116,7 @@ def check_loss(
 
     Mixed negatives, the labels of the batch and `num_sampled` draws beside, are known with draws by
     the same proposal as the labels', uniform and log-uniform ones; for their bias see
-    `samplesoft.mixed_bias`.
+    ``figures/mixed_bias.py``.
 
     Random losses whose means are those of the full softmax, and of no scheme above, are
     ``unbiased``, such as `samplesoft.losses.MultilevelLoss`.

@@ -70,8 +70,8 @@ class InBatchLoss(Loss):
 
     **Mixed negatives.** With U draws of a distribution u beside, class j is expected
     :math:`m q_j + U u_j` times in both together, and that is what each of them is corrected by. No
-    class is then rare in q and in the negatives both. S is unbiased, and ``mixed_bias(logits, t, q,
-    B - 1, u, U)`` computes the mean of the loss and of its gradient.
+    class is then rare in q and in the negatives both. S is unbiased, and section 13 of
+    ``samplesoft/bias/README.md`` has the mean of the loss and of its gradient.
 
     References
     ----------

@@ -105,9 +105,6 @@ def _full(class_embeddings: Any, h: Any, labels: Any, num_sampled: int, seed: in
 MADE: dict[str, Call] = {
     "to_host": _call(samplesoft.to_host, value={"a": H}),
     "exact_bias": _call(samplesoft.exact_bias, **_bias, scheme="candidate"),
-    "mixed_bias": _call(
-        samplesoft.mixed_bias, **_bias, extra=[1 / N] * N, num_extra=3, scheme="masked"
-    ),
     "asymptotic_bias": _call(samplesoft.asymptotic_bias, logits=LOGITS, labels=LABELS, q=Q, h=None),
     "finite_sample_bounds": _call(samplesoft.finite_sample_bounds, **_bias),
     "num_sampled_for": _call(

@@ -169,3 +169,23 @@ def every_draw(q, m):
     support = [j for j, x in enumerate(q) if x > 0]
     for ids in product(support, repeat=m):
         yield ids, np.prod([q[j] for j in ids])
+
+
+def mixed_means(logits, label, of_q, of_u, corrected):
+    """Return the means of p' (n,) and of the loss, over all draws of two proposals together.
+
+    Each of the two is (probabilities, number of draws). Draws of the label have no weight.
+    """
+    (q, m), (u, more), n = of_q, of_u, len(logits)
+    counts, mean, mean_loss = m * q + more * u, np.zeros(n), 0.0
+    own = np.exp(logits[label]) / (counts[label] if corrected else 1.0)
+    for first in product(range(n), repeat=m):
+        for second in product(range(n), repeat=more):
+            chance = q[list(first)].prod() * u[list(second)].prod()
+            masses = np.zeros(n)
+            for j in first + second:
+                masses[j] += np.exp(logits[j]) / counts[j]
+            masses[label] = own
+            mean += chance * masses / masses.sum()
+            mean_loss += chance * np.log(masses.sum() / own)
+    return mean, mean_loss

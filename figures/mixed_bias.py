@@ -72,7 +72,7 @@ def mixed_bias(
 
     Examples
     --------
-    >>> from samplesoft import mixed_bias
+    >>> from mixed_bias import mixed_bias
     >>> logits, counts = [0.0, 1.0, 2.0], [0.6, 0.3, 0.1]
     >>> found = mixed_bias(logits, 0, counts, 5, [1 / 3, 1 / 3, 1 / 3], 5)
     >>> found.bias.round(4)

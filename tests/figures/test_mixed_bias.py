@@ -1,39 +1,31 @@
 """Draws from two proposals, against all outcomes, and `exact_bias` where the two are one."""
 
+import doctest
 import itertools
 
+import mixed_bias as module
 import numpy as np
 import pytest
+from mixed_bias import mixed_bias
 from mpmath import mp, mpf
+from oracles.naive_losses import mixed_means
 
-from samplesoft import exact_bias, mixed_bias
+from samplesoft import exact_bias
 from samplesoft.samplers import SoftmaxSampler, UniformSampler
 
 LOGITS = np.array([0.5, -1.0, 2.0, 0.1])
 Q, U = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.1, 0.2, 0.0, 0.7])
 
 
-def outcomes(label, m, more, corrected):
-    """Return the mean of p' (n,) and of the loss by going through all draws of both groups."""
-    counts, mean, mean_loss = m * Q + more * U, np.zeros(4), 0.0
-    own = np.exp(LOGITS[label]) / (counts[label] if corrected else 1.0)
-    for first in itertools.product(range(4), repeat=m):
-        for second in itertools.product(range(4), repeat=more):
-            chance = Q[list(first)].prod() * U[list(second)].prod()
-            masses = np.zeros(4)
-            for j in first + second:
-                masses[j] += np.exp(LOGITS[j]) / counts[j]
-            masses[label] = own
-            mean += chance * masses / masses.sum()
-            mean_loss += chance * np.log(masses.sum() / own)
-    return mean, mean_loss
+def test_the_example_in_its_documentation():
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("label", range(4))
 @pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
 @pytest.mark.parametrize(("m", "more"), [(2, 3), (4, 1)])
 def test_means_are_those_over_all_draws(label, scheme, m, more):
-    mean, loss = outcomes(label, m, more, scheme == "candidate_masked")
+    mean, loss = mixed_means(LOGITS, label, (Q, m), (U, more), scheme == "candidate_masked")
     found = mixed_bias(LOGITS, label, Q, m, U, more, scheme=scheme)
     assert np.abs(found.expected_probs - mean).sum() <= found.error < 2e-13
     full = np.logaddexp.reduce(LOGITS) - LOGITS[label]
