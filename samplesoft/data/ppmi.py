@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._memory import require_room
+from samplesoft._memory import require_bytes, require_room
 from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_labels
 from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.data.text import UNK, as_words, count_words
@@ -27,7 +27,6 @@ def examples_from_corpus(
     *,
     vocabulary_size: int = 10_000,
     dim: int = 64,
-    window: int = 1,
     num_examples: int | None = 1000,
     rng: int | np.random.Generator | None = None,
 ) -> Embeddings:
@@ -37,9 +36,9 @@ def examples_from_corpus(
     ----------
     tokens : sequence of str
         The text.
-    vocabulary_size, dim, window : int
-        Largest number of classes, of which one is ``<unk>`` where words are left out; `dim` and
-        `window` are passed on to `ppmi_svd`.
+    vocabulary_size, dim : int
+        Largest number of classes, of which one is ``<unk>`` where words are left out; `dim` is
+        passed on to `ppmi_svd`.
     num_examples : int or None
         How many places of the text to draw, without replacement; None takes all there are.
     rng : int or numpy.random.Generator or None
@@ -48,8 +47,7 @@ def examples_from_corpus(
     Returns
     -------
     Embeddings
-        ``h`` is the unit vector of the word before, or of the sum over `window` words with
-        weights 1/k; classes are numbered by falling frequency.
+        ``h`` is the unit vector of the word before; classes are numbered by falling frequency.
 
     Raises
     ------
@@ -66,23 +64,18 @@ def examples_from_corpus(
     ((4, 6), (7, 6))
     """
     tokens = as_words("tokens", tokens)
-    window = as_count("window", window)
-    places = choose(len(tokens) - window, num_examples, rng) + window
+    places = choose(len(tokens) - 1, num_examples, rng) + 1
     counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
     classes_of = {word: i for i, word in enumerate(counts)}
     unknown = classes_of.get(UNK, -1)  # no word is, where none was left out
     ids = np.fromiter((classes_of.get(token, unknown) for token in tokens), np.int64)
-    contexts, classes = ppmi_svd(ids, len(counts), dim, window)
-    total = np.zeros((len(places), contexts.shape[1]))
-    for k in range(1, window + 1):
-        total += contexts[ids[places - k]] / k
-    return Embeddings(_unit_rows(total), classes, ids[places], np.array([*counts.values()], float))
+    contexts, classes = ppmi_svd(ids, len(counts), dim)
+    frequencies = np.array([*counts.values()], float)
+    return Embeddings(contexts[ids[places - 1]], classes, ids[places], frequencies)
 
 
-def ppmi_svd(
-    ids: ArrayLike, num_classes: int, dim: int, window: int = 1
-) -> tuple[FloatArray, FloatArray]:
-    r"""Embed contexts and next words so that their dot product follows how often they meet.
+def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, FloatArray]:
+    r"""Embed words and next words so that their dot product follows how often they meet.
 
     The matrix of :math:`\max(0, \log [P(i \mid c) / P_{0.75}(i)])`, with `P_0.75` the next words'
     distribution to the power 0.75, is cut to rank ``dim - 1`` by its singular value
@@ -100,8 +93,6 @@ def ppmi_svd(
         Number of classes n.
     dim : int
         Dimension of the vectors, at least 2; ``n + 1`` where that is less.
-    window : int
-        How many words before the next word are its context; the k-th counts 1/k.
 
     Returns
     -------
@@ -115,9 +106,9 @@ def ppmi_svd(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or the text is not longer than `window`.
+        If an argument is malformed, or the text has no two words.
     MemoryError
-        If so many vectors, or pairs of words in a window, would not fit.
+        If so many vectors, or pairs of words, would not fit.
 
     References
     ----------
@@ -138,15 +129,14 @@ def ppmi_svd(
     rank = min(as_count("dim", dim, 2) - 1, n)
     given = as_array("ids", ids)
     text = as_labels("ids", given, n, given.shape)
-    window = as_count("window", window)
-    if text.ndim != 1 or len(text) <= window:
+    if text.ndim != 1 or len(text) < 2:
         raise ValueError(
-            f"`ids` must be 1-D and longer than `window` = {window}, got shape {text.shape}; "
-            "give a longer text."
+            f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
+            "text."
         )
     require_room("num_classes", n, _BLOCKS * 8.0 * n * (rank + OVERSAMPLING))
-    require_room("window", window, _PAIR * float(window) * len(text))
-    matrix = _ppmi(text, n, window)
+    require_bytes("the pairs of words in `ids`", _PAIR * float(len(text)), "give a shorter text")
+    matrix = _ppmi(text, n)
     left, values, right = _truncated_svd(matrix, rank)
     root = np.sqrt(values)  # both sides get as much of them [Levy et al., section 3.3]
     contexts = np.zeros((n, rank + 1))  # the last coordinate is that of the lift
@@ -154,20 +144,17 @@ def ppmi_svd(
     return _unit_rows(contexts), _lift(right.T * root)
 
 
-def _ppmi(text: IntArray, n: int, window: int) -> Any:
+def _ppmi(text: IntArray, n: int) -> Any:
     """Return the (n, n) CSR matrix of positive, smoothed mutual information."""
     from scipy.sparse import coo_array
 
-    offsets = range(1, window + 1)
-    before = np.concatenate([text[:-k] for k in offsets])
-    after = np.concatenate([text[k:] for k in offsets])
-    weights = np.concatenate([np.full(len(text) - k, 1.0 / k) for k in offsets])
+    before, after = text[:-1], text[1:]
     # to CSR and back adds up the pairs that occur more than once
-    joint = coo_array((weights, (before, after)), shape=(n, n)).tocsr().tocoo()
+    joint = coo_array((np.ones(len(after)), (before, after)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords
-    smoothed = np.bincount(after, weights, n) ** SMOOTHING
+    smoothed = np.bincount(after, minlength=n) ** SMOOTHING
     # P(i | c) / P_0.75(i) is the joint count over the row's sum times P_0.75
-    expected = np.bincount(before, weights, n)[rows] * (smoothed / smoothed.sum())[columns]
+    expected = np.bincount(before, minlength=n)[rows] * (smoothed / smoothed.sum())[columns]
     information = np.log(joint.data / expected)
     kept = information > 0.0
     return coo_array((information[kept], (rows[kept], columns[kept])), shape=(n, n)).tocsr()

@@ -179,9 +179,9 @@ MADE: dict[str, Call] = {
     ),
     "Embeddings": _call(data.Embeddings, h=H, class_embeddings=W, labels=LABELS, counts=COUNTS),
     "examples_from_corpus": _call(
-        data.examples_from_corpus, tokens=TEXT, vocabulary_size=4, dim=3, window=1, num_examples=5
+        data.examples_from_corpus, tokens=TEXT, vocabulary_size=4, dim=3, num_examples=5
     ),
-    "ppmi_svd": _call(data.ppmi_svd, ids=IDS.ravel(), num_classes=N, dim=3, window=1),
+    "ppmi_svd": _call(data.ppmi_svd, ids=IDS.ravel(), num_classes=N, dim=3),
     "PositiveRandomFeatures": _call(
         feature_maps.PositiveRandomFeatures, **_map, tau=2.0, frequencies="orthogonal"
     ),
