@@ -268,7 +268,10 @@ def _search(
         contexts = task.z[start : min(start + task.height, stop)]
         scores = buffer[: len(contexts) * len(rows)].reshape((len(contexts), len(rows)))
         np.dot(contexts, rows.T, scores)
-        _finish(scores, first, task.offsets, task.absolute)
+        if len(task.offsets) > 0:
+            scores += task.offsets[first : first + len(rows)]
+        if task.absolute:
+            np.abs(scores, scores)
         for i in range(len(contexts)):
             b = start + i
             if _some_above(scores[i], best[b, 0]):
@@ -282,18 +285,6 @@ def _is_finite(row: Rows) -> bool:
     for i in range(1, len(row)):
         total += row[i] - row[i]
     return bool(total == 0.0)
-
-
-@njit
-def _finish(scores: Rows, first: int, offsets: Rows, absolute: bool) -> None:
-    for i in range(len(scores) if len(offsets) > 0 or absolute else 0):
-        row = scores[i]
-        if len(offsets) > 0:
-            for j in range(len(row)):
-                row[j] += offsets[first + j]
-        if absolute:
-            for j in range(len(row)):
-                row[j] = abs(row[j])
 
 
 @njit

@@ -133,7 +133,9 @@ def test_truncated_svd_is_that_of_lapack(true_rank):
 
 
 def test_ppmi_svd_errors():
-    with pytest.raises(ValueError, match=r"`ids` must be 1-D and hold at least 2 words, got shape \(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"`ids` must be 1-D and hold at least 2 words, got shape \(1,\)"
+    ):
         ppmi_svd([0], 2, 4)
     with pytest.raises(ValueError, match=r"`ids` must lie in 0\.\.1"):
         ppmi_svd([0, 1, 2], 2, 4)
