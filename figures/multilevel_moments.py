@@ -22,7 +22,7 @@ from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.moments import centre, check_vectors, numerator_moments
 from samplesoft.bias.transform import compute_decay_rates, evaluate_nodes, make_atoms
-from samplesoft.schemes import DECAY, Scheme, last_level
+from samplesoft.schemes import DECAY, last_level
 
 _LEFT = math.log(1e-9)  # x times the largest rate at the first node
 _RIGHT = 60.0  # exp(-60) is left beyond the last
@@ -55,7 +55,7 @@ def multilevel_moments(
     class_embeddings: ArrayLike,
     *,
     tau: float = 1.0,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> MultilevelMoments:
     """Compute the exact variance of the gradient of a `MultilevelLoss` in h, and its cost.
@@ -75,7 +75,7 @@ def multilevel_moments(
         Class vectors c.
     tau : float
         Inverse temperature.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         ``negatives`` or ``masked``; the others are refused.
 
     Returns

@@ -22,7 +22,6 @@ from samplesoft._validation import FloatArray, as_count, as_positive, as_real_ar
 from samplesoft.bias.exact import exact_bias, with_replacement_bias
 from samplesoft.bias.inputs import check_inputs
 from samplesoft.bias.negatives import make_negatives
-from samplesoft.schemes import Scheme
 
 _STEP = 0.1  # of log v
 _LEFT, _RIGHT = 20.0, 5.0  # beyond the fastest and the slowest change
@@ -442,7 +441,7 @@ def sampled_q_bias(
     num_sampled: int,
     *,
     num_draws: int = 100,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
     rng: int | np.random.Generator | None = None,
 ) -> SampledQBias:

@@ -7,7 +7,6 @@ facts; none of them knows a scheme by its name. A new one that these facts descr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +14,13 @@ from samplesoft._validation import as_choice, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
+# The hits with which each base has an exact bias. With others S has the label twice or never, or
+# its mass is divided by m and that of the draws by K: no estimate of the partition function.
+_EXACT = {
+    "none": ("kept",),
+    "plain": ("absent", "masked", "counted"),
+    "corrected": ("masked", "kept"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Scheme:
             as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
-        # facts that contradict each other; what merely has no formula is `why_no_exact_bias`
+        # facts that contradict each other; what merely has no formula is `has_exact_bias`
         if self.corrects_label and self.excludes_label:
             raise ValueError(
                 "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
@@ -164,28 +170,11 @@ class Scheme:
     @property
     def has_exact_bias(self) -> bool:
         """Whether `samplesoft.exact_bias` covers it."""
-        return not self.why_no_exact_bias
-
-    @property
-    def why_no_exact_bias(self) -> str:
-        """The fact that `samplesoft.exact_bias` does not cover, or an empty string."""
-        if not self.corrects_draws:
-            return "corrects_draws=False, with which S does not estimate the partition function"
-        got = f"base={self.base!r} with hits={self.hits!r}"
-        if self.independent and not (self.base == "plain" and self.excludes_label):
-            return f"independent=True where it is not base='plain' with hits='absent' but {got}"
-        if self.jackknife and not self.adds_mean:
-            return (
-                f"jackknife=True where it is not base='plain' with hits='absent' or "
-                f"'masked' but {got}"
-            )
-        if self.base == "plain" and self.draws_label:
-            return f"{got}, which has the label in S twice"
-        if self.base == "corrected" and self.divides_by_kept:
-            return f"{got}: the label is divided by m and the draws by K"
-        if self.base == "none" and not self.draws_label:
-            return f"{got}, which never has the label in S"
-        return ""
+        if self.jackknife:
+            return self.adds_mean
+        if self.independent:
+            return self.corrects_draws and (self.base, self.hits) == ("plain", "absent")
+        return self.corrects_draws and self.hits in _EXACT[self.base]
 
     def without_correction(self) -> Scheme:
         """Return the same with draws that weigh ``e_j``, however they were drawn."""
@@ -248,21 +237,9 @@ def certain_schemes() -> tuple[str, ...]:
     return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
 
 
-def as_scheme(value: Any, choices: Iterable[str] | None = None) -> Scheme:
-    """Return the scheme of a name out of `choices`; one of the caller's own is taken as it is.
-
-    The choices are by default all with an exact bias, which a `Scheme` of the caller's own must
-    have.
-    """
-    if not isinstance(value, Scheme):
-        names = exact_schemes() if choices is None else choices
-        return SCHEMES[as_choice("scheme", value, names)]
-    if value.why_no_exact_bias:
-        raise ValueError(
-            f"`scheme` must have an exact bias, got {value.name!r}, which has "
-            f"{value.why_no_exact_bias}; take other facts, or one of {', '.join(exact_schemes())}."
-        )
-    return value
+def as_scheme(name: Any) -> Scheme:
+    """Return the scheme of a name, which must have an exact bias."""
+    return SCHEMES[as_choice("scheme", name, exact_schemes())]
 
 
 # the multilevel loss draws levels, with chances that fall by DECAY from one to the next:

@@ -37,37 +37,34 @@ def test_only_the_jackknife_needs_a_second_draw():
     assert {SCHEMES[name].least_draws for name in names} == {2}
 
 
-def test_as_scheme_takes_names_and_objects():
+def test_as_scheme_takes_names():
     assert as_scheme("reject") is SCHEMES["reject"]
-    own = Scheme("own", "e_t + sum of e_j / (m qn_j)", "plain", "absent")
-    assert as_scheme(own) is own
-    for wrong in ("kept", "nothing", None, 3):
+    for wrong in ("kept", "nothing", None, 3, SCHEMES["reject"]):
         with pytest.raises(ValueError, match="`scheme` must be one of negatives, masked"):
             as_scheme(wrong)
-    with pytest.raises(ValueError, match="got 'reject'"):
-        as_scheme("reject", ("negatives", "poisson"))
     assert "kept" not in exact_schemes()
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    "facts",
     [
-        ({"base": "plain", "hits": "kept"}, "hits='kept', which has the label in S twice"),
-        ({"base": "none", "hits": "masked"}, "hits='masked', which never has the label in S"),
-        ({"base": "corrected", "hits": "counted"}, "the label is divided by m and the draws by K"),
-        ({"base": "plain", "hits": "absent", "corrects_draws": False}, "has corrects_draws=False"),
-        (
-            {"base": "plain", "hits": "counted", "jackknife": True},
-            "has jackknife=True where it is not base='plain' with hits='absent' or 'masked'",
-        ),
-        ({"base": "plain", "hits": "kept", "independent": True}, "has independent=True where"),
+        {"base": "plain", "hits": "kept"},
+        {"base": "none", "hits": "masked"},
+        {"base": "corrected", "hits": "counted"},
+        {"base": "plain", "hits": "absent", "corrects_draws": False},
+        {"base": "plain", "hits": "counted", "jackknife": True},
+        {"base": "corrected", "hits": "masked", "jackknife": True},
+        {"base": "plain", "hits": "kept", "independent": True},
+        {"base": "none", "hits": "absent", "independent": True},
+        {"base": "plain", "hits": "absent", "independent": True, "corrects_draws": False},
     ],
 )
-def test_as_scheme_says_which_fact_has_no_exact_bias(facts, message):
+def test_facts_without_an_exact_bias(facts, monkeypatch):
     own = Scheme("own", "", **facts)
     assert not own.has_exact_bias
-    with pytest.raises(ValueError, match=f"got 'own', which.*{message}"):
-        as_scheme(own)
+    monkeypatch.setitem(SCHEMES, "own", own)
+    with pytest.raises(ValueError, match="got 'own'"):
+        as_scheme("own")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def asymptotic_bias(
     labels: Any,
     q: Any,
     *,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> FloatArray:
     """Return the limit of ``m * bias`` of sampled softmax as the number m of draws grows.
@@ -43,7 +43,7 @@ def asymptotic_bias(
         Finite logits o.
     labels, q, h
         As for `samplesoft.exact_bias`.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         ``negatives``, ``masked``, ``reject``, ``candidate`` or ``importance``. With the others the
         bias does not fall like 1/m, and they are refused.
 
@@ -167,7 +167,7 @@ def self_normalized_terms(
     q: Any,
     num_sampled: int,
     *,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> SelfNormalizedTerms:
     """Return the classical terms of self-normalised importance sampling for sampled softmax.
@@ -202,7 +202,7 @@ def self_normalized_terms(
         As for `samplesoft.exact_bias`.
     num_sampled : int
         Number of draws m, at least 1.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         ``negatives`` or ``masked``; the others are refused.
 
     Returns

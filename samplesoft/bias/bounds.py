@@ -120,7 +120,7 @@ def finite_sample_bounds(
     q: Any,
     num_sampled: int,
     *,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> FiniteSampleBounds:
     """Bound the bias of sampled softmax for any number of draws, with no sign assumption.
@@ -150,7 +150,7 @@ def finite_sample_bounds(
         As for `samplesoft.exact_bias`.
     num_sampled : int
         Number of draws m, at least 1.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         ``negatives`` or ``masked``. For the others no bounds are known, and they are refused.
 
     Returns
@@ -222,7 +222,7 @@ def num_sampled_for(
     q: Any,
     bias: float,
     *,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> NumSampled:
     """Return how many draws it takes for the bias to have an L1 norm of at most `bias`.
@@ -237,7 +237,7 @@ def num_sampled_for(
         As for `samplesoft.exact_bias`.
     bias : float
         Wanted ``sum_i |E[p'_i] - p_i|``, in probability, greater than 0; it is never above 2.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         ``negatives`` or ``masked``, those that have bounds.
 
     Returns

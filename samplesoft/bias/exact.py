@@ -134,7 +134,7 @@ def exact_bias(
     q: Any,
     num_sampled: int,
     *,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
 ) -> ExactBias:
@@ -155,7 +155,7 @@ def exact_bias(
     num_sampled : int
         Number m of draws, at least 1; at least 2 for the jackknives. Of no effect for
         ``poisson``.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         How the draws become a loss, log S - o_t; e = exp(o).
 
         - ``negatives``: S = e_t + sum of e_j / (m qn_j) over m draws from qn, which is q given

@@ -65,7 +65,7 @@ def check_inputs(
     labels: Any,
     q: Any,
     num_sampled: Any,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
     takes_certain: bool = False,

@@ -36,7 +36,7 @@ class PlainBias(NamedTuple):
 
 
 def plain_bias(
-    logits: ArrayLike, labels: Any, q: Any, num_sampled: int, *, scheme: str | Scheme = "negatives"
+    logits: ArrayLike, labels: Any, q: Any, num_sampled: int, *, scheme: str = "negatives"
 ) -> PlainBias:
     """Compute the exact bias of sampled softmax, to be read rather than to be used.
 

@@ -59,7 +59,7 @@ def check_problem(
     class_embeddings: ArrayLike | None,
     tau: float,
     wrt: Sequence[str],
-    scheme: str | Scheme,
+    scheme: str,
     num_trials: int,
 ) -> Problem:
     """Check the arguments of `verify` except the proposals."""

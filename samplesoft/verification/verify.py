@@ -54,7 +54,7 @@ def verify(
     class_embeddings: ArrayLike | None = None,
     tau: float = 1.0,
     wrt: Sequence[str] = BLOCKS,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     num_trials: int = 4000,
     rng: int | np.random.Generator | None = None,
     progress: bool | Callable[[str], object] = False,
@@ -85,7 +85,7 @@ def verify(
     wrt : sequence of str
         Blocks of parameters: ``logits``, ``h``, ``class_embeddings``. The last two are left out
         where there are no vectors.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         See `exact_bias`. Theorem 1 and the limit are of ``negatives``; bounds for every m, moments
         and the terms of `samplesoft.self_normalized_terms` of ``masked`` too.
     num_trials : int

@@ -19,16 +19,17 @@ H, W = RNG.normal(size=(3, 2)), RNG.normal(size=(5, 2))
 
 
 @pytest.mark.parametrize("m", [1, 3, 50])
-def test_a_scheme_of_ones_own_is_its_facts(m):
+def test_a_scheme_of_ones_own_is_its_facts(m, monkeypatch):
     # draws of the label have no weight, as in `masked`; no code knows of the name
     toy = schemes.Scheme("toy", "e_t + sum of e_j / (m q_j), j != t", base="plain", hits="masked")
-    exact = samplesoft.exact_bias(LOGITS, 2, Q, m, scheme=toy)
+    monkeypatch.setitem(schemes.SCHEMES, "toy", toy)
+    exact = samplesoft.exact_bias(LOGITS, 2, Q, m, scheme="toy")
     _, bias, loss_bias = naive.laplace_mpmath(LOGITS, 2, Q, m, "masked", dps=20)
     np.testing.assert_allclose(exact.bias, bias.astype(float), rtol=1e-10)
     assert exact.loss_bias == pytest.approx(float(loss_bias), rel=1e-10)
-    got = samplesoft.monte_carlo_bias(LOGITS, 2, Q, m, num_trials=20_000, scheme=toy, rng=0)
+    got = samplesoft.monte_carlo_bias(LOGITS, 2, Q, m, num_trials=20_000, scheme="toy", rng=0)
     assert np.abs((got.bias - exact.bias) / got.stderr).max() < 4.5
-    report = samplesoft.verify(LOGITS, 2, {"q": Q}, (m,), scheme=toy, rng=0)
+    report = samplesoft.verify(LOGITS, 2, {"q": Q}, (m,), scheme="toy", rng=0)
     assert report.scheme == "toy"
     assert report.rows[0].finite_hold  # as those of any scheme of such a sum
     assert report.rows[0].printed_max is None
