@@ -31,6 +31,7 @@ from samplesoft.bias.transform import (
     Atoms,
     Nodes,
     Row,
+    class_moments,
     halving_change,
     make_atoms,
     make_nodes,
@@ -82,7 +83,7 @@ def exact_gradient_moments(
     class_embeddings: ArrayLike,
     *,
     tau: float = 1.0,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
 ) -> GradientMoments:
@@ -102,7 +103,7 @@ def exact_gradient_moments(
         Class vectors c.
     tau : float
         Inverse temperature.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         As for `samplesoft.exact_bias`, the jackknife of first order.
 
     Returns
@@ -508,15 +509,11 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
 
 def _on_panels(panel: IntArray, s: FloatArray, columns: FloatArray) -> FloatArray:
     """Return what `columns` (n, d) of classes at `s` in a `panel` weigh at the atoms, (A, d)."""
-    from scipy.sparse import csr_array  # which takes time to load, and few need
-
-    polynomials = np.polynomial.chebyshev.chebvander(s, panels.DEGREE - 1)
-    # the transpose of interpolation: a class spreads over the nodes of its panel
-    weights = polynomials @ panels.to_coefficients().T
-    places = panels.DEGREE * panel[:, None] + np.arange(panels.DEGREE)
-    starts = panels.DEGREE * np.arange(len(s) + 1)
-    on_atoms: FloatArray = csr_array((weights.ravel(), places.ravel(), starts)).T @ columns
-    return on_atoms
+    shape = int(panel.max()) + 1, columns.shape[1]
+    moments = class_moments(lambda part: (panel[part], s[part], columns[part].T), len(s), shape)
+    # the transpose of interpolation: what a class weighs goes to the nodes of its panel
+    on_atoms = np.moveaxis(moments @ panels.to_coefficients().T, 2, 1)
+    return on_atoms.reshape(-1, columns.shape[1])
 
 
 def _left_out_terms(

@@ -69,7 +69,7 @@ def monte_carlo_bias(
     num_sampled: int,
     *,
     num_trials: int,
-    scheme: str | Scheme = "negatives",
+    scheme: str = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
     rng: int | np.random.Generator | None = None,
@@ -89,7 +89,7 @@ def monte_carlo_bias(
         Number of draws m in a trial; ``poisson`` makes no use of it.
     num_trials : int
         Number of independent trials for each example, at least 2.
-    scheme : str or samplesoft.schemes.Scheme
+    scheme : str
         As in `samplesoft.exact_bias`.
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
@@ -166,9 +166,29 @@ def simulate(
     projection = np.zeros((len(p), 0)) if projection is None else projection
     directions = np.ascontiguousarray(projection, dtype=np.float64)
     target = _Target(bins, center, directions, p @ directions)
-    sums, mean, squares = _run_trials(
-        _make_plan(log_p, label, q, m, scheme), target, num_trials, key
-    )
+    plan = _make_plan(log_p, label, q, m, scheme)
+
+    def block(trials: slice) -> tuple[FloatArray, FloatArray]:
+        return _run_block(plan, target, key, trials.start, trials.stop)
+
+    # a block allocates and returns O(n) numbers: have as many as its draws pay for
+    paid = num_trials * plan.stride // (8 * len(p))
+    num_blocks = min(max(paid, 1), _MAX_BLOCKS, num_trials)
+    blocks = chunks(num_trials, -(-num_trials // num_blocks))
+    sums = np.zeros((len(center), 3))  # of trials that draw from a bin: p' - center, its square, 1
+    mean, squares = np.zeros((2, 1 + directions.shape[1]))  # squared deviations from the mean
+    # in the order of the blocks, whoever ran them: the same bits on any number of threads
+    for trials, (block_sums, (block_mean, block_squares)) in zip(
+        blocks, thread_map(block, blocks), strict=True
+    ):
+        sums += block_sums[:, 1:]
+        size = trials.stop - trials.start
+        change = block_mean - mean
+        mean += change * (size / trials.stop)
+        with np.errstate(over="ignore"):  # losses of 1e154 have no squares in float64
+            squares += block_squares
+            if trials.start:
+                squares += change**2 * (trials.start * size / trials.stop)
     # a trial that missed a bin has p' = 0 there
     missed = num_trials - sums[:, 2]
     total = sums[:, 0] - missed * center
@@ -208,61 +228,27 @@ class _Target(NamedTuple):
     projection_center: FloatArray  # (P,)
 
 
-def _run_trials(
-    plan: _Plan, target: _Target, num_trials: int, key: np.uint64
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Run all trials on all threads, and add up what they give.
-
-    Returns sums (num_bins, 3), over the trials that draw from a bin of p' - center, of its squares
-    and of 1; and the mean of the loss difference and of the projections (1 + P,), with the sums of
-    squared deviations from it.
-    """
-
-    def block(trials: slice) -> tuple[FloatArray, FloatArray]:
-        return _run_block(plan, target, key, trials.start, trials.stop)
-
-    # a block allocates and returns O(n) numbers: have as many as its draws pay for
-    paid = num_trials * plan.stride // (8 * len(plan.log_weights))
-    num_blocks = min(max(paid, 1), _MAX_BLOCKS, num_trials)
-    blocks = chunks(num_trials, -(-num_trials // num_blocks))
-    sums = np.zeros((len(target.center), 3))
-    mean = np.zeros(1 + len(target.projection_center))
-    squares = np.zeros_like(mean)
-    # in the order of the blocks, whoever ran them: the same bits on any number of threads
-    for trials, (block_sums, (block_mean, block_squares)) in zip(
-        blocks, thread_map(block, blocks), strict=True
-    ):
-        sums += block_sums[:, 1:]
-        size = trials.stop - trials.start
-        change = block_mean - mean
-        mean += change * (size / trials.stop)
-        with np.errstate(over="ignore"):  # losses of 1e154 have no squares in float64
-            squares += block_squares
-            if trials.start:
-                squares += change**2 * (trials.start * size / trials.stop)
-    return sums, mean, squares
-
-
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
     """Reduce a scheme to draws from one alias table, weights and a base mass."""
-    draws_cdf, fixed, num_draws, probs = np.zeros(0), np.zeros(0, np.int64), m, q
-    negatives = np.where(np.arange(len(q)) == label, 0.0, q)
+    draws_cdf, fixed, num_draws, probs, log_unit = np.zeros(0), np.zeros(0, np.int64), m, q, 0.0
+    drawn = q.copy()  # what weights divide by
+    if scheme.excludes_label or scheme.divides_by_kept:
+        drawn[label] = 0.0
     if scheme.independent:
         # a class drawn at least once in Poisson(rate) draws is included with probability
         # 1 - exp(-rate), independently of the others, eq. (B29): the cost is that of the draws
-        inclusion = np.minimum(negatives, 1.0)
-        log_weights = _divide_logs(log_p, inclusion)
-        fixed = np.flatnonzero(inclusion == 1.0)
-        rates = -np.log1p(-np.where(inclusion == 1.0, 0.0, inclusion))
+        drawn = np.minimum(drawn, 1.0)
+        fixed = np.flatnonzero(drawn == 1.0)
+        rates = -np.log1p(-np.where(drawn == 1.0, 0.0, drawn))
         num_draws, draws_cdf = _poisson_table(float(rates.sum()))
         probs = rates if draws_cdf.size else np.ones_like(q)
-    elif scheme.excludes_label or scheme.divides_by_kept:
-        mass = negatives.sum()
-        log_weights = _divide_logs(log_p, negatives) + (np.log(mass) if mass > 0 else 0.0)
-        if not scheme.divides_by_kept:  # else each trial divides by a number that it finds
-            probs, log_weights = negatives, log_weights - float(np.log(m))
     else:
-        log_weights = _divide_logs(log_p, q) + np.log(q.sum()) - float(np.log(m))
+        log_unit = float(np.log(drawn.sum())) if drawn.any() else 0.0
+        if not scheme.divides_by_kept:  # else each trial divides by a number that it finds
+            log_unit -= float(np.log(m))
+        if scheme.excludes_label:
+            probs = drawn
+    log_weights = _divide_logs(log_p, drawn) + log_unit
     log_base, offset = float(log_p[label]) if scheme.label_in_sum else -np.inf, 0.0
     if scheme.corrects_label:
         log_base = float(log_weights[label])
@@ -289,9 +275,8 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
 
 def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:
     """Return ``log_p - log(q)``, and -inf where q is 0 for such a class is never drawn."""
-    log_q = np.zeros_like(log_p)
-    np.log(q, out=log_q, where=q > 0.0)
-    return np.where(q > 0.0, log_p - log_q, -np.inf)
+    with np.errstate(divide="ignore"):
+        return np.where(q > 0.0, log_p - np.log(q), -np.inf)
 
 
 def _poisson_table(rate: float) -> tuple[int, FloatArray]:
