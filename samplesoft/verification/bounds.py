@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._validation import FloatArray
 from samplesoft.bias.asymptotic import asymptotic_bias_of
@@ -22,7 +21,6 @@ BLOCKS = ("logits", "h", "class_embeddings")
 # than these fractions of a printed bound and of M / m, far below violations that matter.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-14
 
-BoolArray = NDArray[np.bool_]
 Ends = tuple[FloatArray, FloatArray]  # lower and upper bounds
 Figures = dict[str, Any]  # of arrays (B,)
 

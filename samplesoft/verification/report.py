@@ -20,8 +20,6 @@ from samplesoft._report import (
     csv_table,
     plain,
 )
-from samplesoft._validation import FloatArray, IntArray
-from samplesoft.verification.bounds import BoolArray, Ends
 from samplesoft.verification.plots import draw_report
 
 if TYPE_CHECKING:
@@ -143,22 +141,6 @@ class VerificationRow:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """The P coordinates of one example for one sampler, and their order in the figure."""
-
-    sampler: str
-    num_sampled: int
-    wrt: str
-    example: int
-    order: IntArray  # (P,): coordinates from left to right
-    position: FloatArray  # (P,): probability of the class, or rank of the printed UB for h
-    bias: FloatArray  # (P,)
-    ends: Ends  # bounds that hold for every m
-    printed: Ends  # LB and UB
-    outside: BoolArray  # whether the bias is outside LB and UB
-
-
-@dataclass(frozen=True)
 class VerificationReport(Report):
     """What `samplesoft.verify` found.
 
@@ -181,8 +163,6 @@ class VerificationReport(Report):
         Largest |z| of the report, and the limit by Bonferroni's correction.
     settings : dict
         What is printed and saved with it, as given to `verify`.
-    pictures : tuple of Picture
-        One for each sampler, for the figure; not part of `to_dict`.
     """
 
     _title = "Exact bias, bounds and Monte Carlo"
@@ -200,7 +180,6 @@ class VerificationReport(Report):
     max_abs_z: float
     z_limit: float
     settings: dict[str, Any] = field(default_factory=dict)
-    pictures: tuple[Picture, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -240,10 +219,12 @@ class VerificationReport(Report):
         dict
             Ready for ``json.dumps(..., allow_nan=False)``; numbers that are not finite are None.
         """
-        names = [one.name for one in fields(self) if one.name not in ("rows", "pictures")]
-        names += ["agrees", "bounds_hold", "ok", "verdict"]
-        rows = [asdict(row) for row in self.rows]
-        return dict(plain({name: getattr(self, name) for name in names} | {"rows": rows}))
+        findings = {
+            name: getattr(self, name) for name in ("agrees", "bounds_hold", "ok", "verdict")
+        }
+        values = asdict(self) | findings
+        rows = values.pop("rows")  # the longest part comes last
+        return dict(plain(values | {"rows": rows}))
 
     def to_csv(self) -> str:
         """Return all fields of all rows, to 8 significant digits.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,7 +36,6 @@ from samplesoft.verification.problem import (
 )
 from samplesoft.verification.report import (
     WANTED_BIAS,
-    Picture,
     VerificationReport,
     VerificationRow,
     one_line,
@@ -150,7 +149,6 @@ def verify(
     key = as_key(rng)
     counts = problem.counts
     rows: list[VerificationRow] = []
-    shown: dict[str, Cell] = {}  # of the figure
     comparisons: list[Comparison] = []
     total = len(samplers) * len(counts) * len(problem.logits)
     with progress_bar(bool(progress), total=total, unit="example", desc="verify") as bar:
@@ -166,8 +164,6 @@ def verify(
                 if callable(progress):
                     progress(one_line(of_sampler[-len(problem.blocks)]))
                 comparisons += cell.comparisons
-                if m == counts[len(counts) // 2] and theory is not None:
-                    shown[name] = cell
             # asked for last, so that the first line is printed sooner
             needed = _draws_needed(inputs)
             rows += [replace(row, draws_needed=needed) for row in of_sampler]
@@ -185,7 +181,6 @@ def verify(
         max_abs_z=scores.max_abs_z,
         z_limit=z_limit(scores.z.size),
         settings=dict(settings or {}),
-        pictures=tuple(_make_pictures(shown)),
     )
 
 
@@ -329,31 +324,3 @@ def _summed_up(of_examples: Any) -> Any:
         return int(values.sum())
     mean = float(values.mean())
     return mean if np.isfinite(mean) else None
-
-
-def _make_pictures(cells: dict[str, Cell]) -> Iterator[Picture]:
-    """Yield a picture for each sampler, of the example with most coordinates outside in all.
-
-    It is of the coordinates of h, which are few, or else of the logits.
-    """
-    wrt = "h" if any("h" in cell.blocks for cell in cells.values()) else "logits"
-    blocks = [cell.blocks[wrt] for cell in cells.values()]
-    outside = [one.printed.outside(one.bias, one.slack) for one in blocks if one.printed]
-    # one example for all panels, so that they can be compared
-    example = int(np.argmax(sum(coordinates.sum(axis=1) for coordinates in outside)))
-    for (name, cell), block, coordinates in zip(cells.items(), blocks, outside, strict=True):
-        assert block.printed is not None and block.ends is not None, "they come with the theory"
-        probs, upper = cell.exact.probs[example], block.printed.upper[example]
-        order = np.argsort(upper if wrt == "h" else probs)
-        yield Picture(
-            sampler=name,
-            num_sampled=cell.inputs.num_sampled,
-            wrt=wrt,
-            example=example,
-            order=order,
-            position=np.arange(1.0, len(order) + 1.0) if wrt == "h" else probs[order],
-            bias=block.bias[example],
-            ends=(block.ends[0][example], block.ends[1][example]),
-            printed=(block.printed.lower[example], upper),
-            outside=coordinates[example],
-        )
