@@ -49,6 +49,7 @@ class Report(ABC):
 
     _title: ClassVar[str]  # of the page
     _figure_title: ClassVar[str]
+    _setting_names: ClassVar[tuple[str, ...]] = ()  # fields that are settings
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -62,9 +63,9 @@ class Report(ABC):
     def _figure(self) -> Figure:
         """Draw the report."""
 
-    @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """Return what the report was made with, for the end of the page; None is not shown."""
+        return {name: getattr(self, name) for name in self._setting_names}
 
     def _details(self) -> list[Part]:
         """Return what only those read who want all of it."""
@@ -369,6 +370,19 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure to a path with one of the `FIGURE_FORMATS`, whole or not at all."""
     with replaced(path) as draft:
         _save(figure, draft, path.suffix.lower())
+
+
+def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """Return a figure of so many inches with a verdict above it, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    title = textwrap.fill(verdict.replace("`", ""), 105)
+    figure.suptitle(title, fontsize=9.5, x=0.01, ha="left")
+    axes = figure.subplots()
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def svg_element(figure: Figure, name: str, title: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samplesoft._report import Column, Paragraph, Part, Report, Table, plain
+from samplesoft._report import Column, Paragraph, Part, Report, Table, plain, titled_figure
 from samplesoft.checking.faults import FAULTS, METHODS
 from samplesoft.checking.hypotheses import Hypothesis
 
@@ -66,6 +65,7 @@ class LossReport(Report):
 
     _title = "What a sampled loss estimates"
     _figure_title = "Distance of the nearest hypotheses"
+    _setting_names = ("num_sampled", "num_classes", "calls")
 
     scheme: str | None
     fault: str | None
@@ -210,11 +210,9 @@ class LossReport(Report):
         return parts
 
     def _figure(self) -> Figure:
-        from matplotlib.figure import Figure
-
         shown = nearest(self.scores, _DRAWN)[::-1]
-        figure = Figure(figsize=(8.5, 1.7 + 0.27 * len(shown)), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = titled_figure(self.verdict, (8.5, 1.7 + 0.27 * len(shown)))
+        axes.spines["left"].set_visible(False)
         # distances from 0.1 to a million fit on one logarithmic axis
         z = np.clip([s.z for s in shown], _LEAST, _MOST)
         colours = [_ALLOWED if s.allowed else _EXCLUDED for s in shown]
@@ -232,15 +230,7 @@ class LossReport(Report):
         axes.tick_params(axis="y", labelsize=8, length=0)
         axes.set_xlabel("greatest |z|: distance of a mean from the hypothesis, in standard errors")
         axes.grid(True, axis="x", color="0.92", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        title = textwrap.fill(self.verdict.replace("`", ""), 105)
-        figure.suptitle(title, fontsize=9.5, x=0.01, ha="left")
         return figure
-
-    def _settings(self) -> dict[str, Any]:
-        names = ("num_sampled", "num_classes", "calls")
-        return {name: getattr(self, name) for name in names}
 
 
 def nearest(scores: tuple[Hypothesis, ...], num: int) -> list[Hypothesis]:

@@ -19,10 +19,9 @@ from samplesoft.commands.options import (
     add_outputs,
     check_outputs,
     draw_count,
+    give_report,
     positive_float,
     seed,
-    show_report,
-    write_outputs,
 )
 
 _OPTIONS: Options = {
@@ -78,8 +77,7 @@ def run(options: argparse.Namespace) -> int:
     report = check_loss(
         loss, proposal, options.num_sampled, progress=True, rng=options.seed, **as_given
     )
-    show_report(report.to_text() + "\n")
-    write_outputs(options, report)
+    give_report(options, report)
     if options.scheme:
         return 0 if (options.scheme, None) in report.consistent else 1
     return 0 if report.scheme and report.fault is None else 1

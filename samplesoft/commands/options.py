@@ -16,23 +16,6 @@ from samplesoft._report import FIGURE_FORMATS, Report, figure_path
 from samplesoft._validation import LARGEST_COUNT
 
 
-def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a parser of names out of `choices` separated by commas, each at most once."""
-    known = list(choices)
-
-    def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",")]
-        for name in names:
-            if name not in known:
-                what = f"names out of {', '.join(known)}, separated by commas"
-                raise argparse.ArgumentTypeError(f"expected {what}, got {name!r}")
-        if len(set(names)) < len(names):
-            raise argparse.ArgumentTypeError(f"expected each name once, got {text!r}")
-        return names
-
-    return parse
-
-
 def number_of(
     wanted: str, holds: Callable[[Any], bool], kind: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
@@ -70,12 +53,27 @@ def draw_count(text: str) -> int:
     return value
 
 
-def draw_counts(text: str) -> list[int]:
-    """Parse different numbers of draws separated by commas."""
-    counts = [draw_count(count) for count in text.split(",")]
-    if len(set(counts)) < len(counts):
-        raise argparse.ArgumentTypeError(f"expected different numbers of draws, got {text!r}")
-    return counts
+def list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a parser of what `parse` takes, separated by commas and each at most once."""
+
+    def parse_all(text: str) -> list[Any]:
+        """Parse such a list, or refuse it in words."""
+        values = [parse(part.strip()) for part in text.split(",")]
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"expected different values, got {text!r}")
+        return values
+
+    return parse_all
+
+
+def names_of(choices: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a parser of names out of `choices`."""
+    known = list(choices)
+    wanted = f"names out of {', '.join(known)}, separated by commas"
+    return list_of(number_of(wanted, known.__contains__, str))
+
+
+draw_counts = list_of(draw_count)
 
 
 def flag(name: str) -> str:
@@ -153,7 +151,7 @@ _OUTPUTS = {
 
 
 def add_outputs(group: Any, names: Sequence[str] = ("json", "html", "figure")) -> None:
-    """Add the options, for `check_outputs` and `write_outputs`."""
+    """Add the options, for `check_outputs` and `give_report`."""
     for name in names:
         group.add_argument(flag(name), metavar="FILE", help=_OUTPUTS[name])
 
@@ -175,10 +173,14 @@ def check_outputs(options: argparse.Namespace) -> None:
         check_writable(flag(name), path)
 
 
-def write_outputs(
+def give_report(
     options: argparse.Namespace, report: Report, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a report where the options say; `settings` and the options are shown on the page."""
+    """Print a report, and write it where the options say.
+
+    `settings` and the options are shown on the page.
+    """
+    show_report(report.to_text(getattr(options, "details", False)) + "\n")
     for name, path in _paths(options).items():
         if name == "json":
             write_json(path, report.to_dict())

@@ -10,13 +10,12 @@ from samplesoft.commands.options import (
     add_outputs,
     check_outputs,
     draw_counts,
+    give_report,
     names_of,
     positive_float,
     positive_int,
     seed,
     show_part,
-    show_report,
-    write_outputs,
 )
 from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS
@@ -90,6 +89,5 @@ def run(options: argparse.Namespace) -> int:
         rng=options.seed,
         **{name: getattr(options, name) for name in as_given},
     )
-    show_report(report.to_text() + "\n")
-    write_outputs(options, report, {"input": source.title, "tau": source.tau})
+    give_report(options, report, {"input": source.title, "tau": source.tau})
     return 0

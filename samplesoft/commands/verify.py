@@ -15,13 +15,12 @@ from samplesoft.commands.options import (
     check_outputs,
     draw_counts,
     flag,
+    give_report,
     integer_of,
     names_of,
     positive_float,
     seed,
     show_part,
-    show_report,
-    write_outputs,
 )
 from samplesoft.commands.source import add_source, check_source, load_source
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, dense_proposals
@@ -145,8 +144,7 @@ def run(options: argparse.Namespace) -> int:
         progress=show_part,
         settings=settings,
     )
-    show_report(report.to_text(options.details) + "\n")
-    write_outputs(options, report)
+    give_report(options, report)
     return 0 if report.ok else 1
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from samplesoft._report import Column, Paragraph, Part, Report, Table, plain
+from samplesoft._report import Column, Paragraph, Part, Report, Table, plain, titled_figure
 from samplesoft.tuning.measure import Setting
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ class TuneReport(Report):
 
     _title = "Which sampler, and how many draws"
     _figure_title = "Bias against the time of a step"
+    _setting_names = ("num_classes", "batch", "largest_bias", "seconds")
 
     settings: tuple[Setting, ...]
     best: Setting
@@ -138,10 +138,7 @@ class TuneReport(Report):
         return parts
 
     def _figure(self) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8.2, 4.8), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = titled_figure(self.verdict, (8.2, 4.8))
         named = [s for s in self.settings if s.sampler is not None and s.bias > _LEAST_BIAS]
         names = list(dict.fromkeys(str(s.sampler) for s in named))
         for (k, name), shared in product(enumerate(names), (False, True)):
@@ -173,15 +170,8 @@ class TuneReport(Report):
             ylabel="exact L1 bias of the gradient in the logits",
         )
         axes.grid(True, which="major", color="0.92", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        figure.suptitle(textwrap.fill(self.verdict, 105), fontsize=9.5, x=0.01, ha="left")
         return figure
-
-    def _settings(self) -> dict[str, Any]:
-        names = ("num_classes", "batch", "largest_bias", "seconds")
-        return {name: getattr(self, name) for name in names}
 
 
 def _whom(setting: Setting) -> str:
