@@ -206,8 +206,6 @@ def score_gradients(
         dz = d_drawn @ block[pairs:]
     else:
         dz, places = np.empty_like(z), scores.draw_rows()
-        slopes = np.concatenate([d_own, d_drawn.ravel()])
-        examples = np.concatenate([owners, np.repeat(np.arange(len(z)), d_drawn.shape[1])])
         work = d_drawn.size * z.shape[1]
         thread_each(
             lambda part: context_sums(d_drawn[part], block, places[part], dz[part]),
@@ -215,7 +213,7 @@ def score_gradients(
         )
         thread_each(
             lambda part: class_sums(
-                slopes, weighted, examples, order, starts[part.start :], d_block[part]
+                d_own, d_drawn, weighted, owners, order, starts[part.start :], d_block[part]
             ),
             _parts(len(classes), work),
         )
@@ -280,17 +278,28 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
 
 @njit
 def class_sums(
-    slopes: Floats, z: Floats, examples: IntArray, order: IntArray, starts: IntArray, out: Floats
+    d_own: Floats,
+    d_drawn: Floats,
+    z: Floats,
+    owners: IntArray,
+    order: IntArray,
+    starts: IntArray,
+    out: Floats,
 ) -> None:
-    """Write the sums (k, d) of ``slopes[i] z[examples[i]]`` over k classes, each in float64.
+    """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
 
-    `slopes` (K,) are derivatives in the scores of labels and draws, `examples` (K,) whose they are;
-    class g has those at ``order[starts[g]:starts[g + 1]]``, as `kernels.sort_ids.equal_runs` says.
+    Derivatives are of the labels (P,), of which `owners` (P,) are the examples, and of the draws
+    (B, m). Class g has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the
+    draws, as `kernels.sort_ids.equal_runs` says.
     """
-    total = np.empty(out.shape[1])
+    pairs, m = len(d_own), d_drawn.shape[1]
+    slopes, total = d_drawn.ravel(), np.empty(out.shape[1])
     for g in range(len(out)):
         total[:] = 0.0
         for place in order[starts[g] : starts[g + 1]]:
-            if slopes[place] != 0.0:
-                _add(slopes[place], z, examples[place], total)
+            draw = place - pairs
+            if draw < 0:
+                _add(d_own[place], z, owners[place], total)
+            elif slopes[draw] != 0.0:
+                _add(slopes[draw], z, draw // m, total)
         out[g] = total

@@ -153,13 +153,23 @@ class SampledLoss(Loss):
         own, drawn = scores.own, scores.drawn
         if self.absolute:
             own, drawn = np.abs(own), np.abs(drawn)
-        label_of, hits = label_draws(scores)
+        once = self.label_reduction == "ova"
+        keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
+        if once:  # all labels of an example are its own
+            keeps_own = keeps_others = keeps_own and keeps_others
+        # which draws are labels: with one label an example, that is asked only where they are not
+        # kept, as where draws exclude the label
+        if keeps_own and keeps_others and targets.owners is None:
+            label_of, hits = np.full((1, ids.shape[1]), -1), np.zeros(len(own), np.int64)
+        else:
+            label_of, hits = label_draws(scores)
         if self.excludes_label and hits.any():
             raise self.contains_label(targets.labels, int(hits.argmax()))
+        hits_of_examples = targets.per_example(hits)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
-        own = own.astype(np.float64) + self.offset
+        own = np.add(own, self.offset, dtype=np.float64)
         if not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         log_counts = log_counts - self.offset  # so that scores of draws gain it too
@@ -167,18 +177,15 @@ class SampledLoss(Loss):
             own -= label_count
         elif facts.divides_by_kept:
             if self.mask_other_labels:  # no draw of any label is kept
-                hits = targets.rows(targets.per_example(hits))
+                hits = targets.rows(hits_of_examples)
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
             own -= gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
 
         # Terms of the loss, and their derivatives in the scores.
-        once = self.label_reduction == "ova"
-        keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
-        if once:  # all labels of an example are its own
-            keeps_own = keeps_others = keeps_own and keeps_others
         shares = np.ones(len(own)) if targets.shares is None else targets.shares
         rules = keeps_own, keeps_others, once
-        pairs = Pairs(own, drawn, log_counts, label_of, scores.owners, shares, *rules)
+        marks = label_of, hits_of_examples
+        pairs = Pairs(own, drawn, log_counts, *marks, scores.owners, shares, *rules)
         # where an example has several labels, one logit may stand for most of its draws
         merge = None if targets.owners is None else self._merge
         losses, d_own, d_drawn = pair_terms(pairs, targets.firsts(), terms, merge)
@@ -300,7 +307,8 @@ class Pairs(NamedTuple):
     own: FloatArray  # (P,): logits of the labels
     drawn: Rows  # (B, m): scores of the draws
     log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
-    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1
+    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, m) if all are -1
+    hits: IntArray  # (B,): how many draws of an example are labels of it
     owners: IntArray  # (P,): example of each
     shares: FloatArray  # (P,): what each weighs in the loss of its example
     keeps_own: bool
@@ -330,7 +338,7 @@ def pair_terms(
         losses, d_own, d_drawn = _row_terms(pairs, firsts, terms)
     else:
         losses, d_own, d_drawn = _merged_terms(pairs, firsts, terms, merge)
-    if not (np.isfinite(pairs.drawn).all() and np.isfinite(pairs.own).all()):
+    if not are_finite(pairs.own, pairs.drawn):
         finite = np.logical_and.reduce(np.isfinite(pairs.drawn), axis=1)
         losses[~(finite[pairs.owners] & np.isfinite(pairs.own))] = np.nan
     return losses * pairs.shares, d_own, d_drawn
@@ -384,7 +392,7 @@ def _merged_terms(
     none_expected = np.zeros((1, few.shape[1]))  # for that is in the logits already
     short = pairs._replace(drawn=few, log_counts=none_expected, label_of=whose)
     losses, d_own, d_few = _row_terms(short, firsts, terms)
-    d_drawn = np.multiply(logits, d_few[:, -1:]).astype(drawn.dtype)
+    d_drawn = np.multiply(logits, d_few[:, -1:], out=np.empty_like(drawn), casting="same_kind")
     d_drawn[examples, draws] = d_few[examples, column]
     return losses, d_own.astype(drawn.dtype), d_drawn
 
@@ -450,15 +458,24 @@ def find_labels(
     `owners` (P,) the examples of the labels, rising. `label_of` (B, m) gets the place of the pair,
     or -1, and `hits` (P,) how many draws are the label of a pair. The labels of an example differ.
     """
-    mark = np.full(num, -1)  # of the example at hand: which pair a class is the label of
+    several = len(owners) > len(label_of)
+    mark = np.full(num if several else 0, -1)  # which pair of an example a class is the label of
     hits[:] = 0
     first = 0
     for b in range(len(label_of)):
+        classes = draw_places[b if len(draw_places) > 1 else 0]
+        if not several:  # comparisons, which are vector instructions, in place of look-ups
+            count = 0
+            for k in range(len(classes)):
+                hit = classes[k] == label_places[b]
+                label_of[b, k] = b if hit else -1
+                count += hit
+            hits[b] = count
+            continue
         last = first
         while last < len(owners) and owners[last] == b:
             mark[label_places[last]] = last
             last += 1
-        classes = draw_places[b if len(draw_places) > 1 else 0]
         for k in range(len(classes)):
             p = mark[classes[k]]
             label_of[b, k] = p
@@ -470,6 +487,19 @@ def find_labels(
 
 
 @njit
+def are_finite(own: FloatArray, drawn: Floats) -> bool:
+    """Tell whether all scores of labels (P,) and of draws (B, m) are finite."""
+    bad = 0  # counted, for a branch would keep the loop from being vector instructions
+    for p in range(len(own)):
+        bad += not abs(own[p]) < np.inf
+    for b in range(len(drawn)):
+        scores = drawn[b]
+        for k in range(len(scores)):
+            bad += not abs(scores[k]) < np.inf
+    return bad == 0
+
+
+@njit
 def pair_logits(pairs: Pairs, start: int, logits: FloatArray) -> None:
     """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
 
@@ -478,17 +508,19 @@ def pair_logits(pairs: Pairs, start: int, logits: FloatArray) -> None:
     for i in range(len(logits)):
         p = start + i
         b, row = pairs.owners[p], logits[i]
-        scores, label_of = pairs.drawn[b], pairs.label_of[b]
+        scores = pairs.drawn[b]
         corrections = pairs.log_counts[b if len(pairs.log_counts) > 1 else 0]
-        row[0], hits = pairs.own[p], 0
+        row[0] = pairs.own[p]
         for k in range(len(scores)):
             row[1 + k] = scores[k] - corrections[k]
-            hits += label_of[k] >= 0
         later = pairs.once and p > 0 and pairs.owners[p - 1] == b
-        if hits > 0 or later:  # seldom, and so not in the loop above, which is vector instructions
+        if later:
+            row[1:] = -np.inf
+        elif pairs.hits[b] > 0:  # seldom, so not in the loop above, which is vector instructions
+            label_of = pairs.label_of[b]
             for k in range(len(scores)):
                 kept = pairs.keeps_own if label_of[k] == p else pairs.keeps_others
-                if later or (label_of[k] >= 0 and not kept):
+                if label_of[k] >= 0 and not kept:
                     row[1 + k] = -np.inf
 
 

@@ -138,7 +138,8 @@ def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
     find_labels(labels, owners, ids, 4, label_of, hits)
     assert hits.tolist() == ([2, 1, 1, 0] if shared else [2, 4, 0, 0])
     rules = bool(keeps_own), bool(keeps_others), bool(once)
-    pairs = Pairs(own, drawn, log_counts, label_of, owners, np.ones(4), *rules)
+    of_examples = np.array([hits[owners == b].sum() for b in range(3)])
+    pairs = Pairs(own, drawn, log_counts, label_of, of_examples, owners, np.ones(4), *rules)
     logits = np.empty((4, 5))
     pair_logits(pairs, 0, logits)
     every = np.broadcast_to(ids, (3, 4))[owners]
