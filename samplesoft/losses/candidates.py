@@ -260,8 +260,9 @@ def _add(factor: float, matrix: Floats, i: int, total: Floats) -> None:
 def score_rows(z: Floats, owners: IntArray, block: Floats, rows: IntArray, scores: Floats) -> None:
     """Write ``scores[i, k] = z[owners[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
     for i in range(len(rows)):
+        owner = owners[i]  # read once: the compiler cannot know that scores are no owners
         for k in range(rows.shape[1]):
-            scores[i, k] = row_dot(block, rows[i, k], z, owners[i])
+            scores[i, k] = row_dot(block, rows[i, k], z, owner)
 
 
 @njit
