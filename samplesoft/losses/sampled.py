@@ -318,11 +318,9 @@ class Pairs(NamedTuple):
 
 def label_draws(scores: Scores) -> tuple[IntArray, IntArray]:
     """Return the pair (B, m) of its example whose label a draw is, or -1; and hits (P,) of each."""
-    (size, m), pairs = scores.drawn.shape, len(scores.own)
+    m, pairs = scores.drawn.shape[1], len(scores.own)
     labels, draws = scores.places[:pairs], scores.places[pairs:].reshape(-1, m)
-    label_of, hits = np.empty((size, m), np.int64), np.empty(pairs, np.int64)
-    find_labels(labels, scores.owners, draws, len(scores.classes), label_of, hits)
-    return label_of, hits
+    return find_labels(labels, scores.owners, draws, len(scores.classes))
 
 
 def pair_terms(
@@ -445,22 +443,18 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
 
 @njit
 def find_labels(
-    label_places: IntArray,
-    owners: IntArray,
-    draw_places: IntArray,
-    num: int,
-    label_of: IntArray,
-    hits: IntArray,
-) -> None:
-    """Write which of the pairs of its example each draw is the label of.
+    label_places: IntArray, owners: IntArray, draw_places: IntArray, num: int
+) -> tuple[IntArray, IntArray]:
+    """Return which of the pairs of its example each draw is the label of.
 
     `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
-    `owners` (P,) the examples of the labels, rising. `label_of` (B, m) gets the place of the pair,
-    or -1, and `hits` (P,) how many draws are the label of a pair. The labels of an example differ.
+    `owners` (P,) the examples of the labels, rising; each has one. Returns the places (B, m) of the
+    pairs, or -1, and how many draws are the label of a pair (P,). The labels of an example differ.
     """
+    label_of = np.empty((owners[-1] + 1, draw_places.shape[1]), np.int64)
+    hits = np.zeros(len(owners), np.int64)
     several = len(owners) > len(label_of)
     mark = np.full(num if several else 0, -1)  # which pair of an example a class is the label of
-    hits[:] = 0
     first = 0
     for b in range(len(label_of)):
         classes = draw_places[b if len(draw_places) > 1 else 0]
@@ -484,6 +478,7 @@ def find_labels(
         for p in range(first, last):  # only what was written, not all of `mark`
             mark[label_places[p]] = -1
         first = last
+    return label_of, hits
 
 
 @njit
