@@ -25,6 +25,7 @@ _STEP_WIDTH = 0.3
 _STEP_END = 6.5  # widths beyond the cut, where the step has fallen to 4e-20, and is taken for 0
 _OF_CUBES = 8.0  # errors of a cube, each of some units
 _SURE = 1e-11  # relative error at which no other cut is tried
+_SIGNS = np.array([[-1.0], [1.0]])  # of what is taken off a number, and added to its size
 
 
 def jackknife_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeWeights]:
@@ -42,7 +43,8 @@ def jackknife_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeW
 class _Kernel(NamedTuple):
     """A kernel g and its derivatives in s, over exp(-(m - 1) s), all (K,).
 
-    All are polynomials in 1 - exp(-s); sizes are those of their terms without signs.
+    The last three are polynomials in 1 - exp(-s), (2, K): their values, and their sizes, which are
+    those of their terms without signs.
     """
 
     s: FloatArray  # -log theta at the nodes
@@ -50,9 +52,6 @@ class _Kernel(NamedTuple):
     g: FloatArray
     slope: FloatArray  # g'
     bend: FloatArray  # g''
-    g_size: FloatArray
-    slope_size: FloatArray
-    bend_size: FloatArray
 
 
 class _LossTerms(NamedTuple):
@@ -70,9 +69,8 @@ def _make_kernel(law: DrawLaw, s: FloatArray) -> _Kernel:
     """Return the kernel of the jackknife at numbers s (K,), eq. (B14)."""
     m = float(law.num_draws)
     x = -np.expm1(-s)
-    values = -x, m * x - 1.0, 2.0 * m - 1.0 - m * m * x
-    sizes = x, m * x + 1.0, 2.0 * m - 1.0 + m * m * x
-    return _Kernel(s, np.exp(-(m - 1.0) * s), *values, *sizes)
+    polynomials = _SIGNS * x, m * x + _SIGNS, 2.0 * m - 1.0 + _SIGNS * (m * m * x)
+    return _Kernel(s, np.exp(-(m - 1.0) * s), *polynomials)
 
 
 def _make_jackknife_weights(
@@ -89,37 +87,24 @@ def _make_jackknife_weights(
     survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (law.num_draws - 2) * s)
     step = _smooth_step(nodes.x, log_cut)
     v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
+    variance = np.stack([nodes.variance, nodes.variance_size])
+    skew = np.stack([-nodes.skew, nodes.skew_size])
+    first, second = (np.stack([v, np.abs(v)]) for v in (step.first, step.second))
     with np.errstate(all="ignore"):  # what is not finite here is cut off
         slope = v_base + nodes.mean  # v ds/dv
-        # (B15): H'' in D, v D' and v**2 D''
+        # (B15): H'' in D, v D' and v**2 D'', and the sizes of that, (2, K)
         c2 = kernel.g / slope / slope
-        c1 = 3.0 * c2 * (nodes.variance / slope)
-        c0 = c1 * (nodes.variance / slope) - c2 * (nodes.skew / slope)
-        s2 = kernel.g_size / slope / slope  # sizes
-        s1 = 3.0 * s2 * (nodes.variance_size / slope)
-        s0 = s1 * (nodes.variance / slope) + s2 * (nodes.skew_size / slope)
-        values = _times_step(c0, c1, c2, *step)
-        sizes = _times_step(s0, s1, s2, step.value, np.abs(step.first), np.abs(step.second))
-        below = np.stack([*values, *sizes], axis=1)
+        c1 = 3.0 * c2 * (variance / slope)
+        c0 = c1 * (nodes.variance / slope) + c2 * (skew / slope)
+        # the same of D times the step
+        whole = c0 * step.value + c1 * first + c2 * second
+        below = np.stack([whole, c1 * step.value + 2.0 * c2 * first, c2 * step.value])
+    below = below.transpose(2, 1, 0).reshape(-1, 6)
     below[(step.value < 1e-290) | (s < np.finfo(np.float64).tiny)] = 0.0
-    below[:, 0] += kernel.bend * (1.0 - step.value)
-    below[:, 3] += kernel.bend_size * (1.0 - step.value)
+    below[:, [0, 3]] += (kernel.bend * (1.0 - step.value)).T
     coefficients = survive[:, None] * below
     label_terms, label_sizes = _bend_label(coefficients, nodes, v_base)
     return NodeWeights(coefficients, label_terms, label_sizes, *loss)
-
-
-def _times_step(
-    c0: FloatArray,
-    c1: FloatArray,
-    c2: FloatArray,
-    value: FloatArray,
-    first: FloatArray,
-    second: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the coefficients of D, v D' and v**2 D'' where D is multiplied by a step."""
-    product = c0 * value + c1 * first + c2 * second
-    return product, c1 * value + 2.0 * c2 * first, c2 * value
 
 
 def _bend_label(
@@ -179,12 +164,10 @@ def _weigh_frullani(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) ->
     excess = np.where(close, nodes.excess, 0.0)
     apart = np.exp(-nodes.v) * np.expm1(excess)  # of x and y
     growth = np.expm1(less * excess)
-    near, near_size = growth * kernel.slope, growth * kernel.slope_size
-    near -= law.num_draws * apart
-    near_size += law.num_draws * apart
-    far = kernel.decay * kernel.slope - limit.decay * limit.slope
-    rounded = kernel.decay * kernel.slope_size + limit.decay * limit.slope_size
-    moved = kernel.decay * kernel.bend_size * (s + nodes.gap)
+    near, near_size = growth * kernel.slope + _SIGNS * (law.num_draws * apart)
+    far = kernel.decay * kernel.slope[0] - limit.decay * limit.slope[0]
+    rounded = kernel.decay * kernel.slope[1] + limit.decay * limit.slope[1]
+    moved = kernel.decay * kernel.bend[1] * (s + nodes.gap)
     exponents = law.num_draws * s
     far_size = _mixed_size(exponent_sizes(rounded, exponents), moved, unit)
     near_size = exponent_sizes(limit.decay * near_size, exponents)
@@ -202,10 +185,10 @@ def _weigh_plainly(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> 
     tilt = nodes.gap / s
     slope = s + nodes.gap
     weight = nodes.dx * kernel.decay
-    terms = -weight * kernel.slope * tilt
-    rounded = exponent_sizes(weight * kernel.slope_size * np.abs(tilt), law.num_draws * s)
-    moved = kernel.bend_size * slope * np.abs(tilt)
-    moved += kernel.slope_size * np.minimum(-tilt, (2.0 * slope + nodes.variance_size) / s)
+    terms = -weight * kernel.slope[0] * tilt
+    rounded = exponent_sizes(weight * kernel.slope[1] * np.abs(tilt), law.num_draws * s)
+    moved = kernel.bend[1] * slope * np.abs(tilt)
+    moved += kernel.slope[1] * np.minimum(-tilt, (2.0 * slope + nodes.variance_size) / s)
     return _LossTerms(terms, _mixed_size(rounded, weight * moved, unit), True)
 
 
@@ -226,11 +209,11 @@ def _weigh_by_parts(law: DrawLaw, nodes: Nodes, kernel: _Kernel) -> tuple[_LossT
     curve, size = np.where(far_size < size, far, curve), np.minimum(far_size, size)
     weight = nodes.dx * kernel.decay
     terms = _LossTerms(
-        -weight * (kernel.g / slope) * (curve / slope),
-        exponent_sizes(weight * (kernel.g_size / slope) * (size / slope), law.num_draws * s),
+        -weight * (kernel.g[0] / slope) * (curve / slope),
+        exponent_sizes(weight * (kernel.g[1] / slope) * (size / slope), law.num_draws * s),
         True,
     )
-    return terms, weight * (kernel.g / slope) * tilt
+    return terms, weight * (kernel.g[0] / slope) * tilt
 
 
 def _mixed_size(rounded: FloatArray, moved: FloatArray, unit: float) -> FloatArray:
