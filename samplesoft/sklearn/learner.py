@@ -239,8 +239,8 @@ def auto_choice(
         progress=verbose,
         rng=seed,
     )
-    progress_line(verbose, f"auto: {choice.verdict}")
-    return {**choice.settings, "verdict": choice.verdict}
+    progress_line(verbose, f"auto: {choice['verdict']}")
+    return choice
 
 
 def mean_norm(X: Any) -> float:

@@ -25,7 +25,6 @@ five times of it).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from samplesoft.losses.registry import LOSSES
@@ -44,22 +43,6 @@ CANDIDATES = ("unigram", "clusters")
 DRAWS = (100, 300, 1000)  # fewer leave more noise than training bears
 LARGEST_BIAS = 0.02  # it grows while a model learns, by more than twice after a pilot
 _LEAST, _MOST, _SHARE = 100, 1000, 10  # steps, and the share of those of the run
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen.
-
-    Attributes
-    ----------
-    settings : dict
-        ``loss``, ``sampler``, ``num_sampled`` and ``shared`` of a softmax layer.
-    verdict : str
-        Why, in a sentence or two.
-    """
-
-    settings: dict[str, Any]
-    verdict: str
 
 
 def is_auto(*values: Any) -> bool:
@@ -88,12 +71,13 @@ def pilot_steps(total: int) -> int:
 
 def choose(
     inputs: dict[str, Any], loss: str, sampler: Any, num_sampled: Any, **options: Any
-) -> Choice:
+) -> dict[str, Any]:
     """Choose the quickest settings whose bias is small, by `samplesoft.tune`.
 
-    `inputs` and `options` are arguments of `tune`: class vectors, contexts and labels of a pilot.
-    What is not ``"auto"`` is kept, unless the full softmax is the quickest. One set of draws for a
-    batch takes the masked form of the loss.
+    They are ``loss``, ``sampler``, ``num_sampled`` and ``shared`` of a softmax layer, and come with
+    the ``verdict``: why, in a sentence or two. `inputs` and `options` are arguments of `tune`:
+    class vectors, contexts and labels of a pilot. What is not ``"auto"`` is kept, unless the full
+    softmax is the quickest. One set of draws for a batch takes the masked form of the loss.
     """
     masked = LOSSES[loss].masked or loss
     n = len(inputs["class_embeddings"])
@@ -109,10 +93,10 @@ def choose(
         **options,
     )
     best = report.best
-    settings = {
+    return {
         "loss": "full" if best.sampler is None else masked if best.shared else loss,
         "sampler": best.sampler,
         "num_sampled": best.num_sampled,
         "shared": best.shared,
+        "verdict": report.verdict,
     }
-    return Choice(settings, report.verdict)

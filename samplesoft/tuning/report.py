@@ -38,7 +38,7 @@ class TuneReport(Report):
 
     _title = "Which sampler, and how many draws"
     _figure_title = "Bias against the time of a step"
-    _setting_names = ("num_classes", "batch", "largest_bias", "seconds")
+    _setting_names = ("largest_bias", "seconds", "num_classes", "batch")
 
     settings: tuple[Setting, ...]
     best: Setting
@@ -71,8 +71,7 @@ class TuneReport(Report):
         else:
             why = f"the least error of a gradient within {1e3 * self.seconds:g} ms a step"
         if best.sampler is None:
-            others = [one for one in self.settings if one.sampler is not None]
-            near = min(others, key=lambda one: one.step_seconds, default=None)
+            near = next((one for one in self.settings if one.sampler is not None), None)
             text = f"Take the full softmax: {why}, {1e3 * full.step_seconds:.1f} ms a step."
             if near is not None:
                 text += (
@@ -84,8 +83,7 @@ class TuneReport(Report):
         return (
             f"Take {best.title}: {why}. L1 bias {best.bias:.3g} +- {best.bias_stderr:.1g}, "
             f"{1e3 * best.step_seconds:.1f} ms a step of {self.batch:,}; the full softmax takes "
-            f"{1e3 * full.step_seconds:.1f} ms, "
-            f"{ratio:.3g} times as long."
+            f"{1e3 * full.step_seconds:.1f} ms, {ratio:.3g} times as long."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,10 +98,7 @@ class TuneReport(Report):
         return {
             "verdict": self.verdict,
             "best": plain(asdict(self.best)),
-            "largest_bias": self.largest_bias,
-            "seconds": self.seconds,
-            "num_classes": self.num_classes,
-            "batch": self.batch,
+            **self._settings(),
             "left_out": self.left_out,
             "settings": [plain(asdict(one)) | {"front": one in front} for one in self.settings],
         }
