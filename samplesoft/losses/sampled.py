@@ -157,9 +157,8 @@ class SampledLoss(Loss):
         keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
-        # which draws are labels: with one label an example, that is asked only where they are not
-        # kept, as where draws exclude the label
-        if keeps_own and keeps_others and targets.owners is None:
+        # which draws are labels: asked only where some are not kept, as where draws exclude them
+        if keeps_own and keeps_others:
             label_of, hits = np.full((1, ids.shape[1]), -1), np.zeros(len(own), np.int64)
         else:
             label_of, hits = label_draws(scores)
@@ -449,27 +448,28 @@ def find_labels(
 
     `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
     `owners` (P,) the examples of the labels, rising; each has one. Returns the places (B, m) of the
-    pairs, or -1, and how many draws are the label of a pair (P,). The labels of an example differ.
+    pairs, or -1, in one row for all where no draw is a label, and how many draws are the label of a
+    pair (P,). The labels of an example differ.
     """
-    label_of = np.empty((owners[-1] + 1, draw_places.shape[1]), np.int64)
-    hits = np.zeros(len(owners), np.int64)
-    several = len(owners) > len(label_of)
-    mark = np.full(num if several else 0, -1)  # which pair of an example a class is the label of
-    first = 0
-    for b in range(len(label_of)):
-        classes = draw_places[b if len(draw_places) > 1 else 0]
-        if not several:  # comparisons, which are vector instructions, in place of look-ups
-            count = 0
+    size, hits = owners[-1] + 1, np.zeros(len(owners), np.int64)
+    if len(owners) == size:  # one each: comparisons, which are vector instructions
+        for b in range(size):
+            classes, count = draw_places[b if len(draw_places) > 1 else 0], 0
             for k in range(len(classes)):
-                hit = classes[k] == label_places[b]
-                label_of[b, k] = b if hit else -1
-                count += hit
+                count += classes[k] == label_places[b]
             hits[b] = count
-            continue
+        if hits.max() == 0:  # as a rule of many classes: nothing to write for each draw
+            return np.full((1, draw_places.shape[1]), -1), hits
+    label_of = np.empty((size, draw_places.shape[1]), np.int64)
+    mark = np.full(num, -1)  # which pair of an example a class is the label of
+    first = 0
+    for b in range(size):
+        classes = draw_places[b if len(draw_places) > 1 else 0]
         last = first
         while last < len(owners) and owners[last] == b:
             mark[label_places[last]] = last
             last += 1
+        hits[first:last] = 0
         for k in range(len(classes)):
             p = mark[classes[k]]
             label_of[b, k] = p
