@@ -18,8 +18,6 @@ from samplesoft.schemes import Scheme
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
 
-_MANY = 2  # any number of draws that every scheme allows
-
 
 def asymptotic_bias(
     logits: ArrayLike,
@@ -34,8 +32,8 @@ def asymptotic_bias(
     For scheme ``negatives``, the sampled softmax of [1]_, eq. 5, write ``a = e^{o_t}``, Z for the
     partition function, Z_t for the negatives' part of it, ``r_j = e^{o_j} / q_j`` with q given
     "not the label", and V for the variance of r under it. The limit is ``a V / Z^3`` at the label
-    and ``e^{o_j} (V / Z^3 - (r_j - Z_t) / Z^2)`` at a negative j. Those of the other schemes are
-    eq. (B31) of ``samplesoft/bias/README.md``.
+    and ``e^{o_j} (V / Z^3 - (r_j - Z_t) / Z^2)`` at a negative j. For ``masked`` q is that of all
+    classes, and a draw of the label one of a class with r = 0.
 
     Parameters
     ----------
@@ -44,8 +42,8 @@ def asymptotic_bias(
     labels, q, h
         As for `samplesoft.exact_bias`.
     scheme : str
-        ``negatives``, ``masked``, ``reject``, ``candidate`` or ``importance``. With the others the
-        bias does not fall like 1/m, and they are refused.
+        ``negatives`` or ``masked``. The others are refused; where their bias falls like 1/m, the
+        limit is m times `samplesoft.exact_bias` at a large m.
 
     Returns
     -------
@@ -56,8 +54,7 @@ def asymptotic_bias(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, the proposal misses a class that is drawn, or the scheme has no
-        such limit.
+        If an argument is malformed, the proposal misses a negative, or the scheme is another.
 
     References
     ----------
@@ -75,44 +72,29 @@ def asymptotic_bias(
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
     """
-    return asymptotic_bias_of(check_inputs(logits, labels, q, _MANY, scheme, h))
+    # with two draws, which every scheme allows, so that a scheme is refused for what it is
+    return asymptotic_bias_of(check_inputs(logits, labels, q, 2, scheme, h))
 
 
 def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
     """Return `asymptotic_bias` of arguments that are checked, at any number of draws."""
-    facts = inputs.scheme
-    why = ""
-    if facts.independent:
-        why = "which has no number of draws"
-    elif facts.jackknife:
-        why = "whose bias falls like 1/m**2"
-    elif facts.corrects_label and not facts.draws_label:
-        why = "which tends to the softmax without the label"
-    if why:
-        raise ValueError(
-            f"`scheme` must be one whose bias falls like 1/m, got {facts.name!r}, {why}; take "
-            "samplesoft.exact_bias at the m that you have."
-        )
-    limit: FloatArray = inputs.columns((_example_limit(*row, facts),) for row in inputs.rows())[0]
+    require_bounds(inputs.scheme)
+    rows = ((_example_limit(*row, inputs.scheme),) for row in inputs.rows())
+    limit: FloatArray = inputs.columns(rows)[0]
     return limit
 
 
 def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
     """Return the limit (n,) for one example, eq. (B31).
 
-    In units where Z = 1 it is e_j (mean - r_j) for a class that is drawn, and 0 for a label that
-    is not, each less its average under the softmax, where such a label counts with the mean of r.
+    In units where Z = 1 it is e_j (mean - r_j) for a class that is drawn, and 0 for the label, each
+    less its average under the softmax, where the label counts with the mean of r.
     """
     law = make_draw_law(logits, label, q, 1, scheme)
-    if not law.drawn.any():
-        raise ValueError(
-            f"`q` must leave mass on a class other than the label {label}, got none: with scheme "
-            f"{scheme.name!r} the bias is then the same at every m."
-        )
-    if law.other_mass == 0.0 and not scheme.draws_label:
+    if law.other_mass == 0.0:
         return np.zeros_like(law.probs)
     classes = make_classes(law)
-    reference = np.exp(min(classes.log_ref, LARGEST_EXPONENT))
+    reference = float(np.exp(min(classes.log_ref, LARGEST_EXPONENT)))
     with np.errstate(all="ignore"):
         # r - R, from the contrast (r - R) / (r + R) where r is near R
         kappa = classes.contrast
@@ -120,23 +102,11 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
         apart = np.exp(np.minimum(classes.log_r, LARGEST_EXPONENT)) - reference
         flows = law.probs * np.where(near, ratio, apart)
-        if scheme.draws_label:
-            limit: FloatArray = law.probs * float(flows.sum()) - flows
-            if scheme.corrects_label:
-                # a base mass of r_t / m adds r_t (1 - e_t) at the label, -r_t e_j elsewhere
-                log_base = law.log_probs[label] - np.log(law.label_draw)
-                base = np.exp(min(log_base, LARGEST_EXPONENT))
-                added = -base * law.probs
-                added[label] = base * law.other_mass
-                limit = limit + added
-            return limit
         flows[label] = 0.0
-        total = float(flows.sum())
-        mean = classes.mean_deviation * float(reference)
-        limit = law.probs * (total + law.probs[label] * mean) - flows
+        total, mean = float(flows.sum()), classes.mean_deviation * reference
+        limit: FloatArray = law.probs * (total + law.probs[label] * mean) - flows
         limit[label] = max(law.probs[label] * (total - law.other_mass * mean), 0.0)
-    # of m draws other_draw m are kept
-    return limit / law.other_draw if scheme.divides_by_kept else limit
+    return limit
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,8 @@ def num_sampled_for(
     >>> [bool(abs(samplesoft.exact_bias(logits, 0, q, m).bias).sum() <= 0.001) for m in (324, 325)]
     [False, True]
     """
-    inputs = check_inputs(logits, labels, q, 1, scheme, h)
+    # with two draws, which every scheme allows, so that a scheme is refused for what it is
+    inputs = check_inputs(logits, labels, q, 2, scheme, h)
     require_bounds(inputs.scheme)
     wanted = as_positive("bias", bias)
     rows = [_search(*row, inputs.scheme, wanted) for row in inputs.rows()]
@@ -276,11 +277,11 @@ def num_sampled_for(
 
 
 def require_bounds(scheme: Scheme) -> None:
-    """Raise ValueError for a scheme without bounds."""
+    """Raise ValueError for a scheme without bounds and limit."""
     if scheme.jackknife or not scheme.adds_mean:
         raise ValueError(
-            "`scheme` must be one whose sum is e_t plus a mean over m draws, got "
-            f"{scheme.name!r}, for which no bounds are known; take samplesoft.exact_bias."
+            "`scheme` must be one whose sum is e_t plus a mean over m draws, for bounds and limits "
+            f"are known of no other, got {scheme.name!r}; take samplesoft.exact_bias."
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +11,7 @@ from samplesoft import (
     asymptotic_bias,
     exact_bias,
     finite_sample_bounds,
+    num_sampled_for,
 )
 from samplesoft.schemes import SCHEMES, exact_schemes
 
@@ -132,7 +131,7 @@ def test_finite_sample_bounds_contain_the_bias(case, m, scheme):
 
 
 @pytest.mark.parametrize(("m", "rtol"), [(10**6, 1e-2), (10**9, 1e-5)])
-@pytest.mark.parametrize("scheme", ["negatives", "masked", "reject", "candidate", "importance"])
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
 def test_m_times_bias_tends_to_the_limit(scheme, m, rtol):
     @CASES
     @given(instances(spread=3.0, smallest=-2.0))
@@ -149,10 +148,8 @@ def test_m_times_bias_tends_to_the_limit(scheme, m, rtol):
 
 def test_schemes_differ_in_their_limits_and_bounds():
     logits, q = np.array([0.5, -1.0, 2.0, 0.0]), np.array([0.4, 0.3, 0.2, 0.1])
-    names = ("negatives", "masked", "reject", "candidate", "importance")
-    limits = [asymptotic_bias(logits, 2, q, scheme=name) for name in names]
-    for a, b in combinations(limits, 2):
-        assert size(a - b) > 0.01 * size(a)
+    a, b = (asymptotic_bias(logits, 2, q, scheme=name) for name in ("negatives", "masked"))
+    assert size(a - b) > 0.01 * size(a)
     wrong = finite_sample_bounds(logits, 2, q, 20)
     masked = exact_bias(logits, 2, q, 20, scheme="masked").bias
     assert np.any((masked < wrong.lower) | (masked > wrong.upper))
@@ -160,18 +157,14 @@ def test_schemes_differ_in_their_limits_and_bounds():
 
 def test_schemes_without_a_limit_or_bounds_are_refused():
     given = [0.0, 1.0, 2.0], 0, [0.2, 0.3, 0.5]
-    for scheme, why in {
-        "jackknife": r"falls like 1/m\*\*2",
-        "poisson": "no number of draws",
-        "candidate_masked": "the softmax without the label",
-    }.items():
-        with pytest.raises(ValueError, match=f"`scheme` must be one whose bias.*{why}"):
-            asymptotic_bias(*given, scheme=scheme)
-    for scheme in ("reject", "jackknife_masked", "importance", "poisson"):
-        with pytest.raises(ValueError, match=f"e_t plus a mean.*{scheme}.*no bounds are known"):
+    for scheme in ("reject", "jackknife_masked", "importance", "poisson", "candidate"):
+        words = f"e_t plus a mean.*are known of no other.*{scheme}"
+        with pytest.raises(ValueError, match=words):
             finite_sample_bounds(*given, 5, scheme=scheme)
-    with pytest.raises(ValueError, match="`q` must leave mass .* the bias is then the same"):
-        asymptotic_bias([0.0, 1.0], 0, [1.0, 0.0], scheme="reject")
+        with pytest.raises(ValueError, match=words):
+            asymptotic_bias(*given, scheme=scheme)
+        with pytest.raises(ValueError, match=words):
+            num_sampled_for(*given, 0.1, scheme=scheme)
 
 
 @CASES
