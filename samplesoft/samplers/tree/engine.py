@@ -20,24 +20,26 @@ from samplesoft.feature_maps import FeatureMap
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.tree.leaf import (
     KERNEL,
+    Classes,
     LeafRows,
     Room,
-    log_in_leaves,
-    pick,
+    exclude_classes,
+    finish,
     probs_in_leaves,
-    remaining_in_leaves,
 )
 from samplesoft.samplers.tree.sums import TreeSums, sum_changes, sum_runs
 from samplesoft.samplers.tree.walk import (
+    DRAWN,
+    EXCLUDED,
+    KNOWN,
+    LOG_REACH,
+    UNIFORM,
     Contexts,
-    Draws,
     Tree,
     TreeRules,
-    exclude_classes,
+    Ways,
     known_levels,
     multiply_top,
-    reach_all_leaves,
-    reach_leaves,
     top,
     walk,
 )
@@ -47,6 +49,7 @@ UPDATES_OF_A_CLASS = 16  # after which its leaf is summed anew
 _BLOCK = 1 << 24  # numbers in the features held at a time while building
 _UPDATES = 256  # classes whose changes are computed together
 _KERNEL_PART = 64  # examples that share the features of the leaves which they visit
+_WAYS = 1 << 21  # through the tree that are held at a time
 _VISIT = 1000  # cost of a visit beside its inner product, in multiplications
 _WORTH_A_THREAD = 3 << 20  # multiplications below which threads cost more than they save
 
@@ -176,67 +179,70 @@ class HostTree:
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
-        phi, arrays, rules = self._features(h), self._arrays, self._rules
         # on the processor, whose numbers these are: some microseconds for a batch
-        uniforms = arrays.placed(uniform_block(key, h.shape[0], m))
-        ids, log_q = (arrays.empty(uniforms.shape, kind) for kind in (np.int64, np.float64))
-
-        def draw(part: slice) -> None:
-            # of one part alone: a thread shares nothing that it writes
-            u = uniforms[part]
-            room = self._room(u.size)
-            contexts = self._contexts(h[part], phi[part], exclude[part], room)
-            order, leaves = (arrays.empty(u.shape, np.int64) for _ in range(2))
-            log_reach = arrays.empty(u.shape, np.float64)
-            draws = Draws(u, order, leaves, log_reach, ids[part], log_q[part])
-            self._walk(contexts, draws)
-            leaves = to_host(leaves)
-            # in the order of the leaves, whose rows then come into the cache once
-            visits = arrays.placed(visits_of(leaves, 0, self._num_leaves))
-            num = visits.shape[0]
-            for visited in self._leaf_rows(h[part], phi[part], leaves):
-                arrays.run(pick, num, rules, contexts, visited, visits, draws, room)
-
-        arrays.each(draw, self._parts(h.shape[0], m))
-        return Draw(ids, log_q)
+        uniforms = uniform_block(key, h.shape[0], m)
+        ids: IntArray = self._arrays.empty(uniforms.shape, np.int64)
+        return Draw(ids, self._followed(h, exclude, ids, uniforms))
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""
-        phi, arrays, rules = self._features(h), self._arrays, self._rules
+        # of a type that can be written, which the same kernel draws into
+        return self._followed(h, exclude, self._arrays.copied(ids))
+
+    def _followed(
+        self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
+    ) -> FloatArray:
+        """Return log-probabilities of `ids` (B, k), which uniforms draw where they are given."""
+        phi, arrays, is_drawn = self._features(h), self._arrays, uniforms is not None
         log_q: FloatArray = arrays.empty(ids.shape, np.float64)
+        sorted_by: Any = uniforms if is_drawn else to_host(ids)
 
-        def read(part: slice) -> None:
-            leaves = to_host(ids[part]) // rules.leaf_size
-            room = self._room(leaves.size)
+        def follow(part: slice) -> None:
+            # sorted, so that neighbours have much of their ways in common
+            order = np.argsort(sorted_by[part], axis=1)
+            ranked = sorted_by[part][np.arange(len(order))[:, None], order]
+            room = self._room(order.size)
             contexts = self._contexts(h[part], phi[part], exclude[part], room)
-            log_reach = arrays.empty(leaves.shape, np.float64)
-            self._reach(phi[part], leaves, log_reach)
-            asked = ids[part], log_reach, room, log_q[part]
+            if is_drawn:
+                ways = self._walked(contexts, DRAWN, np.zeros_like(order), ranked)
+            else:
+                ways = self._walked(contexts, KNOWN, ranked // self._rules.leaf_size)
+            leaves = to_host(ways.leaves).reshape(order.shape)
+            # in the order of the leaves, whose rows then come into the cache once
+            visits = arrays.placed(visits_of(leaves, 0, self._num_leaves))
+            classes = Classes(ids[part], log_q[part], arrays.placed(order))
             for visited in self._leaf_rows(h[part], phi[part], leaves):
-                arrays.run(log_in_leaves, leaves.size, rules, contexts, visited, *asked)
+                asked = self._rules, contexts, visited, visits, is_drawn, ways, classes, room
+                arrays.run(finish, visits.shape[0], *asked)
 
-        arrays.each(read, self._parts(*ids.shape))
+        if ids.size:
+            # of one part alone: a thread shares nothing that it writes
+            arrays.each(follow, self._parts(*ids.shape))
         return log_q
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
         phi, arrays, num_leaves = self._features(h), self._arrays, self._num_leaves
-        log_reach = arrays.empty((h.shape[0], num_leaves), np.float64)
+        log_reach = np.empty((h.shape[0], num_leaves))
         probs: FloatArray = arrays.empty((h.shape[0], self._rules.num_classes), np.float64)
         contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
+
+        def reach(part: slice) -> None:
+            leaves = np.tile(np.arange(num_leaves), (part.stop - part.start, 1))
+            some = Contexts._make(each[part] for each in contexts)
+            numbers = to_host(self._walked(some, KNOWN, leaves).numbers)
+            log_reach[part] = numbers[:, LOG_REACH].reshape(leaves.shape)
 
         def fill(part: slice) -> None:
             leaves = np.arange(part.start, part.stop)[None]
             num = h.shape[0] * leaves.size
             visited = next(self._leaf_rows(h, phi, leaves))  # all come with one part
-            asked = contexts, visited, part.start, log_reach, self._room(num), probs
+            asked = contexts, visited, part.start, reached, self._room(num), probs
             arrays.run(probs_in_leaves, num, self._rules, *asked)
 
         # two passes: through the tree by examples, and inside the leaves by leaves
-        arrays.each(
-            lambda part: self._reach_all(phi[part], log_reach[part]),
-            self._parts(h.shape[0], num_leaves),
-        )
+        arrays.each(reach, self._parts(h.shape[0], num_leaves))
+        reached = arrays.placed(log_reach)
         arrays.each(fill, self._leaf_chunks(num_leaves, h.shape[0]))
         return probs
 
@@ -362,33 +368,37 @@ class HostTree:
         """
         arrays, rules, batch = self._arrays, self._rules, h.shape[0]
         log_remaining = arrays.placed(np.zeros((batch, 2)))
-        contexts = Contexts(phi, exclude, log_remaining, self._shares(batch))
+        shares = arrays.empty((batch, top(self._num_leaves) + 1, 4), np.float64)
+        contexts = Contexts(phi, exclude, log_remaining, shares)
         excluded = to_host(exclude)
         # with nothing excluded shares stay unwritten, for no path asks for them
         if excluded.max() >= 0:
             leaves = np.maximum(excluded, 0)[:, None] // rules.leaf_size
+            self._walked(contexts, EXCLUDED, leaves)
             for visited in self._leaf_rows(h, phi, leaves):
-                arrays.run(remaining_in_leaves, batch, rules, contexts, visited, room)
-            arrays.run(exclude_classes, batch, self._tree, contexts)
+                arrays.run(exclude_classes, batch, self._tree, contexts, visited, room)
         return contexts
 
-    def _reach(self, phi: Rows, leaves: IntArray, log_reach: FloatArray) -> None:
-        """Write the log-probabilities of reaching leaves (B, k)."""
-        shares = self._shares(self._arrays.workers(leaves.size))
-        asked = phi, self._arrays.placed(leaves), shares, log_reach
-        self._arrays.run(reach_leaves, leaves.size, self._tree, *asked)
-
-    def _reach_all(self, phi: Rows, log_reach: FloatArray) -> None:
-        """Write the log-probabilities of reaching all leaves (B, L)."""
-        reach_all_leaves(self._tree, phi, log_reach)
-
-    def _walk(self, contexts: Contexts, draws: Draws) -> None:
-        """Send the uniforms of `draws` to leaves, and fill in the rest of what they are there."""
-        # the upper levels are few and visited by all: multiplied whole, before the walk
-        levels = known_levels(self._num_leaves, *draws.uniforms.shape)
-        known = np.empty((len(draws.uniforms), 1 << levels))
-        multiply_top(contexts.phi, self._sums.nodes, levels, known)
-        walk(self._tree, contexts, known, draws)
+    def _walked(
+        self, contexts: Contexts, mode: int, leaves: IntArray, uniforms: Any = None
+    ) -> Ways:
+        """Return sorted ways (B k,) at their leaves, to which uniforms lead if `mode` says so."""
+        arrays, shape, num_leaves = self._arrays, leaves.shape, self._num_leaves
+        numbers = np.empty((leaves.size, 4))
+        if mode == DRAWN:
+            numbers[:, UNIFORM] = uniforms.reshape(-1)
+        ways = Ways(
+            arrays.placed(leaves.reshape(-1)),
+            arrays.empty(leaves.size, np.int64),
+            arrays.placed(numbers),
+        )
+        # a worker for each example, or for each way
+        rows = max(shape[0], arrays.workers(leaves.size))
+        levels = known_levels(num_leaves, *shape) if rows == shape[0] else 0
+        known = arrays.empty((rows, 1 << levels), np.float64)
+        arrays.run(multiply_top, rows, contexts.phi, self._sums.nodes, known)
+        arrays.run(walk, rows, self._tree, contexts, known, mode, ways)
+        return ways
 
     def _parts(self, batch: int, num_leaves: int) -> list[slice]:
         """Return the parts of a batch that threads work on, whose examples visit so many leaves.
@@ -398,7 +408,8 @@ class HostTree:
         """
         visits = batch * num_leaves * self._num_leaves.bit_length()
         parts = num_threads() if visits * (self._dim + _VISIT) > _WORTH_A_THREAD else 1
-        return chunks(batch, -(-batch // parts) if self._weighs_vectors else _KERNEL_PART)
+        size = min(-(-batch // parts), max(1, _WAYS // num_leaves))
+        return chunks(batch, size if self._weighs_vectors else _KERNEL_PART)
 
     def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
         """Return parts of `num` leaves whose features, and room for a batch, are held at a time."""
@@ -413,12 +424,6 @@ class HostTree:
         """Return room for the workers that weigh the classes of `num` leaves."""
         arrays, shape = self._arrays, (self._arrays.workers(num), self._rules.leaf_size)
         return Room(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
-
-    def _shares(self, num: int) -> FloatArray:
-        """Return room for the shares on `num` paths."""
-        levels = top(self._num_leaves) + 1
-        shares: FloatArray = self._arrays.empty((num, levels, 4), np.float64)
-        return shares
 
     def _taken(self, ids: IntArray) -> Rows:
         """Return the class vectors of some classes."""

@@ -78,15 +78,6 @@ class CudaTree(HostTree):
     Sums = CudaTreeSums
     _arrays = CudaArrays
 
-    def _walk(self, contexts: walk.Contexts, draws: walk.Draws) -> None:
-        # each draw alone: a warp has no use for the sorting that saves the processor inner products
-        run_on_warps(walk.descend, draws.uniforms.size, self._tree, contexts, draws)
-
-    def _reach_all(self, phi: Any, log_reach: Any) -> None:
-        # every path from the root: more products than level by level, for a third of the code
-        leaves = np.tile(np.arange(log_reach.shape[1]), (phi.shape[0], 1))
-        self._reach(phi, leaves, log_reach)
-
     def _parts(self, batch: int, num_leaves: int) -> list[slice]:
         levels = walk.top(self._num_leaves) + 1
         numbers = 2 * num_leaves * (self._rules.leaf_size + 2 * levels)

@@ -20,7 +20,17 @@ from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, sum_of_
 from samplesoft.kernels.rows import CACHE, prefetch_row
 from samplesoft.kernels.rows import products as multiply
 from samplesoft.kernels.weights import exp_weights, find
-from samplesoft.samplers.tree.walk import Contexts, Draws, Real, TreeRules, clip
+from samplesoft.samplers.tree.walk import (
+    LOG_REACH,
+    UNIFORM,
+    Contexts,
+    Real,
+    Tree,
+    TreeRules,
+    Ways,
+    clip,
+    top,
+)
 
 # A class is weighed by its inner product x with the query: by max(x, scale), by exp(scale x), or
 # by scale x**2 + 1.
@@ -35,6 +45,14 @@ class LeafRows(NamedTuple):
     queries: Real  # (B, d): contexts, or their features
     rows: Real  # (k, d): the same of classes, those of a leaf one after another
     starts: IntArray  # (B, k), row of the first class of a leaf visited; -1 where it is not here
+
+
+class Classes(NamedTuple):
+    """Classes (B, k) that are drawn, or known, and their log-probabilities."""
+
+    ids: IntArray
+    log_q: FloatArray
+    order: IntArray  # the places here of ways, which are sorted
 
 
 class Room(NamedTuple):
@@ -129,37 +147,59 @@ def log_correction(log_remaining: FloatArray, b: int, excluded_place: int) -> fl
 
 
 @njit
-def remaining_in_leaves(
-    rules: TreeRules, contexts: Contexts, visited: LeafRows, room: Room
-) -> None:
-    """Write the first of a row of ``log_remaining``, in the leaf of the class that is excluded."""
+def exclude_classes(tree: Tree, contexts: Contexts, visited: LeafRows, room: Room) -> None:
+    """Write how likely all classes are but the one that each example excludes.
+
+    That is built upwards, from the leaf of the class, of positive terms, so that nothing cancels
+    when it is near 0. Of ``shares`` the first two are read, and the others written.
+    """
+    log_remaining, shares = contexts.log_remaining, contexts.shares
+    rules, root = tree.rules, top(len(tree.nodes))
     for b in range(worker(), len(contexts.excluded), num_workers()):
         excluded, start = contexts.excluded[b], visited.starts[b, 0]
         if excluded < 0 or start < 0:
             continue
-        size, place = classes_in(excluded // rules.leaf_size, rules), excluded % rules.leaf_size
+        leaf, place = excluded // rules.leaf_size, excluded % rules.leaf_size
+        size = classes_in(leaf, rules)
         # where the class is alone in its leaf nothing remains there
         log_others = -np.inf
         if size > 1:
             total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
             log_excluded = log_weight(room.products[worker(), place], rules) - shift
             log_others = log_share_of_others(total, log_excluded)
-        contexts.log_remaining[b, 0] = log_others
+        log_remaining[b, 0] = log_remaining[b, 1] = log_others
+        if root == 0:  # whose exponential may be 0
+            continue
+        # with p_c the share towards the class and rho_c its probability below: 1 - rho_v is
+        # (1 - p_c) + p_c (1 - rho_c), and the branch is taken with p_c (1 - rho_c) / (1 - rho_v)
+        remaining = math.exp(log_others)
+        for level in range(1, root + 1):
+            towards, away = shares[b, level, 0], shares[b, level, 1]
+            # beside what they come from, which other lanes may still read; kept where nothing
+            # remains
+            shares[b, level, 2], shares[b, level, 3] = towards, away
+            towards *= remaining
+            remaining = towards + away
+            if remaining > 0.0:
+                shares[b, level, 2], shares[b, level, 3] = towards / remaining, away / remaining
+        log_remaining[b, 1] = math.log(remaining)
 
 
 @njit
-def pick(
+def finish(
     rules: TreeRules,
     contexts: Contexts,
     visited: LeafRows,
     visits: IntArray,
-    draws: Draws,
+    is_drawn: bool,
+    ways: Ways,
+    classes: Classes,
     room: Room,
 ) -> None:
-    """Draw a class in each leaf that was reached, and write its log-probability.
+    """Draw a class in each leaf that was reached, or take a known one; write its log-probability.
 
     `visits` (V, 3) to the leaves are in their order, from `samplers.visits`: a context, and the
-    first and the last of its draws that have reached the leaf.
+    first and the last of its paths that have reached the leaf. What is excluded gets -inf.
     """
     rows, starts = visited.rows, visited.starts
     far = rows.size * rows.itemsize > CACHE
@@ -173,53 +213,26 @@ def pick(
             if ahead != here and ahead >= 0:
                 for row in range(ahead, min(ahead + rules.leaf_size, len(rows))):
                     prefetch_row(rows, row)
-        leaf = draws.leaves[b, start]
+        row = b * classes.ids.shape[1]
+        leaf = ways.leaves[row + start]
         size, place = classes_in(leaf, rules), place_in(leaf, contexts.excluded[b], rules)
         total, shift = weigh_leaf(rules, visited, b, here, size, place, room)
-        # once for all draws of the visit
+        # once for all ways of the visit
         log_total = math.log(total)
         correction = log_correction(contexts.log_remaining, b, place)
         for k in range(start, stop):
-            target = draws.uniforms[b, k] * total
-            c, _ = find(room.weights[worker()], size, target, 0, 0.0)
-            # draws were sorted by their leaves; each goes back to its place
-            place_of_draw = draws.order[b, k]
-            draws.ids[b, place_of_draw] = leaf * rules.leaf_size + c
+            # ways were sorted; each goes back to its place
+            i = classes.order[b, k]
+            if is_drawn:
+                target = ways.numbers[row + k, UNIFORM] * total
+                c, _ = find(room.weights[worker()], size, target, 0, 0.0)
+                classes.ids[b, i] = leaf * rules.leaf_size + c
+            else:
+                c = classes.ids[b, i] - leaf * rules.leaf_size
             # from the logarithm of the weight, for the weight itself may have underflowed
             log_in_leaf = log_weight(room.products[worker(), c], rules) - shift - log_total
-            draws.log_q[b, place_of_draw] = draws.log_reach[b, k] + correction + log_in_leaf
-
-
-@njit
-def log_in_leaves(
-    rules: TreeRules,
-    contexts: Contexts,
-    visited: LeafRows,
-    ids: IntArray,
-    log_reach: FloatArray,
-    room: Room,
-    log_q: FloatArray,
-) -> None:
-    """Write the log-probabilities of classes (B, k), of which `log_reach` are those of the leaves.
-
-    What cannot be drawn gets -inf.
-    """
-    num = ids.shape[1]
-    for i in range(worker(), ids.size, num_workers()):
-        b, k = i // num, i % num
-        id, start = ids[b, k], visited.starts[b, k]
-        if start < 0:
-            continue
-        if id == contexts.excluded[b]:
-            log_q[b, k] = -np.inf
-            continue
-        leaf = id // rules.leaf_size
-        size, place = classes_in(leaf, rules), place_in(leaf, contexts.excluded[b], rules)
-        total, shift = weigh_leaf(rules, visited, b, start, size, place, room)
-        correction = log_correction(contexts.log_remaining, b, place)
-        # as in `pick`, term by term, so that a draw and a question have the same bits
-        log_own = log_weight(room.products[worker(), id % rules.leaf_size], rules)
-        log_q[b, k] = log_reach[b, k] + correction + (log_own - shift - math.log(total))
+            log_q = ways.numbers[row + k, LOG_REACH] + correction + log_in_leaf
+            classes.log_q[b, i] = log_q if c != place else -np.inf
 
 
 @njit

@@ -106,13 +106,13 @@ def test_the_ends_of_the_uniforms_reach_no_excluded_class(monkeypatch, leaf_size
 def test_draws_are_the_same_at_any_number_of_threads(threads, monkeypatch, dtype, transform):
     rows, h = real_numbers(300, dtype, batch=257, dim=4 if transform else 40)
     exclude = np.arange(257)
-    seen, names, pick = [], set(), engine.pick
+    seen, names, finish = [], set(), engine.finish
 
     def spy(*arguments):
         names.add(threading.current_thread().name.split("_")[0])
-        pick(*arguments)
+        finish(*arguments)
 
-    monkeypatch.setattr(engine, "pick", spy)
+    monkeypatch.setattr(engine, "finish", spy)
     monkeypatch.setattr(engine, "_WORTH_A_THREAD", 0)
     monkeypatch.setattr(engine, "_BLOCK", 1 << 16)
     for count in (1, 2, 5):
