@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._validation import (
     FloatArray,
     as_count,
-    as_positive,
     require_plain,
 )
 from samplesoft.bias.inputs import (
@@ -255,7 +254,6 @@ def theorem1_bounds(
     q: Any,
     num_sampled: int,
     jacobian: ArrayLike,
-    grad_bound: float | None = None,
     *,
     h: ArrayLike | None = None,
 ) -> Theorem1Bounds:
@@ -275,10 +273,9 @@ def theorem1_bounds(
     num_sampled : int
         Number of draws m, at least 1.
     jacobian : array_like, shape (n, P) or (B, n, P)
-        Derivatives of the logits in P parameters; (n, P) serves all examples. For very many
-        parameters use `theorem1_terms` and its method `bounds`.
-    grad_bound : float, optional
-        M, a bound on every ``|jacobian|`` entry; by default the largest of each example.
+        Derivatives of the logits in P parameters; (n, P) serves all examples. M is the largest
+        ``|jacobian|`` entry of each example. For another M, or very many parameters, use
+        `theorem1_terms` and its method `bounds`.
 
     Returns
     -------
@@ -290,8 +287,7 @@ def theorem1_bounds(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, the proposal misses a negative, or `grad_bound` is smaller
-        than an entry of `jacobian`.
+        If an argument is malformed, or the proposal misses a negative.
 
     References
     ----------
@@ -312,35 +308,19 @@ def theorem1_bounds(
     73.96
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return _bounds_of(inputs, jacobian, grad_bound)
+    return _bounds_of(inputs, jacobian)
 
 
-def _bounds_of(
-    inputs: Inputs, jacobian: ArrayLike, grad_bound: float | None, corrected: bool = False
-) -> Theorem1Bounds:
+def _bounds_of(inputs: Inputs, jacobian: ArrayLike, corrected: bool = False) -> Theorem1Bounds:
     """Return the printed or the corrected bounds for a Jacobian."""
     terms = theorem1_terms_of(inputs)
-    g, bound = _slopes(jacobian, grad_bound, terms.negative_probs)
+    jac = check_jacobian(jacobian, terms.negative_probs.shape)
+    largest = np.max(np.abs(jac), axis=(-2, -1))
+    bound = np.broadcast_to(largest, terms.negative_probs.shape[:-1]).copy()[()]
+    small, excess = with_room(jac)
+    g = times_power(contract(terms.negative_probs, small), excess)
     ends = terms.corrected_bounds if corrected else terms.bounds
     return Theorem1Bounds(*ends(g, bound, inputs.num_sampled), g, bound, terms)
-
-
-def _slopes(
-    jacobian: ArrayLike, grad_bound: float | None, negative_probs: FloatArray
-) -> tuple[FloatArray, Scalar]:
-    """Return g, (P,) or (B, P), and M, by default the largest entry of each example's Jacobian."""
-    jac = check_jacobian(jacobian, negative_probs.shape)
-    largest = np.max(np.abs(jac), axis=(-2, -1))
-    bound: Scalar = np.broadcast_to(largest, negative_probs.shape[:-1]).copy()[()]
-    if grad_bound is not None:
-        bound = as_positive("grad_bound", grad_bound)
-        if bound < largest.max():
-            raise ValueError(
-                f"`grad_bound` must be at least the largest |jacobian| entry {largest.max():.6g}, "
-                f"got {bound:.6g}; leave it out to use that entry."
-            )
-    small, excess = with_room(jac)
-    return times_power(contract(negative_probs, small), excess), bound
 
 
 def _near_one(
@@ -359,7 +339,6 @@ def theorem1_corrected(
     q: Any,
     num_sampled: int,
     jacobian: ArrayLike,
-    grad_bound: float | None = None,
     *,
     h: ArrayLike | None = None,
 ) -> Theorem1Bounds:
@@ -381,7 +360,7 @@ def theorem1_corrected(
 
     Parameters
     ----------
-    logits, labels, q, num_sampled, jacobian, grad_bound, h
+    logits, labels, q, num_sampled, jacobian, h
         As for `theorem1_bounds`. The bias is that of ``jacobian`` less any constant of a column,
         so centring its columns makes M smaller.
 
@@ -420,4 +399,4 @@ def theorem1_corrected(
     -221.71 184.85
     """
     inputs = check_inputs(logits, labels, q, num_sampled, h=h)
-    return _bounds_of(inputs, jacobian, grad_bound, corrected=True)
+    return _bounds_of(inputs, jacobian, corrected=True)

@@ -79,14 +79,15 @@ class TestBounds:
             if len(q) == 2:
                 continue
             m, slopes = int(10 ** rng.uniform(0.0, 5.0)), rng.normal(size=(len(q), 1))
-            found = theorem1_corrected(logits, label, q, m, slopes, grad_bound=9.0)
+            found = theorem1_corrected(logits, label, q, m, slopes)
+            terms = found.terms
+            lower, upper = terms.corrected_bounds(found.g, 9.0, m)
             with mp.workdps(40):
                 low, high = spelled_out(logits, label, q, m, slopes[:, 0], 9)
-            rho = theorem1_bounds(logits, label, q, m, slopes).terms.second_moment
-            room = 1e-11 * 9.0 * rho / m  # what outward rounding adds
-            assert found.lower[0] == pytest.approx(float(low), rel=1e-10, abs=room)
-            assert found.upper[0] == pytest.approx(float(high), rel=1e-10, abs=room)
-            assert found.lower[0] <= low and high <= found.upper[0]
+            room = 1e-11 * 9.0 * terms.second_moment / m  # what outward rounding adds
+            assert lower[0] == pytest.approx(float(low), rel=1e-10, abs=room)
+            assert upper[0] == pytest.approx(float(high), rel=1e-10, abs=room)
+            assert lower[0] <= low and high <= upper[0]
 
     @pytest.mark.parametrize("make", [extremes.ordinary, extremes.extreme])
     def test_hold_by_enumeration(self, make):
@@ -265,8 +266,6 @@ def test_extremes_stay_within_twice_the_largest_derivative(spread):
 
 def test_bad_input_is_named():
     logits, label, q, jacobian = BELOW_LB
-    with pytest.raises(ValueError, match=r"`grad_bound` must be at least .* 1, got 0.5"):
-        theorem1_corrected(logits, label, q, 5, jacobian, grad_bound=0.5)
     with pytest.raises(ValueError, match=r"`jacobian` of shape \(2, 1\) does not match"):
         theorem1_corrected(logits, label, q, 5, jacobian[:2])
     with pytest.raises(ValueError, match="`num_sampled` must be at least 1"):

@@ -119,8 +119,8 @@ MADE: dict[str, Call] = {
     "monte_carlo_bias": _call(
         samplesoft.monte_carlo_bias, **_bias, num_trials=20, scheme="masked", rng=0
     ),
-    "theorem1_bounds": _call(theorems.theorem1_bounds, **_bias, jacobian=W, grad_bound=2.0),
-    "theorem1_corrected": _call(theorems.theorem1_corrected, **_bias, jacobian=W, grad_bound=2.0),
+    "theorem1_bounds": _call(theorems.theorem1_bounds, **_bias, jacobian=W),
+    "theorem1_corrected": _call(theorems.theorem1_corrected, **_bias, jacobian=W),
     "verify": _call(
         samplesoft.verify,
         logits=LOGITS,
