@@ -86,7 +86,7 @@ def top_k_classes(
     size = check_k(k, n)
     normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
     offsets = None if biases is None else HostArrays.vector("biases", biases, n, rows.dtype)
-    without = None if leave_out is None else _checked(leave_out, (len(contexts), n))
+    without = check_leave_out(leave_out, (len(contexts), n))
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
     z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
@@ -151,6 +151,18 @@ def check_k(k: Any, n: int) -> int:
     return int(k)
 
 
+def check_leave_out(leave_out: Any, shape: tuple[int, int]) -> Any:
+    """Return the classes to leave out as a canonical CSR matrix, or None."""
+    if leave_out is None:
+        return None
+    matrix = as_csr("leave_out", leave_out)
+    if matrix.shape != shape:
+        raise ValueError(f"`leave_out` must have shape {shape}, got {matrix.shape}.")
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    return matrix
+
+
 def _best(task: _Task, k: int) -> tuple[IntArray, Rows]:
     """Let threads search parts of the classes, and join what they have found."""
     batch, n = len(task.z), len(task.rows)
@@ -182,16 +194,6 @@ def _tile(shape: tuple[int, ...]) -> tuple[int, int]:
     batch, dim = shape
     height = max(1, min(batch, _SIDES[0], isqrt(_TILE // dim)))
     return height, max(1, min(_SIDES[1], _TILE // (height * dim)))
-
-
-def _checked(leave_out: Any, shape: tuple[int, int]) -> Any:
-    """Return the classes to leave out as `best_classes` wants them."""
-    matrix = as_csr("leave_out", leave_out)
-    if matrix.shape != shape:
-        raise ValueError(f"`leave_out` must have shape {shape}, got {matrix.shape}.")
-    matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    return matrix
 
 
 def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:

@@ -21,7 +21,6 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_count,
-    as_csr,
     as_float_rows,
     as_named_arrays,
     as_nonnegative,
@@ -31,7 +30,7 @@ from samplesoft._validation import (
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.best_classes import check_k, top_k_classes
+from samplesoft.metrics.best_classes import check_k, check_leave_out, top_k_classes
 from samplesoft.models.feature_layer import FeatureLayer, with_intercept
 from samplesoft.models.linear import Gradient, Linear, as_float_dtype, check_csr, uniform_weights
 from samplesoft.models.softmax_settings import SoftmaxSettings
@@ -358,7 +357,7 @@ class LinearSoftmax:
         """
         loss, rows = self.softmax.loss, self.softmax.parameters["class_embeddings"]
         x, k = self.check_inputs(x), check_k(k, len(rows))
-        absent = self._absent(leave_out, x.shape[0])
+        absent = check_leave_out(leave_out, (x.shape[0], len(rows)))
         best = [
             top_k_classes(
                 *self._scored(x[part], rows),
@@ -391,7 +390,7 @@ class LinearSoftmax:
         """
         # divided by their norms once, not for each part of the inputs
         rows, x = self.class_vectors(), self.check_inputs(x)
-        absent = self._absent(leave_out, x.shape[0])
+        absent = check_leave_out(leave_out, (x.shape[0], len(rows)))
         for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // len(rows)))):
             h, vectors = self._scored(x[part], rows)
             # tau goes into the contexts, of which there are fewer than scores
@@ -404,18 +403,6 @@ class LinearSoftmax:
     def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
         """Return contexts of inputs, and class vectors, whose products are those with `rows`."""
         return self.embed(x), rows
-
-    def _absent(self, leave_out: Any, batch: int) -> Any:
-        """Return classes that are not wanted as a CSR matrix, or None."""
-        if leave_out is None:
-            return None
-        absent, shape = (
-            as_csr("leave_out", leave_out),
-            (batch, len(self.softmax.parameters["class_embeddings"])),
-        )
-        if absent.shape != shape:
-            raise ValueError(f"`leave_out` must have shape {shape}, got {absent.shape}.")
-        return absent
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""
