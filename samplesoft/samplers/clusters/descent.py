@@ -6,9 +6,9 @@ those of another cell are cells, weighed by their size times the exponential of 
 cumulants of ``tau h . c`` over their classes. A class has the product of the shares that are used
 on the way to it, whatever the cells are worth.
 
-A batch goes down level by level, or up for classes that are known: `step`. What a context draws in
-a cell is a visit, and visits are made in the order of the cells: contexts that meet in a cell find
-its children in the cache. On a GPU a warp follows one draw all the way: `follow`.
+A batch goes down level by level: `step`. What a context draws in a cell is a visit, and visits are
+made in the order of the cells: contexts that meet in a cell find its children in the cache. On a
+GPU each path is a visit of its own.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 
 class Cells(NamedTuple):
-    """Cells (N,) level by level: a row (2 d) for each, its size, its children and its parent.
+    """Cells (N,) level by level: a row (2 d) for each, the logarithm of its size, its children.
 
     `levels` (T + 1,) tells where levels begin; the classes (n, d), in their order, are `rows`. The
-    last range is that of the cells at the top: they are the children of cell -1, which has no row,
-    and is the parent of each.
+    last range is that of the cells at the top: they are the children of cell -1, which has no row.
     """
 
     cells: Real
     rows: Real
     log_sizes: Real
     ranges: IntArray
-    parents: IntArray
     levels: IntArray
 
 
@@ -59,23 +57,21 @@ class Contexts(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Ways through the cells, (B, k): of uniforms that are drawn by, or of classes that are known.
+    """Ways through the cells, (B, k): of uniforms that are drawn by, or to classes that are known.
 
-    Going down, `at` are the cells that they have come to, at the end the places of classes. Going
-    up, these are places of classes at first, and `cells` those above. `log_q` are the shares on the
-    way, added up.
+    `at` are the cells that they have come to, at the end the places of classes; `log_q` are the
+    shares on the way, added up.
     """
 
     uniforms: FloatArray  # what is left of each in its cell
     at: IntArray
-    cells: IntArray
     log_q: FloatArray
 
 
 class Room(NamedTuple):
     """Where children of a cell are weighed, (rows, widest) each; widest is a multiple of 8.
 
-    Each worker has a row; `step` has two, for two contexts.
+    Each worker has a row, and on the processor one more, for two contexts that meet in a cell.
     """
 
     logits: Real
@@ -83,14 +79,20 @@ class Room(NamedTuple):
 
 
 @njit_inline
-def score(tree: Cells, cell: int, queries: Real, b: int, room: Room, row: int) -> tuple[int, int]:
-    """Write the logits of the children of a cell for query b; return the first, and how many."""
+def score(
+    tree: Cells, cell: int, queries: Real, b: int, other: int, room: Room, row: int
+) -> tuple[int, int]:
+    """Write the logits of the children of a cell for query b; return the first, and how many.
+
+    Those for an `other` query that is not -1 go to the next row.
+    """
     first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
     is_leaf = cell >= tree.levels[-2]  # whose children are classes
-    multiply_children(tree, is_leaf, first, last, queries, b, room.logits, row)
+    multiply_children(tree, is_leaf, first, last, queries, b, other, room.logits, row)
     if not is_leaf:
-        for i in range(lane(), last - first, num_lanes()):
-            room.logits[row, i] += tree.log_sizes[first + i]
+        for r in range(row, row + 1 if other < 0 else row + 2):
+            for i in range(lane(), last - first, num_lanes()):
+                room.logits[r, i] += tree.log_sizes[first + i]
     return first, last - first
 
 
@@ -102,30 +104,19 @@ def multiply_children(
     last: int,
     queries: Real,
     b: int,
+    other: int,
     logits: Real,
     row: int,
 ) -> None:
     """Write the inner products of query b and children [first, last) to a row of `logits`."""
-    if is_leaf:
+    if other >= 0 and is_leaf:
+        pair_products(tree.rows, first, last, queries, b, other, logits)
+    elif other >= 0:
+        pair_products(tree.cells, first, last, queries, b, other, logits)
+    elif is_leaf:
         products(tree.rows, first, last, queries, b, logits, row)
     else:
         products(tree.cells, first, last, queries, b, logits, row)
-
-
-@njit_inline
-def score_pair(
-    tree: Cells, cell: int, queries: Real, b: int, c: int, room: Room
-) -> tuple[int, int]:
-    """Do as `score` for queries b and c, in rows 0 and 1."""
-    first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
-    if cell >= tree.levels[-2]:
-        pair_products(tree.rows, first, last, queries, b, c, room.logits)
-        return first, last - first
-    pair_products(tree.cells, first, last, queries, b, c, room.logits)
-    for row in range(2):
-        for i in range(last - first):
-            room.logits[row, i] += tree.log_sizes[first + i]
-    return first, last - first
 
 
 @njit_inline
@@ -167,24 +158,22 @@ def log_share(logit: float, weight: float, total: float, greatest: float) -> flo
 
 
 @njit
-def exclude_classes(tree: Cells, leaves: IntArray, contexts: Contexts, room: Room) -> None:
-    """Write the paths of excluded classes, whose places are in the last column, and what remains.
-
-    Where nothing is excluded all of the path is -1 before.
-    """
+def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
+    """Write what remains of the cells on the paths to excluded classes, from the leaf upwards."""
     path, remaining, row = contexts.path, contexts.remaining, worker()
     depth = len(tree.levels) - 1
-    for b in range(worker(), len(leaves), num_workers()):
-        cell, child, change = leaves[b], path[b, depth], -np.inf
+    for b in range(worker(), len(path), num_workers()):
         # the class itself keeps nothing
+        change = -np.inf
         remaining[b, depth] = change
-        if child < 0:
+        if path[b, depth] < 0:
             continue
         for level in range(depth - 1, -1, -1):
-            first, num = score(tree, cell, contexts.queries, b, room, row)
+            cell = path[b, level]
+            first, num = score(tree, cell, contexts.queries, b, -1, room, row)
             # all of the cell, then without the class: the ratio is what it keeps
             before, top = weigh(room, row, num)
-            place = child - first
+            place = path[b, level + 1] - first
             if place % num_lanes() == lane():
                 room.logits[row, place] += change
             kept = -np.inf
@@ -192,8 +181,7 @@ def exclude_classes(tree: Cells, leaves: IntArray, contexts: Contexts, room: Roo
             if num > 1 or change > -np.inf:
                 total, greatest = weigh(room, row, num)
                 kept = greatest - top + math.log(total / before)
-            path[b, level], remaining[b, level] = cell, kept
-            change, child, cell = kept, cell, tree.parents[cell]
+            remaining[b, level] = change = kept
             meet()  # all have read what the next cell overwrites
 
 
@@ -216,98 +204,41 @@ def step(
     contexts: Contexts,
     level: int,
     visits: IntArray,
-    down: bool,
+    known: IntArray,
     paths: Paths,
-    widest: int,
+    room: Room,
 ) -> None:
-    """Take paths from the cells of a level, which are visited, to children, or to those above.
+    """Take paths from the cells of a level, which are visited, to children.
 
-    Uniforms of a visit are sorted. The shares of the children are added to ``log_q``. No cell has
-    more than `widest` children, a multiple of 8.
+    These are `known` (B, k), or drawn where that is empty; uniforms of a visit are sorted. The
+    shares of the children are added to ``log_q``.
     """
-    u, at, cells, log_q = paths
-    # for two contexts that meet in a cell
-    logits = np.empty((2, widest), tree.rows.dtype)
-    room = Room(logits, np.empty_like(logits))
-    v = 0
-    # two contexts at a time where they meet, for half of the reading
+    u, at, log_q = paths
+    alone, v = num_workers() == 1, worker()
     while v < len(visits):
-        cell, end = meeting(visits, v, cells)
-        first, num = score_visits(tree, cell, contexts, visits, v, end, room)
+        b, other, end = visits[v, 0], -1, v + 1
+        cell = at[b, visits[v, 1]]
+        # two contexts at a time where they meet, for half of the reading
+        if alone and end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
+            other, end = visits[end, 0], end + 1
+        first, num = score(tree, cell, contexts.queries, b, other, room, worker())
         for i in range(v, end):
-            b, row = visits[i, 0], i - v
+            b, row = visits[i, 0], worker() + i - v
             leave_out(contexts, b, level + 1, first, num, room, row)
             total, greatest = weigh(room, row, num)
             weights = room.weights[row]
             # uniforms rise, so the search goes on where the last one ended
             child, below = 0, 0.0
             for k in range(visits[i, 1], visits[i, 2]):
-                if down:
-                    child, below, u[b, k] = draw_child(weights, num, u[b, k], total, child, below)
-                    at[b, k] = first + child
+                left, log_here = u[b, k], log_q[b, k]
+                if known.size:
+                    child = known[b, k] - first
                 else:
-                    child = at[b, k] - first
-                    at[b, k], cells[b, k] = cell, tree.parents[cell]
-                logit = room.logits[row, child]
-                log_q[b, k] += log_share(logit, weights[child], total, greatest)
-        v = end
-
-
-@njit
-def meeting(visits: IntArray, v: int, cells: IntArray) -> tuple[int, int]:
-    """Return the cell of visit v, and where visits go on: a next one to that cell goes with it."""
-    cell, end = cells[visits[v, 0], visits[v, 1]], v + 1
-    if end < len(visits) and cells[visits[end, 0], visits[end, 1]] == cell:
-        end += 1
-    return cell, end
-
-
-@njit_inline
-def score_visits(
-    tree: Cells, cell: int, contexts: Contexts, visits: IntArray, v: int, end: int, room: Room
-) -> tuple[int, int]:
-    """Do as `score` for a visit in row 0, and for the next in row 1 where they meet in the cell."""
-    if end == v + 1:
-        return score(tree, cell, contexts.queries, visits[v, 0], room, 0)
-    b, c = visits[v, 0], visits[v + 1, 0]
-    return score_pair(tree, cell, contexts.queries, b, c, room)
-
-
-@njit
-def follow(tree: Cells, contexts: Contexts, down: bool, paths: Paths, room: Room) -> None:
-    """Take each path all the way, as `step` does with many.
-
-    Going down, a uniform comes to the place of a class. Otherwise the places are known, and `cells`
-    are their leaves; shares are added up from the top too, so that both have the same bits.
-    """
-    u, at, cells, log_q = paths
-    width, depth, row = at.shape[1], len(tree.levels) - 1, worker()
-    for i in range(worker(), at.size, num_workers()):
-        b, k = i // width, i % width
-        cell, left, log_here = -1, u[b, k], 0.0
-        for level in range(-1, depth):
-            first, num = score(tree, cell, contexts.queries, b, room, row)
-            leave_out(contexts, b, level + 1, first, num, room, row)
-            total, greatest = weigh(room, row, num)
-            if down:
-                child, _, left = draw_child(room.weights[row], num, left, total, 0, 0.0)
-            else:
-                child = above(tree, at[b, k], cells[b, k], depth - 1 - level) - first
-            logit, weight = room.logits[row, child], room.weights[row, child]
-            log_here += log_share(logit, weight, total, greatest)
-            cell = first + child
-            meet()  # all have read what the next cell overwrites
-        # what was added up on the way to an excluded class is of no use
-        log_q[b, k] = log_here if cell != contexts.path[b, depth] else -np.inf
-        at[b, k] = cell
-
-
-@njit
-def above(tree: Cells, place: int, leaf: int, levels: int) -> int:
-    """Return the cell so many levels over the place of a class, or the place itself."""
-    for _ in range(levels):
-        place, leaf = leaf, tree.parents[leaf]
-    return place
+                    child, below, left = draw_child(weights, num, left, total, child, below)
+                log_here += log_share(room.logits[row, child], weights[child], total, greatest)
+                meet()  # all have read what is replaced now
+                u[b, k], at[b, k], log_q[b, k] = left, first + child, log_here
+        v = end if alone else len(visits)
 
 
 @njit

@@ -29,6 +29,7 @@ from samplesoft.samplers.k_means import require_distances
 from samplesoft.samplers.visits import visits_of
 
 _TOP = -1  # the cell over all, and its level
+_NONE = np.empty((0, 0), np.int64)  # known: all are drawn
 _CONTEXTS = 64  # in a task of a thread
 _CHILDREN = 1 << 16  # that are weighed in a task of a thread, at least
 _FEW = 32  # children of a cell that is not at the top, about
@@ -55,7 +56,7 @@ class HostClusters:
     @property
     def nbytes(self) -> int:
         """Bytes of the class vectors, the cells and their places."""
-        arrays = (*self._tree, self._sizes, self._order, self._places)
+        arrays = (*self._tree, self._parents, self._sizes, self._order, self._places)
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
@@ -107,7 +108,7 @@ class HostClusters:
         widest = int(np.diff(ranges, axis=1).max())
         self._width = (widest + 7) // 8 * 8  # weights come in whole vectors of eight: see `weigh`
         cells, sizes = np.empty((len(firsts), 2 * dim), rows.dtype), np.log(self._sizes)
-        tree = (cells, rows[self._order], sizes.astype(rows.dtype), ranges, self._parents, levels)
+        tree = (cells, rows[self._order], sizes.astype(rows.dtype), ranges, levels)
         self._tree = Cells(*map(self._arrays.placed, tree))
         self._sum_up(np.arange(levels[-2], levels[-1]))
         self.spread_when_clustered = self.spread()
@@ -133,43 +134,37 @@ class HostClusters:
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
-        uniforms = uniform_block(key, h.shape[0], m)
-        places, log_q = self._followed(h, exclude, True, uniforms, np.full(uniforms.shape, _TOP))
-        ids = self._order[to_host(places)].astype(np.int64)
-        return Draw(self._arrays.placed(ids), log_q)
+        places, log_q = self._followed(h, exclude, uniform_block(key, h.shape[0], m), None)
+        return Draw(self._arrays.placed(self._order[places].astype(np.int64)), log_q)
 
     def log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (B, k) of classes."""
         places = self._places[to_host(ids)].astype(np.int64)
-        return self._followed(h, exclude, False, np.zeros(places.shape), places)[1]
+        return self._followed(h, exclude, np.zeros(places.shape), places)[1]
 
     def _followed(
-        self, h: Rows, exclude: IntArray, down: bool, uniforms: FloatArray, places: IntArray
+        self, h: Rows, exclude: IntArray, uniforms: FloatArray, places: IntArray | None
     ) -> tuple[IntArray, FloatArray]:
         """Return the places (B, k) that uniforms draw, or known ones, and log-probabilities."""
-        log_q: FloatArray = np.empty(places.shape)
-        for part, contexts in self._contexts(h, exclude, places.shape[1]):
+        placed, shape, depth = self._arrays.placed, uniforms.shape, len(self._levels) - 1
+        drawn, log_q = np.empty(shape, np.int64), np.empty(shape)
+        sorted_by: Any = uniforms if places is None else places
+        for part, contexts in self._contexts(h, exclude, shape[1]):
             # sorted, so that the draws of a context in a cell are neighbours, and so are those
             # below it; classes of a leaf side by side: a leaf is weighed once for all of them
-            order = np.argsort(uniforms[part] if down else places[part], axis=1)
-            if down:
-                at = np.full_like(order, _TOP)
-                u, cells = np.take_along_axis(uniforms[part], order, axis=1), at
-            else:
-                at = np.take_along_axis(places[part], order, axis=1)
-                u, cells = uniforms[part], self._leaves(at)
-                excluded = at == contexts.path[:, -1:]
-            paths = Paths(u, at, cells, np.zeros(at.shape))
-            levels = range(_TOP, len(self._levels) - 1)
-            for level in levels if down else reversed(levels):
-                self._step(contexts, level, down, paths)
-            if down:
-                np.put_along_axis(places[part], order, at, axis=1)
-            else:
-                # what was added up on the way to an excluded class is of no use
-                paths.log_q[excluded] = -np.inf
-            np.put_along_axis(log_q[part], order, paths.log_q, axis=1)
-        return places, log_q
+            order = np.argsort(sorted_by[part], axis=1)
+            ranked = np.take_along_axis(sorted_by[part], order, axis=1)
+            u = ranked if places is None else uniforms[part]
+            known = [_NONE] * (depth + 1) if places is None else self._ways(ranked)
+            paths = Paths(*map(placed, (u, np.full_like(order, _TOP), np.zeros(order.shape))))
+            for level in range(depth + 1):
+                self._step(contexts, level - 1, placed(known[level]), paths)
+            at, logs = to_host(paths.at), to_host(paths.log_q)
+            # what was added up on the way to an excluded class is of no use
+            logs[at == to_host(contexts.path)[:, -1:]] = -np.inf
+            np.put_along_axis(drawn[part], order, at, axis=1)
+            np.put_along_axis(log_q[part], order, logs, axis=1)
+        return drawn, placed(log_q)
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the probabilities (B, n) of all classes."""
@@ -237,34 +232,42 @@ class HostClusters:
 
     def _without(self, queries: Rows, exclude: IntArray) -> Contexts:
         """Return contexts with what is left out for each."""
+        placed, excludes = self._arrays.placed, exclude != NO_CLASS
         path = np.full((len(queries), len(self._levels)), -1)
-        if exclude.max() != NO_CLASS:
-            path[:, -1] = np.where(exclude == NO_CLASS, -1, self._places[exclude])
-        leaves, placed = self._arrays.placed(self._leaves(path[:, -1])), self._arrays.placed
+        if excludes.any():
+            ways = self._ways(self._places[exclude[excludes]].astype(np.int64))
+            path[excludes] = np.stack(ways, axis=1)
         contexts = Contexts(placed(queries), placed(path), placed(np.empty(path.shape)))
 
         def write(part: slice) -> None:
-            queries, path, remaining = contexts
-            some = Contexts(queries[part], path[part], remaining[part])
-            num = part.stop - part.start
-            self._arrays.run(exclude_classes, num, self._tree, leaves[part], some, self._room(num))
+            some, num = Contexts._make(each[part] for each in contexts), part.stop - part.start
+            self._arrays.run(exclude_classes, num, self._tree, some, self._room(num))
 
         # where no path has a place, nobody asks what remains
-        if path[:, -1].max() >= 0:
+        if excludes.any():
             self._arrays.each(write, chunks(len(path), max(_CONTEXTS, len(path) // _TASKS)))
         return contexts
 
-    def _step(self, contexts: Contexts, level: int, down: bool, paths: Paths) -> None:
+    def _step(self, contexts: Contexts, level: int, known: IntArray, paths: Paths) -> None:
         """Take paths a level further, on threads for the visits to its cells."""
         first, last = (_TOP, 0) if level == _TOP else self._levels[level : level + 2]
         # contexts that meet in a cell come one after another
-        visits = visits_of(paths.cells, first, last - first)
+        visits = visits_of(paths.at, first, last - first)
         # cells at the top are many, the others have few children: tasks should be alike
         wide = int(self._levels[1]) if level == _TOP else _FEW
-        self._arrays.each(
-            lambda part: step(self._tree, contexts, level, visits[part], down, paths, self._width),
-            chunks(len(visits), max(1, _CHILDREN // wide, len(visits) // _TASKS)),
-        )
+
+        def take(part: slice) -> None:
+            step(self._tree, contexts, level, visits[part], known, paths, self._room(2))
+
+        size = max(1, _CHILDREN // wide, len(visits) // _TASKS)
+        self._arrays.each(take, chunks(len(visits), size))
+
+    def _ways(self, places: IntArray) -> list[IntArray]:
+        """Return the cells over the classes at some places, from the top, and those at the end."""
+        cells = [places, self._leaves(places)]
+        while len(cells) < len(self._levels):
+            cells.append(self._parents[cells[-1]])
+        return cells[::-1]
 
     def _leaves(self, places: IntArray) -> IntArray:
         """Return the leaves of the classes at some places."""
@@ -273,8 +276,8 @@ class HostClusters:
         return leaves
 
     def _room(self, num: int) -> Room:
-        """Return room for the workers that weigh the children of `num` cells."""
-        logits = np.empty((1, self._width), self._tree.rows.dtype)
+        """Return room for the workers that weigh the children of `num` cells, in a row for each."""
+        logits = np.empty((min(num, 2), self._width), self._tree.rows.dtype)
         return Room(logits, np.empty_like(logits))
 
     def _sums(self, num: int) -> FloatArray:

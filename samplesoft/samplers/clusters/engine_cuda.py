@@ -10,7 +10,6 @@ from samplesoft._cuda import device_function, empty, replaces, run_on_warps, to_
 from samplesoft._device.arrays_cuda import CudaArrays
 from samplesoft._device.select import to_host
 from samplesoft._jit import chunks
-from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes_cuda import warp_products
 from samplesoft.samplers.clusters import descent
 from samplesoft.samplers.clusters.descent import Paths, Room
@@ -24,16 +23,12 @@ class CudaClusters(HostClusters):
 
     _arrays = CudaArrays
 
-    def _followed(
-        self, h: Any, exclude: Any, down: bool, uniforms: FloatArray, places: IntArray
-    ) -> tuple[Any, Any]:
-        at, log_q = to_device(places), empty(places.shape, np.float64)
-        for part, contexts in self._contexts(h, exclude, places.shape[1]):
-            leaves = to_device(self._leaves(places[part]))
-            paths = Paths(to_device(uniforms[part]), at[part], leaves, log_q[part])
-            num = leaves.size
-            run_on_warps(descent.follow, num, self._tree, contexts, down, paths, self._room(num))
-        return at, log_q
+    def _step(self, contexts: Any, level: int, known: Any, paths: Paths) -> None:
+        # each path is a visit of its own, and has a warp
+        b, k = np.indices(paths.at.shape).reshape(2, -1)
+        visits, num = to_device(np.stack([b, k, k + 1], axis=1)), paths.at.size
+        room = self._room(num)
+        run_on_warps(descent.step, num, self._tree, contexts, level, visits, known, paths, room)
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return the probabilities (B, n) of all classes."""
@@ -55,7 +50,15 @@ class CudaClusters(HostClusters):
 @replaces(descent.multiply_children)
 @device_function
 def _multiply_children(
-    tree: Any, is_leaf: bool, first: int, last: int, queries: Any, b: int, logits: Any, row: int
+    tree: Any,
+    is_leaf: bool,
+    first: int,
+    last: int,
+    queries: Any,
+    b: int,
+    other: int,
+    logits: Any,
+    row: int,
 ) -> None:
     """Do as that, with one product in place of two: 40 registers less in every kernel."""
     vectors = tree.rows if is_leaf else tree.cells
