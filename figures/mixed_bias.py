@@ -83,7 +83,7 @@ def mixed_bias(
     n = as_real_array("logits", to_host(logits), (1, 2)).shape[-1]
     laws = [_law(name, value, n, facts) for name, value in (("q", q), ("extra", extra))]
     both = (m * laws[0] + more * laws[1]) / (m + more)
-    inputs = check_inputs(logits, labels, both, m + more, facts)
+    inputs = check_inputs(logits, labels, both, m + more, scheme)
     rows = [_row(o, t, laws, (m, more), facts) for o, t, _ in inputs.rows()]
     return ExactBias(*inputs.columns(rows))
 
