@@ -34,9 +34,9 @@ class RandomFourierFeatures(FeatureMap):
         Sharpness of the kernel.
     frequencies : {"iid", "orthogonal", "structured"}, default "iid"
         Independent; in orthogonal blocks of d, with a smaller variance; or blocks of products of
-        Hadamard matrices and signs, which take O(D log d) in place of O(D d) for each row, and
-        whose estimates are only nearly unbiased: each block has p rows, the least power of two
-        that is at least d and 64, and the bias is at most about 0.6 / p.
+        Hadamard matrices and signs, which take O(D log d) in place of O(D d) for each row on the
+        processor, and whose estimates are only nearly unbiased: each block has p rows, the least
+        power of two that is at least d and 64, and the bias is at most about 0.6 / p.
     rng : int, numpy.random.Generator or None, optional
         Seed of the frequencies.
     device : {"cpu", "cuda"}

@@ -56,7 +56,7 @@ class HostDense:
             start = columns.stop
 
 
-class HostStructured:
+class Structured:
     """Blocks of ``scale * sqrt(p) * H S_3 H S_2 H S_1`` with random signs S, never stored.
 
     `signs` (blocks, 3, p) are the diagonals in the order in which they are applied, the first
@@ -64,7 +64,7 @@ class HostStructured:
     section 4.
     """
 
-    def __init__(self, signs: FloatArray, num: int) -> None:
+    def __init__(self, signs: FloatArray) -> None:
         self._signs = {np.dtype(t): signs.astype(t) for t in (np.float32, np.float64)}
 
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
@@ -92,20 +92,27 @@ def draw_frequencies(
     d orthogonal rows, each alone distributed as ``N(0, scale**2 I)``; ``"structured"``, blocks of p
     rows that are orthogonal where p = d, and nearly Gaussian for large p.
     """
+    dense = twin(device, f"{__name__}:Dense")
     if kind == "structured":
         size = max(_LEAST_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
         signs = random_signs((-(-num // size), 3, size), rng)
         signs[:, 0] *= scale / size  # sqrt(p), and p**-0.5 for each of the three H
-        return twin(device, f"{__name__}:Structured")(signs, num)
+        structured = Structured(signs)
+        if device == "cpu":
+            return structured
+        # multiplied out: a GPU is as quick with products that are the same for all rows
+        columns = np.empty((dim, num))
+        structured.project(np.eye(dim), columns)
+        return dense(columns.T)
     if kind == "iid":
-        return twin(device, f"{__name__}:Dense")(scale * rng.standard_normal((num, dim)))
+        return dense(scale * rng.standard_normal((num, dim)))
     directions = np.empty((num, dim))
     for block in chunks(num, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
         # without these signs LAPACK's bases are not uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
     norms = np.sqrt(rng.chisquare(dim, num))  # as long as Gaussian rows, so that each is one
-    return twin(device, f"{__name__}:Dense")(scale * norms[:, None] * directions)
+    return dense(scale * norms[:, None] * directions)
 
 
 # Every pass has Pease's constant geometry: it reads contiguous parts of one buffer and

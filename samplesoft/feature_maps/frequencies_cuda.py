@@ -14,13 +14,10 @@ import numpy as np
 
 from samplesoft._cuda import (
     SIMULATED,
-    WARP_SIZE,
     cuda,
     device_function,
     kernel,
-    lane,
     to_device,
-    warp_sync,
 )
 from samplesoft._device.arrays_cuda import CudaArrays
 from samplesoft._validation import FloatArray
@@ -28,7 +25,6 @@ from samplesoft.kernels.sincos import cos_sin
 
 _TYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 _Finish = Callable[..., None]  # write_fourier or write_positive, called for each product
-_SHARED_BYTES = 48 << 10  # what every device gives to a block
 # of dense products, by tiles; those of the simulator are small, as its threads are slow
 _SIDE = 2 if SIMULATED else 16  # threads along a side of a tile; a power of two
 _ROWS_EACH = 2 if SIMULATED else 4  # that a thread computes
@@ -65,27 +61,6 @@ class CudaDense:
         shift = number(0.5 * phi.tau), number(0.5 * np.log(phi.num_features))
         self._project(write_positive, X, out, (squares, *shift))
         phi.require_in_range(CudaArrays.largest_in_rows(out))
-
-
-class CudaStructured(CudaDense):
-    """The twin of `HostStructured`."""
-
-    def __init__(self, signs: FloatArray, num: int) -> None:
-        self._num = num
-        self._signs = {t: to_device(signs.astype(t)) for t in _TYPES}
-
-    def _project(self, finish: _Finish, X: Any, out: Any, parameters: tuple[Any, ...]) -> None:
-        # rows are as if padded with zeros to p numbers
-        signs = self._signs[X.dtype]  # (blocks, 3, p), in the order in which they are applied
-        memory = signs.shape[2] * X.dtype.itemsize  # of a row, which a block keeps to itself
-        if memory > _SHARED_BYTES:
-            most = 1 << (_SHARED_BYTES // X.dtype.itemsize).bit_length() - 1
-            raise ValueError(
-                f"`frequencies` must not be 'structured' on the device for rows of more than "
-                f"{most} numbers in {X.dtype}, got {X.shape[1]}; take 'iid' or 'orthogonal'."
-            )
-        launch = _structured_kernel(finish)[X.shape[0] * signs.shape[0], WARP_SIZE, 0, memory]
-        launch(X, signs, self._num, out, parameters)
 
 
 @device_function
@@ -144,31 +119,3 @@ def _dense_kernel(finish: _Finish) -> Any:
 
     product.__name__ = f"multiply_{finish.__name__}"
     return kernel(product)
-
-
-@cache
-def _structured_kernel(finish: _Finish) -> Any:
-    def structured(x: Any, signs: Any, num: int, out: Any, parameters: Any) -> None:
-        row, block = cuda.blockIdx.x // signs.shape[0], cuda.blockIdx.x % signs.shape[0]
-        values = cuda.shared.array(0, x.dtype)
-        size = signs.shape[2]
-        for k in range(lane(), size, WARP_SIZE):
-            values[k] = x[row, k] if k < x.shape[1] else x.dtype.type(0)
-        for factor in range(signs.shape[1]):
-            for k in range(lane(), size, WARP_SIZE):
-                values[k] *= signs[block, factor, k]
-            half = size // 2
-            while half > 0:
-                warp_sync()
-                # in place, pairs half apart: each lane writes what no other lane reads
-                for pair in range(lane(), size // 2, WARP_SIZE):
-                    low = 2 * pair - (pair & (half - 1))
-                    a, b = values[low], values[low + half]
-                    values[low], values[low + half] = a + b, a - b
-                half //= 2
-            warp_sync()
-        for k in range(lane(), min(size, num - block * size), WARP_SIZE):
-            finish(out, row, block * size + k, values[k], parameters)
-
-    structured.__name__ = f"project_{finish.__name__}"
-    return kernel(structured)

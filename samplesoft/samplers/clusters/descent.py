@@ -242,56 +242,36 @@ def step(
 
 
 @njit
-def sum_up_leaves(
-    rows: Real, ranges: IntArray, which: IntArray, cells: Real, sums: FloatArray
+def sum_up(
+    children: Real,
+    sizes: IntArray,
+    ranges: IntArray,
+    which: IntArray,
+    cells: Real,
+    sums: FloatArray,
 ) -> None:
-    """Write the means and the variances of leaves `which` (k,) over the rows of their ranges.
+    """Write the means and the variances of cells `which` (k,) over the children in their ranges.
 
-    Each worker has two rows of `sums` for room.
+    These are cells, each of which counts by its size and adds the variance within it, by the law of
+    total variance; or classes (n, d), and `sizes` is empty. Each worker has two rows of `sums`.
     """
-    dim = rows.shape[1]
+    dim, are_classes = cells.shape[1] // 2, len(sizes) == 0
     for i in range(worker(), len(which), num_workers()):
         cell, mean, square = which[i], sums[2 * worker()], sums[2 * worker() + 1]
         first, last = ranges[cell, 0], ranges[cell, 1]
         for f in range(lane(), dim, num_lanes()):
             mean[f] = square[f] = 0.0
         for j in range(first, last):
+            share = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
-                mean[f] += rows[j, f]
-        for f in range(lane(), dim, num_lanes()):
-            mean[f] /= last - first
-        share = 1.0 / (last - first)
+                mean[f] += share * children[j, f]
         for j in range(first, last):  # about the mean, so that nothing cancels
+            share = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
-                difference = rows[j, f] - mean[f]
+                difference = children[j, f] - mean[f]
                 square[f] += difference * (share * difference)  # never above the greatest square
-        for f in range(lane(), dim, num_lanes()):
-            cells[cell, f], cells[cell, dim + f] = mean[f], square[f]
-
-
-@njit
-def sum_up_cells(
-    cells: Real, sizes: IntArray, ranges: IntArray, which: IntArray, sums: FloatArray
-) -> None:
-    """Write the means and the variances of cells `which` (k,) over the cells of their ranges.
-
-    The variance is that within those, and that of their means: the law of total variance.
-    """
-    dim = cells.shape[1] // 2
-    for i in range(worker(), len(which), num_workers()):
-        cell, mean, square = which[i], sums[2 * worker()], sums[2 * worker() + 1]
-        first, last = ranges[cell, 0], ranges[cell, 1]
-        for f in range(lane(), dim, num_lanes()):
-            mean[f] = square[f] = 0.0
-        for j in range(first, last):
-            # a cell counts by its classes
-            share = sizes[j] / sizes[cell]
-            for f in range(lane(), dim, num_lanes()):
-                mean[f] += share * cells[j, f]
-        for j in range(first, last):
-            share = sizes[j] / sizes[cell]
-            for f in range(lane(), dim, num_lanes()):
-                difference = cells[j, f] - mean[f]
-                square[f] += share * (cells[j, dim + f] + difference * difference)
+            if not are_classes:
+                for f in range(lane(), dim, num_lanes()):
+                    square[f] += share * children[j, dim + f]
         for f in range(lane(), dim, num_lanes()):
             cells[cell, f], cells[cell, dim + f] = mean[f], square[f]

@@ -21,8 +21,7 @@ from samplesoft.samplers.clusters.descent import (
     Room,
     exclude_classes,
     step,
-    sum_up_cells,
-    sum_up_leaves,
+    sum_up,
 )
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
@@ -115,22 +114,20 @@ class HostClusters:
 
     def _sum_up(self, which: IntArray) -> None:
         """Sum up leaves (k,), and the cells above them."""
-        tree, sizes = self._tree, self._arrays.placed(self._sizes)
+        tree, arrays = self._tree, self._arrays
+        children, sizes = tree.rows, arrays.placed(self._sizes[:0])  # of classes, none is asked for
 
         def sum_up_some(part: slice) -> None:
-            leaves, num = which[part], part.stop - part.start
-            summed = tree.rows, tree.ranges, self._arrays.placed(leaves), tree.cells
-            self._arrays.run(sum_up_leaves, num, *summed, self._sums(num))
+            num, some = part.stop - part.start, arrays.placed(which[part])
+            room = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
+            arrays.run(sum_up, num, children, sizes, tree.ranges, some, tree.cells, room)
 
-        size = max(_CELLS, len(which) // _TASKS)
-        self._arrays.each(sum_up_some, chunks(len(which), size))
-        room = self._sums(len(which))  # for all levels: there are no more cells above than here
         # up to the top, level by level; cells of a level come together and rise
-        while which[0] >= self._levels[1]:
+        while len(which):
+            arrays.each(sum_up_some, chunks(len(which), max(_CELLS, len(which) // _TASKS)))
             above = self._parents[which]  # rising, as the cells are
-            which = above[np.append(True, above[1:] > above[:-1])]
-            cells = self._arrays.placed(which)
-            self._arrays.run(sum_up_cells, len(which), tree.cells, sizes, tree.ranges, cells, room)
+            which = above[np.append(True, above[1:] > above[:-1])] if above[0] >= 0 else above[:0]
+            children, sizes = tree.cells, arrays.placed(self._sizes)
 
     def sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         """Draw m classes for each context."""
@@ -279,9 +276,3 @@ class HostClusters:
         """Return room for the workers that weigh the children of `num` cells, in a row for each."""
         logits = np.empty((min(num, 2), self._width), self._tree.rows.dtype)
         return Room(logits, np.empty_like(logits))
-
-    def _sums(self, num: int) -> FloatArray:
-        """Return room for the workers that sum up `num` cells."""
-        shape = 2 * self._arrays.workers(num), self._tree.rows.shape[1]
-        sums: FloatArray = self._arrays.empty(shape, np.float64)
-        return sums
