@@ -1,7 +1,7 @@
 """Layers, linear models and optimizers that are trained without a framework."""
 
 from samplesoft.models.linear import Linear
-from samplesoft.models.linear_softmax import DirectSoftmax, LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import (
     OPTIMIZERS,
     SGD,
@@ -19,7 +19,6 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
-    "DirectSoftmax",
     "Linear",
     "LinearSoftmax",
     "LinearSoftmaxSettings",

@@ -45,11 +45,9 @@ class FeatureLayer(SoftmaxLayer):
     Attributes
     ----------
     parameters : dict of str to ndarray
-        ``"class_embeddings"`` (n, v + 1), zeros at first; the last column holds the b. It is a view
-        of `weights`.
-    weights : ndarray
-        What an optimizer changes, of shape (v + 1, n), or without a second axis if classes are
-        drawn, for then gradients are of single numbers.
+        ``"weights"``, zeros at first: of each feature a number for each class, and last the b. Of
+        shape (v + 1, n), or without a second axis if classes are drawn, for then gradients are of
+        single numbers.
 
     Raises
     ------
@@ -77,29 +75,19 @@ class FeatureLayer(SoftmaxLayer):
         super().__init__(
             np.zeros((num_classes, 1), dtype), loss, sampler, num_sampled, shared=shared
         )
+        self.num_features, self.num_classes, self.alpha = num_features, num_classes, alpha
         # numbers of a feature side by side: a step on all classes goes through whole rows
-        self._by_feature = np.zeros((num_features + 1, num_classes), dtype)
-        self._name_parameters()
-        self.alpha = alpha
+        shape = (num_features + 1, num_classes)
+        numbers = np.zeros(shape if sampler is None else shape[0] * shape[1], dtype)
+        self.parameters = {"weights": numbers}
         # steps, and of how many a class and a feature were part; float64 counts exactly up to 2^53
         sizes = {"steps": 1, "of_class": num_classes, "of_feature": num_features + 1}
         self._counters = {name: np.zeros(size) for name, size in sizes.items() if alpha}
 
-    def _name_parameters(self) -> None:
-        self.parameters["class_embeddings"] = self._by_feature.T
-        self.weights = self._by_feature if self.sampler is None else self._by_feature.reshape(-1)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the numbers once, without views of them."""
-        state = dict(vars(self))
-        # pickle would write a view as an array of its own, and double the size of a file
-        del state["weights"]
-        return {**state, "parameters": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the views again."""
-        self.__dict__.update(state)
-        self._name_parameters()
+    @property
+    def class_embeddings(self) -> Rows:
+        """Class vectors (n, v + 1), a view of the numbers; the last column holds the b."""
+        return self.parameters["weights"].reshape(-1, self.num_classes).T
 
     def forward(  # type: ignore[override]
         self,
@@ -130,12 +118,12 @@ class FeatureLayer(SoftmaxLayer):
         TypeError, ValueError
             If an argument is malformed.
         """
-        targets = check_targets(labels, h.shape[0], len(self._rows), self.loss.label_reduction)
-        contexts, features = with_intercept(h, self._rows.shape[1] - 1)
+        targets = check_targets(labels, h.shape[0], self.num_classes, self.loss.label_reduction)
+        contexts, features = with_intercept(h, self.num_features)
 
         # the loss sees a small problem, of the classes that are labels or drawn, numbered anew
         draw, log_count = self._draw(contexts, targets, rng)
-        classes, seen = np.arange(len(self._rows)), labels
+        classes, seen = np.arange(self.num_classes), labels
         if draw is not None:
             classes = np.union1d(draw.ids, targets.labels)
             draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
@@ -166,15 +154,16 @@ class FeatureLayer(SoftmaxLayer):
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
         # places in a matrix that is much larger than the block; they rise, as optimizers ask
-        places = np.add.outer(features * len(self._rows), classes)
+        places = np.add.outer(features * self.num_classes, classes)
         return None, {"weights": SparseRows(places.reshape(-1), gradient.reshape(-1))}
 
     def _block(self, features: IntArray, classes: IntArray) -> Rows:
         """Return a copy of the weights (f, k) of some features in some classes."""
         # whole rows, without an index for each number
-        if len(classes) == len(self._rows):
-            return np.take(self._by_feature, features, axis=0)
-        return self._by_feature[features[:, None], classes]
+        by_feature = self.class_embeddings.T
+        if len(classes) == self.num_classes:
+            return np.take(by_feature, features, axis=0)
+        return by_feature[features[:, None], classes]
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned, and how often numbers have changed."""
@@ -206,7 +195,7 @@ class FeatureLayer(SoftmaxLayer):
         for name, ids in (("of_feature", features), ("of_class", classes)):
             counter = self._counters[name]
             counter[ids] += 1.0
-            seldom.append((steps / counter[ids]).astype(self._rows.dtype))
+            seldom.append((steps / counter[ids]).astype(self.parameters["weights"].dtype))
         seldom[0] *= self.alpha
         seldom[0][-1] = 0.0  # the intercept
         return seldom[0], seldom[1]

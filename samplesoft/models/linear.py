@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -89,14 +89,6 @@ class Linear:
             "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
         }
 
-    def check_inputs(self, x: Any) -> Any:
-        """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
-        weights = self.parameters["weights"]
-        if sparse.issparse(x):
-            check_csr(x, weights)
-            return x
-        return as_float_rows("x", x, len(weights), weights.dtype)
-
     def forward(self, x: Any) -> tuple[NDArray[Any], Any]:
         """Multiply by the weights and add the intercept.
 
@@ -118,33 +110,28 @@ class Linear:
             If `x` is malformed.
         """
         weights = self.parameters["weights"]
-        y: NDArray[Any]
-        cache: Any
-        if sparse.issparse(x):
-            # the transpose of x is never made: the backward pass sorts its entries by column
-            cache = check_csr(x, weights)
-            y = _product(cache, weights)
-        else:
-            cache = as_float_rows("x", x, len(weights), weights.dtype)
+        x = check_inputs(x, len(weights), weights.dtype)
+        if isinstance(x, np.ndarray):
             with quiet():
-                y = cache @ weights
+                y = x @ weights
+        else:
+            # the transpose of x is never made: the backward pass sorts its entries by column
+            y = _product(x, weights)
         y += self.parameters["intercept"]
         check_products(y)
-        return y, cache
+        return y, x
 
     def backward(self, cache: Any, dy: NDArray[Any]) -> tuple[None, dict[str, Gradient]]:
         """Return None, for inputs are data, and the gradient; of sparse inputs, sparse rows."""
         weights = self.parameters["weights"]
         # a dense input has a dense gradient of all rows, a sparse one of the rows that occur
-        dense = isinstance(cache, np.ndarray)
-        batch = len(cache) if dense else len(cache.starts) - 1
-        shape = (batch, weights.shape[1])
+        shape = (cache.shape[0], weights.shape[1])
         if dy.shape != shape or dy.dtype != weights.dtype:  # kernels would read beyond its end
             raise ValueError(
                 f"`dy` must have shape {shape} and type {weights.dtype}, as the output, got "
                 f"{dy.shape} of {dy.dtype}."
             )
-        if dense:
+        if isinstance(cache, np.ndarray):
             with quiet():  # optimizers refuse what overflows
                 of_weights: Gradient = cache.T @ dy
         else:
@@ -152,32 +139,24 @@ class Linear:
         return None, {"weights": of_weights, "intercept": dy.sum(axis=0)}
 
 
-class _Entries(NamedTuple):
-    """A matrix (B, v) in compressed rows."""
-
-    starts: NDArray[Any]
-    columns: NDArray[Any]
-    values: NDArray[Any]
-
-
-def _product(x: _Entries, weights: NDArray[Any]) -> NDArray[Any]:
+def _product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
     """Return sparse rows (B, v) times weights (v, d), at a cost that does not depend on v."""
-    y = np.empty((len(x.starts) - 1, weights.shape[1]), weights.dtype)
+    y = np.empty((x.shape[0], weights.shape[1]), weights.dtype)
 
     def multiply(part: slice) -> None:
-        starts = x.starts[part.start : part.stop + 1]
-        weighted_rows(starts, x.columns, x.values, weights, y[part])
+        starts = x.indptr[part.start : part.stop + 1]
+        weighted_rows(starts, x.indices, x.data, weights, y[part])
 
     thread_each(multiply, row_chunks(y.shape, _CHUNK_NUMBERS))
     return y
 
 
-def _transposed_product(x: _Entries, dy: NDArray[Any], num_inputs: int) -> SparseRows:
+def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) -> SparseRows:
     """Return ``x.T @ dy`` in the inputs that occur; no two threads write to the same row."""
     # sorting brings the entries of a column together; each column is then one sum
-    ids, _, order, starts = equal_runs(x.columns.astype(np.int64), num_inputs)
-    owners = np.repeat(np.arange(len(dy)), np.diff(x.starts))[order]  # the example of each entry
-    values = x.values[order]
+    ids, _, order, starts = equal_runs(x.indices[: x.nnz].astype(np.int64), num_inputs)
+    owners = np.repeat(np.arange(len(dy)), np.diff(x.indptr))[order]  # the example of each entry
+    values = x.data[order]
     rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
 
     def add(part: slice) -> None:
@@ -187,26 +166,29 @@ def _transposed_product(x: _Entries, dy: NDArray[Any], num_inputs: int) -> Spars
     return SparseRows(ids, rows)
 
 
-def check_csr(x: Any, weights: NDArray[Any]) -> _Entries:
-    """Return the entries of a CSR matrix, once sound: kernels follow its indices without a look."""
+def check_inputs(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
+    """Return inputs (B, v), an array or a CSR matrix, once they are sound and of type `dtype`."""
+    is_sparse = sparse.issparse(x)
+    if not is_sparse:
+        return as_float_rows("x", x, num_inputs, dtype)
+    # kernels follow its indices without a look
     if getattr(x, "format", None) != "csr":
         raise TypeError(
             f"`x` must be a scipy.sparse CSR matrix, got {type(x).__name__}; "
             "make one with scipy.sparse.csr_array(x)."
         )
-    if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] != len(weights):
-        raise ValueError(f"`x` must have shape (B, {len(weights)}), not empty, got {x.shape}.")
-    if x.dtype != weights.dtype:
+    if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] != num_inputs:
+        raise ValueError(f"`x` must have shape (B, {num_inputs}), not empty, got {x.shape}.")
+    if x.dtype != dtype:
         raise TypeError(
-            f"`x` must be of the layer's type {weights.dtype}, got {x.dtype}; "
-            f"convert it with x.astype({weights.dtype})."
+            f"`x` must be of the layer's type {dtype}, got {x.dtype}; "
+            f"convert it with x.astype({dtype})."
         )
     require_well_formed("x", x)
     # scipy allows room behind the last entry, which is not part of the matrix
-    used = x.indptr[-1]
-    if not np.isfinite(x.data[:used]).all():
+    if not np.isfinite(x.data[: x.nnz]).all():
         raise ValueError("`x` must be finite, got NaN or infinity; remove or replace them.")
-    return _Entries(x.indptr, x.indices[:used], x.data[:used])
+    return x
 
 
 def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -21,7 +21,6 @@ from samplesoft._validation import (
     FloatArray,
     IntArray,
     as_count,
-    as_float_rows,
     as_named_arrays,
     as_nonnegative,
     as_real_array,
@@ -32,7 +31,14 @@ from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import check_k, check_leave_out, top_k_classes
 from samplesoft.models.feature_layer import FeatureLayer, with_intercept
-from samplesoft.models.linear import Gradient, Linear, as_float_dtype, check_csr, uniform_weights
+from samplesoft.models.linear import (
+    Gradient,
+    Linear,
+    as_float_dtype,
+    check_inputs,
+    uniform_weights,
+)
+from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.registry import SAMPLERS
@@ -60,8 +66,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     ----------
     embedding_dim : int or None
         Length d of embedded inputs and of class vectors. None for class vectors on the inputs
-        themselves, a linear model without a bottleneck; see `samplesoft.models.DirectSoftmax`. It
-        is not normalised, and takes samplers that do not look at inputs.
+        themselves, a linear model without a bottleneck. It is not normalised, and takes samplers
+        that do not look at inputs.
     alpha : float, optional
         Of an L2 penalty, for an `embedding_dim` of None: half of it times the sum of the squares of
         the numbers of class vectors is added to the mean loss. By default 0.003 divided by the
@@ -168,6 +174,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 class LinearSoftmax:
     """Class scores ``tau * (x @ U + u) . c``, of vectors of norm 1 if the settings say so.
 
+    With an `embedding_dim` of None, scores are ``tau * (x . c_j + b_j)``, of inputs themselves.
+
     Parameters
     ----------
     num_inputs, num_classes : int
@@ -185,7 +193,10 @@ class LinearSoftmax:
     ----------
     parameters : dict of str to ndarray
         ``embedding.weights`` (v, d), ``embedding.intercept`` (d,) and
-        ``softmax.class_embeddings`` (n, d).
+        ``softmax.class_embeddings`` (n, d). Without an embedding ``softmax.weights``, zeros at
+        first: of each feature, a number for each class, and last the intercepts.
+    embedding : Linear
+        What makes contexts of inputs, in a model with an `embedding_dim`.
     softmax : SoftmaxLayer
         Loss, sampler and class vectors.
 
@@ -211,7 +222,8 @@ class LinearSoftmax:
     array([1, 2, 3, 0])
     """
 
-    _rows_at_a_time = 1024  # inputs, where no gradient is wanted
+    embedding: Linear
+    softmax: SoftmaxLayer
 
     def __init__(
         self,
@@ -225,24 +237,46 @@ class LinearSoftmax:
     ) -> None:
         require_instance("settings", settings, LinearSoftmaxSettings)
         self.settings, self.dtype = settings, as_float_dtype(dtype)
-        key, dim = as_key(rng), as_count("settings.embedding_dim", settings.embedding_dim)
         settings.require_room(num_inputs, num_classes, self.dtype)
+        self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
+        key, dim = as_key(rng), settings.embedding_dim
+        # inputs at a time, where no gradient is wanted; with few features that occur, without d
+        self._rows_at_a_time = 64 if dim is None else 1024
+        if dim is None:
+            self.softmax = self._layer_on_inputs(counts, int(key))
+            return
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
         # in +-1 / sqrt(d) a vector has a norm of about 0.58, whatever d
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, int(streams[2]), reduction="sum")
-        self._name_parameters()
 
-    def _name_parameters(self) -> None:
-        self.parameters: dict[str, Any] = prefixed(
-            {"embedding": self.embedding.parameters, "softmax": self.softmax.parameters}
+    def _layer_on_inputs(self, counts: ArrayLike | None, seed: int) -> FeatureLayer:
+        """Return the layer of a model without an embedding."""
+        settings, n = self.settings, self.num_classes
+        sampler = None
+        if settings.sampler is not None:
+            # it does not look at vectors: one number for each class stands for them
+            sampler = settings.make_sampler(np.zeros((n, 1)), counts, seed)
+        return FeatureLayer(
+            self.num_inputs,
+            n,
+            settings.make_loss(n, self.num_inputs, "sum"),
+            sampler,
+            settings.num_sampled,
+            shared=settings.shared,
+            # the more classes there are, the less each has to do with the loss
+            alpha=_PENALTY / n if settings.alpha is None else settings.alpha,
+            dtype=self.dtype,
         )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Share the parameters again, which some kinds of copies part."""
-        self.__dict__.update(state)
-        self._name_parameters()
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What an optimizer changes, by name."""
+        parts = {"softmax": self.softmax.parameters}
+        if self.settings.embedding_dim is not None:
+            parts = {"embedding": self.embedding.parameters, **parts}
+        return prefixed(parts)
 
     def step(
         self,
@@ -288,12 +322,15 @@ class LinearSoftmax:
 
     def check_inputs(self, x: Any) -> Any:
         """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
-        return self.embedding.check_inputs(x)
+        return check_inputs(x, self.num_inputs, self.dtype)
 
     def _gradients(
         self, x: Any, labels: Any, weights: FloatArray, draws: int
     ) -> tuple[float, dict[str, Gradient]]:
         """Return the weighted sum of the losses of a batch, and its gradients."""
+        if self.settings.embedding_dim is None:
+            loss, saved = self.softmax.forward(x, labels, weights=weights, rng=draws)
+            return float(loss), prefixed({"softmax": self.softmax.backward(saved)[1]})
         h, cache = self.embedding.forward(x)
         loss, saved = self.softmax.forward(h, labels, weights=weights, rng=draws)
         dh, of_softmax = self.softmax.backward(saved)
@@ -307,26 +344,24 @@ class LinearSoftmax:
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that an optimizer has changed."""
-        self.softmax.update(getattr(gradients["softmax.class_embeddings"], "ids", None))
-
-    @property
-    def num_inputs(self) -> int:
-        """Columns v of an input."""
-        return len(self.parameters["embedding.weights"])
-
-    @property
-    def num_classes(self) -> int:
-        """Classes n."""
-        return len(self.softmax.parameters["class_embeddings"])
+        # a model on inputs themselves has no such vectors, and a sampler that follows none
+        self.softmax.update(getattr(gradients.get("softmax.class_embeddings"), "ids", None))
 
     def embed(self, x: Any) -> Rows:
-        """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises."""
+        """Return contexts (B, d) of inputs (B, v), of norm 1 if the model normalises.
+
+        Without an embedding these are the inputs, dense, with a one for the intercept (B, v + 1).
+        """
+        if self.settings.embedding_dim is None:
+            x = self.check_inputs(x)
+            dense = x if isinstance(x, np.ndarray) else x.toarray()
+            return with_intercept(dense, self.num_inputs)[0]
         h, _ = self.embedding.forward(x)
         return unit_rows("x", h)[0] if self.settings.normalize else h
 
     def class_vectors(self) -> Rows:
         """Return class vectors (n, d), of norm 1 if the model normalises."""
-        rows = self.softmax.parameters["class_embeddings"]
+        rows = self.softmax.class_embeddings
         if not self.settings.normalize:
             return rows
         return unit_rows("class_embeddings", rows.copy())[0]
@@ -355,7 +390,7 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        loss, rows = self.softmax.loss, self.softmax.parameters["class_embeddings"]
+        loss, rows = self.softmax.loss, self.softmax.class_embeddings
         x, k = self.check_inputs(x), check_k(k, len(rows))
         absent = check_leave_out(leave_out, (x.shape[0], len(rows)))
         best = [
@@ -402,7 +437,11 @@ class LinearSoftmax:
 
     def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
         """Return contexts of inputs, and class vectors, whose products are those with `rows`."""
-        return self.embed(x), rows
+        if self.settings.embedding_dim is not None:
+            return self.embed(x), rows
+        # products over the features that occur in these inputs, often few of all
+        contexts, features = with_intercept(x, self.num_inputs)
+        return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the sampler has learned besides the class vectors."""
@@ -425,151 +464,6 @@ class LinearSoftmax:
         with quiet():
             thin.data /= x.dtype.type(1.0 - rate)
         return thin
-
-
-class DirectSoftmax(LinearSoftmax):
-    """Class scores ``tau * (x . c_j + b_j)``: `LinearSoftmax` for an `embedding_dim` of None.
-
-    Parameters
-    ----------
-    num_inputs, num_classes, settings, counts, dtype, rng
-        As for `LinearSoftmax`. Parameters are zeros at first; random are dropout and draws.
-
-    Attributes
-    ----------
-    parameters : dict of str to ndarray
-        ``softmax.weights``: of each feature, a number for each class, and last the intercepts, as
-        in `FeatureLayer.weights`.
-    softmax : FeatureLayer
-        Loss, sampler and class vectors.
-
-    Raises
-    ------
-    MemoryError
-        If the parameters would not fit.
-    TypeError, ValueError
-        If an argument is malformed.
-
-    Examples
-    --------
-    >>> from samplesoft.models import make_optimizer
-    >>> settings = LinearSoftmaxSettings(
-    ...     loss="full", sampler=None, num_sampled=None, embedding_dim=None
-    ... )
-    >>> model, optimizer = DirectSoftmax(4, 4, settings), make_optimizer("adagrad", 1.0)
-    >>> x, labels = sparse.csr_array(np.eye(4, dtype=np.float32)), np.array([1, 2, 3, 0])
-    >>> for step in range(10):
-    ...     loss, gradients = model.step(x, labels, rng=step)
-    ...     optimizer.step(model.parameters, gradients)
-    >>> ids, scores = model.top_k(x, 1)
-    >>> ids.ravel()
-    array([1, 2, 3, 0])
-    """
-
-    softmax: FeatureLayer
-    _rows_at_a_time = 64  # with few features that occur
-
-    def __init__(
-        self,
-        num_inputs: int,
-        num_classes: int,
-        settings: LinearSoftmaxSettings,
-        *,
-        counts: ArrayLike | None = None,
-        dtype: DTypeLike = np.float32,
-        rng: int | np.random.Generator | None = None,
-    ) -> None:
-        require_instance("settings", settings, LinearSoftmaxSettings)
-        self.settings, self.dtype = settings, as_float_dtype(dtype)
-        settings.require_room(num_inputs, num_classes, self.dtype)
-        # it does not look at vectors: one number for each class stands for them
-        sampler = None
-        if settings.sampler is not None:  # which does not look at class vectors
-            sampler = settings.make_sampler(np.zeros((num_classes, 1)), counts, int(as_key(rng)))
-        self.softmax = FeatureLayer(
-            num_inputs,
-            num_classes,
-            settings.make_loss(num_classes, num_inputs, "sum"),
-            sampler,
-            settings.num_sampled,
-            shared=settings.shared,
-            # the more classes there are, the less each has to do with the loss
-            alpha=_PENALTY / num_classes if settings.alpha is None else settings.alpha,
-            dtype=self.dtype,
-        )
-        self._name_parameters()
-
-    def _name_parameters(self) -> None:
-        self.parameters = {"softmax.weights": self.softmax.weights}
-
-    @property
-    def num_inputs(self) -> int:
-        """Columns v of an input."""
-        return int(self.softmax.parameters["class_embeddings"].shape[1]) - 1
-
-    def check_inputs(self, x: Any) -> Any:
-        """Return inputs (B, v) whose rows can be taken."""
-        # without the intercept, which is not a feature of an input
-        of_features = self.softmax.parameters["class_embeddings"][0, :-1]
-        if sparse.issparse(x):
-            check_csr(x, of_features)
-            return x
-        return as_float_rows("x", x, len(of_features), self.dtype)
-
-    def _gradients(
-        self, x: Any, labels: Any, weights: FloatArray, draws: int
-    ) -> tuple[float, dict[str, Gradient]]:
-        loss, saved = self.softmax.forward(x, labels, weights=weights, rng=draws)
-        _, gradients = self.softmax.backward(saved)
-        return float(loss), prefixed({"softmax": gradients})
-
-    def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Do nothing: the sampler does not follow class vectors."""
-
-    def embed(self, x: Any) -> Rows:
-        """Return inputs (B, v) as dense contexts (B, v + 1), with a one for the intercept."""
-        x = self.check_inputs(x)
-        # with a column for each feature, as vectors of classes have one
-        dense = x if isinstance(x, np.ndarray) else x.toarray()
-        return with_intercept(dense, dense.shape[1])[0]
-
-    def _scored(self, x: Any, rows: Rows) -> tuple[Rows, Rows]:
-        # products over the features that occur in these inputs, often few of all
-        contexts, features = with_intercept(x, self.num_inputs)
-        return contexts, np.ascontiguousarray(np.take(rows.T, features, axis=0).T)
-
-
-def make_linear_softmax(
-    num_inputs: int, num_classes: int, settings: LinearSoftmaxSettings, **options: Any
-) -> LinearSoftmax:
-    """Make a `LinearSoftmax`, or for an `embedding_dim` of None a `DirectSoftmax`.
-
-    Parameters
-    ----------
-    num_inputs, num_classes, settings, **options
-        As for `LinearSoftmax`.
-
-    Returns
-    -------
-    LinearSoftmax
-        The model.
-
-    Raises
-    ------
-    MemoryError
-        If the parameters would not fit.
-    TypeError, ValueError
-        If an argument is malformed.
-
-    Examples
-    --------
-    >>> settings = LinearSoftmaxSettings(embedding_dim=None, sampler="uniform")
-    >>> type(make_linear_softmax(4, 4, settings)).__name__
-    'DirectSoftmax'
-    """
-    require_instance("settings", settings, LinearSoftmaxSettings)
-    model = DirectSoftmax if settings.embedding_dim is None else LinearSoftmax
-    return model(num_inputs, num_classes, settings, **options)
 
 
 def some_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:

@@ -124,7 +124,7 @@ class SoftmaxLayer:
         self.update_every = as_count("update_every", update_every)
         self._changed: list[IntArray] = []  # ids of the calls of `update` that still wait
         if isinstance(loss, SampledLoss):
-            self._check_sampler(loss, allow_other_tau)
+            self._check_sampler(loss, rows, allow_other_tau)
             # draws that follow a context are worth little for the others of its batch
             follows = self.sampler is not None and self.sampler.dim is not None
             # a set for the whole batch costs one draw and one product, where it follows nothing
@@ -182,7 +182,9 @@ class SoftmaxLayer:
             If so many draws do not fit.
         """
         # checked before the draws: a refused call must not leave its mark on a sampler
-        batch = self.loss.check_batch(h, self._rows, labels, self.parameters.get("biases"))
+        batch = self.loss.check_batch(
+            h, self.class_embeddings, labels, self.parameters.get("biases")
+        )
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
@@ -226,7 +228,7 @@ class SoftmaxLayer:
         """
         if self.sampler is None or self.sampler.dim is None:
             return
-        n = self._rows.shape[0]
+        n = self.class_embeddings.shape[0]
         classes = self._arrays.ids("ids", np.arange(n) if ids is None else ids, n)
         # a copy, for callers may use the buffer of ids again before the sampler is updated
         self._changed.append(self._arrays.copied(classes))
@@ -239,7 +241,7 @@ class SoftmaxLayer:
         if self.sampler is not None:
             self.sampler.load_state(self.sampler.state())
             if self.sampler.dim is not None:
-                n = self._rows.shape[0]
+                n = self.class_embeddings.shape[0]
                 self._update_sampler(self._arrays.ids("ids", np.arange(n), n))
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -289,7 +291,7 @@ class SoftmaxLayer:
         biases = self.parameters.get("biases")
         return evaluate(
             to_host(h),
-            to_host(self._rows),
+            to_host(self.class_embeddings),
             to_host(labels),
             tau=self.loss.tau,
             normalize=self.loss.normalize,
@@ -299,7 +301,8 @@ class SoftmaxLayer:
         )
 
     @property
-    def _rows(self) -> Rows:
+    def class_embeddings(self) -> Rows:
+        """Class vectors (n, d) as they are now."""
         return self.parameters["class_embeddings"]
 
     def _draw(
@@ -323,7 +326,7 @@ class SoftmaxLayer:
 
         # a two-pass sampler takes new candidates, by the seed of the step
         sampler.refresh(rng)
-        n = self._rows.shape[0]
+        n = self.class_embeddings.shape[0]
         draw = self.loss.draw(sample, self.num_sampled, targets, n, rng)
         if not self.loss.needs_label_count:
             return draw, None
@@ -349,7 +352,7 @@ class SoftmaxLayer:
 
     def _update_sampler(self, ids: IntArray) -> None:
         assert self.sampler is not None
-        rows = self._arrays.take_rows(self._rows, ids)
+        rows = self._arrays.take_rows(self.class_embeddings, ids)
         # the sampler sees what the loss scores: vectors of norm 1 where it divides by norms
         if self.loss.normalize:
             rows, _ = self._arrays.unit_rows("class_embeddings", rows, ids)
@@ -361,8 +364,8 @@ class SoftmaxLayer:
         assert self.sampler is not None
         return to_host(array) if self.sampler.device == "cpu" else array
 
-    def _check_sampler(self, loss: SampledLoss, allow_other_tau: bool) -> None:
-        n, d = self._rows.shape
+    def _check_sampler(self, loss: SampledLoss, rows: Rows, allow_other_tau: bool) -> None:
+        n, d = rows.shape
         self.sampler = as_sampler("sampler", self.sampler)
         if self.sampler.device not in ("cpu", loss.device):
             raise ValueError(
@@ -377,9 +380,9 @@ class SoftmaxLayer:
             )
         # samplers of users have no such attribute, and may work in any type
         dtype = getattr(self.sampler, "_dtype", None)
-        if self.sampler.device != "cpu" and dtype is not None and dtype != self._rows.dtype:
+        if self.sampler.device != "cpu" and dtype is not None and dtype != rows.dtype:
             raise ValueError(
-                f"`sampler` must be of {self._rows.dtype}, like `class_embeddings`, on "
+                f"`sampler` must be of {rows.dtype}, like `class_embeddings`, on "
                 f"{self.sampler.device!r}, got {dtype}; make it from the same array."
             )
         # float32 may have rounded one of the two

@@ -12,7 +12,7 @@ from scipy import sparse
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
-from samplesoft.models.linear_softmax import LinearSoftmaxSettings, make_linear_softmax
+from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import Optimizer
 from samplesoft.training.task import sub_seed
 
@@ -38,7 +38,7 @@ class LinearEpochs:
         dtype: Any = np.float32,
     ) -> None:
         self._seed, self._step, self.counts = seed, 0, counts
-        self.model = make_linear_softmax(
+        self.model = LinearSoftmax(
             num_inputs,
             num_classes,
             settings,

@@ -16,7 +16,6 @@ from samplesoft.losses.vectors import unit_rows
 from samplesoft.models.linear_softmax import (
     LinearSoftmax,
     LinearSoftmaxSettings,
-    make_linear_softmax,
     some_entries,
 )
 from samplesoft.models.softmax_layer import SoftmaxLayer
@@ -127,7 +126,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             num_sampled=None,
             **{name: about[name] for name in ("tau", "normalize", "embedding_dim")},
         )
-        model = make_linear_softmax(
+        model = LinearSoftmax(
             about["num_inputs"], about["num_classes"], settings, dtype=about["dtype"], rng=0
         )
         parameters = part_of("parameters", arrays)

@@ -76,7 +76,6 @@ _settings = {"loss": "sampled-masked", "tau": 2.0, "normalize": True, "sampler":
 _settings |= {"num_sampled": 3, "nu": 2.0, "num_features": 8, "shared": True, "update_every": 1}
 _linear = {**_settings, "embedding_dim": 3, "dropout": 0.1}
 _linear |= {"label_reduction": "pal", "mask_other_labels": False}
-_direct = _linear | {"embedding_dim": None, "sampler": "unigram", "normalize": False}
 _layer = {"init_scale": 0.1, "dtype": np.float64, "rng": 0}
 
 
@@ -202,11 +201,6 @@ MADE: dict[str, Call] = {
     "LinearSoftmax": _call(
         models.LinearSoftmax,
         **{"num_inputs": 5, "num_classes": N, "settings": models.LinearSoftmaxSettings(**_linear)},
-        **{"counts": COUNTS, "dtype": np.float64, "rng": 0},
-    ),
-    "DirectSoftmax": _call(
-        models.DirectSoftmax,
-        **{"num_inputs": 5, "num_classes": N, "settings": models.LinearSoftmaxSettings(**_direct)},
         **{"counts": COUNTS, "dtype": np.float64, "rng": 0},
     ),
     "SoftmaxLayer": _call(

@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from samplesoft.losses.registry import LOSSES, make_loss
-from samplesoft.models import DirectSoftmax, LinearSoftmaxSettings, make_optimizer
+from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimizer
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers import SoftmaxSampler, UniformSampler, make_sampler
 from samplesoft.samplers.registry import SamplerInputs
@@ -24,7 +24,7 @@ def settings(loss="full", **options):
 
 def model(loss="full", num_classes=6, dtype=np.float64, **options):
     """Return a model with random parameters."""
-    made = DirectSoftmax(7, num_classes, settings(loss, **options), dtype=dtype, rng=0)
+    made = LinearSoftmax(7, num_classes, settings(loss, **options), dtype=dtype, rng=0)
     flat = made.parameters["softmax.weights"].reshape(-1)
     flat[:] = np.random.default_rng(5).normal(size=len(flat))
     return made
@@ -48,7 +48,7 @@ def several():
 
 def as_dense(gradient, made):
     """Return a gradient of the class vectors (n, v + 1)."""
-    weights = np.zeros(made.softmax.weights.shape)
+    weights = np.zeros(made.softmax.parameters["weights"].shape)
     weights[gradient.ids] = gradient.rows
     return weights.reshape(made.class_vectors().shape[::-1]).T
 
@@ -109,7 +109,7 @@ def test_a_step_touches_features_that_occur_and_classes_that_are_drawn():
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "sparse"])
 def test_scores_and_lists(dense, monkeypatch):
     made, x = model(tau=1.5, dtype=np.float32), inputs(dense, 9, np.float32)
-    monkeypatch.setattr(DirectSoftmax, "_rows_at_a_time", 4)
+    monkeypatch.setattr(made, "_rows_at_a_time", 4)
     rows = made.class_vectors().astype(float)
     plain = x if dense else x.toarray()
     wanted = 1.5 * (plain @ rows[:, :-1].T + rows[:, -1])
@@ -197,12 +197,12 @@ def test_a_sampler_of_ones_own_must_not_look_at_inputs():
         return SoftmaxSampler(np.eye(6, 8))
 
     with pytest.raises(ValueError, match="`sampler` must not look at inputs, got a SoftmaxSampler"):
-        DirectSoftmax(7, 6, settings("sampled-masked", sampler=follows, num_sampled=2))
+        LinearSoftmax(7, 6, settings("sampled-masked", sampler=follows, num_sampled=2))
     by_counts = make_sampler("unigram", SamplerInputs(counts=np.arange(1.0, 7.0)))
-    made = DirectSoftmax(7, 6, settings("sampled-masked", sampler=by_counts, num_sampled=2))
+    made = LinearSoftmax(7, 6, settings("sampled-masked", sampler=by_counts, num_sampled=2))
     assert made.softmax.shared
 
 
 def test_a_model_that_does_not_fit():
     with pytest.raises(MemoryError, match="take an `embedding_dim`"):
-        DirectSoftmax(10**7, 10**7, settings())
+        LinearSoftmax(10**7, 10**7, settings())
