@@ -255,20 +255,24 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
 
     It can be the full softmax, or have the labels of the batch as its negatives.
     """
-    full = _full(hypotheses)
-    alone = observer.means().part(slice(len(observer.problem.labels)))
+    observed, full = observer.means(), _full(hypotheses)
+    of_losses = observed.part(slice(len(observer.problem.labels)))
     of_full = [one for one in hypotheses if one.scheme == "full"]
-    scores = _same_for_all_seeds(observer, of_full, observer.means())
-    if any(s.allowed for s in scores):
-        return scores
-    # the losses may be right, and the gradient wrong
-    for one in _same_for_all_seeds(observer, [full], alone):
-        if one.allowed:
+    for part, candidates in ((observed, of_full), (of_losses, [full])):
+        scores = [score(one, part) for one in candidates]
+        if not any(s.allowed for s in scores):
+            with_gradient = len(part.means) > len(of_losses.means)
+            of_batches, ways = in_batch_hypotheses(observer, with_gradient)
+            scores += [score(one, of_batches) for one in ways]
+        allowed = [s.scheme for s in scores if s.allowed]
+        if allowed and part is observed:
+            return scores
+        if allowed:  # the losses are right, and the gradient is wrong
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
-                f"`{one.scheme}` with a gradient that is not theirs; see how dh is computed."
+                f"`{allowed[0]}` with a gradient that is not theirs; see how dh is computed."
             )
-    means = alone.means
+    means = of_losses.means
     raise ValueError(
         "`loss` must draw classes, have the labels of the batch as its negatives, or be the full "
         f"softmax, got the same losses for every seed, {means.round(4).tolist()}, where the full "
@@ -279,18 +283,6 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
 def _full(hypotheses: list[Hypothesis]) -> Hypothesis:
     """Return the full softmax as it should be."""
     return next(one for one in hypotheses if one.name == ("full", None))
-
-
-def _same_for_all_seeds(
-    observer: Observer, of_full: list[Hypothesis], observed: Observed
-) -> list[Hypothesis]:
-    """Return the scores of the full softmax and of in-batch negatives."""
-    scores = [score(one, observed) for one in of_full]
-    if any(s.allowed for s in scores):
-        return scores
-    with_gradient = len(observed.means) > len(observer.problem.labels)
-    of_batches, ways = in_batch_hypotheses(observer, with_gradient)
-    return scores + [score(one, of_batches) for one in ways]
 
 
 # the test ----------------------------------------------------------------------------------------

@@ -66,9 +66,8 @@ def expectation(recipe: Recipe) -> Means:
     losses, rest, slopes = mass - recipe.own, np.ones(len(rows)), np.zeros_like(recipe.draws)
     if recipe.num_draws:
         for e in range(len(rows)):
-            x, fall, rest[e], slopes[e] = _transform(
-                recipe, e, 0.0, slopes.shape[1] <= _FEW_CLASSES
-            )
+            all_digits = slopes.shape[1] <= _FEW_CLASSES
+            _, fall, rest[e], slopes[e] = _transform(recipe, e, 0.0, all_digits)
             losses[e] = _STEP * fall.sum()
     # d(log S - own) / do: shares in S, less 1 at the label
     if recipe.hits_fixed:  # a constant has no slope, however much of S it is
@@ -114,26 +113,22 @@ def _mixture(
     if recipe.kind == "kept":  # over the number of draws with weight, by which they are divided
         chance = law[weights > 0.0].sum()
         law = np.where(weights > 0.0, law, 0.0) / chance
-        return [
-            (p, [(law, weights / (k or 1), k)])
-            for k, p in enumerate(_binomial(m, chance))
-            if p > _NO_CHANCE
-        ]
+        return [(p, [(law, weights / (k or 1), k)]) for k, p in _successes(m, chance)]
     if recipe.kind == "one hit less":  # over the number of hits, all but one of which count
         one = np.zeros_like(law)
         one[label] = 1.0
         others = law * (1.0 - one) / (1.0 - law[label])
         return [
             (p, [(others, weights, m - k), (one, abs(k - 1) * weights, min(k, 1))])
-            for k, p in enumerate(_binomial(m, law[label]))
-            if p > _NO_CHANCE
+            for k, p in _successes(m, law[label])
         ]
     return [(1.0, [(law, weights, 1 if recipe.kind == "independent" else m)])]
 
 
-def _binomial(m: int, chance: float) -> FloatArray:
-    """Return the chances of 0 to m successes."""
-    return np.asarray(binom.pmf(np.arange(m + 1), m, chance))
+def _successes(m: int, chance: float) -> list[tuple[int, float]]:
+    """Return numbers of successes in m trials that are not too rare, each with its chance."""
+    chances = binom.pmf(np.arange(m + 1), m, chance)
+    return [(k, p) for k, p in enumerate(chances) if p > _NO_CHANCE]
 
 
 def _transform(

@@ -7,7 +7,7 @@ another proposal, and mistakes with a number that nobody gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -16,7 +16,7 @@ from scipy.optimize import minimize_scalar
 
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.exact import Means, Spread, expectation, smoothing_of, spread
-from samplesoft.checking.faults import FAULTS, METHODS, RIGHT, Counts, Variant
+from samplesoft.checking.faults import FAULTS, METHODS, RIGHT, Counts, Fault, Method, Variant
 from samplesoft.checking.observe import NAMED, Observed, Observer, Problem
 from samplesoft.checking.recipe import Recipe, corrected, make_recipe, without_draws
 from samplesoft.schemes import SCHEMES
@@ -121,21 +121,25 @@ def all_hypotheses(observer: Observer) -> list[Hypothesis]:
 
 def _of_independent_draws(observer: Observer) -> Iterator[Hypothesis]:
     """Yield every scheme as it should be, then each mistake in all schemes and ways."""
-    methods = [method for method in METHODS.values() if method.closed]
-    cases = [(method, None, RIGHT) for method in methods] + [
-        (method, name, variant)
-        for name, fault in FAULTS.items()
-        for method in methods
-        if fault.applies(method)
-        for variant in fault.variants
-    ]
-    for method, name, variant in cases:
-        if variant.kind == "twice" and observer.problem.num_classes > _MOST_CLASSES_TWICE:
-            continue
-        sizes = observer.num_sampled, observer.batch
-        recipe = make_recipe(observer.problem, method, variant, *sizes)
-        if recipe is not None:
-            yield _of_recipe(observer, method.name, name, recipe, spreads=True)
+    problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
+    faults = [(None, Fault("", "", (RIGHT,))), *FAULTS.items()]
+    for (name, fault), method in product(faults, METHODS.values()):
+        for variant in fault.variants if method.closed and fault.applies(method) else ():
+            if variant.kind == "twice" and problem.num_classes > _MOST_CLASSES_TWICE:
+                continue
+            recipe = make_recipe(problem, method, variant, *sizes)
+            if recipe is not None:
+                yield _of_recipe(observer, method.name, name, recipe, spreads=True)
+
+
+def _right_recipes(observer: Observer, problem: Problem) -> Iterator[tuple[Method, Recipe]]:
+    """Yield the methods that draw, as they should be, with what follows from a problem's draws."""
+    for method in METHODS.values():
+        if method.closed and method.scheme is not None:
+            sizes = observer.num_sampled, observer.batch
+            recipe = make_recipe(problem, method, RIGHT, *sizes)
+            if recipe is not None:
+                yield method, recipe
 
 
 def _merged(hypotheses: Iterator[Hypothesis]) -> list[Hypothesis]:
@@ -186,43 +190,43 @@ def in_batch_hypotheses(
     Nothing is random then, so single values are compared. Gradients come with them, if asked for.
     """
     rng, problem, batch = np.random.default_rng(0), observer.problem, observer.batch
-    numbers = {None: batch - 1, "B": batch, "m": observer.num_sampled, 1: 1}
-    ways: dict[tuple[str, Variant, int], str | None] = {}
-    for scheme, fault, variant, count in _OF_BATCHES:  # each once, if m is one of the other counts
-        ways.setdefault((scheme, variant, numbers[count]), fault)
     observed: list[FloatArray] = []
-    values: list[list[FloatArray]] = [[] for _ in ways]
+    batches: list[tuple[Problem, FloatArray]] = []
     for _ in range(_BATCHES):
         # labels of all classes, so that batches hold hits; losses are compared one by one
         rows = rng.integers(0, len(problem.labels), batch)
         labels = rng.integers(0, problem.num_classes, batch)  # each of them often
         parts = observer.results_of(problem.h[rows], labels, 0)
         observed += [part.ravel() for part in parts[: 2 if with_gradient else 1]]
-        here = problem.of_rows(rows, labels)
         times = np.bincount(labels, minlength=problem.num_classes) - np.eye(problem.num_classes)
         with np.errstate(divide="ignore"):
             log_times = np.log(times[labels])  # of the others in the batch
-        log_q = np.log(here.q)
-        for (scheme, variant, m), of_way in zip(ways, values, strict=True):
-            counts = Counts(log_q, log_q, np.log(m))
-            own, base, x = corrected(SCHEMES[scheme], variant, here.logits, labels, counts)
-            exact = expectation(without_draws(labels, own, base, x + log_times))
-            of_way.append(exact.in_h(here, with_gradient))
+        batches.append((problem.of_rows(rows, labels), log_times))
     results = np.concatenate(observed)
     rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
     nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
-    hypotheses = []
-    for ((scheme, _, m), fault), of_way in zip(ways.items(), values, strict=True):
-        number, expected = "", None
+    numbers = {None: batch - 1, "B": batch, "m": observer.num_sampled, 1: 1}
+    hypotheses: dict[tuple[str, Variant, int], Hypothesis] = {}
+    for scheme, fault, variant, count in _OF_BATCHES:
+        m, expected, number, means = numbers[count], None, "", []
+        if (scheme, variant, m) in hypotheses:  # each once, if m is one of the other counts
+            continue
+        for here, log_times in batches:
+            counts = Counts(np.log(here.q), np.log(here.q), np.log(m))
+            own, base, x = corrected(SCHEMES[scheme], variant, here.logits, here.labels, counts)
+            exact = expectation(without_draws(here.labels, own, base, x + log_times))
+            means.append(exact.in_h(here, with_gradient))
         if fault is None:
             recipe = make_recipe(problem, METHODS[scheme], RIGHT, batch - 1, batch)
             expected = None if recipe is None else expectation(recipe)  # the mean over batches
             number = f"m is B - 1 = {m} in a batch of {batch}, whatever `num_sampled` says"
         elif fault == "in_batch_count":
             number = f"corrected for m = {m}, where B - 1 = {batch - 1} others are in the batch"
-        means = np.concatenate(of_way)
-        hypotheses.append(Hypothesis(_IN_BATCH[scheme], fault, means, expected, number=number))
-    return Observed(results, nothing, nothing + rounding, _BATCHES, nothing), hypotheses
+        hypotheses[scheme, variant, m] = Hypothesis(
+            _IN_BATCH[scheme], fault, np.concatenate(means), expected, number=number
+        )
+    whole = Observed(results, nothing, nothing + rounding, _BATCHES, nothing)
+    return whole, list(hypotheses.values())
 
 
 def _mixed(observer: Observer) -> Iterator[Hypothesis]:
@@ -314,9 +318,8 @@ def distinct_hypotheses(observer: Observer) -> list[Hypothesis]:
         means = np.concatenate([part.mean(axis=0) for part in parts])
         errors = np.concatenate([part.std(axis=0) / np.sqrt(len(part)) for part in parts])
         number = "means are simulated"
-        hypotheses.append(
-            Hypothesis(f"{name}_distinct", fault, means, number=number, errors=errors)
-        )
+        one = Hypothesis(f"{name}_distinct", fault, means, number=number, errors=errors)
+        hypotheses.append(one)
     return hypotheses
 
 
@@ -357,24 +360,18 @@ def _trials(
 
 def of_other_proposals(observer: Observer) -> Iterator[Hypothesis]:
     """Yield all schemes with draws by a proposal that was not given."""
-    problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
+    problem, fault = observer.problem, "other_proposal"
     for name, law in NAMED.items():
         q = np.broadcast_to(law(problem.num_classes), problem.q.shape)
         if np.allclose(q, problem.q):
             continue
-        for method in METHODS.values():
-            if not method.closed or method.scheme is None:
-                continue
-            drawn = make_recipe(replace(problem, q=q), method, RIGHT, *sizes)
-            meant = make_recipe(problem, method, RIGHT, *sizes)
-            if drawn is None or meant is None:
-                continue
-            ways = {  # the sampler differs, or loss and sampler both do
-                f"draws and correction by {name!r}": drawn,
-                f"draws by {name!r}, corrected by what was given": replace(meant, law=drawn.law),
-            }
-            for words, recipe in ways.items():
-                yield _of_recipe(observer, method.name, "other_proposal", recipe, words)
+        of_both = (_right_recipes(observer, one) for one in (replace(problem, q=q), problem))
+        for (method, drawn), (_, meant) in zip(*of_both, strict=True):
+            # the sampler differs, or loss and sampler both do
+            words = f"draws and correction by {name!r}"
+            yield _of_recipe(observer, method.name, fault, drawn, words)
+            words = f"draws by {name!r}, corrected by what was given"
+            yield _of_recipe(observer, method.name, fault, replace(meant, law=drawn.law), words)
 
 
 _LESS = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # off the logits of hits
@@ -385,45 +382,47 @@ _MOST_SMOOTHING = 0.9
 
 def fitted(observer: Observer, observed: Observed) -> Iterator[Hypothesis]:
     """Yield the best of each family of hypotheses, for what was observed."""
-    for method in METHODS.values():
-        if not method.closed or "is a sum" not in method.facts:
-            continue
-        recipe = make_recipe(observer.problem, method, RIGHT, observer.num_sampled, observer.batch)
-        if recipe is None:
-            continue
-        if "masks hits" in method.facts:
-            yield from _masked(observer, observed, method.name, recipe)
-        yield from _smoothed(observer, observed, method.name, recipe)
+    for method, recipe in _right_recipes(observer, observer.problem):
+        if "is a sum" in method.facts:
+            if "masks hits" in method.facts:
+                yield from _masked(observer, observed, method.name, recipe)
+            yield from _smoothed(observer, observed, method.name, recipe)
 
 
 def _masked(
     observer: Observer, observed: Observed, scheme: str, recipe: Recipe
 ) -> Iterator[Hypothesis]:
     """Yield masking of hits by a finite number: taken off their logits, or in the place of them."""
-    rows, labels = np.arange(len(recipe.labels)), recipe.labels
+    problem, rows = observer.problem, np.arange(len(recipe.labels))
     # what draws of the label have without a mask: they count like any other
-    log_counts = np.log(recipe.num_draws) + np.log(observer.problem.q[rows, labels])
-    hits, fixed = observer.problem.logits[rows, labels] - log_counts, np.ones(len(rows))
-    constant = replace(recipe, hits_fixed=True)  # logits that have no slope
+    log_counts = np.log(recipe.num_draws) + np.log(problem.q[rows, recipe.labels])
+    hits = problem.logits[rows, recipe.labels] - log_counts
+    fixed = replace(recipe, hits_fixed=True)  # logits that have no slope
 
-    def of_mask(number: float, is_constant: bool) -> Hypothesis:
-        if is_constant:
-            masked, words = constant.with_hits(number * fixed), f"the logit {number:.2g}"
-        else:
-            masked, words = recipe.with_hits(hits - number), f"their logits less {number:.2g}"
+    def less(number: float) -> Hypothesis:
+        masked, words = recipe.with_hits(hits - number), f"their logits less {number:.2g}"
         return _of_recipe(observer, scheme, "finite_mask", masked, words)
 
-    for grid, is_constant in ((_LESS, False), (_LOGITS, True)):
+    def constant(number: float) -> Hypothesis:
+        masked, words = fixed.with_hits(np.full_like(hits, number)), f"the logit {number:.2g}"
+        return _of_recipe(observer, scheme, "finite_mask", masked, words)
 
-        def distance(number: float, is_constant: bool = is_constant) -> float:
-            away = of_mask(number, is_constant).means - observed.means
-            return float(((away / _unit(observed)) ** 2).sum())
+    yield _nearest(less, _LESS, observed)
+    yield _nearest(constant, _LOGITS, observed)
 
-        at = int(np.argmin([distance(number) for number in grid]))
-        ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-        yield of_mask(
-            float(minimize_scalar(distance, bounds=ends, method="bounded").x), is_constant
-        )
+
+def _nearest(
+    of_number: Callable[[float], Hypothesis], grid: FloatArray, observed: Observed
+) -> Hypothesis:
+    """Return the hypothesis nearest to what was observed: on a grid, then beside the best there."""
+
+    def distance(number: float) -> float:
+        away = of_number(number).means - observed.means
+        return float(((away / _unit(observed)) ** 2).sum())
+
+    at = int(np.argmin([distance(number) for number in grid]))
+    ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
+    return of_number(float(minimize_scalar(distance, bounds=ends, method="bounded").x))
 
 
 def _smoothed(
@@ -442,8 +441,7 @@ def _smoothed(
         # smoothing is linear: least squares for the share, in units of the standard errors
         share = float((away * slope).sum() / (slope**2).sum())
         share = min(max(share, 0.0), _MOST_SMOOTHING)
-        losses, slopes = (a + share * b for a, b in zip(plain, whole, strict=True))
-        expected = Means(losses, slopes)
+        expected = Means(*(a + share * b for a, b in zip(plain, whole, strict=True)))
         means = expected.in_h(observer.problem, observer.with_gradient)
         fault = "smoothed_hits" if masked else "label_smoothing"
         words = f"smoothing {share:.3g}" + (f", hits at {mask:.3g}" if masked else "")

@@ -45,8 +45,8 @@ class Problem:
 
     def of_rows(self, rows: IntArray, labels: IntArray) -> Problem:
         """Return the problem of some of the contexts, which may be repeated, with other labels."""
-        arrays = (self.h[rows], labels, self.logits[rows], self.q[rows])
-        return Problem(self.class_embeddings, self.biases, *arrays, self.tau)
+        arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q")}
+        return replace(self, labels=labels, **arrays)
 
 
 def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -> Problem:
@@ -127,36 +127,29 @@ DRAWS = ("own", "given", "given-negatives")
 
 def drawing(loss: Callable[..., Any], problem: Problem, exclude: bool) -> Callable[..., Any]:
     """Return ``loss(scores, ids, log_q, labels)`` as a loss that draws from the problem's q."""
-    rows = np.arange(len(problem.labels))
+    examples = np.arange(len(problem.labels))
     q = problem.q.copy()
     if exclude:
-        q[rows, problem.labels] = 0.0
+        q[examples, problem.labels] = 0.0
         q /= q.sum(axis=1, keepdims=True)
+    ends = np.cumsum(q, axis=1)
+    ends /= ends[:, -1:]
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
 
     def drawn(c: Any, h: Any, labels: IntArray, m: int, seed: int, biases: Any = 0.0) -> Any:
         scores = problem.tau * h @ c.T + biases
-        copies = (len(h) // len(rows), 1)
-        ids = _ids(np.tile(q, copies), m, np.random.default_rng(seed))
-        given = scores, ids, np.tile(log_q, copies), labels
-        returned = call(loss, "scores, ids, log_q, labels", *given)
+        copies = len(h) // len(examples)
+        parts = np.random.default_rng(seed).random((copies, len(examples), m))
+        ids = [ends[e].searchsorted(parts[:, e], side="right") for e in examples]
+        given = np.stack(ids, axis=1).reshape(len(h), m), np.tile(log_q, (copies, 1)), labels
+        returned = call(loss, "scores, ids, log_q, labels", scores, *given)
         if not isinstance(returned, tuple):
             return returned
         losses, slopes = returned
         return losses, problem.tau * np.asarray(slopes) @ c
 
     return drawn
-
-
-def _ids(q: FloatArray, num: int, rng: np.random.Generator) -> IntArray:
-    """Return draws (B, num), each row by its probabilities q (B, n)."""
-    starts = np.arange(len(q))[:, None]  # rows one after the other, each a unit apart
-    ends = np.cumsum(q, axis=1)
-    ends = np.minimum(ends / ends[:, -1:], 1.0) + starts
-    places = np.searchsorted(ends.ravel(), rng.random((len(q), num)) + starts, side="right")
-    ids: IntArray = places - q.shape[1] * starts
-    return ids
 
 
 REPLICAS = 16  # of each example in a batch

@@ -155,9 +155,7 @@ class LossReport(Report):
             Ready for ``json.dumps(..., allow_nan=False)``; a |z| that is not finite is None.
         """
         names = ("verdict", "remedy", *self.__dataclass_fields__)
-        values = {name: getattr(self, name) for name in names if name != "scores"}
-        values["consistent"] = [list(pair) for pair in self.consistent]
-        values["of_losses"] = list(self.of_losses)
+        values = {name: plain(getattr(self, name)) for name in names if name != "scores"}
         names = ("scheme", "fault", "z", "sd_ratio", "allowed")
         values["hypotheses"] = [
             {name: plain(getattr(s, name)) for name in names} | {"fitted": s.number}
@@ -174,40 +172,37 @@ class LossReport(Report):
             Column("sd / exact", lambda s: s.sd_ratio, ".3f"),
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
-        parts: list[Part] = [Paragraph(self.verdict, is_verdict=True)]
+        above, below = [], []
         if self.remedy:
-            parts.append(Paragraph(f"What to do: {self.remedy}"))
+            above.append(f"What to do: {self.remedy}")
         if not self.follows_seed:
-            parts.append(Paragraph("The same seed gave other losses: draws do not follow `seed`."))
+            above.append("The same seed gave other losses: draws do not follow `seed`.")
         if self.autocorrelation > _CORRELATED:
-            text = (
+            above.append(
                 f"Losses of a call have a correlation of {self.autocorrelation:.2f} with those of "
                 "the next, as if draws were used again: standard errors are too small, and |z| is "
                 "too large."
             )
-            parts.append(Paragraph(text))
-        parts.append(Table(shown, columns, "The nearest hypotheses"))
-        text = (
+        below.append(
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
             f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
             f"4 examples. A hypothesis is excluded above |z| = {self.limit:.2f}: a right one "
             "with a chance below 1e-4. sd: standard deviation of single losses."
         )
-        parts.append(Paragraph(text))
         if self.num_sets:
-            text = (
+            below.append(
                 f"16 copies of an example in a batch vary like {self.num_sets:.1f} sets of draws "
                 "(16: each has its own; 1: one serves all)."
             )
-            parts.append(Paragraph(text))
         if self.scheme is not None and self.loss_bias is not None:
-            text = (
+            below.append(
                 f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats, and its "
                 f"gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact means of "
                 "the hypothesis over these examples)."
             )
-            parts.append(Paragraph(text))
-        return parts
+        table = Table(shown, columns, "The nearest hypotheses")
+        verdict = Paragraph(self.verdict, is_verdict=True)
+        return [verdict, *map(Paragraph, above), table, *map(Paragraph, below)]
 
     def _figure(self) -> Figure:
         shown = nearest(self.scores, _DRAWN)[::-1]
