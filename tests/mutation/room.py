@@ -26,7 +26,6 @@ ROOMS = [  # the first that fits; the quickest tests come first
     ("samplesoft/samplers", "samplers/test_static_samplers.py samplers"),
     ("samplesoft/feature_maps", "feature_maps samplers"),
     ("samplesoft/losses", "losses metrics models/test_softmax_layer.py"),
-    ("samplesoft/kernels/models", "models"),
     ("samplesoft/kernels", "kernels feature_maps losses samplers models"),
 ]
 SLOW = ["bias/test_exact_extremes.py"]
