@@ -62,6 +62,8 @@ def of_module(module):
                 bound = getattr(thing, method)
                 if isinstance(bound, cached_property):  # takes no arguments
                     continue
+                if inspect.isbuiltin(bound):  # of NumPy, some of which tell no signature
+                    continue
                 if not method.startswith("_") and inspect.isroutine(bound) and bound.__doc__:
                     yield f"{name}.{method}", bound
 

@@ -86,12 +86,11 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
             parameters["class_weight"] = dict(parameters["class_weight"])
         classifier = make(**parameters)
         about, counted = config["linear_softmax"], values["learner"]
+        classes, dtype = arrays["classes"], np.dtype(config["classes"])
+        if dtype not in (classes.dtype, np.dtype(object)):
+            raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
         learner = Learner(
-            LabelCodec(
-                arrays["classes"].astype(config["classes"]),
-                config["form"],
-                np.dtype(config["labels"]),
-            ),
+            LabelCodec(classes.astype(dtype), config["form"], np.dtype(config["labels"])),
             about["num_inputs"],
             LinearSoftmaxSettings(**config["settings"]),
             arrays["counts"],

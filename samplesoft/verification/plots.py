@@ -91,7 +91,7 @@ def _draw_trials(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
     reach = _QUANTILE * _column(curve, "monte_carlo_max_stderr")
     shown = mean > 0.0
     below = np.minimum(reach, mean * (1.0 - 1e-6))[shown]  # a logarithm has no 0
-    ends = [below, reach[shown]]
+    ends = [below.tolist(), reach[shown].tolist()]
     axis.errorbar(m[shown], mean[shown], yerr=ends, marker="o", capsize=3, **_DOTS)
     axis.plot(m[~shown], (mean + reach)[~shown], marker="v", **_DOTS)
 
