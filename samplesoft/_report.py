@@ -7,6 +7,7 @@ number on the page knows its size, so that a click on the title of its column so
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import math
@@ -87,7 +88,7 @@ class Report(ABC):
         Parameters
         ----------
         details : bool
-            Add all columns, where the report has more than it shows at first.
+            Add all figures, where the report has more than it shows at first.
 
         Returns
         -------
@@ -97,7 +98,7 @@ class Report(ABC):
         more = self._details()
         parts = self._parts() + (more if details else [])
         if more and not details:
-            parts.append(Paragraph("All columns: --details, or to_text(details=True)."))
+            parts.append(Paragraph("All figures: --details, or to_text(details=True)."))
         return "\n\n".join(part.text() for part in parts)
 
     def to_html(self, settings: Mapping[str, Any] | None = None) -> str:
@@ -163,6 +164,18 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def described(kind: type) -> dict[str, str]:
+    """Return what the docstring of a dataclass says of each field, without the full stop."""
+    # without docstrings, as of python -OO, nothing is found
+    text = inspect.getdoc(kind) or ""
+    blocks = re.findall(r"^(\w[\w, ]*) : [^\n]*\n((?:    [^\n]*\n?)+)", text, re.MULTILINE)
+    return {
+        name: " ".join(lines.split()).rstrip(".").replace("`", "")
+        for names, lines in blocks
+        for name in names.split(", ")
+    }
 
 
 def csv_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

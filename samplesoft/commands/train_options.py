@@ -6,13 +6,13 @@ An option stands for a field of the settings: its type, default and help are tho
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from samplesoft._report import described
 from samplesoft.commands.options import (
     draw_count,
     flag,
@@ -165,7 +165,7 @@ def add_fields(group: Any, settings: type, names: Iterable[str], **defaults: Any
     texts = described(settings)
     for name in names:
         # without docstrings, as of python -OO, the name has to do
-        text = texts.get(name, name)
+        text = texts.get(name, name).replace("%", "%%")
         value = defaults.get(name, getattr(settings, name, None))
         options: dict[str, Any] = {}
         if kinds[name] == "bool":
@@ -180,18 +180,6 @@ def add_fields(group: Any, settings: type, names: Iterable[str], **defaults: Any
         # None stands for an option that is not given, so that --resume can fill it in
         option = "--batch" if name == "batch_size" else flag(name)
         group.add_argument(option, dest=name, help=text, **options)
-
-
-def described(settings: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of each field, without the full stop."""
-    text = inspect.getdoc(settings) or ""
-    _, _, rest = text.partition("Parameters\n----------\n")
-    blocks = re.findall(r"^(\S[^\n]*?) : [^\n]*\n((?:    [^\n]*\n?)+)", rest, re.MULTILINE)
-    return {
-        name: " ".join(lines.split()).rstrip(".").replace("`", "").replace("%", "%%")
-        for names, lines in blocks
-        for name in names.split(", ")
-    }
 
 
 def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:

@@ -86,7 +86,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, SamplerInputs, _OF_VECTORS)
     group = parser.add_argument_group("output")
-    group.add_argument("--details", action="store_true", help="print the tables of all columns")
+    group.add_argument("--details", action="store_true", help="print the tables of all figures")
     add_outputs(group, ("json", "html", "csv", "figure"))
     parser.set_defaults(run=run)
 

@@ -1,10 +1,11 @@
-"""The verification report: its rows, the summary and the verdict, and the tables of all columns."""
+"""The verification report: its rows, the summary and the verdict, and the tables of all figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from samplesoft._report import (
     Settings,
     Table,
     csv_table,
+    described,
     plain,
 )
 from samplesoft.verification.plots import draw_report
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 WANTED_BIAS = 0.01  # whose number of draws the summary names
 
+_ROUNDING = 1e-12  # what has no bias is below
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
@@ -39,7 +42,7 @@ class VerificationRow:
 
     Attributes
     ----------
-    sampler, num_sampled, wrt
+    sampler, num_sampled, wrt : str, int, str
         What the row is about; `wrt` is ``logits``, ``h`` or ``class_embeddings``.
     num_coordinates : int
         Coordinates of the block, over all examples.
@@ -248,19 +251,29 @@ class VerificationReport(Report):
 
     def _details(self) -> list[Part]:
         parts: list[Part] = []
-        titles = set()
+        shown: list[str] = []
         for wrt in _blocks(self):
             rows = [row for row in self.rows if row.wrt == wrt]
-            columns = _all_columns(self, wrt, rows)
-            titles |= {column.title for column in columns}
+            figures = [
+                one for one in _FIGURES if any(_figure(row, one) is not None for row in rows)
+            ]
+            shown += figures
             where = f"{rows[0].num_coordinates:,} coordinates"
             caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
-            parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), Table(rows, columns, caption)]
+            table = Table(figures, [Column("figure", str), *map(_column_of, rows)], caption)
+            parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), table]
+        meanings = described(VerificationRow)
+        names = [name for name in _FIGURES if name in shown]
+        # several that one sentence is about come one after the other
+        texts = [
+            f"{', '.join(some)}: {meaning}."
+            for meaning, some in groupby(names, lambda name: meanings.get(name, name))
+        ]
         chance = (
             "Monte Carlo agrees where every |z| of the report is within Bonferroni's limit for a "
             f"chance of {self.alpha:g} of one false alarm in all."
         )
-        return [*parts, Items([*(_LEGEND[one] for one in _LEGEND if one in titles), chance])]
+        return [*parts, Items([*texts, chance])]
 
     def _figure(self) -> Figure:
         return draw_report(self)
@@ -445,84 +458,29 @@ def _of_draws(report: VerificationReport) -> str:
     )
 
 
-# all columns -------------------------------------------------------------------------------------
+# all figures -------------------------------------------------------------------------------------
+
+_FIGURES = [one.name for one in fields(VerificationRow)][4:]  # after what a row is about
 
 
-def _all_columns(report: VerificationReport, wrt: str, rows: Group) -> list[Column]:
-    """Return the columns of a block's table; figures that no row has are left out."""
-
-    def num_of_all(row: VerificationRow) -> str:
-        return f"{row.sign_condition}/{report.num_examples}"
-
-    columns = [
-        Column("sampler", lambda row: row.sampler),
-        Column("m", lambda row: row.num_sampled),
-        Column("max bias", lambda row: _shown(row, row.max_bias), ".2e"),
-        Column("L1 bias", lambda row: _shown(row, row.l1_bias), ".2e"),
-        Column("max z", lambda row: row.max_abs_z, ".2f"),
-        Column("tests", lambda row: row.num_tested, _tests_text),
-        Column("outside\nLB/UB", lambda row: row.outside_printed, ","),
-        Column("in limit", lambda row: row.outside_printed_limit, ","),
-        Column("where\ng >= 0", lambda row: row.outside_with_sign, ","),
-        Column("all\ng >= 0", lambda row: row.sign_condition, num_of_all),
-        Column("corrected\n/max", _corrected, _corrected_text),
-        Column("m/rho", lambda row: row.draws_per_moment, ".3g"),
-        Column("finite-m", lambda row: row.finite_outside, _finite_text),
-        Column("width\n/L1", lambda row: row.finite_tightness, ".1e"),
-        Column("leading\n/L1", lambda row: row.leading_ratio, ".3g"),
-        Column("Agapiou\n/L1", lambda row: row.agapiou_ratio, ".3g"),
-        Column("ESS", lambda row: row.effective_sample_size, ".3g"),
-    ]
-    if wrt == "logits":
-        columns.append(Column("loss bias", lambda row: _shown(row, row.loss_bias), ".2e"))
-        columns.append(Column("loss z", lambda row: row.loss_z, ".2f"))
-    columns += [
-        Column("squared\nbias", lambda row: _shown(row, row.squared_bias), ".2e"),
-        Column("variance", lambda row: row.variance, ".2e"),
-        Column("MSE", lambda row: row.mse, ".2e"),
-    ]
-    return [one for one in columns if any(one.value(row) is not None for row in rows)]
+def _figure(row: VerificationRow, name: str) -> Any:
+    """Return a field of a row, 0 where it is within the numerical error of a bias."""
+    value = getattr(row, name)
+    is_none = isinstance(value, float) and abs(value) < _ROUNDING and not row.resolved
+    return 0.0 if is_none else value
 
 
-_LEGEND = {  # by a column that a sentence is about
-    "L1 bias": "max bias, L1 bias: norms of E[gradient] - gradient, exact, averaged over the "
-    "examples; in probability for the logits, in units of the gradient for vectors.",
-    "tests": "max z: largest |Monte Carlo - exact| in standard errors; tests: statistics tested "
-    "(+ left out, having too few effective draws). Class vectors share those of the logits.",
-    "in limit": "outside LB/UB: coordinates outside the printed bounds at this m; in limit: as m "
-    "grows; where g >= 0: those outside at this m where the sign condition of the printed UB "
-    "holds; all g >= 0: examples where it holds everywhere. corrected/max: the bound of the "
-    "corrected Theorem 1, which holds for every m, over the max bias. m/rho: rho = E[r^2]/Z^2 with "
-    "r = exp(o)/q; a large bias needs a small one.",
-    "finite-m": "finite-m: the two-sided bounds that hold for every m; width/L1: sum of their "
-    "widths over the L1 bias, most often below 1e-6.",
-    "ESS": "Of self-normalised importance sampling, leading/L1: L1 norm of the bias's term of "
-    "order 1/m, Agapiou/L1: the bound 12 (1 + Var[r]/Z^2)/m, over the L1 bias; ESS: effective "
-    "sample size m/(1 + Var[r]/Z^2).",
-    "loss bias": "loss bias: E[L'] - L in nats.",
-    "MSE": "squared bias, variance, MSE: of the gradient in h, exact, summed over its coordinates.",
-}
+def _column_of(row: VerificationRow) -> Column:
+    """Return the figures of a row as a column, for their names need more room than they do."""
 
+    def text(name: str) -> str:
+        value = _figure(row, name)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
-def _corrected(row: VerificationRow) -> float | None:
-    """Return the corrected theorem's bound over the bias; infinite where it does not hold."""
-    if row.corrected_outside:
-        return math.inf
-    if row.corrected_max is None or row.finite_tightness is None:
-        return None
-    return row.corrected_max / row.max_bias
-
-
-def _corrected_text(row: VerificationRow) -> str:
-    return f"{row.corrected_outside} OUT" if row.corrected_outside else f"{_corrected(row):.3g}"
-
-
-def _finite_text(row: VerificationRow) -> str:
-    return "hold" if row.finite_hold else f"{row.finite_outside} OUT"
-
-
-def _tests_text(row: VerificationRow) -> str:
-    return f"{row.num_tested}" + (f" (+{row.num_untested})" if row.num_untested else "")
+    sampler = " ".join(row.sampler.split())
+    return Column(f"{sampler}\nm = {row.num_sampled}", partial(_figure, row), text)
 
 
 def one_line(row: VerificationRow) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, require_mapping
-from samplesoft.bias.asymptotic import SelfNormalizedTerms, self_normalized_terms_of
+from samplesoft.bias.asymptotic import self_normalized_terms_of
 from samplesoft.bias.bounds import finite_sample_bounds_of, least_num_sampled
 from samplesoft.bias.exact import ExactBias, exact_bias_of, with_replacement_bias
 from samplesoft.bias.inputs import Inputs
@@ -20,11 +20,9 @@ from samplesoft.bias.moments import exact_gradient_moments_of
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (
     BLOCKS,
-    Block,
     Figures,
     Theory,
     class_vector_figures,
-    compare_with_bounds,
     figures_of,
     theory_of,
 )
@@ -159,11 +157,11 @@ def verify(
             for k, m in enumerate(counts):
                 # streams are keyed by place, so that no row depends on the order or on threads
                 stream = np.uint64(mix64(key, np.uint64(i * len(counts) + k)))
-                cell = _compute_cell(problem, inputs.at(m), theory, stream, bar)
-                of_sampler += [_make_row(problem, name, wrt, cell) for wrt in problem.blocks]
+                at_m, trials = _check_at(problem, name, inputs.at(m), theory, stream, bar)
                 if callable(progress):
-                    progress(one_line(of_sampler[-len(problem.blocks)]))
-                comparisons += cell.comparisons
+                    progress(one_line(at_m[0]))
+                of_sampler += at_m
+                comparisons += trials
             # asked for last, so that the first line is printed sooner
             needed = _draws_needed(inputs)
             rows += [replace(row, draws_needed=needed) for row in of_sampler]
@@ -184,51 +182,72 @@ def verify(
     )
 
 
-class Cell(NamedTuple):
-    """One sampler at one m: the exact bias, its bounds, and Monte Carlo of each example.
+def _check_at(
+    problem: Problem, name: str, inputs: Inputs, theory: Theory | None, key: np.uint64, bar: Any
+) -> tuple[list[VerificationRow], list[Comparison]]:
+    """Return a row for each block and the trials of one sampler at one m; `bar` counts examples.
 
-    `blocks` has the keys ``logits`` and ``h``; `theory` is None for all schemes but ``negatives``,
-    and `classical` for those whose sum is not ``e_t`` plus a mean, which have no bounds either.
+    `theory` is None for all schemes but ``negatives``.
     """
-
-    inputs: Inputs
-    exact: ExactBias
-    theory: Theory | None
-    classical: SelfNormalizedTerms | None
-    blocks: dict[str, Block]
-    comparisons: list[Comparison]
-
-
-def _compute_cell(
-    problem: Problem, inputs: Inputs, theory: Theory | None, key: np.uint64, bar: Any
-) -> Cell:
-    """Compute what is known of one sampler at one m; `bar` counts the examples."""
-    m, scheme = inputs.num_sampled, problem.scheme
-    if scheme.independent:  # each class is included as often as m draws would hold it
+    if problem.scheme.independent:  # each class is included as often as m draws would hold it
+        m = inputs.num_sampled
         inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
     exact = exact_bias_of(inputs)
-    ends = of_h = classical = None
-    # their proofs need a sum of e_t and a mean of independent draws
-    if _has_bounds_for_every_m(scheme):
-        classical, finite = self_normalized_terms_of(inputs), finite_sample_bounds_of(inputs)
-        ends, of_h = (finite.lower, finite.upper), finite.gradient
-    blocks = {"logits": compare_with_bounds(exact.bias, exact.error, theory, ends, m, 1.0)}
+    blocks = _figures_of_blocks(problem, inputs, exact, theory)
     jacobian = problem.jacobian if "h" in problem.blocks else None
-    if jacobian is not None:
-        blocks["h"] = compare_with_bounds(
-            exact.bias @ jacobian,
-            exact.error,
-            theory and theory.of_h(jacobian),
-            of_h and of_h(jacobian),
-            m,
-            float(np.abs(jacobian).max()),
-        )
     comparisons = []
     for b in range(len(problem.logits)):
         stream = np.uint64(mix64(key, np.uint64(b)))
         comparisons.append(compare(inputs, exact, b, jacobian, problem.num_trials, stream))
         bar.update()
-    return Cell(inputs, exact, theory, classical, blocks, comparisons)
+    rows = [
+        _make_row(name, inputs.num_sampled, wrt, figures, comparisons)
+        for wrt, figures in blocks.items()
+    ]
+    return rows, comparisons
+
+
+def _figures_of_blocks(
+    problem: Problem, inputs: Inputs, exact: ExactBias, theory: Theory | None
+) -> dict[str, Figures]:
+    """Return the fields of a row for each example; ratios are norms still, not yet divided."""
+    m, bias, error = inputs.num_sampled, exact.bias, exact.error
+    jacobian, ends = problem.jacobian, None
+    # their proofs need a sum of e_t and a mean of independent draws
+    has_bounds = _has_bounds_for_every_m(problem.scheme)
+    if has_bounds:
+        finite = finite_sample_bounds_of(inputs)
+        ends = finite.lower, finite.upper
+    blocks: dict[str, Figures] = {}
+    if "logits" in problem.blocks:
+        blocks["logits"] = figures_of(bias, error, theory, ends, m, 1.0)
+        if has_bounds:
+            terms = self_normalized_terms_of(inputs)
+            blocks["logits"] |= {
+                "leading_ratio": np.abs(terms.leading_bias).sum(axis=-1),
+                "agapiou_ratio": terms.agapiou_bound,
+                "effective_sample_size": terms.effective_sample_size,
+            }
+    if "h" in problem.blocks and jacobian is not None:
+        of_h = theory and theory.of_h(jacobian)
+        ends_of_h = finite.gradient(jacobian) if has_bounds else None
+        scale = float(np.abs(jacobian).max())
+        blocks["h"] = figures_of(bias @ jacobian, error, of_h, ends_of_h, m, scale)
+        # variances of the logits' gradient have no use, and need n integrals
+        if has_bounds and problem.class_embeddings is not None:
+            moments = exact_gradient_moments_of(inputs, problem.class_embeddings, problem.tau)
+            names = ("squared_bias", "variance", "mse")
+            blocks["h"] |= {name: getattr(moments, name) for name in names}
+    if "class_embeddings" in problem.blocks and problem.h is not None:
+        slopes = problem.tau * problem.h
+        blocks["class_embeddings"] = class_vector_figures(bias, error, theory, ends, m, slopes)
+    for figures in blocks.values():
+        figures["loss_bias"] = exact.loss_bias
+        if theory is not None:
+            second: FloatArray = theory.terms.second_moment
+            with np.errstate(divide="ignore"):
+                figures["draws_per_moment"] = np.where(second < np.inf, m / second, np.inf)
+    return {wrt: blocks[wrt] for wrt in problem.blocks}
 
 
 def _has_bounds_for_every_m(scheme: Scheme) -> bool:
@@ -255,66 +274,39 @@ def _draws_needed(inputs: Inputs) -> int | None:
         return None
 
 
-def _make_row(problem: Problem, name: str, wrt: str, cell: Cell) -> VerificationRow:
-    """Sum up a cell in one row: the sampler `name` in the block `wrt`."""
-    figures = _figures_of_cell(problem, wrt, cell)
-    is_resolved = bool(figures.pop("resolved").all())
+def _make_row(
+    name: str, m: int, wrt: str, figures: Figures, comparisons: list[Comparison]
+) -> VerificationRow:
+    """Sum up the examples in one row: the sampler `name` in the block `wrt`."""
     values = {field: _summed_up(of_examples) for field, of_examples in figures.items()}
+    is_resolved = values["resolved"] = bool(figures["resolved"].all())
     # in parts of the bias, where it is not 0 as far as can be told
     l1_bias = values["l1_bias"] if is_resolved else 0.0
     for field in ("finite_tightness", "leading_ratio", "agapiou_ratio"):
         norm = values.pop(field, None)
         values[field] = None if norm is None or not l1_bias else norm / l1_bias
     if wrt == "logits":
-        norms = np.array([one.norms for one in cell.comparisons])
+        norms = np.array([one.norms for one in comparisons])
         # of means of independent estimates
         stderr = np.sqrt((norms[:, 1] ** 2).sum(axis=0)) / len(norms)
         for k, norm in enumerate(("max", "l1")):
             values[f"monte_carlo_{norm}"] = float(norms[:, 0, k].mean())
             values[f"monte_carlo_{norm}_stderr"] = float(stderr[k])
-    tested = merge([one.h if wrt == "h" else one.logits for one in cell.comparisons])
+    tested = merge([one.h if wrt == "h" else one.logits for one in comparisons])
     if tested.z.size:
         values["max_abs_z"] = tested.max_abs_z
         values["p_value"] = p_value(tested.max_abs_z, tested.z.size)
-    loss = merge([one.loss for one in cell.comparisons])
+    loss = merge([one.loss for one in comparisons])
     return VerificationRow(
         sampler=name,
-        num_sampled=cell.inputs.num_sampled,
+        num_sampled=m,
         wrt=wrt,
-        resolved=is_resolved,
         num_tested=tested.z.size,
         num_untested=tested.num_untested,
         finite_hold=None if "finite_outside" not in values else values["finite_outside"] == 0,
         loss_z=loss.max_abs_z if loss.z.size else None,
         **values,
     )
-
-
-def _figures_of_cell(problem: Problem, wrt: str, cell: Cell) -> Figures:
-    """Return the fields of a row for each example; ratios are norms still, not yet divided."""
-    m, theory, terms = cell.inputs.num_sampled, cell.theory, cell.classical
-    if wrt == "class_embeddings" and problem.h is not None:
-        slopes = problem.tau * problem.h
-        figures = class_vector_figures(cell.blocks["logits"], theory, m, slopes)
-    else:
-        figures = figures_of(cell.blocks[wrt])
-    figures["loss_bias"] = cell.exact.loss_bias
-    if theory is not None:
-        moments: FloatArray = theory.terms.second_moment
-        with np.errstate(divide="ignore"):
-            figures["draws_per_moment"] = np.where(moments < np.inf, m / moments, np.inf)
-    if terms is not None and wrt == "logits":
-        figures |= {
-            "leading_ratio": np.abs(terms.leading_bias).sum(axis=-1),
-            "agapiou_ratio": terms.agapiou_bound,
-            "effective_sample_size": terms.effective_sample_size,
-        }
-    # variances of the logits' gradient have no use, and need n integrals
-    if terms is not None and wrt == "h" and problem.class_embeddings is not None:
-        of_h = exact_gradient_moments_of(cell.inputs, problem.class_embeddings, problem.tau)
-        names = ("squared_bias", "variance", "mse")
-        figures |= {name: getattr(of_h, name) for name in names}
-    return figures
 
 
 def _summed_up(of_examples: Any) -> Any:

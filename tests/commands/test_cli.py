@@ -70,7 +70,7 @@ def test_logits_leave_out_what_they_cannot_give(files, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "samplers left out: unigram (needs class counts)" in text
     assert ", rff (needs contexts and class vectors)" in text
-    for word in ("Gradient in h", "MSE", "Class vectors"):
+    for word in ("Gradient in h", "mse", "Class vectors"):
         assert word not in text
 
 
@@ -80,11 +80,11 @@ def test_a_newcomer_reads_one_table_and_a_verdict(files, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert len([line for line in lines if line.startswith("-----")]) == 1
-    assert lines[-1] == "All columns: --details, or to_text(details=True)."
+    assert lines[-1] == "All figures: --details, or to_text(details=True)."
     assert main([*args, "--details"]) == 0
     text = capsys.readouterr().out
     assert len([line for line in text.splitlines() if line.startswith("-----")]) == 7
-    assert "ESS" in text and "--details" not in text
+    assert "effective_sample_size" in text and "--details" not in text
 
 
 def test_few_trials_pass_and_say_what_they_could_not_test(files, capsys):

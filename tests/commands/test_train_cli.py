@@ -12,8 +12,8 @@ import pytest
 from retrieval_files import small_run, write_files
 from run_files import assert_same_end
 
+from samplesoft._report import described
 from samplesoft.cli import main
-from samplesoft.commands.train_options import described
 from samplesoft.samplers.registry import SAMPLERS as SAMPLER_NAMES
 from samplesoft.training import (
     RetrievalSettings,
