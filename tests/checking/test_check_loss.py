@@ -59,41 +59,42 @@ def kept_simulations():
 
 
 def outcomes(recipe, e):
-    """Yield the chance of each outcome and the draws in it."""
+    """Return the chances (K,) of all outcomes, and the draws (K, k) in each, -1 for none."""
     n, law = recipe.law.shape[1], recipe.law[e]
     if recipe.kind == "independent":
-        others = [j for j in range(n) if j != recipe.labels[e]]
-        for inside in itertools.product([False, True], repeat=n - 1):
-            chance = np.prod(np.where(inside, law[others], 1.0 - law[others]))
-            yield chance, [j for j, k in zip(others, inside, strict=True) if k]
+        others = np.delete(np.arange(n), recipe.labels[e])
+        inside = np.array(list(itertools.product([False, True], repeat=n - 1)))
+        chances = np.where(inside, law[others], 1.0 - law[others]).prod(axis=1)
+        ids = np.where(inside, others, -1)
     else:
-        for ids in itertools.product(range(n), repeat=recipe.num_draws):
-            yield np.prod(law[list(ids)]), list(ids)
+        ids = np.array(list(itertools.product(range(n), repeat=recipe.num_draws)))
+        chances = law[ids].prod(axis=1)
+    return chances[chances > 0.0], ids[chances > 0.0]
 
 
-def loss_of(recipe, e, ids, own, draws):
-    """Return one loss, where `own` is the label's logit and `draws` (n,) those of draws."""
-    if recipe.kind == "one hit less" and recipe.labels[e] in ids:
-        ids = list(ids)
-        ids.remove(recipe.labels[e])
-    x = [draws[j] for j in ids]
+def losses_of(recipe, e, ids, own, draws):
+    """Return losses (K,), where `own` is the label's logit and `draws` (n,) those of draws."""
+    x = np.where(ids < 0, -np.inf, draws[ids])
+    if recipe.kind == "one hit less":
+        hits = ids == recipe.labels[e]
+        x[hits & (hits.cumsum(axis=1) == 1)] = -np.inf
     if recipe.kind == "twice":
-        x.append(x[0])
+        x = np.hstack([x, x[:, :1]])
     if recipe.kind == "logistic":
-        return np.logaddexp(0.0, -own) + sum(np.logaddexp(0.0, v) for v in x)
+        return np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
     base = own if recipe.base[e] > -np.inf else -np.inf
     if recipe.kind == "kept":
-        x = [v for v in x if v > -np.inf]
-        x = [v - np.log(len(x)) for v in x]
+        kept = (x > -np.inf).sum(axis=1, keepdims=True)
+        x = x - np.log(np.maximum(kept, 1))
 
-    def log_sum(values):
-        return np.logaddexp.reduce(np.append(values, base)) - own
+    def log_sums(values):
+        return np.logaddexp.reduce(values, axis=1, initial=base) - own
 
     if recipe.kind == "jackknife":
-        m = len(x)
-        less = [log_sum(np.delete(x, i) + np.log(m / (m - 1))) for i in range(m)]
-        return m * log_sum(x) - (m - 1) * np.mean(less)
-    return log_sum(x)
+        m = x.shape[1]
+        less = [log_sums(np.delete(x, i, axis=1) + np.log(m / (m - 1))) for i in range(m)]
+        return m * log_sums(x) - (m - 1) * np.mean(less, axis=0)
+    return log_sums(x)
 
 
 @pytest.mark.parametrize(("name", "fault", "i", "variant"), CASES)
@@ -103,11 +104,11 @@ def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
         return
     found = expectation(recipe)
     for e, label in enumerate(PROBLEM.labels[:2]):
-        every = [(p, ids) for p, ids in outcomes(recipe, e) if p > 0.0]
-        assert sum(p for p, _ in every) == pytest.approx(1.0)
+        chances, ids = outcomes(recipe, e)
+        assert chances.sum() == pytest.approx(1.0)
 
-        def mean(own, draws, e=e, every=every):
-            return sum(p * loss_of(recipe, e, ids, own, draws) for p, ids in every)
+        def mean(own, draws, e=e, chances=chances, ids=ids):
+            return chances @ losses_of(recipe, e, ids, own, draws)
 
         own, draws = recipe.own[e], recipe.draws[e]
         assert found.losses[e] == pytest.approx(recipe.loss_scale * mean(own, draws), rel=1e-10)
@@ -131,12 +132,8 @@ def test_exact_moments_are_those_over_all_draws(name):
         assert known is None
         return
     for e in range(4):
-        every = [
-            (p, loss_of(recipe, e, ids, recipe.own[e], recipe.draws[e]) - about)
-            for p, ids in outcomes(recipe, e)
-            if p > 0.0
-        ]
-        chances, x = np.array(every).T
+        chances, ids = outcomes(recipe, e)
+        x = losses_of(recipe, e, ids, recipe.own[e], recipe.draws[e]) - about
         powers = [chances @ x**k for k in range(7)]
         np.testing.assert_allclose(moments(recipe, e, about), powers, rtol=1e-7)
         of_squares = x**2 - powers[2]
