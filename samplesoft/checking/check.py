@@ -290,7 +290,10 @@ def _full(hypotheses: list[Hypothesis]) -> Hypothesis:
 
 def z_limit(observed: Observed) -> float:
     """Return what |z| exceeds with a chance of `ALPHA` in all looks, by Bonferroni."""
-    return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * LOOKS * observed.tests)))
+    tests = len(observed.means)
+    if observed.squares is not None:
+        tests += len(observed.squares.means)
+    return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * LOOKS * tests)))
 
 
 def score(one: Hypothesis, observed: Observed) -> Hypothesis:

@@ -257,7 +257,7 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
             corrected(SCHEMES[scheme], variant, o, labels, Counts(log_counts, log_counts, 0.0))
             for log_counts in (of_labels, of_draws)
         )
-        recipe = Recipe("sum", labels, law, draws, base, own, m, certain + log_times)
+        recipe = Recipe("sum", labels, law, draws, base, own, m, certain=certain + log_times)
         one = _of_recipe(observer, name, fault, recipe, f"draws are by {words}", spreads=True)
         yield replace(one, expected=None)  # its bias is that of this one batch
 
@@ -268,7 +268,7 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
 _NUMBERS = 1 << 22  # of classes in all trials
 _MOST_TRIALS = 1 << 16
 _MOST_LOGIT = 700.0
-# mistake, how it is made, and what draws are corrected by: see `_log_counts`
+# mistake, how it is made, and what draws are corrected by: see `_trials`
 _DISTINCT: tuple[tuple[str | None, Variant, str], ...] = (
     (None, RIGHT, "tries"),
     (None, RIGHT, "inclusion"),
@@ -297,7 +297,7 @@ def distinct_hypotheses(observer: Observer) -> list[Hypothesis]:
         scheme = SCHEMES[name]
         if fault == "log_m_left_out" and scheme.corrects_label:  # as `distinct_as_repeated`
             continue
-        columns = []
+        of_losses, of_gradients = [], []
         for e, (places, log_counts) in zip(examples, trials[scheme.excludes_label], strict=True):
             # each trial is an example with as many classes as it has drawn, and its label before
             label, log_count = np.zeros(len(places), int), log_counts[counts]
@@ -309,12 +309,11 @@ def distinct_hypotheses(observer: Observer) -> list[Hypothesis]:
             # logits of classes that are hardly ever drawn are cut off
             own, base, x = (np.minimum(part, _MOST_LOGIT) for part in (own, base, x))
             losses, slopes = expectation(without_draws(label, own, base, x))
-            columns.append([losses[:, None]])
+            of_losses.append(losses[:, None])
             if observer.with_gradient:
                 c = problem.class_embeddings[places]
-                columns[-1].append(problem.tau * np.einsum("tk,tkd->td", slopes, c))
-        # losses of all examples first, and then their gradients
-        parts = [part for kind in zip(*columns, strict=True) for part in kind]
+                of_gradients.append(problem.tau * np.einsum("tk,tkd->td", slopes, c))
+        parts = of_losses + of_gradients
         means = np.concatenate([part.mean(axis=0) for part in parts])
         errors = np.concatenate([part.std(axis=0) / np.sqrt(len(part)) for part in parts])
         number = "means are simulated"

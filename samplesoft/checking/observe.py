@@ -178,11 +178,6 @@ class Observed:
     sets: int = 1
     squares: Observed | None = None
 
-    @property
-    def tests(self) -> int:
-        """How many means are tested."""
-        return len(self.means) + (0 if self.squares is None else len(self.squares.means))
-
     def part(self, part: slice) -> Observed:
         """Return what was observed of some numbers: losses stand before gradients."""
         arrays = {

@@ -35,12 +35,12 @@ class Recipe:
         Log of the label's own mass in S, and what the loss is less by.
     num_draws : int
         Number of draws; 0 where S has the label and `certain` classes alone.
+    loss_scale, slope_scale : float
+        What loss and gradient are multiplied by.
     certain : ndarray, shape (E, n), or None
         Logits of classes that are in S for certain beside the label, -inf for others.
     hits_fixed : bool
         Whether the logit of hits is a constant, and does not follow the label's.
-    loss_scale, slope_scale : float
-        What loss and gradient are multiplied by.
     """
 
     kind: str
@@ -50,10 +50,10 @@ class Recipe:
     base: FloatArray
     own: FloatArray
     num_draws: int
-    certain: FloatArray | None = None
-    hits_fixed: bool = False
     loss_scale: float = 1.0
     slope_scale: float = 1.0
+    certain: FloatArray | None = None
+    hits_fixed: bool = False
 
     @property
     def certain_mass(self) -> FloatArray:
@@ -75,7 +75,7 @@ def without_draws(
 ) -> Recipe:
     """Return the recipe of an S in which all classes are certain."""
     law, draws = (np.broadcast_to(value, certain.shape) for value in (0.0, -np.inf))
-    return Recipe("sum", labels, law, draws, base, own, 0, certain)
+    return Recipe("sum", labels, law, draws, base, own, 0, certain=certain)
 
 
 def full_of(problem: Problem) -> Recipe:
@@ -92,9 +92,7 @@ def corrected(
     """Return what a loss is less by (E,), the label's own mass (E,), and logits of draws (E, n)."""
     rows = np.arange(len(labels))
     own = base = o[rows, labels]
-    correction = np.zeros_like(o)
-    if scheme.corrects_draws:
-        correction = variant.correction(counts)
+    correction = variant.correction(counts) if scheme.corrects_draws else np.zeros_like(o)
     draws: FloatArray = o - correction  # eq. 5 of Rawat et al.: o - log(m q)
     if scheme.corrects_label:
         base = own = own - variant.label_times * correction[rows, labels]
@@ -145,14 +143,5 @@ def make_recipe(
     chances = np.exp(law if scheme.excludes_label or scheme.independent else log_q)
     if scheme.excludes_label:
         chances[rows, labels] = 0.0
-    return Recipe(
-        kind,
-        labels,
-        chances,
-        draws,
-        base,
-        own,
-        m + variant.more_draws,
-        loss_scale=loss_scale,
-        slope_scale=slope_scale,
-    )
+    num_draws = m + variant.more_draws
+    return Recipe(kind, labels, chances, draws, base, own, num_draws, loss_scale, slope_scale)
