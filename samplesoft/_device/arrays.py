@@ -25,7 +25,7 @@ from samplesoft._validation import (
     as_type,
     writable,
 )
-from samplesoft.kernels.rows import divide_by_norms, largest_in_rows, unit_gradient
+from samplesoft.kernels.rows import divide_by_norms, largest_in_rows, squared_norms, unit_gradient
 
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
 
@@ -88,12 +88,6 @@ class HostArrays:
         return _memory.available_bytes()
 
     @staticmethod
-    def squared_norms(rows: NDArray[Any]) -> NDArray[Any]:
-        """Return the squared norm of each row (N,), in its type."""
-        norms: NDArray[Any] = np.einsum("ij,ij->i", rows, rows)  # without an array of the squares
-        return norms
-
-    @staticmethod
     def take_rows(rows: NDArray[Any], places: IntArray) -> NDArray[Any]:
         """Return ``rows[places]``."""
         return rows[places]
@@ -114,6 +108,13 @@ class HostArrays:
     def filled(cls, shape: int | tuple[int, ...], value: Any) -> NDArray[Any]:
         """Return an array of one number, of its type."""
         return cls.placed(np.full(shape, value))
+
+    @classmethod
+    def squared_norms(cls, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the squared norm of each row (N,), in its type."""
+        norms = cls.empty(rows.shape[0], rows.dtype)
+        cls.over_rows(squared_norms, rows, norms)
+        return norms
 
     @classmethod
     def unit_rows(

@@ -16,17 +16,14 @@ from samplesoft._cuda import (
     first_found,
     kernel,
     launch_threads,
-    launch_warps,
     run_on_warps,
     thread_index,
     to_device,
-    warp_index,
 )
 from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import on_device
 from samplesoft._validation import IntArray, as_float_rows, as_ids, as_labels
 from samplesoft.kernels import sort_ids
-from samplesoft.kernels.lanes_cuda import warp_dot
 
 
 def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
@@ -112,13 +109,6 @@ class CudaArrays(HostArrays):
         out = empty(rows.shape, rows.dtype)
         launch_threads(_multiply, out.size, rows.reshape(-1), factor, out.reshape(-1))
         return out
-
-    @staticmethod
-    def squared_norms(rows: Any) -> Any:
-        """Return the squared norm of each row (N,), in its type."""
-        norms = empty(rows.shape[0], rows.dtype)
-        launch_warps(_squared_norms, rows.shape[0], rows, norms)
-        return norms
 
     @staticmethod
     def take_rows(rows: Any, places: Any) -> Any:
@@ -227,13 +217,6 @@ def _multiply(values: Any, factor: float, out: Any) -> None:
     i = thread_index()
     if i < out.shape[0]:
         out[i] = values[i] * factor
-
-
-@kernel
-def _squared_norms(rows: Any, norms: Any) -> None:
-    i = warp_index()
-    if i < rows.shape[0]:
-        norms[i] = warp_dot(rows[i], rows[i])
 
 
 @kernel

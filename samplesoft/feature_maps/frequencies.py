@@ -100,7 +100,7 @@ def draw_frequencies(
         structured = Structured(signs)
         if device == "cpu":
             return structured
-        # multiplied out: a GPU is as quick with products that are the same for all rows
+        # multiplied out: one kernel serves all frequencies on a device
         columns = np.empty((dim, num))
         structured.project(np.eye(dim), columns)
         return dense(columns.T)

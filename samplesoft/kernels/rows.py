@@ -171,6 +171,13 @@ def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
 
 
 @njit
+def squared_norms(rows: Real, norms: Real) -> None:
+    """Write the squared norm of each row."""
+    for i in range(worker(), len(rows), num_workers()):
+        norms[i] = row_dot(rows, i, rows, i)
+
+
+@njit
 def largest_in_rows(rows: Real, largest: Real) -> None:
     """Write the largest absolute value in each row."""
     for i in range(worker(), len(rows), num_workers()):

@@ -11,19 +11,13 @@ from samplesoft._jit import njit
 from samplesoft._validation import IntArray
 
 
+@njit
 def visits_of(at: IntArray, first: int, num: int) -> IntArray:
     """Return a row for each run of equal cells in a row of `at` (B, k).
 
     A row of the result is the context, and where the run begins and ends. Rows come in the order
     of the cells, which are `num` from `first` on.
     """
-    visits = np.empty((at.size, 3), np.int64)  # room for as many runs as there are draws
-    return visits[: _find_visits(at, first, num, visits)]
-
-
-@njit
-def _find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
-    """Write what `visits_of` returns, and return its length."""
     # a counting sort: how many runs go to each cell, where those of a cell begin, then each run
     starts = np.zeros(num + 1, np.int64)
     for b in range(len(at)):
@@ -32,6 +26,7 @@ def _find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
                 starts[at[b, k] - first + 1] += 1
     for cell in range(num):
         starts[cell + 1] += starts[cell]
+    visits = np.empty((starts[num], 3), np.int64)
     for b in range(len(at)):
         begin = 0
         for k in range(1, at.shape[1] + 1):
@@ -41,4 +36,4 @@ def _find_visits(at: IntArray, first: int, num: int, visits: IntArray) -> int:
                 visits[row, 0], visits[row, 1], visits[row, 2] = b, begin, k
                 starts[cell] += 1
                 begin = k
-    return int(starts[num])
+    return visits

@@ -62,11 +62,6 @@ class CudaTreeSums(sums.TreeSums):
         totals: FloatArray = out.copy_to_host().sum(axis=0)
         return totals
 
-    def total_change(self, new: Any, old: Any) -> FloatArray:
-        """Return the sum (F,) of the rows of ``new - old``, from sums in float64."""
-        total: FloatArray = self.column_sums(new)[0] - self.column_sums(old)[0]
-        return total
-
     def _columns(self) -> list[tuple[int, int]]:
         return [(0, self.nodes.shape[1])]
 

@@ -5,7 +5,7 @@ its left half minus that of its right half, and row 0 holds the total. So L rows
 tree, and a child's sum is (its parent's sum ± the difference) / 2, whose error shrinks on the way
 down with the sums themselves.
 
-All kernels but `sum_columns` and `add_changes` serve both devices: see `samplesoft.kernels.lanes`.
+All kernels but `sum_columns` serve both devices: see `samplesoft.kernels.lanes`.
 """
 
 from __future__ import annotations
@@ -92,12 +92,6 @@ class TreeSums:
         sum_columns(rows, sums)
         return sums
 
-    def total_change(self, new: NDArray[Any], old: NDArray[Any]) -> FloatArray:
-        """Return the sum (F,) of the rows of ``new - old``, a difference that is in float64."""
-        total = np.zeros(new.shape[1])
-        add_changes(new, old, total)
-        return total
-
     def _grown(self, leaf_sums: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
         """Return the total of sums of leaves, and limits (F,) to any node after they are added."""
         total, sizes = self.column_sums(leaf_sums)
@@ -141,14 +135,6 @@ def sum_changes(
         for j in range(start + 1, stop):
             for f in range(lane(), new.shape[1], num_lanes()):
                 change[i, f] += new[j, f] - old[j, f]
-
-
-@njit
-def add_changes(new: NDArray[Any], old: NDArray[Any], total: FloatArray) -> None:
-    """Add the rows of ``new - old`` to `total` (F,), in one pass over both."""
-    for i in range(len(new)):
-        for f in range(new.shape[1]):
-            total[f] += np.float64(new[i, f]) - np.float64(old[i, f])
 
 
 @njit
