@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from chains import BrSnisLoss, coupled_slopes
+from jackknife_moments import jackknife_moments
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -55,7 +56,7 @@ STYLES = {
     "multilevel": ("multilevel", "#009E73", "D"),
     "coupled": ("coupled chains", "#CC79A7", "X"),
 }
-SCHEMES = {"sampled": "negatives", "jackknife": "jackknife"}  # whose moments are exact
+EXACT = {"sampled": exact_gradient_moments, "jackknife": jackknife_moments}
 UNBIASED = ("multilevel", "coupled")
 FIELDS = (
     "proposal",
@@ -168,10 +169,8 @@ def measure_one(
     """Return a row for one example: exact where that is known, else by trials."""
     n, tau = len(example.vectors), example.tau
     case = example.logits, example.label, example.q
-    if loss in SCHEMES:
-        moments = exact_gradient_moments(
-            *case, budget, example.vectors, tau=tau, scheme=SCHEMES[loss]
-        )
+    if loss in EXACT:
+        moments = EXACT[loss](*case, budget, example.vectors, tau=tau)
         return row(budget, budget, moments.squared_bias, moments.variance)
     if loss == "multilevel":
         m = multilevel_size(budget, n)
@@ -286,7 +285,7 @@ def draw(rows: list[dict[str, Any]], description: str) -> Figure:
     panels[0, 0].set_ylabel("variance of the gradient in h times draws")
     panels[1, 0].set_ylabel("mean squared error of their average")
     handles = [
-        Line2D([], [], color=colour, marker=marker, linestyle="-" if loss in SCHEMES else "")
+        Line2D([], [], color=colour, marker=marker, linestyle="-" if loss in EXACT else "")
         for loss, (_, colour, marker) in STYLES.items()
     ]
     labels = [label for label, _, _ in STYLES.values()]
@@ -301,7 +300,7 @@ def draw(rows: list[dict[str, Any]], description: str) -> Figure:
 def draw_products(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draw variance times draws against the bias; losses without one stand at the left."""
     biased = [row for row in rows if row["loss"] not in UNBIASED]
-    least = min(row["h_squared_bias"] for row in biased if row["loss"] in SCHEMES) ** 0.5
+    least = min(row["h_squared_bias"] for row in biased if row["loss"] in EXACT) ** 0.5
     none = least / 30.0
     for loss, (label, colour, marker) in STYLES.items():
         own = [row for row in rows if row["loss"] == loss]
@@ -317,7 +316,7 @@ def draw_products(axes: Any, rows: list[dict[str, Any]]) -> None:
             low, high = np.sqrt(np.maximum([squares - reach, squares + reach], least**2))
             x = np.where(squares > reach, np.sqrt(np.maximum(squares, least**2)), high)
         style: dict[str, Any] = {"color": colour, "markersize": 5, "linewidth": 1, "capsize": 2}
-        style["linestyle"] = "-" if loss in SCHEMES else ""
+        style["linestyle"] = "-" if loss in EXACT else ""
         axes.errorbar(x, y, dy, [x - low, high - x], marker=marker, label=label, **style)
         for point, height, row in zip(x, y, own, strict=True):
             if loss == "sampled" or (loss == "multilevel" and row in (own[0], own[-1])):

@@ -1,9 +1,9 @@
 """Exact bias, variance and mean squared error of the gradient in the input embedding h.
 
-Section 9 of ``samplesoft/bias/README.md`` derives the integrals. Three of them have one shape, an
-integral over nodes of squares: for draws, for the jackknife, and for classes that are included
-independently of each other. Each comes with the sizes of what it adds up, which say how large the
-error is.
+Section 9 of ``samplesoft/bias/README.md`` derives the integrals. They have one shape, an integral
+over nodes of squares: for draws, for classes that are included independently of each other, and for
+the jackknife in ``figures/jackknife_moments.py``. Each comes with the sizes of what it adds up,
+which say how large the error is.
 """
 
 from __future__ import annotations
@@ -16,44 +16,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, njit, num_threads, thread_each, thread_map
+from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._temperature import require_squares
-from samplesoft._validation import FloatArray, IntArray, as_positive, as_real_array
+from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias import poisson
 from samplesoft.bias.draw_law import Classes, DrawLaw, make_classes, make_draw_law
 from samplesoft.bias.exact import with_replacement_bias
 from samplesoft.bias.inputs import Inputs, check_inputs, join
-from samplesoft.bias.laplace import _decay_ratio, tangent
 from samplesoft.bias.node_weights import log_kept
 from samplesoft.bias.transform import (
     STEP,
     Atoms,
     Nodes,
     Row,
-    class_moments,
     halving_change,
     make_atoms,
     make_nodes,
     rounding_unit,
 )
-from samplesoft.kernels import panels
-from samplesoft.schemes import Scheme
 
 EPS = float(np.finfo(np.float64).eps)
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time
 _LARGEST = 150.0 * np.log(10.0)  # of log y: its square is finite
 _MOST_EXPONENT = 1e4  # what falls by more is 0
 _LEAST = 1e-290  # of the squared class vectors: near the least numbers all have few digits
-
-# of the jackknife
-_NARROW = 32.0  # its terms are analytic in a narrower strip: room for a larger quadrature error
-_MOST_ATOMS = 4096  # pairs of them are gone through at each node
-_GONE = 745.0
-_SERIES = 1.0  # up to here the divided difference is summed as a series of positive terms
-_TERMS = 20
-_FLAT = 1e-17  # below it k is its first order in x to the last bit
-_FAR = 1e20  # above it k is nothing beside terms with one draw left out, times x too
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,7 @@ def exact_gradient_moments(
     logits : array_like, shape (n,) or (B, n)
         Finite logits o = tau * h . c.
     labels, q, h, certain
-        As for `samplesoft.exact_bias`, the jackknife of first order.
+        As for `samplesoft.exact_bias`.
     num_sampled : int
         Number m of draws, at least 1.
     class_embeddings : array_like, shape (n, d)
@@ -104,7 +91,7 @@ def exact_gradient_moments(
     tau : float
         Inverse temperature.
     scheme : str
-        As for `samplesoft.exact_bias`, the jackknife of first order.
+        As for `samplesoft.exact_bias`, but for the jackknife.
 
     Returns
     -------
@@ -114,8 +101,7 @@ def exact_gradient_moments(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or for the jackknife the ratios ``exp(logits) / q`` of more
-        than 4,096 classes spread over hundreds of powers of e.
+        If an argument is malformed, or the scheme is a jackknife.
 
     References
     ----------
@@ -139,6 +125,25 @@ def exact_gradient_moments_of(
     inputs: Inputs, class_embeddings: ArrayLike, tau: float = 1.0
 ) -> GradientMoments:
     """Return `exact_gradient_moments` of other arguments that are checked."""
+    if inputs.scheme.jackknife:
+        raise ValueError(
+            f"`scheme` must be one without the jackknife, got {inputs.scheme.name!r}; the module "
+            "figures/jackknife_moments.py of the repository has its moments."
+        )
+    return moments_by(inputs, class_embeddings, tau, _draws_square)
+
+
+def moments_by(
+    inputs: Inputs,
+    class_embeddings: ArrayLike,
+    tau: float,
+    square_of: Callable[[DrawLaw, FloatArray], tuple[float, float]],
+) -> GradientMoments:
+    """Return the moments of checked arguments.
+
+    `square_of` returns E|sum_i p'_i c_i|**2 and its error for a law of draws and vectors (n, d)
+    whose mean under the softmax is 0.
+    """
     vectors, scale = check_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for example in inputs.rows():
@@ -146,9 +151,10 @@ def exact_gradient_moments_of(
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
             example, rows_of_c, joining = joined[:3], joined.mean_rows(vectors), joined.rounding
-        moments = _moments(*example, inputs.num_sampled, inputs.scheme, rows_of_c)
-        squared_bias, mse, error = (scale * x for x in moments)
-        error += (joining + 4.0 * EPS) * mse
+        row, mse, rounding = _second_moment(*example, inputs, rows_of_c, square_of)
+        squared_bias, error = _squared_bias(row, rows_of_c)
+        squared_bias, mse = scale * squared_bias, scale * max(mse, squared_bias)
+        error = scale * (error + rounding) + (joining + 4.0 * EPS) * mse
         rows.append((squared_bias, mse - squared_bias, mse, error))
     return GradientMoments(*inputs.columns(rows))
 
@@ -166,19 +172,21 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
     return vectors, scale * scale
 
 
-def _moments(
-    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme, vectors: FloatArray
-) -> tuple[float, float, float]:
-    """Return the squared norm of the bias, the mean squared error, and an error, for tau = 1."""
-    if scheme.independent:
+def _second_moment(
+    logits: FloatArray,
+    label: int,
+    q: FloatArray,
+    inputs: Inputs,
+    vectors: FloatArray,
+    square_of: Callable[[DrawLaw, FloatArray], tuple[float, float]],
+) -> tuple[Row, float, float]:
+    """Return the exact bias, the mean squared error for tau = 1, and the error of that."""
+    if inputs.scheme.independent:
         row = poisson.poisson_bias(logits, label, q)
-        mse, rounding = _inclusion_square(logits, label, q, centre(vectors, row.probs))
-    else:
-        row = with_replacement_bias(logits, label, q, m, scheme)
-        law = make_draw_law(logits, label, q, m, scheme)
-        mse, rounding = _draws_square(law, centre(vectors, row.probs))
-    squared_bias, error = _squared_bias(row, vectors)
-    return squared_bias, max(mse, squared_bias), error + rounding
+        return row, *_inclusion_square(logits, label, q, centre(vectors, row.probs))
+    draws = logits, label, q, inputs.num_sampled, inputs.scheme
+    row = with_replacement_bias(*draws)
+    return row, *square_of(make_draw_law(*draws), centre(vectors, row.probs))
 
 
 def _squared_bias(row: Row, vectors: FloatArray) -> tuple[float, float]:
@@ -186,7 +194,7 @@ def _squared_bias(row: Row, vectors: FloatArray) -> tuple[float, float]:
     apart = vectors - vectors[np.argmax(row.probs)]  # a constant is free, for the biases sum to 0
     mean = row.bias @ apart
     squared = float(mean @ mean)
-    reach = float(np.sqrt(_squares(apart).max()))
+    reach = float(np.sqrt(squared_norms(apart).max()))
     off = (row.error + EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())) * reach
     return squared, off * (2.0 * squared**0.5 + off)
 
@@ -204,11 +212,11 @@ def centre(vectors: FloatArray, probs: FloatArray) -> FloatArray:
 
 def _reach(centred: FloatArray, probs: FloatArray) -> FloatArray:
     """Return how large the numbers are that the centred vectors (n, d) come from, (n,)."""
-    norms = np.sqrt(_squares(centred))
+    norms = np.sqrt(squared_norms(centred))
     return norms + probs @ norms  # the mean that was taken off is rounded, too
 
 
-def _squares(vectors: FloatArray) -> FloatArray:
+def squared_norms(vectors: FloatArray) -> FloatArray:
     """Return the squared norms (k,) of vectors (k, d)."""
     squares: FloatArray = np.einsum("kd,kd->k", vectors, vectors)
     return squares
@@ -221,7 +229,7 @@ def _square_and_error(
 
     Terms of the size `size` (K,) add up to `change`; `units` (K,) are their relative errors.
     """
-    square, moved = _squares(change), units * size
+    square, moved = squared_norms(change), units * size
     return square, moved * (2.0 * np.sqrt(square) + moved) + units * square
 
 
@@ -237,7 +245,7 @@ def _add_up_classes(
     sizes of that, and what |c|**2 is multiplied by, all (K, classes). The sums are (K, d), (K,)
     and (K,).
     """
-    squares = _squares(centred)
+    squares = squared_norms(centred)
     change, sums = np.zeros((num_nodes, centred.shape[1])), np.zeros((2, num_nodes))
 
     def work(part: slice) -> tuple[FloatArray, FloatArray]:
@@ -251,7 +259,7 @@ def _add_up_classes(
     return change, sums[0], sums[1]
 
 
-def _integrate(
+def integrate(
     weights: FloatArray, terms: FloatArray, errors: FloatArray, margin: float = 1.0
 ) -> tuple[float, float]:
     """Return the sum of weighted terms (K,), and its error from theirs and of the quadrature."""
@@ -264,25 +272,40 @@ def _integrate(
 # Independent draws
 
 
-def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
-    """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
+class DrawNodes(NamedTuple):
+    """The law of one draw at the nodes, and the relative error of a term."""
+
+    classes: Classes
+    atoms: Atoms
+    nodes: Nodes
+    unit: float
+
+
+def nodes_of_draws(law: DrawLaw) -> DrawNodes | None:
+    """Evaluate the law of one draw; None where p' is the same in every outcome."""
     scheme = law.scheme
     num_outcomes = np.count_nonzero(law.drawn) + (scheme.random_count and law.label_draw > 0.0)
     if num_outcomes <= 1 or (law.other_mass == 0.0 and not scheme.draws_label):
-        return 0.0, 0.0
+        return None
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
     active = law.drawn > 0.0
     unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
-    unit = max(unit, rounding_unit(law.base_logs))
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(law, classes, atoms, STEP)
-        if scheme.jackknife:
-            terms = _jackknife_terms(law, classes, atoms, nodes, centred, unit)
-            return _integrate(nodes.dx, *terms, _NARROW)
-        mse, error = _integrate(nodes.dx, *_terms(law, classes, nodes, centred, unit))
-    if scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
-        none_left = law.label_draw**law.num_draws * float(_squares(centred[[law.label]])[0])
+    return DrawNodes(classes, atoms, nodes, max(unit, rounding_unit(law.base_logs)))
+
+
+def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
+    """Return E|sum_i p'_i c_i|**2 and its error, or 0 where that is the square of the bias."""
+    at = nodes_of_draws(law)
+    if at is None:
+        return 0.0, 0.0
+    with np.errstate(under="ignore", over="ignore"):
+        terms = _terms(law, at.classes, at.nodes, centred, at.unit)
+        mse, error = integrate(at.nodes.dx, *terms)
+    if law.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
+        none_left = law.label_draw**law.num_draws * float(squared_norms(centred[[law.label]])[0])
         return mse + none_left, error + 4.0 * EPS * none_left
     return mse, error
 
@@ -331,7 +354,7 @@ def numerator_moments(
     size += label_size * reach[law.label]
     base = np.exp(nodes.x + law.log_base + log_half)
     drawn_part = change - np.outer(base, own)
-    drawn_square = _squares(drawn_part)
+    drawn_square = squared_norms(drawn_part)
     drawn_size = size + base * np.sqrt(own @ own)
     scatter_size = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_size
     return change, np.maximum(square - drawn_square, 0.0), size, scatter_size
@@ -420,7 +443,7 @@ def _inclusion_square(
         units = law.unit * (1.0 + np.abs(np.log(weights)))
         square, errors = _square_and_error(half[:, None] * change, half * size, units)
         scatter *= weights
-        return _integrate(np.ones(len(x)), square + scatter, errors + units * scatter)
+        return integrate(np.ones(len(x)), square + scatter, errors + units * scatter)
 
 
 def _inclusion_terms(
@@ -440,197 +463,3 @@ def _inclusion_terms(
     size = pi * y * ((np.abs(of_decay) + np.abs(of_pi)) / (factor * factor_ref))
     second = pi * (1.0 - pi) * y * (y * decay / factor) / factor
     return pi * y * rise, size, second
-
-
-# The jackknife: draws with one or two left out
-
-
-class _Draws(NamedTuple):
-    """Atoms of one draw, in the order of w: ``w = a + r``, and gamma = (a c_t + r c) / w.
-
-    `vectors` and `squares` are what the classes of an atom have of q gamma and q |gamma|**2.
-    """
-
-    log_w: FloatArray  # (A,)
-    q: FloatArray  # (A,)
-    vectors: FloatArray  # (A, d)
-    squares: FloatArray  # (A,)
-
-
-def _jackknife_terms(
-    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, centred: FloatArray, unit: float
-) -> tuple[FloatArray, FloatArray]:
-    """Return the integrand of E|sum_i p'_i c_i|**2, eq. (B75), and bounds on its rounding.
-
-    All terms are of the order of the result. ValueError where pairs of atoms are too many.
-    """
-    if len(atoms.points.q) > _MOST_ATOMS:
-        raise ValueError(
-            "`logits` and `q` must have ratios exp(logits) / q that fall into few panels, or up to "
-            f"{_MOST_ATOMS:,} classes, for the second moments of the jackknife, got "
-            f"{len(atoms.points.q):,} atoms; take samplesoft.monte_carlo_bias, or a q with less "
-            "spread."
-        )
-    draws = _make_draws(law, classes, atoms, centred)
-    gram = draws.vectors @ draws.vectors.T
-    theta = nodes.log_transform - np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    slowest = nodes.x + draws.log_w[0]
-    kept = (law.num_draws - 2) * -theta + np.exp(np.minimum(slowest, LARGEST_EXPONENT)) < _GONE
-    places = np.flatnonzero(kept)
-    terms_and_sizes = np.zeros((2, len(theta)))
-
-    def work(part: IntArray) -> None:
-        at_nodes = nodes.x[part], nodes.v[part], theta[part]
-        terms_and_sizes[:, part] = _left_out_terms(law.num_draws, draws, gram, unit, *at_nodes)
-
-    # every so many-th node to each: neighbours cost the same
-    parts = [places[i :: 2 * num_threads()] for i in range(2 * num_threads())]
-    thread_each(work, [part for part in parts if len(part)])
-    exponents = np.minimum(law.num_draws * np.abs(theta), _MOST_EXPONENT)
-    return terms_and_sizes[0], unit * (1.0 + exponents) * terms_and_sizes[1]
-
-
-def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArray) -> _Draws:
-    active = law.drawn > 0.0
-    own = centred[law.label]
-    log_r = classes.log_r[active]
-    log_w = np.logaddexp(law.log_base, log_r)
-    gamma = np.exp(law.log_base - log_w)[:, None] * own
-    gamma += np.exp(log_r - log_w)[:, None] * centred[active]
-    columns = law.drawn[active][:, None] * np.column_stack([gamma, _squares(gamma)])
-    if atoms.panel is not None and atoms.s is not None:
-        columns = _on_panels(atoms.panel[active], atoms.s[active], columns)
-    if law.weightless:
-        columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])
-    rows = columns[atoms.order]
-    log_w = np.logaddexp(law.log_base, atoms.points.log_r)
-    return _Draws(log_w, atoms.points.q, rows[:, :-1], rows[:, -1])
-
-
-def _on_panels(panel: IntArray, s: FloatArray, columns: FloatArray) -> FloatArray:
-    """Return what `columns` (n, d) of classes at `s` in a `panel` weigh at the atoms, (A, d)."""
-    shape = int(panel.max()) + 1, columns.shape[1]
-    moments = class_moments(lambda part: (panel[part], s[part], columns[part].T), len(s), shape)
-    # the transpose of interpolation: what a class weighs goes to the nodes of its panel
-    on_atoms = np.moveaxis(moments @ panels.to_coefficients().T, 2, 1)
-    return on_atoms.reshape(-1, columns.shape[1])
-
-
-def _left_out_terms(
-    m: int,
-    draws: _Draws,
-    gram: FloatArray,
-    unit: float,
-    x: FloatArray,
-    v: FloatArray,
-    log_theta: FloatArray,
-) -> FloatArray:
-    """Return v times the integrand of (B75) at nodes log v, and its size, (2, K), for m draws."""
-    y = np.exp(np.minimum(x[:, None] + draws.log_w, LARGEST_EXPONENT))
-    weight = np.exp(-y - log_theta[:, None])
-    # E w = 1, and the mean of g is 0: from exp(-v) the tilted mean keeps its digits
-    away = v[:, None] - y
-    limit = np.exp(-v - log_theta)[:, None]
-    near = np.abs(away) < 1.0
-    change = np.where(near, limit * np.expm1(np.where(near, away, 0.0)), weight - limit)
-    square = (y * (y * weight)) @ draws.squares
-    once, twice = left_out(y)
-    mean, less_mean = (y * change) @ draws.vectors, (y * once) @ draws.vectors
-    # each sum, and what it may be off by, over the unit
-    norms = np.sqrt(_squares(draws.vectors))
-    mean_size = (y * np.abs(change)) @ norms
-    moved = np.sqrt(_squares(mean)) + unit * mean_size
-    size = np.stack([_squares(mean), mean_size * moved])
-    crossed_size = np.sqrt(_squares(less_mean)) * mean_size + ((y * once) @ norms) * moved
-    crossed = np.stack([np.einsum("kd,kd->k", less_mean, mean), crossed_size])
-    linear = y * (mean @ draws.vectors.T), y * np.outer(mean_size, norms)
-    chi, chi_2 = once @ draws.q, twice @ draws.q
-    sign, rest, others = np.array([[-1.0], [1.0]]), m - 1.0, m - 2.0  # of terms, and of sizes
-    now, one, two = (np.exp(k * log_theta) for k in (m, m - 1, m - 2))
-    none_left_out, less = rest * size + square, others * size + square
-    total = m * none_left_out * now
-    total += 2.0 * rest * (now * none_left_out + sign * rest * one * (less * chi + crossed))
-    total += rest**2 / m * (now * square + rest * one * (less * chi_2 + sign * 2.0 * crossed))
-    pairs = now * size + sign * 2.0 * one * chi * less
-    cases = zip(linear, (gram, np.abs(gram)), (others - 1.0) * size + square, strict=True)
-    for of_pairs, (lines, products, both) in zip(pairs, cases, strict=True):
-        factors = np.stack([two * others * both, two * others, two], axis=1)
-        of_pairs += pair_sums(y, draws.q, lines, products, factors)
-    out: FloatArray = total + rest**3 / m * pairs
-    return out
-
-
-@njit
-def left_out(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (1 - (1 + x) exp(-x)) / x, and (x - 2 + (x + 2) exp(-x)) / x, for each x (K, A)."""
-    once, twice = np.empty_like(x), np.empty_like(x)
-    for i, at in np.ndenumerate(x):  # whose square may overflow
-        decay = math.exp(-at)
-        if at < 1.0:
-            once[i], twice[i] = at * tangent(at), at * at * decay * _series(at, at)
-        else:
-            once[i] = (1.0 - (1.0 + at) * decay) / at
-            twice[i] = (at - 2.0 + (at + 2.0) * decay) / at
-    return once, twice
-
-
-@njit
-def pair_sums(
-    x: FloatArray, q: FloatArray, linear: FloatArray, gram: FloatArray, factors: FloatArray
-) -> FloatArray:
-    """Sum over ordered pairs of atoms the kernel k of (B77), at each node (K,).
-
-    k is multiplied by ``f0 q_i q_j + f1 (l_i q_j + l_j q_i) + f2 x_i x_j g_ij``, with `factors`
-    (K, 3), `linear` l (K, A), and `gram` g (A, A); `x` (K, A) = v w rises along the atoms.
-    """
-    num, count = x.shape
-    out = np.zeros(num)
-    decay, first, second = np.empty(count), np.empty(count), np.empty(count)
-    for k in range(num):
-        f0, f1, f2 = factors[k]
-        start, stop = np.searchsorted(x[k], _FLAT), np.searchsorted(x[k], _FAR, "right")
-        own_q, own_l = q.copy(), linear[k].copy()
-        if start > 0:  # k is of first order in x there, so that these atoms are as one
-            shares = x[k, :start] / max(x[k, start - 1], _LEAST)
-            start -= 1
-            own_q[start] = (shares * q[: start + 1]).sum()
-            own_l[start] = (shares * linear[k, : start + 1]).sum()
-        for i in range(start, stop):
-            decay[i] = math.exp(-x[k, i])
-            first[i] = _decay_ratio(x[k, i])
-            second[i] = tangent(x[k, i])
-        for i in range(start, np.searchsorted(x[k], _GONE, "right")):
-            a = x[k, i]
-            total, a_q, a_l = 0.0, f0 * own_q[i] + f1 * own_l[i], f1 * own_q[i]
-            for j in range(i, stop):
-                b = x[k, j]
-                if b < _SERIES:
-                    value = a * b * decay[i] * decay[j] * _series(a, b)
-                else:
-                    away = b - a
-                    if away < 1.0:
-                        both = decay[i] * _decay_ratio(away)
-                    else:
-                        both = (decay[i] - decay[j]) / away
-                    value = a * ((both - decay[j] * first[i]) / b - decay[j] * second[i])
-                part = value * (a_q * own_q[j] + a_l * own_l[j] + f2 * a * b * gram[i, j])
-                total += part if j == i else 2.0 * part
-            out[k] += total
-    return out
-
-
-@njit
-def _series(a: float, b: float) -> float:
-    """Return the sum of h_k / (k + 3)!, h_k the sum of a**i b**(k - i), for 0 <= a <= b < 1."""
-    h = power = 1.0
-    factorial = 1.0 / 6.0
-    total = factorial
-    for k in range(1, _TERMS):
-        power *= a
-        h = b * h + power
-        factorial /= k + 3.0
-        term = h * factorial
-        total += term
-        if term < 1e-17:
-            break
-    return total

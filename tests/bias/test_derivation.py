@@ -8,7 +8,6 @@ import pytest
 
 import samplesoft
 from samplesoft import exact_bias, exact_gradient_moments
-from samplesoft.bias import moments
 from samplesoft.bias.plain import plain_bias
 from samplesoft.schemes import SCHEMES, exact_schemes
 
@@ -132,27 +131,6 @@ def test_the_second_moment_of_independent_inclusion():
     mse = DV @ (V[:, 0] * density * ((mean**2).sum(axis=1) + own))  # (B78)
     found = exact_gradient_moments(LOGITS, T, Q, M, c, scheme="poisson")
     assert mse == pytest.approx(found.mse, abs=1e-11)
-
-
-@pytest.mark.parametrize(("first", "second"), [(0.3, 2.0), (1.1, 1.3), (1e-4, 0.5), (0.7, 90.0)])
-def test_draws_that_are_left_out(first, second):
-    """What (B76) and (B77) put under the integral gives back the functions of U."""
-    v, rest, near, far = V[:, 0], 0.8, V * first, V * second
-    once, twice = (values[:, 0] for values in moments.left_out(far))
-    pair = moments.pair_sums(
-        np.hstack([near, far]), np.eye(2)[0], np.eye(2)[[1] * len(v)], np.zeros((2, 2)),
-        np.eye(3)[[1] * len(v)],
-    )  # fmt: skip
-    back = lambda kernel: DV @ (np.exp(-v * rest) * v * kernel)  # noqa: E731
-    own, total = rest + second, rest + first + second
-    assert back(once) == pytest.approx(second / (rest * own**2), rel=1e-11)
-    assert back(twice) == pytest.approx((second / (rest * own)) ** 2, rel=1e-11)
-    apart = second / (total**2 * (rest + first))
-    assert back(np.exp(-near[:, 0]) * once) == pytest.approx(apart, rel=1e-11)
-    both = first * second / (total**2 * (rest + first) * own)
-    # l = (0, 1) and q = (1, 0): only pairs of the two, in either order
-    assert back(pair) == pytest.approx(2 * both, rel=1e-11)
-    assert back(pair * np.exp(-1e-6 * v)) != pytest.approx(2 * both, rel=1e-11)
 
 
 def test_what_the_code_cites_is_there():
