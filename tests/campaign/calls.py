@@ -47,6 +47,8 @@ MAY_BE_INFINITE += (
     "gradient",
     "theorem1_bounds",
     "theorem1_corrected",
+    "theorem2_ratio",
+    "theorem2_corrected",
     "monte_carlo_bias",
     "check_loss",  # whose hypotheses hold the logarithms of chances
     "CertainSampler.sample",

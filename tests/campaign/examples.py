@@ -120,6 +120,23 @@ MADE: dict[str, Call] = {
     ),
     "theorem1_bounds": _call(theorems.theorem1_bounds, **_bias, jacobian=W),
     "theorem1_corrected": _call(theorems.theorem1_corrected, **_bias, jacobian=W),
+    "theorem2_corrected": _call(
+        theorems.theorem2_corrected,
+        cosine=(H @ W.T)[0],
+        labels=1,
+        tau=2.0,
+        nu=1.0,
+        num_features=500,
+        gamma=0.2,
+    ),
+    "theorem2_ratio": _call(
+        theorems.theorem2_ratio,
+        cosine=(H @ W.T)[0],
+        labels=1,
+        estimates=Q,
+        tau=2.0,
+        nu=1.0,
+    ),
     "verify": _call(
         samplesoft.verify,
         logits=LOGITS,

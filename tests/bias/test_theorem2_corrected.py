@@ -1,15 +1,13 @@
-"""Theorem 2 as printed, and corrected with its corollary, against simulations of frequencies."""
+"""The corrected Theorem 2 and its corollary, against simulations over the frequencies."""
 
-import doctest
 import math
 
 import numpy as np
 import pytest
-import theorem2
 from mpmath import mp
-from theorem2 import theorem2_corrected, theorem2_ratio
 
 from samplesoft import exact_bias
+from samplesoft.bias.theorems import theorem2_corrected, theorem2_ratio
 from samplesoft.feature_maps import RandomFourierFeatures
 
 TRIALS = 1000
@@ -175,77 +173,3 @@ def test_extremes_are_never_nan():
             [1.0, -1.0, 0.5], 1, tau=tau, nu=nu, num_features=10**9, gamma=0.5
         )
         assert not np.isnan([*holds.lower, *holds.upper, holds.failure, holds.bias]).any()
-
-
-def test_the_examples_in_its_documentation():
-    assert doctest.testmod(theorem2).failed == 0
-
-
-class TestAsPrinted:
-    @pytest.mark.parametrize(("tau", "expected"), [(11.1, 0.438), (20.0, 0.056)])
-    def test_the_missing_normaliser(self, tau, expected):
-        rng, found = np.random.default_rng(0), []
-        for _ in range(40):
-            cosine = unit(rng.normal(size=(2000, 64))) @ unit(rng.normal(size=64))
-            found.append(theorem2_ratio(cosine, 0, np.exp(4.0 * cosine), tau=tau, nu=4.0))
-        values = [result.normalizer for result in found]
-        # One draw of the vectors differs from the next by the standard deviation.
-        assert abs(np.mean(values) - expected) < np.std(values)
-        for result in found:
-            np.testing.assert_allclose(result.ratio, result.corrected_center, rtol=1e-12)
-            assert result.corrected_gamma < 1e-12
-            assert result.printed_gamma > 0.25
-
-    def test_eq_20_holds_at_its_gamma_and_not_below(self):
-        rng = np.random.default_rng(2)
-        cosine = rng.uniform(-1.0, 1.0, size=12)
-        estimates = np.exp(3.0 * cosine) * rng.uniform(0.5, 1.5, size=12)
-        estimates[4] *= -0.8
-        result = theorem2_ratio(cosine, 7, estimates, tau=5.0, nu=3.0)
-        assert result.num_negative == 1
-        assert result.classes.tolist() == [i for i in range(12) if i != 7]
-        keep = result.classes
-        q = estimates[keep] / estimates[keep].sum()
-        e = np.exp(5.0 * cosine[keep])
-        np.testing.assert_allclose(result.ratio, np.abs(e / q) / e.sum(), rtol=1e-12)
-        for center, gamma in (
-            (result.printed_center, result.printed_gamma),
-            (result.corrected_center, result.corrected_gamma),
-        ):
-            x = result.ratio / center
-            for scale, holds in ((1.0 + 1e-9, True), (1.0 - 1e-9, False)):
-                low, high = 1.0 - 2.0 * scale * gamma, 1.0 + 4.0 * scale * gamma
-                assert bool(((low <= x) & (x <= high)).all()) is holds
-
-    def test_scale_of_the_features_does_not_matter(self):
-        cosine = np.array([0.5, 0.2, -0.4, 0.9])
-        results = [
-            theorem2_ratio(cosine, 1, scale * np.exp(cosine), tau=700.0, nu=1.0).ratio
-            for scale in (1.0, 1e-300, 1e300)
-        ]
-        np.testing.assert_allclose(results[1], results[0], rtol=1e-12)
-        np.testing.assert_allclose(results[2], results[0], rtol=1e-12)
-
-    def test_a_zero_estimate_needs_an_infinite_gamma(self):
-        result = theorem2_ratio([0.1, 0.2, 0.3], 0, [1.0, 0.0, 1.0], tau=2.0, nu=2.0)
-        assert result.ratio[0] == np.inf
-        assert result.printed_gamma == result.corrected_gamma == np.inf
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"estimates": [1.0, 0.0, 0.0]}, "positive sum, got one of 0"),
-            ({"estimates": [1.0, -1.0, -2.0]}, "positive sum, got one below 0"),
-            ({"estimates": [1.0, 1.0]}, "`estimates` of shape"),
-            ({"estimates": [1.0, math.inf, 1.0]}, "`estimates` must be finite"),
-            ({"cosine": [0.1, 0.2, 1.5]}, r"`cosine` must lie in \[-1, 1\]"),
-            ({"labels": 3}, "`labels` must lie in"),
-            ({"tau": 0.0}, "`tau` must be finite and greater than 0"),
-            ({"nu": -1.0}, "`nu` must be finite and greater than 0"),
-            ({"cosine": [0.1], "estimates": [1.0]}, "at least 2 classes"),
-        ],
-    )
-    def test_bad_input_is_named(self, change, message):
-        given = {"cosine": [0.1, 0.2, 0.3], "labels": 0, "estimates": [1.0, 2.0, 3.0]}
-        with pytest.raises(ValueError, match=message):
-            theorem2_ratio(**({"tau": 2.0, "nu": 1.0} | given | change))
