@@ -40,9 +40,6 @@ _NO_METADATA: dict[str, dict[str, Any]] = {  # so that equal figures have equal 
     ".svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
 }
 _CODE = re.compile("`([^`]+)`")
-_SVG = re.compile(r'<svg [^>]*viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>(.*</svg>)', re.DOTALL)
-_NOT_DRAWN = re.compile(r"<!--.*?-->|<style.*?</style>|<metadata>.*?</metadata>", re.DOTALL)
-_ID = re.compile(r'(?<= id=")|(?<=href="#)|(?<=url\(#)')  # where one begins
 
 
 class Report(ABC):
@@ -120,7 +117,7 @@ class Report(ABC):
         """
         # the report's own settings win, for they are what was used
         shown = {**(settings or {}), **self._settings()}
-        figure = svg_element(self._figure(), "figure", self._figure_title)
+        figure = _image(self._figure(), self._figure_title)
         parts: list[Part] = [part for part in self._parts() if not isinstance(part, Settings)]
         parts += [*self._details(), Heading(self._figure_title)]
         ending: list[Part] = [
@@ -398,21 +395,17 @@ def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]
     return figure, axes
 
 
-def svg_element(figure: Figure, name: str, title: str) -> str:
-    """Return a figure as an ``svg`` element that is as wide as its place on a page.
+def _image(figure: Figure, title: str) -> str:
+    """Return a figure as an image of a page, as wide as its place; `title` says what it is.
 
-    It has at least a pixel for each of its points, as letters of 8 points must be readable. `name`
-    begins all its ids, so that several figures can be on a page. `title` is for those who cannot
-    see it.
+    It has at least a pixel for each of its points, as letters of 8 points must be readable.
     """
     file = io.BytesIO()
     _save(figure, file, ".svg")
-    drawing = _SVG.search(file.getvalue().decode())
-    assert drawing is not None, "Matplotlib gives every figure a box"
-    width, height, content = drawing.groups()
+    content = b64encode(file.getvalue()).decode()
     return (
-        f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}" '
-        f'style="min-width: {width}px">{_ID.sub(f"{name}-", _NOT_DRAWN.sub("", content))}'
+        f'<img alt="{escape(title)}" style="min-width: {72.0 * figure.get_figwidth():g}px" '
+        f'src="data:image/svg+xml;base64,{content}">'
     )
 
 
