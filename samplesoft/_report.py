@@ -163,8 +163,8 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def described(kind: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of each field, without the full stop."""
+def described(kind: Callable[..., Any]) -> dict[str, str]:
+    """Return what a docstring says of each argument or attribute, without the full stop."""
     # without docstrings, as of python -OO, nothing is found
     text = inspect.getdoc(kind) or ""
     blocks = re.findall(r"^(\w[\w, ]*) : [^\n]*\n((?:    [^\n]*\n?)+)", text, re.MULTILINE)

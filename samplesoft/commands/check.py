@@ -15,12 +15,13 @@ from samplesoft.checking.faults import METHODS
 from samplesoft.checking.observe import NAMED
 from samplesoft.commands.options import (
     Options,
+    add_fields,
     add_options,
     add_outputs,
     check_outputs,
     draw_count,
     give_report,
-    positive_float,
+    given,
     seed,
 )
 
@@ -30,19 +31,10 @@ _OPTIONS: Options = {
         "of n, or of a sampler",
         {"required": True, "metavar": "Q"},
     ),
-    "num_sampled": (
-        "draws of an example (default %(default)s)",
-        {"type": draw_count, "default": 10, "metavar": "M"},
-    ),
     "scheme": ("the scheme that it is meant to follow", {"choices": METHODS}),
-    "tau": ("logits are T h . c", {"type": positive_float, "default": 1.0, "metavar": "T"}),
-    "biases": ("it takes class biases (n,) too", {"action": "store_true"}),
-    "seconds": (
-        "make no more calls after this time (default 30)",
-        {"type": positive_float, "default": 30.0, "metavar": "S"},
-    ),
     "seed": ("of the problems (default 0)", {"type": seed, "default": 0}),
 }
+_DEFAULT_DRAWS = 10
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -64,19 +56,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         "losses (B,), or these and their gradient in h; the module is found from the current "
         "folder too",
     )
-    add_options(parser, None, _OPTIONS)
+    add_options(parser, _OPTIONS)
+    names, kinds = ("num_sampled", "tau", "biases", "seconds"), {"num_sampled": draw_count}
+    add_fields(parser, check_loss, names, kinds, num_sampled=_DEFAULT_DRAWS)
     add_outputs(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, num_sampled=_DEFAULT_DRAWS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft check``; 0 if the loss is consistent with what was asked for, else 1."""
     check_outputs(options)
-    as_given = {name: getattr(options, name) for name in ("tau", "biases", "seconds")}
     loss, proposal = _named("module:function", options.loss), _proposal(options.proposal)
-    report = check_loss(
-        loss, proposal, options.num_sampled, progress=True, rng=options.seed, **as_given
-    )
+    values = given(options, check_loss) | {"loss": loss, "proposal": proposal}
+    report = check_loss(progress=True, rng=options.seed, **values)
     give_report(options, report)
     if options.scheme:
         return 0 if (options.scheme, None) in report.consistent else 1

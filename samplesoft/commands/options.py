@@ -7,12 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TextIO
 
 from samplesoft._files import write_text
-from samplesoft._report import FIGURE_FORMATS, Report, figure_path
+from samplesoft._report import FIGURE_FORMATS, Report, described, figure_path
 from samplesoft._validation import LARGEST_COUNT
 
 
@@ -81,32 +81,54 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def given(options: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return the options that are given, not None, and are fields of the dataclass `settings`."""
-    values = {field.name: getattr(options, field.name, None) for field in fields(settings)}
+def given(options: argparse.Namespace, taker: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options that are given, not None, and that a function or a class takes."""
+    values = {name: getattr(options, name, None) for name in signature(taker).parameters}
     return {name: value for name, value in values.items() if value is not None}
 
 
-Options = dict[str, tuple[str, dict[str, Any]]]  # help and arguments of argparse, by field
-RANDOM_FEATURES: Options = {
-    "nu": ("sharpness of the Gaussian kernel of the rff samplers", {"type": positive_float}),
-    "num_features": (
-        "random frequencies of the rff samplers, features of positive",
-        {"type": positive_int, "metavar": "D"},
-    ),
-}
+Options = dict[str, tuple[str, dict[str, Any]]]  # help and arguments of argparse, by name
 
 
-def add_options(group: Any, defaults: Any, options: Options) -> None:
-    """Add options, with None for one that is not given; help names what `defaults` have then.
-
-    Where there are no defaults, options have their own.
-    """
-    # None stands for an option that is not given, so that --resume can fill it in
+def add_options(group: Any, options: Options) -> None:
+    """Add options with help of their own."""
     for name, (text, arguments) in options.items():
-        if defaults is not None and "default" not in text:
-            value = getattr(defaults, name)
-            text += f" (default {value if isinstance(value, str) else format(value, 'g')})"
+        group.add_argument(flag(name), dest=name, help=text, **arguments)
+
+
+_KINDS: dict[str, Any] = {"int": positive_int, "float": positive_float}
+
+
+def add_fields(
+    group: Any,
+    taker: Callable[..., Any],
+    names: Iterable[str],
+    kinds: Mapping[str, Any] | None = None,
+    **defaults: Any,
+) -> None:
+    """Add an option for each of some arguments of a function or a class.
+
+    Its docstring is the help, and its annotation tells how a value is read, unless `kinds` have a
+    parser or the choices for that name. Those that are not given are None; `defaults` are what is
+    said to be taken then, where it is not the default of the argument.
+    """
+    parameters, texts = signature(taker).parameters, described(taker)
+    for name in names:
+        # without docstrings, as of python -OO, the name has to do
+        text = texts.get(name, name).replace("%", "%%")
+        annotation = str(parameters[name].annotation).split(" | ")[0]
+        kind = (kinds or {}).get(name, _KINDS.get(annotation))
+        value = defaults.get(name, parameters[name].default)
+        arguments: dict[str, Any] = {"type": kind, "metavar": "N"}
+        if annotation == "bool":
+            arguments = {"action": argparse.BooleanOptionalAction}
+        elif not callable(kind):
+            text += f"; one of {', '.join(kind)}"
+            arguments = {"choices": list(kind), "metavar": "NAME"}
+        if value not in (None, Parameter.empty) and annotation != "bool":
+            several = isinstance(value, (list, tuple))
+            text += f" (default {','.join(map(str, value)) if several else value})"
+        # None stands for an option that is not given, so that --resume can fill it in
         option = "--batch" if name == "batch_size" else flag(name)
         group.add_argument(option, dest=name, help=text, **arguments)
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from samplesoft._report import described
 from samplesoft.commands.options import (
+    add_fields,
     draw_count,
     flag,
     folder_name,
     given,
-    positive_float,
-    positive_int,
     rate,
     say,
     seed,
@@ -39,15 +37,12 @@ DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
 RATES = {"adagrad": 0.1, "adam": 0.01}  # others must be given
 RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
 
-_CHOICES: dict[str, Iterable[str]] = {
+# how options are read, where their type does not say it
+_KINDS: dict[str, Any] = {
     "loss": [name for name, spec in LOSSES.items() if spec.several_labels],
     "sampler": SAMPLERS,
     "label_reduction": LABEL_REDUCTIONS,
     "optimizer": OPTIMIZERS,
-}
-_PARSERS = {
-    "int": positive_int,
-    "float": positive_float,
     "num_sampled": draw_count,
     "dropout": rate,
     "validation": rate,
@@ -127,7 +122,7 @@ def add_model(parser: argparse.ArgumentParser, model: Model) -> None:
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
     group = parser.add_argument_group("model")
     names = [field.name for field in fields(RetrievalSettings)]
-    add_fields(group, RetrievalSettings, names, dropout=model.dropout)
+    add_fields(group, RetrievalSettings, names, _KINDS, dropout=model.dropout)
     group.add_argument(
         "--no-embedding",
         action="store_true",
@@ -155,31 +150,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     rates = ", ".join(f"{number} for {name}" for name, number in RATES.items())
     names = ("epochs", "patience", "optimizer", "learning_rate", "checkpoint_every")
-    add_fields(group, Settings, names, **DEFAULTS, learning_rate=rates)
+    add_fields(group, Settings, names, _KINDS, **DEFAULTS, learning_rate=rates)
     group.add_argument("--json", metavar="FILE", help="write the results as JSON")
-
-
-def add_fields(group: Any, settings: type, names: Iterable[str], **defaults: Any) -> None:
-    """Add an option for each of some fields of settings; `defaults` stand for theirs."""
-    kinds = {field.name: str(field.type).split(" | ")[0] for field in fields(settings)}
-    texts = described(settings)
-    for name in names:
-        # without docstrings, as of python -OO, the name has to do
-        text = texts.get(name, name).replace("%", "%%")
-        value = defaults.get(name, getattr(settings, name, None))
-        options: dict[str, Any] = {}
-        if kinds[name] == "bool":
-            options["action"] = argparse.BooleanOptionalAction
-        elif name in _CHOICES:
-            options |= {"choices": list(_CHOICES[name]), "metavar": "NAME"}
-            text += f"; one of {', '.join(_CHOICES[name])}"
-        else:
-            options |= {"type": _PARSERS.get(name, _PARSERS.get(kinds[name])), "metavar": "N"}
-        if value is not None and kinds[name] != "bool":
-            text += f" (default {value})"
-        # None stands for an option that is not given, so that --resume can fill it in
-        option = "--batch" if name == "batch_size" else flag(name)
-        group.add_argument(option, dest=name, help=text, **options)
 
 
 def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:

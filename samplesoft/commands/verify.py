@@ -8,8 +8,8 @@ from typing import Any
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
 from samplesoft.commands.options import (
-    RANDOM_FEATURES,
     Options,
+    add_fields,
     add_options,
     add_outputs,
     check_outputs,
@@ -29,14 +29,14 @@ from samplesoft.verification.bounds import BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-_OF_VECTORS: Options = {
+_FEATURES = ("nu", "num_features")  # of `SamplerInputs`
+_TAU: Options = {
     "tau": (
         "inverse temperature, logits being tau h . c (default "
         f"{TAU_OF_UNIT_VECTORS:g} for vectors of norm 1, else {TAU_OF_OTHER_VECTORS:g}; "
         "--checkpoint has its own)",
         {"type": positive_float},
     ),
-    **RANDOM_FEATURES,
 }
 
 
@@ -82,9 +82,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "printed bound is a finding, not a failure."
     )
     add_source(parser, examples=5, logits=True)
-    add_options(parser.add_argument_group("what is checked"), None, _checked())
+    add_options(parser.add_argument_group("what is checked"), _checked())
     group = parser.add_argument_group("model and samplers (not with --logits)")
-    add_options(group, SamplerInputs, _OF_VECTORS)
+    add_options(group, _TAU)
+    add_fields(group, SamplerInputs, _FEATURES)
     group = parser.add_argument_group("output")
     group.add_argument("--details", action="store_true", help="print the tables of all figures")
     add_outputs(group, ("json", "html", "csv", "figure"))
@@ -104,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     of_vectors: dict[str, Any] = {}
     if vectors is not None:
         of_vectors = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
-    features = {name: x for name in RANDOM_FEATURES if (x := getattr(options, name)) is not None}
+    features = {name: x for name in _FEATURES if (x := getattr(options, name)) is not None}
     of_samplers = {"counts": source.counts, "logits": source.logits, "rng": options.seed}
     inputs = SamplerInputs(tau=source.tau, **of_samplers, **of_vectors, **features)
     left_out: dict[str, str] = {}
@@ -150,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise ValueError if an option has no effect, two do not go together, or a file is no use."""
-    for name in _OF_VECTORS:
+    for name in ("tau", *_FEATURES):
         if options.logits and getattr(options, name) is not None:
             raise ValueError(
                 f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
