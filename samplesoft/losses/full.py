@@ -114,10 +114,8 @@ class FullSoftmaxLoss(Loss):
         """Return the greatest score (B,) of the other classes, and their sum relative to it."""
         top = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
-        for block in class_blocks(batch, self.normalize):
-            if self.absolute:
-                np.abs(block.scores, out=block.scores)
-            add_exponentials(block.scores, *excluded.of(block.part)[1:], top, total)
+        for scores in other_scores(self, batch, excluded):
+            add_exponentials(scores, top, total)
         return top, total
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
@@ -193,6 +191,16 @@ def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
         yield Block(part, rows, norms, scores)
 
 
+def other_scores(loss: Loss, batch: Batch, excluded: LabelPlaces) -> Iterator[Rows]:
+    """Yield scores (r, B) of each block as the loss takes them, -inf where labels are excluded."""
+    for block in class_blocks(batch, loss.normalize):
+        if loss.absolute:
+            np.abs(block.scores, out=block.scores)
+        _, classes, examples = excluded.of(block.part)
+        block.scores[classes, examples] = -np.inf
+        yield block.scores
+
+
 def gradients_by_blocks(
     loss: Loss, batch: Batch, derivatives: Callable[[Rows], None], d_labels: FloatArray
 ) -> Gradients:
@@ -252,18 +260,13 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
 
 
 @njit
-def add_exponentials(
-    scores: Floats, excluded: IntArray, examples: IntArray, top: Floats, total: FloatArray
-) -> None:
+def add_exponentials(scores: Floats, top: Floats, total: FloatArray) -> None:
     """Add a block of classes to running sums of ``exp(score - top)``.
 
-    Scores (r, B) are overwritten; that of class ``excluded[i]`` of the block stays out of the sum
-    of example ``examples[i]``. The greatest scores `top` (B,), -inf before the first block,
-    and the sums `total` (B,) are updated.
+    Scores (r, B) are overwritten. The greatest scores `top` (B,), -inf before the first block, and
+    the sums `total` (B,) are updated.
     """
     batch = len(top)
-    for i in range(len(excluded)):
-        scores[excluded[i], examples[i]] = -np.inf
     # A running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: the
     # sum so far shrinks where a greater score comes.
     shift = top.copy()

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import njit
-from samplesoft._validation import FloatArray, IntArray, as_finite
+from samplesoft._validation import FloatArray, as_finite
 from samplesoft.kernels.exponential import exp64_to, log1p_to
 from samplesoft.kernels.weights import total
 from samplesoft.losses.base import Batch, Gradients, Loss
 from samplesoft.losses.full import (
     Floats,
     LabelPlaces,
-    class_blocks,
     gradients_by_blocks,
+    other_scores,
     own_scores,
 )
 from samplesoft.losses.sampled import SampledLoss, weigh
@@ -207,15 +207,12 @@ class FullLogisticLoss(Loss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, FloatArray]:
         own, signs = own_scores(self, batch, draw)
-        targets, places = batch.targets, LabelPlaces(batch.targets)
         lost = np.zeros(len(batch.z))
-        for block in class_blocks(batch, self.normalize):
-            if self.absolute:
-                np.abs(block.scores, out=block.scores)
-            add_softplus(block.scores, *places.of(block.part)[1:], lost)
+        for scores in other_scores(self, batch, LabelPlaces(batch.targets)):
+            add_softplus(scores, lost)
         with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` explains them
-            # labels are positives; `add_softplus` left them out of the negatives
-            lost += targets.per_example(np.logaddexp(0.0, -own))
+            # labels are positives, and were left out of the negatives
+            lost += batch.targets.per_example(np.logaddexp(0.0, -own))
             missed = np.exp(-np.logaddexp(0.0, own))  # 1 / (1 + exp(own)), at any size
         return lost, -missed * signs  # derivatives in the scores of the labels
 
@@ -235,25 +232,32 @@ def logistic_terms(logits: FloatArray, losses: FloatArray) -> None:
     """
     width = logits.shape[1]
     step = max(1, _BUFFER // width)  # rows at a time, for vector instructions on short ones too
-    # softplus(x) = max(x, 0) + log(1 + exp(-|x|)), which neither overflows nor loses small ones
     small, large = np.empty(step * width), np.empty(step * width)
     for first in range(0, len(logits), step):
         rows = logits[first : first + step]
         rows[:, 0] = -rows[:, 0]  # the label is the positive: softplus of minus its logit
-        every = rows.reshape(-1)
-        size = len(every)
-        for k in range(size):
-            small[k] = -abs(every[k])
-            large[k] = max(every[k], 0.0)
-        weigh(small[:size])
-        # the derivative 1 / (1 + exp(-x)), from the exponential that is there already
-        for k in range(size):
-            every[k] = (1.0 if every[k] >= 0.0 else small[k]) / (1.0 + small[k])
-        log1p_to(small[:size])
+        softplus(rows.reshape(-1), small, large)
         rows[:, 0] = -rows[:, 0]
         for b in range(len(rows)):
             place = slice(b * width, (b + 1) * width)
             losses[first + b] = total(large[place]) + total(small[place])
+
+
+@njit
+def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
+    """Write two terms of ``log(1 + exp(x))``, which becomes its derivative ``1 / (1 + exp(-x))``.
+
+    They are ``log(1 + exp(-|x|))`` and ``max(x, 0)``: no sum overflows, nor loses small ones.
+    """
+    size = len(x)
+    for k in range(size):
+        small[k] = -abs(x[k])
+        large[k] = max(x[k], 0.0)
+    weigh(small[:size])
+    # the derivative comes from the exponential that is there already
+    for k in range(size):
+        x[k] = (1.0 if x[k] >= 0.0 else small[k]) / (1.0 + small[k])
+    log1p_to(small[:size])
 
 
 @njit
@@ -265,13 +269,7 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
     small, large = np.empty(logits.shape[1]), np.empty(logits.shape[1])
     for b in range(len(logits)):
         row = logits[b]
-        for k in range(len(row)):
-            small[k] = -abs(row[k])
-            large[k] = max(row[k], 0.0)
-        weigh(small)
-        for k in range(len(row)):
-            row[k] = (1.0 if row[k] >= 0.0 else small[k]) / (1.0 + small[k])
-        log1p_to(small)
+        softplus(row, small, large)
         lost = total(large) + total(small)
         share = -np.expm1(-lost)  # the slope of softplus at the merged logit
         # the inverse of softplus, log(exp(lost) - 1), without the exponential of a large loss
@@ -281,13 +279,8 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
 
 
 @njit
-def add_softplus(scores: Floats, excluded: IntArray, examples: IntArray, total: FloatArray) -> None:
-    """Add ``log(1 + exp(score))`` of a block of classes, scores (r, B), to sums `total` (B,).
-
-    That of class ``excluded[i]`` of the block stays out of the sum of example ``examples[i]``.
-    """
-    for i in range(len(excluded)):
-        scores[excluded[i], examples[i]] = -np.inf
+def add_softplus(scores: Floats, total: FloatArray) -> None:
+    """Add ``log(1 + exp(score))`` of a block of classes, scores (r, B), to sums `total` (B,)."""
     size = len(total)
     small = np.empty(size)
     for j in range(len(scores)):

@@ -23,7 +23,6 @@ from samplesoft.kernels.weights import greatest, total
 from samplesoft.losses.base import Batch, Gradients, Loss, Targets
 from samplesoft.losses.candidates import (
     Floats,
-    Scores,
     check_draw,
     check_label_count,
     require_replacement,
@@ -161,7 +160,8 @@ class SampledLoss(Loss):
         if keeps_own and keeps_others:
             label_of, hits = np.full((1, ids.shape[1]), -1), np.zeros(len(own), np.int64)
         else:
-            label_of, hits = label_draws(scores)
+            labels, draws = scores.places[: len(own)], scores.places[len(own) :].reshape(ids.shape)
+            label_of, hits = find_labels(labels, scores.owners, draws, len(scores.classes))
         if self.excludes_label and hits.any():
             raise self.contains_label(targets.labels, int(hits.argmax()))
         hits_of_examples = targets.per_example(hits)
@@ -315,13 +315,6 @@ class Pairs(NamedTuple):
     once: bool  # draws have weight for the first pair of an example alone
 
 
-def label_draws(scores: Scores) -> tuple[IntArray, IntArray]:
-    """Return the pair (B, m) of its example whose label a draw is, or -1; and hits (P,) of each."""
-    m, pairs = scores.drawn.shape[1], len(scores.own)
-    labels, draws = scores.places[:pairs], scores.places[pairs:].reshape(-1, m)
-    return find_labels(labels, scores.owners, draws, len(scores.classes))
-
-
 def pair_terms(
     pairs: Pairs, firsts: IntArray, terms: Kernel, merge: Kernel | None
 ) -> tuple[FloatArray, Rows, Rows]:
@@ -335,9 +328,10 @@ def pair_terms(
         losses, d_own, d_drawn = _row_terms(pairs, firsts, terms)
     else:
         losses, d_own, d_drawn = _merged_terms(pairs, firsts, terms, merge)
-    if not are_finite(pairs.own, pairs.drawn):
-        finite = np.logical_and.reduce(np.isfinite(pairs.drawn), axis=1)
-        losses[~(finite[pairs.owners] & np.isfinite(pairs.own))] = np.nan
+    finite = np.isfinite(pairs.drawn)
+    if not (finite.all() and np.isfinite(pairs.own).all()):
+        rows = np.logical_and.reduce(finite, axis=1)
+        losses[~(rows[pairs.owners] & np.isfinite(pairs.own))] = np.nan
     return losses * pairs.shares, d_own, d_drawn
 
 
@@ -479,19 +473,6 @@ def find_labels(
             mark[label_places[p]] = -1
         first = last
     return label_of, hits
-
-
-@njit
-def are_finite(own: FloatArray, drawn: Floats) -> bool:
-    """Tell whether all scores of labels (P,) and of draws (B, m) are finite."""
-    bad = 0  # counted, for a branch would keep the loop from being vector instructions
-    for p in range(len(own)):
-        bad += not abs(own[p]) < np.inf
-    for b in range(len(drawn)):
-        scores = drawn[b]
-        for k in range(len(scores)):
-            bad += not abs(scores[k]) < np.inf
-    return bad == 0
 
 
 @njit
