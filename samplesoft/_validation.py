@@ -329,16 +329,21 @@ def as_choice(name: str, value: Any, choices: Iterable[str]) -> str:
     return value
 
 
-def as_counts(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
-    """Return float64 (n,) of class counts in any unit: nonnegative, not all 0."""
+def as_counts(
+    name: str,
+    value: ArrayLike,
+    num_classes: int | None = None,
+    remedy: str = "count the classes again",
+) -> FloatArray:
+    """Return float64 (n,) of class counts in any unit, or of weights: nonnegative, not all 0."""
     array = as_real_array(name, value, (1,))
-    if array.shape != (num_classes,):
+    if num_classes not in (None, len(array)):
         raise ValueError(
             f"`{name}` must have shape ({num_classes},), one for each class, got {array.shape}."
         )
     if array.min() < 0.0 or not array.any():
         raise ValueError(
             f"`{name}` must be at least 0 and not all 0, got a least of {array.min()} "
-            f"and a greatest of {array.max()}; count the classes again."
+            f"and a greatest of {array.max()}; {remedy}."
         )
     return array

@@ -29,8 +29,6 @@ from samplesoft.samplers.base import NO_CLASS, Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.dense import invert
 from samplesoft.samplers.softmax import SoftmaxSampler
 
-_Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded ones
-
 # what the parts of a mixture must agree in, if both have it; to which tolerance; the remedy
 _SHARED = {
     "num_classes": ("have the same number of classes", 0.0, "draw from the same classes"),
@@ -140,7 +138,6 @@ class CertainSampler(Sampler):
         self.tail.load_state(state)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        self._require_room(len(h))
         left_out = self._left_out(exclude)
         drawn = self.tail._sample(self.tail._check_contexts(h), m, left_out, key)
         draw = self._beside(drawn)
@@ -154,11 +151,11 @@ class CertainSampler(Sampler):
         return draw
 
     def _sample_mean(self, h: Rows, shares: FloatArray, m: int, key: np.uint64) -> Draw:
-        self._require_room(1)
         return self._beside(self.tail._sample_mean(self.tail._check_contexts(h), shares, m, key))
 
     def _beside(self, drawn: Draw) -> Draw:
-        """Return the certain classes beside draws of the tail."""
+        """Return the certain classes beside draws of the tail; MemoryError if they do not fit."""
+        require_room("certain", len(self.certain), 24.0 * len(drawn.ids) * len(self.certain))
         before = ((0, 0), (len(self.certain), 0))  # columns for the certain classes
         ids = np.pad(self._rest[drawn.ids], before)
         ids[:, : len(self.certain)] = self.certain
@@ -166,24 +163,17 @@ class CertainSampler(Sampler):
         return Draw(ids, log_q, np.pad(drawn.log_expected_count, before))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        return self._of_tail(self.tail._log_prob, -np.inf, h, ids, exclude)
+        # certain classes have no place in the tail: it is asked of its class 0 instead
+        contexts, asked = self.tail._check_contexts(h), np.maximum(self._places[ids], 0)
+        log_q = self.tail._log_prob(contexts, asked, self._left_out(exclude))
+        return np.where(self._places[ids] < 0, -np.inf, log_q)
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        def count(contexts: Rows, asked: IntArray, left_out: IntArray) -> FloatArray:
-            return self.tail._log_expected_count(contexts, asked, m, left_out)
-
-        counts = self._of_tail(count, 0.0, h, ids, exclude)  # certain ones come once in every draw
+        contexts, asked = self.tail._check_contexts(h), np.maximum(self._places[ids], 0)
+        counts = self.tail._log_expected_count(contexts, asked, m, self._left_out(exclude))
+        counts = np.where(self._places[ids] < 0, 0.0, counts)  # once in every draw
         # the tail knows of its own excluded classes, but not of a certain one
         return np.where(ids == exclude[:, None], -np.inf, counts)
-
-    def _of_tail(
-        self, hook: _Hook, certain: float, h: Rows, ids: IntArray, exclude: IntArray
-    ) -> FloatArray:
-        """Return what a hook of the tail says of classes (B, k), and `certain` of certain ones."""
-        # which have no place there: the tail is asked of its class 0 instead
-        asked = np.maximum(self._places[ids], 0)
-        values = hook(self.tail._check_contexts(h), asked, self._left_out(exclude))
-        return np.where(self._places[ids] < 0, certain, values)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs = np.zeros((len(h), self.num_classes))
@@ -208,10 +198,6 @@ class CertainSampler(Sampler):
                 f"{self._rest[0]}, the only other; leave `exclude` out, or make fewer certain."
             )
         return left_out
-
-    def _require_room(self, sets: int) -> None:
-        """Raise MemoryError where the certain classes of so many draws do not fit."""
-        require_room("certain", len(self.certain), 24.0 * sets * len(self.certain))
 
 
 class MixtureSampler(Sampler):

@@ -126,16 +126,14 @@ class DenseSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         # of the user: the only place where what a hook returns is checked
         raw = np.asarray(self.weights(h))
-        if raw.dtype.kind not in "buif" or raw.shape not in (
-            (self.num_classes,),
-            (len(h), self.num_classes),
-        ):
+        each, one = (len(h), self.num_classes), (self.num_classes,)
+        if raw.dtype.kind not in "buif" or raw.shape not in (each, one):
             raise ValueError(
-                f"`weights` must return real numbers of shape {(len(h), self.num_classes)} or "
-                f"{(self.num_classes,)} for {len(h)} contexts, got {raw.dtype} of shape "
-                f"{raw.shape}; correct {type(self).__name__}.weights."
+                f"`weights` must return real numbers of shape {each} or {one} for {len(h)} "
+                f"contexts, got {raw.dtype} of shape {raw.shape}; correct "
+                f"{type(self).__name__}.weights."
             )
-        weights = np.array(np.broadcast_to(raw, (len(h), self.num_classes)), np.float64)
+        weights = np.array(np.broadcast_to(raw, each), np.float64)
         if not (np.isfinite(weights).all() and weights.min() >= 0.0):
             raise ValueError(
                 f"`weights` must return finite numbers that are at least 0, got {weights.min()} "

@@ -22,7 +22,6 @@ from samplesoft._validation import (
     as_ids,
     as_named_arrays,
     as_positive,
-    as_real_array,
     writable,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
@@ -95,8 +94,7 @@ class UnigramSampler(WeightedSampler):
 
     def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
         # the message speaks of counts, not of the weights that the base class would check
-        checked = as_real_array("counts", to_host(counts), (1,))
-        checked = as_counts("counts", checked, len(checked))
+        checked = as_counts("counts", to_host(counts))
         weights = unigram_weights(checked, as_positive("power", power))
         super().__init__(weights, replace=replace)
 
@@ -168,11 +166,7 @@ class LearnedUnigramSampler(Sampler):
         ids, times = np.unique(as_ids("labels", labels, self.num_classes), return_counts=True)
         if len(ids) == 0:
             return
-        self._counts = writable(self._counts)
-        # into the tree first, which may refuse them; then nothing has changed
-        counts = self._counts[ids] + times
-        self._tree._prepare(ids, self._weights(counts)[:, None])()
-        self._counts[ids] = counts
+        self._count(ids, self._counts[ids] + times)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the counts, (n,)."""
@@ -184,8 +178,14 @@ class LearnedUnigramSampler(Sampler):
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
         counts = as_counts("state['counts']", state["counts"], self.num_classes)
         # all sums anew: they are those of a new sampler with these counts, to the bit
-        self._tree._prepare(np.arange(self.num_classes), self._weights(counts)[:, None])()
-        self._counts = counts.copy()
+        self._count(np.arange(self.num_classes), counts)
+
+    def _count(self, ids: IntArray, counts: FloatArray) -> None:
+        """Set the counts (k,) of classes."""
+        # into the tree first, which may refuse them; then nothing has changed
+        self._tree._prepare(ids, self._weights(counts)[:, None])()
+        self._counts = writable(self._counts)
+        self._counts[ids] = counts
 
     def _weights(self, counts: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):

@@ -198,7 +198,8 @@ def _visit_blocks(
     shares, weights = np.empty(num_blocks), np.empty(width)
     logits = np.empty(width, blocks.dtype)
     for b in range(len(queries)):
-        total, heaviest = _share(masses[b], shares)
+        shares[:] = masses[b]
+        total, heaviest = exp_weights(shares, num_blocks, -1)
         block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
         for k in order[b]:
             if uniforms is not None:
@@ -240,19 +241,3 @@ def _visit(
     for c in range(size):
         weights[c] = float(logits[c])
     return exp_weights(weights, size, excluded)
-
-
-@njit
-def _share(masses: FloatArray, shares: FloatArray) -> tuple[float, float]:
-    """Write exp(mass) of each block divided by the greatest.
-
-    Returns the sum of what is written, and the greatest mass.
-    """
-    greatest = -np.inf
-    for mass in masses:
-        greatest = max(greatest, mass)
-    total = 0.0
-    for block in range(len(masses)):
-        shares[block] = math.exp(masses[block] - greatest)
-        total += shares[block]
-    return total, greatest

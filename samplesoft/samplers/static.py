@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._device.select import to_host
 from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._random import mix64, uniform
-from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_flag, as_real_array
+from samplesoft._validation import FloatArray, IntArray, as_array, as_count, as_counts, as_flag
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
@@ -74,12 +74,8 @@ class WeightedSampler(Sampler):
     """
 
     def __init__(self, weights: ArrayLike, *, replace: bool = True) -> None:
-        values = as_real_array("weights", to_host(weights), (1,))
-        if values.min() < 0.0 or not values.any():
-            raise ValueError(
-                f"`weights` must be at least 0 and not all 0, got a least of {values.min()} and a "
-                f"greatest of {values.max()}; give at least one class a weight greater than 0."
-            )
+        remedy = "give at least one class a weight greater than 0"
+        values = as_counts("weights", to_host(weights), remedy=remedy)
         super().__init__(len(values))
         self.replace = as_flag("replace", replace)
         # of the greatest, so that neither sums nor tables overflow
@@ -126,12 +122,12 @@ class WeightedSampler(Sampler):
         """
         m = as_count("num_sampled", num_sampled)
         shape = () if exclude is None else as_array("exclude", exclude).shape[:1]
-        excluded = self._check_excluded(exclude, max(1, *shape, 1))
         if self.replace:
-            q = self._probs(np.empty((len(excluded), 0)), excluded)
+            q = self.probs(None, exclude=exclude)
             with np.errstate(divide="ignore"):  # of a class that is drawn with certainty
                 probs: FloatArray = -np.expm1(m * np.log1p(-np.minimum(q, 1.0)))
         else:
+            excluded = self._check_excluded(exclude, max(1, *shape, 1))
             self._check_left(m, excluded)
             probs = self._inclusion(m, self._all_classes(excluded), excluded)
         return probs.reshape(*shape, self.num_classes)
@@ -149,9 +145,7 @@ class WeightedSampler(Sampler):
         log_q = self._log_q(ids)
         if log_left is not None:
             log_q -= log_left
-        if self.replace:
-            return Draw(ids, log_q)
-        return Draw(ids, log_q, np.log(self._inclusion(m, ids, exclude)))
+        return Draw(ids, log_q, None if self.replace else np.log(self._inclusion(m, ids, exclude)))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = self._log_q(ids) - self._log_left(exclude)[:, None]
