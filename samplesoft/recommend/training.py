@@ -216,11 +216,11 @@ class DenoisingEpochs(LinearEpochs):
         self._dropout, self._key = dropout, sub_seed(seed, _HISTORIES)
 
     def gradients(
-        self, step: int, x: Any, labels: Any, weights: ArrayLike | None = None
+        self, x: Any, labels: Any, weights: ArrayLike | None = None
     ) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch of histories, with the items of each as its labels."""
-        x, labels = thinned(x, labels, self._dropout, sub_seed(self._key, step))
-        return super().gradients(step, x, labels, weights)
+        x, labels = thinned(x, labels, self._dropout, sub_seed(self._key, self.num_steps))
+        return super().gradients(x, labels, weights)
 
 
 def thinned(

@@ -63,8 +63,7 @@ class Learner(LinearEpochs):
     ) -> None:
         made = make_optimizer(optimizer, 0.0)
         super().__init__(num_inputs, len(codec.classes), settings, counts, seed, made, dtype)
-        self.codec, self.seed = codec, seed
-        self.optimizer_name = optimizer
+        self.codec, self.seed, self.optimizer_name = codec, seed, optimizer
         self.num_examples = self.num_labels = 0
 
     def split(self, rows: IntArray, share: float) -> tuple[IntArray, IntArray]:

@@ -37,7 +37,7 @@ class LinearEpochs:
         optimizer: Optimizer | None,
         dtype: Any = np.float32,
     ) -> None:
-        self._seed, self._step, self.counts = seed, 0, counts
+        self._seed, self.counts = seed, counts
         self.model = LinearSoftmax(
             num_inputs,
             num_classes,
@@ -77,10 +77,9 @@ class LinearEpochs:
         """Take a step on a batch; return its mean loss."""
         assert self.optimizer is not None
         self.optimizer.learning_rate = learning_rate
-        loss, gradients = self.gradients(self.num_steps, x, labels, weights)
+        loss, gradients = self.gradients(x, labels, weights)
         self.optimizer.step(self.model.parameters, gradients)
         self.after_step(gradients)
-        self.num_steps += 1
         return loss
 
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
@@ -89,22 +88,23 @@ class LinearEpochs:
         return [order[part] for part in chunks(len(order), batch_size)]
 
     def gradients(
-        self, step: int, x: Any, labels: Any, weights: ArrayLike | None = None
+        self, x: Any, labels: Any, weights: ArrayLike | None = None
     ) -> tuple[float, dict[str, Gradient]]:
-        """Go forward and back over a batch, as `LinearSoftmax.step`, with the seed of a step."""
-        self._step = step
-        return self.model.step(x, labels, weights=weights, rng=sub_seed(self._seed, _STEP, step))
+        """Go forward and back over a batch, as `LinearSoftmax.step`, with the next step's seed."""
+        seed = sub_seed(self._seed, _STEP, self.num_steps)
+        return self.model.step(x, labels, weights=weights, rng=seed)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
-        """Let the sampler follow the class vectors that an optimizer has just changed.
+        """Count a step, and let the sampler follow the class vectors that it has changed.
 
         It is made anew at times, for vectors that began at random leave the cells they were in.
         """
         self.model.after_step(gradients)
         # vectors that began at random move most in the first steps: after 64, 128, 256... of them
-        done = self._step + 1
+        done = self.num_steps + 1
         if done >= _FIRST_REFRESH and done & (done - 1) == 0:
             self.model.softmax.refresh()
+        self.num_steps = done
 
     def tune_inputs(self, x: Any, labels: Any) -> dict[str, Any]:
         """Return arguments of `samplesoft.tune` for inputs (N, v) and their labels.

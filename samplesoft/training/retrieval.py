@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from samplesoft._jit import chunks
 from samplesoft._random import as_key
 from samplesoft._validation import (
     IntArray,
@@ -192,8 +193,10 @@ class RetrievalTask(Task):
         if self._batches[0] != epoch:
             batches = self._steps.batches(self._rows, epoch, self.settings.batch_size)
             self._batches = epoch, batches
-        rows, step = self._batches[1][index], epoch * self.num_steps + index
-        return self._steps.gradients(step, self._inputs[rows], self._labels[rows])
+        rows = self._batches[1][index]
+        # set, and not only counted: a resumed run begins in the midst
+        self._steps.num_steps = epoch * self.num_steps + index
+        return self._steps.gradients(self._inputs[rows], self._labels[rows])
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that have changed."""
@@ -262,17 +265,15 @@ class RetrievalTask(Task):
         return {"loss": self._loss(x, wanted), **scores}
 
     def _loss(self, x: Any, labels: Any) -> float:
-        settings = self.settings
-        total = 0.0
         # the same loss for all models, so that runs of different losses can be compared
-        full = FullSoftmaxLoss(tau=settings.tau, reduction="sum")
+        full = FullSoftmaxLoss(tau=self.settings.tau, reduction="sum")
         rows = self.model.class_vectors()
         # scores of all classes for 256 examples at a time
-        for first in range(0, x.shape[0], _EACH):
-            part = slice(first, first + _EACH)
-            value, _ = full.forward(self.model.embed(x[part]), rows, labels[part])
-            total += float(value)
-        return total / float(x.shape[0])
+        losses = (
+            full.forward(self.model.embed(x[part]), rows, labels[part])[0]
+            for part in chunks(x.shape[0], _EACH)
+        )
+        return sum(map(float, losses)) / float(x.shape[0])
 
     def _split(self) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and those held out."""

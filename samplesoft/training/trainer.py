@@ -209,10 +209,6 @@ def load_parameters(path: str | Path, task: Task) -> None:
         copy_arrays(path, part_of("parameters", arrays), task.parameters)
 
 
-class Diverged(FloatingPointError):
-    """Training is lost: a number is not finite any more."""
-
-
 class Run:
     """A task with its optimizer and files, and how far they have come."""
 
@@ -252,8 +248,8 @@ class Run:
         """Validate, write the checkpoints, and return the line of the log."""
         with self.watched():
             figures = self.task.validate()
-        for name, value in figures.items():
-            self.require_finite(f"validation {name}", value)
+            for name, value in figures.items():
+                require_finite(f"validation {name}", value)
         # before the checkpoint: a run that dies between the two cuts the line off when it resumes
         line = self.write_line({f"validation_{name}": value for name, value in figures.items()})
         is_best = self.at.end_epoch(figures["loss"])
@@ -265,7 +261,7 @@ class Run:
         start = time.perf_counter()
         with self.watched():
             loss, gradients = self.task.step(self.at.epoch, index)
-            self.require_finite("loss", loss)
+            require_finite("loss", loss)
             try:
                 self.optimizer.step(self.task.parameters, gradients)
             except ValueError as error:
@@ -273,50 +269,37 @@ class Run:
                 rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
                 if all(np.isfinite(array).all() for array in rows):
                     raise
-                raise self.diverged(str(error)) from error
+                raise FloatingPointError(str(error)) from error
             self.task.after_step(gradients)
         self.at.add(loss, time.perf_counter() - start)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Treat overflow as divergence, name the step in errors, and let Ctrl-C be Ctrl-C."""
+        where = f"epoch {self.at.epoch + 1}, after {self.at.index} of {self.task.num_steps} steps"
         try:
             with np.errstate(over="raise", invalid="raise"):
                 yield
-        except Diverged:
-            raise
-        except FloatingPointError as error:
-            raise self.diverged(str(error)) from error
-        except ValueError as error:  # of a model or sampler that refuses its input
-            self.require_finite_parameters()
-            raise ValueError(f"{self.where}: {error}") from error
+        except (FloatingPointError, ValueError) as error:
+            # a model or a sampler may refuse its input for what training has come to
+            reason = str(error) if isinstance(error, FloatingPointError) else self.not_finite()
+            if reason is None:
+                raise ValueError(f"{where}: {error}") from error
+            raise FloatingPointError(
+                f"{where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
+                "folder with a lower learning rate."
+            ) from error
         except SystemError as error:  # as a compiled function may call what came meanwhile
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
 
-    @property
-    def where(self) -> str:
-        """How far the run has come, for messages."""
-        return f"epoch {self.at.epoch + 1}, after {self.at.index} of {self.task.num_steps} steps"
-
-    def require_finite(self, what: str, value: float) -> None:
-        """Raise if training has diverged."""
-        if not math.isfinite(value):
-            raise self.diverged(f"the {what} is {value}")
-
-    def require_finite_parameters(self) -> None:
-        """Raise if training has diverged."""
+    def not_finite(self) -> str | None:
+        """Say which parameter holds NaN or infinity, if any does."""
         for name, array in self.task.parameters.items():
             if not np.isfinite(array).all():
-                self.require_finite(f"parameter {name!r}", math.nan)
-
-    def diverged(self, reason: str) -> Diverged:
-        """Return the error for a training that is lost."""
-        return Diverged(
-            f"{self.where}: training has diverged: {reason.rstrip('.')}. Train anew in another "
-            "folder with a lower learning rate."
-        )
+                return f"the parameter {name!r} is nan"
+        return None
 
     def write_line(self, figures: dict[str, float]) -> dict[str, Any]:
         """Write a line of the log, and return it."""
@@ -335,9 +318,11 @@ class Run:
 
     def save(self, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""
-        # never a checkpoint with NaN: the one before is the way back
-        self.require_finite_parameters()
         with self.watched():
+            # never a checkpoint with NaN: the one before is the way back
+            reason = self.not_finite()
+            if reason is not None:
+                raise FloatingPointError(reason)
             # sums that a sampler updates drift in their last bits; made anew when a checkpoint is
             # written and when it is read, they do not depend on interruptions
             self.task.refresh()
@@ -375,6 +360,12 @@ class Run:
     def config(self) -> dict[str, Any]:
         """Return what must be the same on resuming."""
         return {"task": self.task.config(), "training": self.settings.config()}
+
+
+def require_finite(what: str, value: float) -> None:
+    """Raise FloatingPointError for a loss, or another figure, of training that has diverged."""
+    if not math.isfinite(value):
+        raise FloatingPointError(f"the {what} is {value}")
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
