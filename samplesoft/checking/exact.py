@@ -28,8 +28,10 @@ from samplesoft._validation import FloatArray
 from samplesoft.checking.observe import Problem
 from samplesoft.checking.recipe import Recipe
 
-_STEP = 0.2  # of log u; the error is some exp(-2 pi 1.4 / step), below 1e-19
-_LEFT, _RIGHT = 45.0, 4.5  # where what is left is below 1e-19
+# of log u: a step, whose error is some exp(-2 pi 1.4 / step), and how far the sum goes to the left,
+# where exp(-left) is left out: both below 1e-19 for all digits, below 1e-12 for most
+_ALL_DIGITS, _MOST_DIGITS = (0.2, 45.0), (0.3, 30.0)
+_RIGHT = 4.5  # where what is left is below 1e-19
 _BLOCK = 1 << 16  # numbers in an array of some u and all classes, which a cache holds
 _FEW_CLASSES = 64  # whose means have all digits, for little time; of others they have 12
 _MOST_LOGIT = 600.0  # of classes that are hardly ever drawn: u w is finite
@@ -68,7 +70,7 @@ def expectation(recipe: Recipe) -> Means:
         for e in range(len(rows)):
             all_digits = slopes.shape[1] <= _FEW_CLASSES
             _, fall, rest[e], slopes[e] = _transform(recipe, e, 0.0, all_digits)
-            losses[e] = _STEP * fall.sum()
+            losses[e] = fall.sum()
     # d(log S - own) / do: shares in S, less 1 at the label
     if recipe.hits_fixed:  # a constant has no slope, however much of S it is
         slopes[rows, labels] = 0.0
@@ -136,15 +138,17 @@ def _transform(
 ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
     """Return log u, exp(-u) - L(u) there, and the mean shares in S of the base and of draws (n,).
 
-    S is divided by exp(own + centre). Where u is small L(u) - 1 has `all_digits`, or 16 of 1.
+    S is divided by exp(own + centre), and exp(-u) - L(u) is multiplied by the step of log u, as the
+    integral needs it. Where u is small L(u) - 1 has `all_digits`, or 16 of 1.
     """
+    step, left = _ALL_DIGITS if all_digits else _MOST_DIGITS
     shift = recipe.own[e] + centre
     weights = np.exp(np.minimum(recipe.draws[e] - shift, _MOST_LOGIT))
     base = np.exp(recipe.certain_mass[e] - shift)
     most = base + recipe.num_draws * weights.max()
     least = base if base > 0.0 else weights[(recipe.law[e] > 0.0) & (weights > 0.0)].min()
     # the fall of the transform lies between the largest and the least S that can come
-    x = np.arange(-np.log(max(most, 1.0)) - _LEFT, -np.log(min(least, 1.0)) + _RIGHT, _STEP)
+    x = np.arange(-np.log(max(most, 1.0)) - left, -np.log(min(least, 1.0)) + _RIGHT, step)
     products, falls, rest = _mixture(recipe, e, weights), [], 0.0
     shares = np.zeros_like(weights)
     for u in np.array_split(np.exp(x), 1 + len(x) * len(weights) // _BLOCK):
@@ -163,11 +167,11 @@ def _transform(
                     logs = logs + times * np.log1p(of_draw)
                     slopes.append((times * law * weight, u / (1.0 + of_draw), 1.0 + less))
             change += chance * np.expm1(logs)
-            product = chance * _STEP * np.exp(logs)
+            product = chance * step * np.exp(logs)
             rest += float(product @ u) * base
-            for counts, scale, left in slopes:
-                shares += counts * ((product * scale) @ left)
-        falls.append(np.expm1(-u) - change)
+            for counts, scale, remaining in slopes:
+                shares += counts * ((product * scale) @ remaining)
+        falls.append(step * (np.expm1(-u) - change))
     return x, np.concatenate(falls), rest, shares
 
 
@@ -272,7 +276,7 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
         return powers
     # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
     x, fall, *_ = _transform(recipe, e, centre, True)
-    inner = [_STEP * (fall * x**k).sum() / _FACTORIALS[k] for k in range(6)]
+    inner = [(fall * x**k).sum() / _FACTORIALS[k] for k in range(6)]
     series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner
     signs = (-1.0) ** np.arange(6)
     return np.append(1.0, signs * _FACTORIALS[1:] * series)
