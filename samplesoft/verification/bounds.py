@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.asymptotic import asymptotic_bias_of
 from samplesoft.bias.inputs import Inputs
@@ -125,12 +126,16 @@ def class_vector_figures(
     """
     largest = np.abs(slopes).max(axis=1)
     figures: Figures = {}
-    for slope in slopes.T[:, :, None]:  # n coordinates, as many as there are logits
-        of_slope = theory and theory.times(slope)
+
+    def of_slope(slope: FloatArray) -> Figures:
+        """Return the figures of n coordinates, as many as there are logits, for slopes (B, 1)."""
         between = ends and (ends[0] * slope, ends[1] * slope)
         if between:  # a factor below 0 makes the lower end the upper one
             between = np.minimum(*between), np.maximum(*between)
-        some = figures_of(bias * slope, error, of_slope, between, m, largest)
+        return figures_of(bias * slope, error, theory and theory.times(slope), between, m, largest)
+
+    # the same numbers for any number of threads: they are joined in order
+    for some in thread_map(of_slope, slopes.T[:, :, None]):
         figures = {
             name: _JOINED.get(name, np.add)(figures[name], value) if name in figures else value
             for name, value in some.items()
