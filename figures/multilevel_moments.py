@@ -161,7 +161,8 @@ def _blocks(last: int) -> FloatArray:
 
 def gradient_levels(law: DrawLaw, vectors: FloatArray, last: int) -> LevelMoments:
     """Return the moments for class vectors (n, d), blocks of ``law.num_draws`` and a last level."""
-    if law.is_certain:  # draws are all alike
+    kinds = np.count_nonzero(law.drawn) + (law.weightless > 0.0)  # of draws
+    if law.other_mass == 0.0 or kinds == 1:  # draws are all alike
         return LevelMoments(np.zeros(last + 1), np.zeros(last + 1), 0.0, 0.0)
     centred = centre(vectors, law.probs)
     with np.errstate(under="ignore", over="ignore"):

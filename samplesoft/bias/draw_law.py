@@ -70,16 +70,6 @@ class DrawLaw:
             logs += [np.log(self.num_draws), np.log(self.label_draw)]
         return np.array(logs)
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the sum S, of a scheme that adds a mean, is the same in every outcome."""
-        return self.other_mass == 0.0 or np.count_nonzero(self.drawn) + (self.weightless > 0.0) == 1
-
-    @property
-    def expected_label_draws(self) -> float:
-        """Mean number of draws of the label."""
-        return self.num_draws * self.label_draw
-
 
 def log_softmax(logits: FloatArray) -> FloatArray:
     """Return the log-softmax of `logits` (n,)."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
@@ -42,8 +41,7 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
     log_theta = nodes.log_transform - v_base  # (B3)
     # a base mass that is one more draw is carried by the ratios of the classes, eq. (B12)
     log_free = nodes.log_transform if scheme.label_is_a_draw else log_theta
-    compute = _weigh_kept_draws if scheme.divides_by_kept else _weigh_all_draws
-    weight, excess = compute(law, nodes, log_theta, log_free)
+    weight, excess = _weigh_draws(law, nodes, log_theta, log_free)
     coefficients = np.zeros((len(weight), 6))
     coefficients[:, 0] = nodes.dx * weight
     terms = v_base * coefficients[:, 0]
@@ -85,7 +83,8 @@ def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
     It is log (1 + d), d being the expected label draws less the mass of the other classes, or that
     mass times the expected label draws less 1.
     """
-    p_label, other, expected = law.probs[law.label], law.other_mass, law.expected_label_draws
+    p_label, other = law.probs[law.label], law.other_mass
+    expected = law.num_draws * law.label_draw
     gain, loss = (expected, other) if law.scheme.draws_label else (other * expected, other)
     if gain - loss > -0.5:
         shift = float(np.log1p(gain - loss))
@@ -105,27 +104,25 @@ def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
     return log_theta - nodes.log_transform - nodes.v_least
 
 
-def _weigh_all_draws(
+def _weigh_draws(
     law: DrawLaw, nodes: Nodes, log_theta: FloatArray, log_free: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return E = m theta**m over T exp(v r0), and theta**m - exp(-m v E[S])."""
-    m = law.num_draws
-    weight = m * np.exp(log_first_draw(nodes, log_free) + (m - 1) * log_free)
-    return weight, jensen_excess(law, nodes, m, log_theta)
+    """Return E over T exp(v r0), and theta**m - exp(-m v E[S]), at least 0 by Jensen's inequality.
 
-
-def _weigh_kept_draws(
-    law: DrawLaw, nodes: Nodes, log_theta: FloatArray, log_free: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return the same in the mean over the number of draws that are kept, eq. (B10)."""
+    E is m theta**m. Where the scheme divides by the number of draws that are kept, both are means
+    over that number, eq. (B10).
+    """
     m = law.num_draws
-    log_mix = log_kept(law, log_theta)
+    if not law.scheme.divides_by_kept:
+        weight = m * np.exp(log_first_draw(nodes, log_free) + (m - 1) * log_free)
+        limit = -m * nodes.v * law.expected_sum
+        return weight, difference_of_exp(m * log_theta, limit, m * nodes.excess)
+    log_mix, limit = log_kept(law, log_theta), log_kept(law, -nodes.v)
     weight = m * law.other_draw * np.exp(log_first_draw(nodes, log_free) + (m - 1) * log_mix)
-    limit = log_kept(law, -nodes.v)
     growth = np.log(law.other_draw) - nodes.v - limit
     ratio = np.log1p(np.exp(growth) * np.expm1(np.minimum(nodes.excess, 1.0)))
-    close = (nodes.excess < 1.0) & (m * ratio < 1.0)
-    return weight, _difference_of_exp(m * log_mix, m * limit, m * ratio, close)
+    ratio = np.where(nodes.excess < 1.0, ratio, np.inf)
+    return weight, difference_of_exp(m * log_mix, m * limit, m * ratio)
 
 
 def log_kept(law: DrawLaw, log_theta: FloatArray) -> FloatArray:
@@ -135,16 +132,11 @@ def log_kept(law: DrawLaw, log_theta: FloatArray) -> FloatArray:
         return np.where(log_theta < -0.5, far, np.log1p(law.other_draw * np.expm1(log_theta)))
 
 
-def jensen_excess(law: DrawLaw, nodes: Nodes, m: float, log_theta: FloatArray) -> FloatArray:
-    """Return theta**m - exp(-m v E[S]), at least 0 by Jensen's inequality."""
-    limit = -m * nodes.v * law.expected_sum
-    return _difference_of_exp(m * log_theta, limit, m * nodes.excess, m * nodes.excess < 1.0)
-
-
-def _difference_of_exp(
-    log_value: FloatArray, log_limit: FloatArray, log_ratio: FloatArray, close: NDArray[np.bool_]
+def difference_of_exp(
+    log_value: FloatArray, log_limit: FloatArray, log_ratio: FloatArray
 ) -> FloatArray:
     """Return exp(log_value) - exp(log_limit), from their log ratio where they are close."""
+    close = log_ratio < 1.0
     near = np.exp(log_limit) * np.expm1(np.where(close, log_ratio, 0.0))
     return np.where(close, near, np.exp(log_value) - np.exp(log_limit))
 

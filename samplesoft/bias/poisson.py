@@ -34,7 +34,7 @@ from samplesoft.bias.laplace import (
     sums_after,
     sums_below,
 )
-from samplesoft.bias.node_weights import exponent_sizes
+from samplesoft.bias.node_weights import difference_of_exp, exponent_sizes
 from samplesoft.bias.transform import (
     ENOUGH,
     STEP,
@@ -153,9 +153,7 @@ def make_nodes(
         log_weights = products[:, 0] - u_base
         weights = dx * np.exp(log_weights)
         u = np.exp(np.minimum(x, LARGEST_EXPONENT))
-        small = products[:, 1] < 1.0
-        excess = np.exp(-u) * np.expm1(np.where(small, products[:, 1], 0.0))
-        loss = -dx * np.where(small, excess, np.exp(log_weights) - np.exp(-u))
+        loss = -dx * difference_of_exp(log_weights, -u, products[:, 1])
         loss_sizes = exponent_sizes(np.abs(loss), log_weights)
         base_terms = weights * u_base * base_contrast(x, classes)
     return InclusionNodes(x, weights, base_terms, loss, loss_sizes)
@@ -216,9 +214,7 @@ class _Cells:
 class InclusionAtoms:
     """Atoms (A,) in the order of log w; before they were sorted, `lone` classes, then nodes."""
 
-    log_w: FloatArray
-    pi: FloatArray
-    contrast: FloatArray
+    points: Points
     counts: FloatArray  # how many classes each stands for
     order: IntArray  # number of each before they were sorted
     lone: IntArray  # the classes that are their own atoms
@@ -268,20 +264,14 @@ def make_inclusion_atoms(included: Included) -> InclusionAtoms:
     cells = _Cells(included, slot, int(crowded.sum()), largest, degree)
     lone = drawn[slot[drawn] < 0]
     log_w, pi, counts = _nodes(cells, first + np.flatnonzero(crowded))
-    contrast = np.ones(len(log_w))
-    if included.log_w_ref > -np.inf:
-        contrast = np.tanh(0.5 * (log_w - included.log_w_ref))
-    of_all = np.append(included.log_w[lone], log_w)
-    order = np.argsort(of_all, kind="stable")
-    return InclusionAtoms(
-        of_all[order],
-        np.append(included.pi[lone], pi)[order],
-        np.append(included.contrast[lone], contrast)[order],
-        np.append(np.ones(len(lone)), counts)[order],
-        order,
-        lone,
-        cells,
-    )
+    # log W is -inf where the label is the reference, and kappa 1
+    kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
+    of_lone = included.log_w[lone], included.pi[lone], included.contrast[lone], np.ones(len(lone))
+    columns = np.concatenate([of_lone, (log_w, pi, kappa, counts)], axis=1)
+    order = np.argsort(columns[0], kind="stable")
+    log_w, pi, kappa, counts = columns.take(order, axis=1)
+    deviation = np.where(kappa < _SURE, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0)
+    return InclusionAtoms(Points(log_w, pi, kappa, deviation), counts, order, lone, cells)
 
 
 def _range_of_cells(decay: FloatArray) -> float:
@@ -313,7 +303,7 @@ def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     sums = np.empty((len(x), 2))
 
     def work(part: slice) -> None:
-        log_products(x[part], atoms.log_w, atoms.pi, atoms.counts, sums[part])
+        log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
 
     thread_each(work, node_chunks(len(x)))
     return sums
@@ -323,18 +313,15 @@ def _integrate_flows(
     included: Included, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, float, float, float]:
     """Return the flows (n,), their sum, the size of their parts and what half the nodes change."""
-    kappa = atoms.contrast
-    deviation = np.where(kappa < _SURE, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0)
-    points = Points(atoms.log_w, atoms.pi, kappa, deviation)
-    integrals = np.empty((4, len(kappa)))
+    integrals = np.empty((4, len(atoms.order)))
 
     def integrate(part: slice) -> None:
         of_part = np.zeros((4, part.stop - part.start))
-        some = _take(points, part)
+        some = _take(atoms.points, part)
         atom_integrals(x, weights, some, included.log_w_ref, included.pi_ref, of_part)
         integrals[:, atoms.order[part]] = of_part
 
-    thread_each(integrate, chunks(len(kappa), _ATOM_CHUNK))
+    thread_each(integrate, chunks(len(atoms.order), _ATOM_CHUNK))
     lone, cells = atoms.lone, atoms.cells
     flows = np.zeros(len(included.pi))
 
