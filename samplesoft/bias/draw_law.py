@@ -40,7 +40,10 @@ _EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
 
 @dataclass(frozen=True)
 class DrawLaw:
-    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of the README."""
+    """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of README.md here.
+
+    Where a scheme divides by the K draws that are kept, 1/K takes the place of 1/m.
+    """
 
     scheme: Scheme
     num_draws: int  # m

@@ -246,13 +246,13 @@ def exact_bias_of(inputs: Inputs) -> ExactBias:
     if inputs.scheme.independent:
         rows = [poisson_bias(*row) for row in inputs.rows()]
     else:
-        rows = [_with_certain(row, inputs) for row in inputs.rows()]
+        rows = [_of_row(row, inputs) for row in inputs.rows()]
     result = ExactBias(*inputs.columns(rows))
     _warn_of_lost_digits(result, inputs)
     return result
 
 
-def _with_certain(row: tuple[FloatArray, int, FloatArray], inputs: Inputs) -> Row:
+def _of_row(row: tuple[FloatArray, int, FloatArray], inputs: Inputs) -> Row:
     """Return the exact bias of one example, whose label the certain classes join."""
     how = inputs.num_sampled, inputs.scheme
     if not len(inputs.certain):
@@ -385,8 +385,8 @@ def _integrate(
 def _class_flows(
     law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights
 ) -> _Flows:
-    points, log_reference = atoms.points, float(classes.log_above_least[0])
-    over_nodes = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_reference)
+    points, log_d_ref = atoms.points, float(classes.log_above_least[0])
+    over_nodes = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_d_ref)
     weight = np.abs(points.q_kappa)
     coarse = float(weight @ np.abs(over_nodes.full - over_nodes.half))
     size = class_size = float(weight @ over_nodes.size)
@@ -446,10 +446,10 @@ def _with_label_drawn(
         drawn = np.exp(law.log_probs - (log_r - excess))
     drawn[t] = 0.0
     shifted = replace(classes, log_r=log_r, contrast=contrast)
-    joined = replace(law, drawn=drawn)
-    atoms = make_atoms(joined, shifted)
+    paired = replace(law, drawn=drawn)
+    atoms = make_atoms(paired, shifted)
     atoms.points.log_r[:] -= excess
-    parts = _class_flows(joined, shifted, atoms, nodes, weights)
+    parts = _class_flows(paired, shifted, atoms, nodes, weights)
     return parts._replace(
         total=flows.total,
         coarse=parts.coarse + 2.0 * law.other_mass * flows.coarse,

@@ -3,7 +3,7 @@
 A draw of class j contributes r_j = e_j / q_j, and T(v) = sum_j q_j exp(-v r_j) is its transform.
 All is written around three centres, so that no difference of nearly equal numbers is formed: the
 least ratio r0 (keeps T from underflowing), the reference R (differences between classes), and the
-mean of r (differences from the limit of many draws); section 4 of the README.
+mean of r (differences from the limit of many draws); section 4 of README.md here.
 
 The atoms come sorted by r. At a node v, those with v (r - r0) near 0 are "flat", and one atom
 stands for all of them; of those with large v (r - r0), which are "gone", nothing changes any more.
@@ -34,7 +34,7 @@ _LEAST_NODES = 32
 FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
 GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
 _BLOCK = 256
-_LEAST = 708.0  # exp(-d) beyond it is taken for 0, and never a slow denormal number
+_LARGEST = 708.0  # exp(-d) beyond it is taken for 0, and never a slow denormal number
 
 
 class Points(NamedTuple):
@@ -109,20 +109,20 @@ def atom_integrals(
     coefficients: FloatArray,
     tilted: FloatArray,
     points: Points,
-    log_reference: float,
+    log_d_ref: float,
 ) -> Integrals:
     """Integrate over the nodes log v, `x` (K,), at each atom, on all threads.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
     eq. (B23). `coefficients` (K, 6) are c0, c1, c2 and their sizes; `tilted` (K, 5) is v (mean -
     r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
-    `log_reference` is log (R - r0).
+    `log_d_ref` is log (R - r0).
     """
     integrals = np.empty((3, len(points.q)))
 
     def work(part: slice) -> None:
         own = np.zeros((3, part.stop - part.start))
-        _add_atom_integrals(x, coefficients, tilted, points.part(part), log_reference, own)
+        _add_atom_integrals(x, coefficients, tilted, points.part(part), log_d_ref, own)
         integrals[:, part] = own
 
     thread_each(work, chunks(len(points.q), _ATOM_CHUNK))
@@ -288,13 +288,13 @@ def _add_atom_integrals(
     coefficients: FloatArray,
     tilted: FloatArray,
     points: Points,
-    log_reference: float,
+    log_d_ref: float,
     out: FloatArray,
 ) -> None:
     """Add the integrals at some atoms to `out` (3, A), which is zero: full, half and size."""
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
-    at_flat, at_gone = _far_terms(x, coefficients, tilted, log_reference)
+    at_flat, at_gone = _far_terms(x, coefficients, tilted, log_d_ref)
     # what the nodes before each, and from each on, bring to an atom there, over v r / kappa
     early, late = np.empty((3, num + 1)), np.empty((3, num + 1))
     for h in range(3):
@@ -302,7 +302,7 @@ def _add_atom_integrals(
         late[h] = sums_below(at_gone[h, ::-1], x[::-1])[::-1]
     d, decay, contrast = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_r = _plain(log_d), _plain(log_sum), _plain(log_r)
-    reference = np.array([log_reference])
+    reference = np.array([log_d_ref])
     scales = np.empty((3, len(log_r)))
     scales[0] = scales[1] = 1.0 / kappa
     scales[2] = np.abs(scales[0])
@@ -315,7 +315,7 @@ def _add_atom_integrals(
         flat, gone = new_flat, new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        decay_ref = math.exp(-scaled(at, log_reference))
+        decay_ref = math.exp(-scaled(at, log_d_ref))
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             _times(at, log_d, to_d, part, d)
@@ -359,18 +359,19 @@ def add_far(
 
 @njit
 def _far_terms(
-    x: FloatArray, coefficients: FloatArray, tilted: FloatArray, log_reference: float
+    x: FloatArray, coefficients: FloatArray, tilted: FloatArray, log_d_ref: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return what each node brings to atoms that are flat, and to those that are gone, (3, K).
 
-    They are over v r / kappa, in the order full, half, size.
+    They are over v r / kappa, in the order full, half, size. Where c1 = c2 = 0, as of all schemes
+    but the jackknife, what is bent below is c0 alone.
     """
     at_flat, at_gone = np.zeros((3, len(x))), np.zeros((3, len(x)))
     for k in range(len(x)):
         c = coefficients[k]
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        d_ref = scaled(x[k], log_reference)
+        d_ref = scaled(x[k], log_d_ref)
         decay_ref = math.exp(-d_ref)
         bend = _make_bend(c, tilted[k], decay_ref)
         ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
@@ -382,7 +383,7 @@ def _far_terms(
         else:
             value, size = _bend_far(bend, -bend.mean, bend.mean)
             value, size = value + at_gone[0, k], size + at_gone[2, k]
-        if x[k] + log_reference >= FLAT:  # else no atom is taken for flat
+        if x[k] + log_d_ref >= FLAT:  # else no atom is taken for flat
             at_flat[0, k], at_flat[2, k] = value, size
         if c[1] == 0.0 and c[2] == 0.0:
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
@@ -529,7 +530,7 @@ def _times(
     x: float, logs: FloatArray, plain: tuple[FloatArray, float], part: slice, out: FloatArray
 ) -> None:
     """Write v exp(logs) of a block into `out`, as products where none can leave float64."""
-    if abs(x) + plain[1] < _LEAST:
+    if abs(x) + plain[1] < _LARGEST:
         v, own = math.exp(x), plain[0][part]
         for i in range(len(own)):
             out[i] = v * own[i]
@@ -543,8 +544,8 @@ def _times(
 def _write_decays(d: FloatArray, decay: FloatArray, size: int) -> None:
     """Write exp(-d) of a block, d = v (r - r0)."""
     for i in range(size):
-        e = exp64(-d[i] if d[i] < _LEAST else -_LEAST)
-        decay[i] = e if d[i] < _LEAST else 0.0
+        e = exp64(-d[i] if d[i] < _LARGEST else -_LARGEST)
+        decay[i] = e if d[i] < _LARGEST else 0.0
 
 
 @njit

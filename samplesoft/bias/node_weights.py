@@ -41,7 +41,7 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
     log_theta = nodes.log_transform - v_base  # (B3)
     # a base mass that is one more draw is carried by the ratios of the classes, eq. (B12)
     log_free = nodes.log_transform if scheme.label_is_a_draw else log_theta
-    weight, excess = _weigh_draws(law, nodes, log_theta, log_free)
+    weight, beyond_limit = _weigh_draws(law, nodes, log_theta, log_free)
     coefficients = np.zeros((len(weight), 6))
     coefficients[:, 0] = nodes.dx * weight
     terms = v_base * coefficients[:, 0]
@@ -54,7 +54,7 @@ def make_node_weights(law: DrawLaw, nodes: Nodes) -> NodeWeights:
         label_terms = terms * (nodes.above - beyond_one * decay_ref)
     else:
         label_terms = terms * nodes.above
-    loss_terms = -nodes.dx * excess
+    loss_terms = -nodes.dx * beyond_limit
     loss_sizes = exponent_sizes(np.abs(loss_terms), law.num_draws * log_theta)
     weights = NodeWeights(coefficients, label_terms, np.abs(label_terms), loss_terms, loss_sizes)
     return _with_corrected_loss(law, nodes, v_base, weights) if scheme.corrects_label else weights
@@ -85,10 +85,10 @@ def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
     """
     p_label, other = law.probs[law.label], law.other_mass
     expected = law.num_draws * law.label_draw
-    gain, loss = (expected, other) if law.scheme.draws_label else (other * expected, other)
-    if gain - loss > -0.5:
-        shift = float(np.log1p(gain - loss))
-        return shift, float(abs(shift) + (gain + loss) / (1.0 + gain - loss))
+    gain, less = (expected, other) if law.scheme.draws_label else (other * expected, other)
+    if gain - less > -0.5:
+        shift = float(np.log1p(gain - less))
+        return shift, float(abs(shift) + (gain + less) / (1.0 + gain - less))
     shift = float(np.log(p_label + gain))
     return shift, 1.0 + abs(shift)
 

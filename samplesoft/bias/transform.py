@@ -25,7 +25,7 @@ LEAST_STEP = 0.02
 ENOUGH = 1e-12  # relative L1 error at which the step is not halved again
 ROUNDING = 2e-15
 _LEFT = -4.2  # v = exp(z - exp(-z)) has reached exp(-70) of its scale here
-_RIGHT = 60.0  # exp(-60) of the least S is left beyond the last node
+_RIGHT = 60.0  # at the last node the slowest factor of the integrand has fallen to exp(-60)
 _WIDEST = 1e5
 _MOMENT_CHUNK = 2048
 _BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
@@ -160,6 +160,7 @@ class Nodes:
     log_psi_ref: FloatArray  # log of psi_R = exp(-v R) / T
     above: FloatArray  # T exp(v r0) (1 - psi_R) = sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
     excess: FloatArray  # log T + v times the mean of r, at least 0, eq. (B20)
+    # what follows, of r tilted by exp(-v r), serves the jackknife alone
     mean: FloatArray  # v times the tilted mean
     variance: FloatArray  # v**2 times the second tilted cumulant
     skew: FloatArray  # v**3 times the third
@@ -236,7 +237,7 @@ def _make_nodes(classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums)
         v_least = np.exp(x + classes.log_least)
         d_ref = np.exp(x + log_above_least[0])
         d_mean = np.exp(np.minimum(x + log_above_least[1], LARGEST_EXPONENT))
-        log_least = np.where(
+        log_t_least = np.where(
             sums.drop > -0.5, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform)
         )
         v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
@@ -244,26 +245,26 @@ def _make_nodes(classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums)
     centred = d_mean < CENTRED_LIMIT
     # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
     h = sums.tangent
-    near = centred & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_least))
-    total = np.where(near, 1.0 + p, np.exp(log_least))
+    near = centred & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
+    total = np.where(near, 1.0 + p, np.exp(log_t_least))
     first = np.where(near, -(p + h), sums.first) / total
     second = np.where(near, sums.square, sums.second) / total
     third = np.where(near, sums.cube, sums.third) / total
     variance = np.maximum(second - first**2, 0.0)
     log_1p = np.log1p(p)
     rest = excess_decay(log_1p)  # log (1 + p) - p / (1 + p)
-    gap = np.where(near, rest - h / (1.0 + p), log_least + first)
+    gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
     from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
     return Nodes(
         x=x,
         dx=dx,
         v=np.exp(np.minimum(x, LARGEST_EXPONENT)),
         v_least=v_least,
-        log_transform=log_least - v_least,
-        log_transform_least=log_least,
-        log_psi_ref=-d_ref - log_least,
+        log_transform=log_t_least - v_least,
+        log_transform_least=log_t_least,
+        log_psi_ref=-d_ref - log_t_least,
         above=sums.above,
-        excess=np.where(centred, log_1p, log_least + d_mean),
+        excess=np.where(centred, log_1p, log_t_least + d_mean),
         mean=np.where(near, v_mean + first, v_least + first),
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
