@@ -82,22 +82,19 @@ def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatA
 
 
 @njit
-def _centred(t: float, kappa: float, t_mean: float, kappa_mean: float) -> float:
-    """Return (r - mean) / (r + mean) from t = log(r / R) and kappa = (r - R) / (r + R)."""
-    product = kappa * kappa_mean
-    if product < 0.9:  # the addition theorem of tanh; keeps the digits of kappa - kappa_mean
-        return (kappa - kappa_mean) / (1.0 - product)
-    return math.tanh(0.5 * (t - t_mean))
-
-
-@njit
 def class_weights(
     t: FloatArray, q: FloatArray, kappa: FloatArray, t_mean: float, kappa_mean: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return the weights q, q kappa and q zeta**2, (3, n), and zeta = (r - mean) / (r + mean)."""
     weights, zeta = np.empty((3, len(t))), np.empty(len(t))
+    # the addition theorem of tanh, which keeps the digits of kappa - kappa_mean; without branches
     for i in range(len(t)):
-        zeta[i] = _centred(t[i], kappa[i], t_mean, kappa_mean)
+        product = kappa[i] * kappa_mean
+        zeta[i] = (kappa[i] - kappa_mean) / (1.0 - product if product < 0.9 else 1.0)
+    for i in range(len(t)):
+        if kappa[i] * kappa_mean >= 0.9:
+            zeta[i] = math.tanh(0.5 * (t[i] - t_mean))
+    for i in range(len(t)):
         weights[0, i] = q[i]
         weights[1, i] = q[i] * kappa[i]
         weights[2, i] = q[i] * zeta[i] * zeta[i]
