@@ -134,7 +134,7 @@ def test_counts_of_labels_that_are_refused(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"tau": 0.0}, {"tau": "1"}, {"reduction": "max"}, {"scheme": "poisson"}, {"temperature": 1.0}],
+    [{"tau": 0.0}, {"tau": "1"}, {"reduction": "max"}, {"scheme": "poisson"}, {"colour": 1.0}],
     ids=str,
 )
 def test_options_that_are_refused(name, options):

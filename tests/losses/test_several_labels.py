@@ -263,7 +263,7 @@ def test_draws_are_computed_with_once_for_all_labels(name, shared, monkeypatch):
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "others masked"])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 3.0, 10.0, 300.0])
-@pytest.mark.parametrize("name", ["sampled-masked", "sampled-reject", "nce", "bilateral"])
+@pytest.mark.parametrize("name", MERGED)
 def test_many_draws_are_those_of_each_label(name, scale, masked):
     """What pairs share is what each would compute."""
     case = random_case(seed=5, n=40, m=90, batch=9)
