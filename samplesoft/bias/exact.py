@@ -346,17 +346,18 @@ def _make_units(law: DrawLaw, classes: Classes, atoms: Atoms) -> _Units:
     # |log e| + |log q|, which is log r - 2 log e, for both are logs of probabilities
     logs = np.where(law.drawn > 0.0, classes.log_r - 2.0 * law.log_probs, 0.0)
     unit = rounding_unit(logs)
-    # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their logs
+    # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their logs,
+    # of which kappa has a part of (1 - kappa**2) / 2 from each
     kappa = np.abs(classes.contrast)
-    near = np.flatnonzero((kappa > 0.0) & (kappa < NEAR_REFERENCE))
+    errors = np.where(kappa < NEAR_REFERENCE, DEVIATION_ERROR, unit * (1.0 - kappa * kappa))
+    errors[kappa == 0.0] = 0.0
     contrast = float(kappa @ law.probs)  # in the mean over the softmax
     deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
-    near_mass, near_chance = float(law.probs[near].sum()), float(law.drawn[near].sum())
     return _Units(
         max(unit, rounding_unit(law.base_logs)),
         max(unit, rounding_unit(law.log_probs)),  # the loss is a mean over the softmax
-        DEVIATION_ERROR * near_mass / contrast if contrast > 0.0 else 0.0,
-        DEVIATION_ERROR * math.sqrt(near_chance) / deviation if deviation > 0.0 else 0.0,
+        float(errors @ law.probs) / contrast if contrast > 0.0 else 0.0,
+        math.sqrt(float(errors * errors @ law.drawn)) / deviation if deviation > 0.0 else 0.0,
     )
 
 

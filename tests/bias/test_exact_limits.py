@@ -69,6 +69,18 @@ def test_the_estimated_error_bounds_the_error(scheme):
         check(*extreme(rng), scheme)
 
 
+@pytest.mark.parametrize("spread", [1.0, 40.0])
+@pytest.mark.parametrize("scheme", ["negatives", "jackknife"])
+def test_the_error_of_ratios_that_differ_by_a_hundredth(scheme, spread):
+    """They are known by their logs, of whose digits the differences have lost two."""
+    for seed in range(14):
+        rng = np.random.default_rng(seed)
+        logits = spread * rng.normal(size=3)
+        q = np.exp(logits - logits.max()) * (1.0 + 1e-2 * rng.normal(size=3))
+        q /= q.sum()
+        check(logits, 1, q, 2, scheme)
+
+
 def test_rounding_alone_would_be_too_small_an_estimate():
     """WRONG: an estimate without the digits that logits of 10,000 lack behind the point."""
     logits, q = [1e4, -285.0, -285.0], [4e-89, 8e-88, 1.0]
