@@ -16,7 +16,6 @@ from samplesoft._cuda import (
     first_found,
     kernel,
     launch_threads,
-    run_on_warps,
     thread_index,
     to_device,
 )
@@ -24,6 +23,7 @@ from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import on_device
 from samplesoft._validation import IntArray, as_float_rows, as_ids, as_labels
 from samplesoft.kernels import sort_ids
+from samplesoft.kernels.lanes_cuda import run_on_warps
 
 
 def equal_runs(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:

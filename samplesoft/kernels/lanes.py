@@ -2,8 +2,8 @@
 
 A function that kernels share goes through its numbers by ``range(lane(), size, num_lanes())``, and
 calls `meet` before it reads what others have written. On the processor there is one lane, and the
-compiler is left with a plain loop. `samplesoft._cuda.for_device` compiles the same function with
-the lanes of a warp, from ``lanes_cuda``; all lanes take each decision alike, and where all write
+compiler is left with a plain loop. `for_device` of ``lanes_cuda`` compiles the same function with
+the lanes of a warp; all lanes take each decision alike, and where all write
 the same number to one place, nobody has to be chosen for it. So nothing may be read there after.
 
 What is done for many examples, draws or rows goes through them by

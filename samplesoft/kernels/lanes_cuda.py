@@ -1,15 +1,21 @@
-"""The lanes of a warp: what takes the place of functions of the processor on the device."""
+"""Functions of the processor on a device: the lanes of a warp, and what takes their place."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import Any
+
+from numba.core.registry import CPUDispatcher
 
 from samplesoft._cuda import (
     WARP_SIZE,
     device_function,
+    kernel,
     lane,
-    replaces,
+    launch_warps,
     warp_index,
     warp_max,
     warp_sum,
@@ -17,6 +23,64 @@ from samplesoft._cuda import (
 )
 from samplesoft.kernels import lanes, rows, weights
 from samplesoft.kernels.weights import LEAST
+
+_REPLACED: dict[Any, Any] = {}
+
+
+def replaces(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Give a function of the processor one of the device, which `for_device` puts in its place."""
+
+    def remember(replacement: Any) -> Any:
+        _REPLACED[function] = replacement
+        return replacement
+
+    return remember
+
+
+@cache
+def for_device(function: Callable[..., Any]) -> Any:
+    """Return a compiled function of the processor for the device, with all that it calls.
+
+    One body so serves both, where a loop on the one is shared out among lanes on the other: see
+    `samplesoft.kernels.lanes`.
+    """
+    # what lanes share out has a version of its own
+    if function in _REPLACED:
+        return _REPLACED[function]
+    body: Any = getattr(function, "py_func", function)
+    # a copy, for the globals of the processor stay as they are
+    names = dict(body.__globals__)
+    for name in body.__code__.co_names:
+        if _is_compiled_here(names.get(name)):
+            names[name] = for_device(names[name])
+    return device_function(FunctionType(body.__code__, names, body.__name__, body.__defaults__))
+
+
+def _is_compiled_here(thing: Any) -> bool:
+    if isinstance(thing, FunctionType):  # as all kernels are with NUMBA_DISABLE_JIT=1
+        return thing.__module__.startswith("samplesoft.") and "cuda" not in thing.__module__
+    return isinstance(thing, CPUDispatcher)
+
+
+def run_on_warps(function: Callable[..., None], num: int, *arguments: Any) -> None:
+    """Call a function of the processor that shares out `num` things to do among its workers.
+
+    A warp is a worker: see `samplesoft.kernels.lanes`.
+    """
+    launch_warps(_on_warps(function), num, arguments)
+
+
+@cache
+def _on_warps(function: Callable[..., None]) -> Any:
+    body = for_device(function)
+
+    def on_warps(arguments: Any) -> None:
+        body(*arguments)
+
+    # by this name a profiler and the compile test know it
+    on_warps.__name__ = function.__name__
+    return kernel(on_warps)
+
 
 replaces(lanes.worker)(warp_index)
 replaces(lanes.lane)(lane)

@@ -12,7 +12,6 @@ from samplesoft._cuda import (
     as_device_array,
     cuda,
     first_found,
-    for_device,
     kernel,
     launch_threads,
     thread_index,
@@ -20,6 +19,7 @@ from samplesoft._cuda import (
 )
 from samplesoft._device.arrays_cuda import CudaArrays, contiguous, first_outside
 from samplesoft._device.select import on_device
+from samplesoft.kernels.lanes_cuda import for_device
 from samplesoft.losses.base import SparseRows
 from samplesoft.models.optimizers import Update, greatest, rows_out_of_order, too_large, wrong_shape
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from samplesoft._cuda import device_function, empty, replaces, run_on_warps, to_device
+from samplesoft._cuda import device_function, empty, to_device
 from samplesoft._device.arrays_cuda import CudaArrays
 from samplesoft._device.select import to_host
 from samplesoft._jit import chunks
-from samplesoft.kernels.lanes_cuda import warp_products
+from samplesoft.kernels.lanes_cuda import replaces, run_on_warps, warp_products
 from samplesoft.samplers.clusters import descent
 from samplesoft.samplers.clusters.descent import Paths, Room
 from samplesoft.samplers.clusters.engine import HostClusters

@@ -11,7 +11,6 @@ from samplesoft._cuda import (
     empty,
     kernel,
     launch_threads,
-    run_on_warps,
     thread_index,
     to_device,
 )
@@ -19,6 +18,7 @@ from samplesoft._device.arrays_cuda import CudaArrays
 from samplesoft._device.select import on_device
 from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.lanes_cuda import run_on_warps
 from samplesoft.samplers.tree import sums, walk
 from samplesoft.samplers.tree.engine import HostFeatures, HostTree
 
