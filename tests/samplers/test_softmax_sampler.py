@@ -167,13 +167,13 @@ def test_memory_is_that_of_the_blocks():
     n, batch = 100_000, 64
     vectors = RNG.normal(size=(n, 4)).astype(np.float32)
     h = RNG.normal(size=(batch, 4)).astype(np.float32)
-    sampler = SoftmaxSampler(vectors)
-    sampler.sample(h, 2, rng=0)
+    sampler, labels = SoftmaxSampler(vectors), np.zeros(batch, int)
+    sampler.sample(h, 2, exclude=labels, rng=0)  # compiles
     tracemalloc.start()
-    sampler.sample(h, 10, exclude=np.zeros(batch, int), rng=0)
+    sampler.sample(h, 10, exclude=labels, rng=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 0.2 * 4 * n * batch  # all logits in float32
+    assert peak < 0.1 * 4 * n * batch  # all logits in float32
 
 
 @pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 1e30), (np.float64, 1e200)])
