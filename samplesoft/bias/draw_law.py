@@ -343,19 +343,18 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
 
     Of equal values the heaviest wins. Of many a histogram leaves few to be sorted.
     """
-    ids = np.flatnonzero(weights > 0.0)
+    ids = (weights > 0.0).nonzero()[0]
     if len(ids) < len(weights):
         values, weights = values[ids], weights[ids]
     half, below = 0.5 * float(weights.sum()), 0.0
-    low, high = values.min(), values.max()
-    if len(ids) > _BINS and low < high:
+    if len(ids) > _BINS and (low := values.min()) < (high := values.max()):
         places, masses = _histogram(values, weights, low, high)
-        masses = np.cumsum(masses)
-        chosen = min(int(np.searchsorted(masses, half)), _BINS - 1)
+        masses = masses.cumsum()
+        chosen = min(int(masses.searchsorted(half)), _BINS - 1)
         below = float(masses[chosen - 1]) if chosen > 0 else 0.0
-        inside = np.flatnonzero(places == chosen)
+        inside = (places == chosen).nonzero()[0]
         ids, values, weights = ids[inside], values[inside], weights[inside]
-    order = np.argsort(values, kind="stable")
-    place = np.searchsorted(below + np.cumsum(weights[order]), half)
-    equal = np.flatnonzero(values == values[order[min(int(place), len(order) - 1)]])
-    return int(ids[equal[np.argmax(weights[equal])]])
+    order = values.argsort(kind="stable")
+    place = (below + weights[order].cumsum()).searchsorted(half)
+    equal = (values == values[order[min(int(place), len(order) - 1)]]).nonzero()[0]
+    return int(ids[equal[weights[equal].argmax()]])
