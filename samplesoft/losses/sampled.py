@@ -171,7 +171,8 @@ class SampledLoss(Loss):
         own = np.add(own, self.offset, dtype=np.float64)
         if not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
-        log_counts = log_counts - self.offset  # so that scores of draws gain it too
+        if self.offset != 0.0:  # so that scores of draws gain it too
+            log_counts = log_counts - self.offset
         if facts.corrects_label:
             own -= label_count
         elif facts.divides_by_kept:
@@ -338,7 +339,7 @@ def pair_terms(
 def _row_terms(pairs: Pairs, firsts: IntArray, terms: Kernel) -> tuple[FloatArray, Rows, Rows]:
     """Compute as `pair_terms`, of a row of all draws for each pair."""
     drawn, losses = pairs.drawn, np.empty(len(pairs.own))
-    d_own, d_drawn = np.empty(len(losses), drawn.dtype), np.zeros_like(drawn)
+    d_own, d_drawn = np.empty(len(losses), drawn.dtype), np.zeros(drawn.shape, drawn.dtype)
     most = max(1, CHUNK_NUMBERS // (1 + drawn.shape[1]))  # pairs at a time
 
     def work(job: slice) -> None:
@@ -446,14 +447,21 @@ def find_labels(
     pair (P,). The labels of an example differ.
     """
     size, hits = owners[-1] + 1, np.zeros(len(owners), np.int64)
-    if len(owners) == size:  # one each: comparisons, which are vector instructions
+    known = len(draw_places) == 1 or len(owners) == size
+    if len(draw_places) == 1:  # how often a class was drawn is what each of its labels is hit
+        times = np.zeros(num, np.int64)
+        for place in draw_places[0]:
+            times[place] += 1
+        for p in range(len(owners)):
+            hits[p] = times[label_places[p]]
+    elif known:  # one label each: comparisons, which are vector instructions
         for b in range(size):
-            classes, count = draw_places[b if len(draw_places) > 1 else 0], 0
+            classes, count = draw_places[b], 0
             for k in range(len(classes)):
                 count += classes[k] == label_places[b]
             hits[b] = count
-        if hits.max() == 0:  # as a rule of many classes: nothing to write for each draw
-            return np.full((1, draw_places.shape[1]), -1), hits
+    if known and hits.max() == 0:  # as a rule of many classes: nothing to write for each draw
+        return np.full((1, draw_places.shape[1]), -1), hits
     label_of = np.empty((size, draw_places.shape[1]), np.int64)
     mark = np.full(num, -1)  # which pair of an example a class is the label of
     first = 0
