@@ -232,7 +232,7 @@ def _write_centred(
     p, h, t, y2, y3 = terms[0], terms[1], terms[2], terms[3], terms[4]
     for i in range(len(weights)):
         y = zeta[i] * total[i]
-        y3[i] = y
+        y3[i] = y  # until its own sum is written there, as exp(-y) in `y2`
         p[i] = weights[i] * total[i] * total[i]  # q y**2, with no difference in it
         y2[i] = exp64(-y)
     for i in range(len(weights)):
@@ -323,12 +323,14 @@ def _add_atom_integrals(
             if c[1] == 0.0 and c[2] == 0.0:
                 _times(at, log_sum, to_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, contrast)
+                # what has been used makes room: v r stands in `decay`, the size will in `d`
                 _times(at, log_r, to_r, part, decay)
                 term, size = contrast[: part.stop - start], d[: part.stop - start]
                 _write_plain(c[0], decay, term, size)
             else:
                 bend = _make_bend(c, tilted[k], decay_ref)
                 rows = log_r[part], kappa[part], log_sum[part]
+                # d and decay go in by the names of what comes out in their places
                 term, size = decay[: part.stop - start], d[: part.stop - start]
                 _write_bent(at, bend, decay_ref, *rows, size, term)
             # one loop over all arrays would not be turned into vector code
@@ -476,7 +478,7 @@ def _write_bent(
     ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
     ref, ref_size = decay_ref * ref, decay_ref * ref_size
     for i in range(len(log_r)):
-        d, decay = size[i], term[i]
+        d, decay = size[i], term[i]  # until their places are written
         total = exp64(at + log_sum[i])
         away = kappa[i] * total
         near = -1.0 if away < -1.0 else away
