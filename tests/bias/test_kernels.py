@@ -82,6 +82,18 @@ def test_weighted_median_splits_the_weight(pairs):
     assert weights[values > median].sum() <= half
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_weighted_median_of_many_values(seed):
+    """More than the histogram has bins, so that few of them are sorted."""
+    rng = np.random.default_rng(seed)
+    values, weights = rng.normal(size=20_000) ** 3, rng.random(20_000) ** (1 + seed)
+    weights[rng.random(20_000) < 0.1] = 0.0
+    median = values[ratios.weighted_median(values, weights)]
+    half = 0.5 * weights.sum() * (1 + 1e-12)
+    assert weights[values < median].sum() <= half
+    assert weights[values > median].sum() <= half
+
+
 def test_weighted_median_of_values_that_are_next_to_equal():
     values, weights = np.array([0.0, -1.1e-308, 3.0]), np.array([1.0, 0.5, 0.1])
     assert ratios.weighted_median(values, weights) == 0
