@@ -447,20 +447,21 @@ def find_labels(
     pair (P,). The labels of an example differ.
     """
     size, hits = owners[-1] + 1, np.zeros(len(owners), np.int64)
-    known = len(draw_places) == 1 or len(owners) == size
-    if len(draw_places) == 1:  # how often a class was drawn is what each of its labels is hit
-        times = np.zeros(num, np.int64)
+    found = 1  # hits, counted before their places where that is quicker
+    if len(draw_places) == 1:
+        is_label = np.zeros(num, np.bool_)
+        for place in label_places:
+            is_label[place] = True
+        found = 0
         for place in draw_places[0]:
-            times[place] += 1
-        for p in range(len(owners)):
-            hits[p] = times[label_places[p]]
-    elif known:  # one label each: comparisons, which are vector instructions
+            found += is_label[place]
+    elif len(owners) == size:  # one label each: comparisons, which are vector instructions
+        found = 0
         for b in range(size):
-            classes, count = draw_places[b], 0
+            classes = draw_places[b]
             for k in range(len(classes)):
-                count += classes[k] == label_places[b]
-            hits[b] = count
-    if known and hits.max() == 0:  # as a rule of many classes: nothing to write for each draw
+                found += classes[k] == label_places[b]
+    if found == 0:  # as a rule of many classes: nothing to write for each draw
         return np.full((1, draw_places.shape[1]), -1), hits
     label_of = np.empty((size, draw_places.shape[1]), np.int64)
     mark = np.full(num, -1)  # which pair of an example a class is the label of
@@ -471,7 +472,6 @@ def find_labels(
         while last < len(owners) and owners[last] == b:
             mark[label_places[last]] = last
             last += 1
-        hits[first:last] = 0
         for k in range(len(classes)):
             p = mark[classes[k]]
             label_of[b, k] = p
