@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ from samplesoft.bias.transform import (
     Atoms,
     Nodes,
     Row,
+    TiltedNodes,
     estimate_error,
     halving_change,
     make_atoms,
@@ -324,11 +325,11 @@ def with_replacement_bias(
 
     def attempts(step: float) -> Iterator[tuple[Row, bool]]:
         nodes = make_nodes(law, classes, atoms, step)
-        candidates: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
-        if scheme.jackknife:
-            candidates = jackknife_weights(law, nodes, units.loss)
-        for weights in candidates:
-            yield _integrate(law, classes, atoms, nodes, weights, units)
+        if isinstance(nodes, TiltedNodes):
+            for weights in jackknife_weights(law, nodes, units.loss):
+                yield _integrate(law, classes, atoms, nodes, weights, units)
+        else:
+            yield _integrate(law, classes, atoms, nodes, make_node_weights(law, nodes), units)
 
     return refine(attempts, STEP if not scheme.jackknife else 0.5 * STEP)
 
@@ -387,7 +388,8 @@ def _class_flows(
     law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights
 ) -> _Flows:
     points, log_d_ref = atoms.points, float(classes.log_above_least[0])
-    over_nodes = atom_integrals(nodes.x, weights.coefficients, nodes.tilted, points, log_d_ref)
+    tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
+    over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
     weight = np.abs(points.q_kappa)
     coarse = float(weight @ np.abs(over_nodes.full - over_nodes.half))
     size = class_size = float(weight @ over_nodes.size)

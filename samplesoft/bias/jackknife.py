@@ -18,7 +18,7 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.node_weights import NodeWeights, exponent_sizes, log_first_draw
-from samplesoft.bias.transform import ROUNDING, Nodes, sum_error
+from samplesoft.bias.transform import ROUNDING, TiltedNodes, sum_error
 
 # of the smooth step, in log v: wide beside the nodes, narrow beside the integrand
 _STEP_WIDTH = 0.3
@@ -28,7 +28,7 @@ _SURE = 1e-11  # relative error at which no other cut is tried
 _SIGNS = np.array([[-1.0], [1.0]])  # of what is taken off a number, and added to its size
 
 
-def jackknife_weights(law: DrawLaw, nodes: Nodes, unit: float) -> Iterator[NodeWeights]:
+def jackknife_weights(law: DrawLaw, nodes: TiltedNodes, unit: float) -> Iterator[NodeWeights]:
     """Yield the node weights to try, first those that mostly suffice.
 
     `unit` is the relative error of a loss term that is proportional to a ratio.
@@ -74,7 +74,7 @@ def _make_kernel(law: DrawLaw, s: FloatArray) -> _Kernel:
 
 
 def _make_jackknife_weights(
-    law: DrawLaw, nodes: Nodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
+    law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
 ) -> NodeWeights:
     """Weigh the nodes by parts below v = exp(log_cut), and as the plain difference above.
 
@@ -108,7 +108,7 @@ def _make_jackknife_weights(
 
 
 def _bend_label(
-    coefficients: FloatArray, nodes: Nodes, v_base: FloatArray
+    coefficients: FloatArray, nodes: TiltedNodes, v_base: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return `coefficients` (K, 6) applied to D = 1 - psi_R, eq. (B16), and the sizes of that."""
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_transform_least)  # exp(-v (R - r0))
@@ -122,7 +122,7 @@ def _bend_label(
         return parts[:, :3].sum(axis=1), parts[:, 3:].sum(axis=1)
 
 
-def _make_loss_terms(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _make_loss_terms(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Weigh the nodes by parts, or plainly, or by parts up to a cut: as loses the fewest digits.
 
     `unit` is the relative error of a term that is proportional to a ratio.
@@ -139,7 +139,9 @@ def _make_loss_terms(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -
     return best
 
 
-def _candidates(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> Iterator[_LossTerms]:
+def _candidates(
+    law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float
+) -> Iterator[_LossTerms]:
     """Yield terms of the same sum, first those that mostly suffice."""
     below, edge = _weigh_by_parts(law, nodes, kernel)
     yield below
@@ -155,7 +157,7 @@ def _candidates(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> Ite
         yield _LossTerms(terms, sizes, True)
 
 
-def _weigh_frullani(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _weigh_frullani(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Return the terms of g'(s) - g'(v), the difference of (B7) for the jackknife."""
     s = kernel.s
     less, limit = law.num_draws - 1, _make_kernel(law, nodes.v)
@@ -175,7 +177,7 @@ def _weigh_frullani(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) ->
     return _LossTerms(nodes.dx * terms, nodes.dx * np.where(close, near_size, far_size), False)
 
 
-def _weigh_plainly(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> _LossTerms:
+def _weigh_plainly(law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
     """Return the terms of the integral of -g' K, as K ds = (gap / s) dv / v.
 
     Ratios are known by their logarithms. Where s stalls nothing depends on these, and gap / s is -1
@@ -192,7 +194,9 @@ def _weigh_plainly(law: DrawLaw, nodes: Nodes, kernel: _Kernel, unit: float) -> 
     return _LossTerms(terms, _mixed_size(rounded, weight * moved, unit), True)
 
 
-def _weigh_by_parts(law: DrawLaw, nodes: Nodes, kernel: _Kernel) -> tuple[_LossTerms, FloatArray]:
+def _weigh_by_parts(
+    law: DrawLaw, nodes: TiltedNodes, kernel: _Kernel
+) -> tuple[_LossTerms, FloatArray]:
     """Return the terms of the integral of g K', eq. (B70), and v g K beside a step's derivative."""
     slope = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT)) + nodes.mean  # v ds/dv
     s = kernel.s
@@ -240,7 +244,7 @@ def _doubt(loss: _LossTerms, unit: float) -> float:
 # --- where one form of the integrand ends and the other begins ----------------------------------
 
 
-def _choose_cuts(law: DrawLaw, nodes: Nodes, s: FloatArray) -> list[float]:
+def _choose_cuts(law: DrawLaw, nodes: TiltedNodes, s: FloatArray) -> list[float]:
     """Return places log v for a cut, first those that mostly suffice.
 
     They are where s stalls, before everything, where m draws have decayed, and nowhere (inf).

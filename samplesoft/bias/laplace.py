@@ -17,6 +17,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, njit_sum, num_threads, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
@@ -31,6 +32,7 @@ from samplesoft.kernels.exponential import (
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
 _ATOM_CHUNK = 1024
 _LEAST_NODES = 32
+_LEAST_TERMS = 1 << 13  # at nodes and atoms, for which another thread is worth while
 FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
 GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
 _BLOCK = 256
@@ -51,7 +53,7 @@ class Points(NamedTuple):
     log_from_mean: FloatArray  # log |r - mean|
     log_sum_mean: FloatArray  # log (r + mean)
 
-    def part(self, of: slice) -> Points:
+    def part(self, of: slice | NDArray[np.bool_]) -> Points:
         """Return some of the atoms."""
         return Points(*(column[of] for column in self))
 
@@ -75,6 +77,10 @@ class NodeSums(NamedTuple):
     cube: FloatArray  # y**3 exp(-y)
 
 
+# as the kernel has them: those of every scheme, and those that cumulants are made of
+_PLAIN_SUMS, _TILTED_SUMS = [0, 1, 5, 6], [2, 3, 4, 7, 8, 9, 10]
+
+
 class Integrals(NamedTuple):
     """Integrals over the nodes at each atom, all (A,)."""
 
@@ -83,31 +89,40 @@ class Integrals(NamedTuple):
     size: FloatArray  # of the sizes of what the terms are made of
 
 
-def node_chunks(num_nodes: int) -> list[slice]:
+def node_chunks(num_nodes: int, num_atoms: int) -> list[slice]:
     """Split nodes into parts for the threads; what is known of all atoms is made for each part."""
     threads = num_threads()
     parts = 4 * threads if threads > 1 else 1
-    return chunks(num_nodes, max(_LEAST_NODES, -(-num_nodes // parts)))
+    least = max(_LEAST_NODES, _LEAST_TERMS // max(num_atoms, 1))
+    return chunks(num_nodes, max(least, -(-num_nodes // parts)))
 
 
-def node_sums(x: FloatArray, points: Points, log_above_least: FloatArray) -> NodeSums:
+def node_sums(
+    x: FloatArray, points: Points, log_above_least: FloatArray, tilted: bool = True
+) -> NodeSums:
     """Return the sums over atoms at each node log v, `x` (K,), on all threads.
 
-    `log_above_least` (2,) is log (R - r0) and log (mean - r0).
+    `log_above_least` (2,) is log (R - r0) and log (mean - r0); without `tilted` the sums that
+    cumulants alone are made of are 0.
     """
     sums = np.zeros((len(NodeSums._fields), len(x)))
 
     def work(part: slice) -> None:
-        _add_node_sums(x[part], points, log_above_least, sums[:, part], NodeSums(*sums[:, part]))
+        num = part.stop - part.start
+        plain, moments = np.zeros((4, num)), np.zeros((7, num)) if tilted else None
+        _add_node_sums(x[part], points, log_above_least, plain, moments)
+        sums[_PLAIN_SUMS, part] = plain
+        if moments is not None:
+            sums[_TILTED_SUMS, part] = moments
 
-    thread_each(work, node_chunks(len(x)))
+    thread_each(work, node_chunks(len(x), len(points.q)))
     return NodeSums(*sums)
 
 
 def atom_integrals(
     x: FloatArray,
     coefficients: FloatArray,
-    tilted: FloatArray,
+    tilted: FloatArray | None,
     points: Points,
     log_d_ref: float,
 ) -> Integrals:
@@ -116,13 +131,14 @@ def atom_integrals(
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
     eq. (B23). `coefficients` (K, 6) are c0, c1, c2 and their sizes; `tilted` (K, 5) is v (mean -
     r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
-    `log_d_ref` is log (R - r0).
+    None where c1 = c2 = 0, as of all schemes but the jackknife. `log_d_ref` is log (R - r0).
     """
     integrals = np.empty((3, len(points.q)))
+    reference = np.array([log_d_ref])
 
     def work(part: slice) -> None:
         own = np.zeros((3, part.stop - part.start))
-        _add_atom_integrals(x, coefficients, tilted, points.part(part), log_d_ref, own)
+        _add_atom_integrals(x, coefficients, tilted, points.part(part), reference, own)
         integrals[:, part] = own
 
     thread_each(work, chunks(len(points.q), _ATOM_CHUNK))
@@ -134,42 +150,52 @@ def atom_integrals(
 
 @njit
 def _add_node_sums(
-    x: FloatArray, points: Points, reference: FloatArray, out: FloatArray, sums: NodeSums
+    x: FloatArray,
+    points: Points,
+    reference: FloatArray,
+    out: FloatArray,
+    tilted: FloatArray | None,
 ) -> None:
-    """Add the sums at each node to `out`, whose rows are `sums` and which is zero."""
+    """Add the sums at each node to `out` (4, K), and those of cumulants to `tilted` (7, K).
+
+    Both are 0 before; the compiler leaves out what is for `tilted` where that is None.
+    """
+    num = len(points.q)
     log_d, kappa, log_sum = points.log_d, points.kappa, points.log_sum
     zeta, log_sum_mean = points.zeta, points.log_sum_mean
-    # `q_drop` is q where it is multiplied by d; the three are changed below, and changed back
-    q, q_kappa, q_zeta2 = points.q.copy(), points.q_kappa.copy(), points.q_zeta2.copy()
-    q_drop = q.copy()
-    # of flat atoms: sums before each place; that of q d is in units of the last d
-    early, early_by_ref, early_by_mean = sums_before(q), sums_before(q_kappa), sums_before(q_zeta2)
-    early_d = sums_below(q, log_d)
-    # of atoms that are gone: sums from each place on
-    by_mean = q_zeta2 / np.where(zeta == 0.0, np.inf, zeta * zeta)
-    late_by_ref = sums_after(q_kappa / np.where(kappa == 0.0, np.inf, kappa))
-    late, late_by_mean = sums_after(q), sums_after(by_mean)
-    late_mean = sums_after(by_mean * np.exp(points.log_from_mean - max(reference[1], -1e300)))
+    # rows are q, q kappa, q zeta**2, and q where it is multiplied by d; at flat atoms they are
+    # changed below, and changed back; `by` are those of atoms that are gone
+    weights, by, still = np.empty((4, num)), np.empty((4, num)), np.zeros(num)
+    for i in range(num):
+        weights[0, i] = weights[3, i] = by[0, i] = points.q[i]
+        weights[1, i], weights[2, i] = points.q_kappa[i], points.q_zeta2[i]
+        by[1, i] = weights[1, i] / kappa[i] if kappa[i] != 0.0 else 0.0
+        by[2, i] = weights[2, i] / (zeta[i] * zeta[i]) if zeta[i] != 0.0 else 0.0
+        by[3, i] = by[2, i] * math.exp(points.log_from_mean[i] - max(reference[1], -1e300))
+    early, early_d = far_sums(weights, still, False), far_sums(weights, log_d, False)
+    late = far_sums(by, still, True)
     d, decay = np.empty(_BLOCK), np.empty(_BLOCK)
     contrast, y = np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_sum_mean = _plain(log_d), _plain(log_sum), _plain(log_sum_mean)
-    terms = np.empty((5, _BLOCK))
+    terms = np.empty((4, _BLOCK))
     for k in range(len(x)):
         at = x[k]
         d_mean = scaled(at, reference[1])
         decay_ref = math.exp(-scaled(at, reference[0]))
         is_centred = at + reference[1] < math.log(CENTRED_LIMIT)
         flat, gone = near_atoms(at, log_d, reference)
-        if gone < len(log_d):
-            sums.drop[k] -= late[gone]
-            sums.above[k] -= decay_ref * late_by_ref[gone]
+        if gone < num:
+            out[1, k] -= late[0, gone]
+            out[2, k] -= decay_ref * late[1, gone]
             if is_centred:
-                sums.excess[k] += d_mean * late_mean[gone] - late_by_mean[gone]
-                sums.tangent[k] += late_by_mean[gone]
-                sums.bend[k] -= 2.0 * late_by_mean[gone]
+                out[3, k] += d_mean * late[3, gone] - late[2, gone]
+                if tilted is not None:
+                    tilted[3, k] += late[2, gone]
+                    tilted[4, k] -= 2.0 * late[2, gone]
         merged = max(flat - 1, 0)  # the last flat atom stands for all of them
-        q[merged], q_drop[merged] = early[merged + 1], early_d[merged + 1]
-        q_kappa[merged], q_zeta2[merged] = early_by_ref[merged + 1], early_by_mean[merged + 1]
+        for h in range(4):
+            weights[h, merged] = early[h, merged + 1] if h < 3 else early_d[h, merged + 1]
+        q, q_kappa, q_zeta2, q_drop = weights[0], weights[1], weights[2], weights[3]
         for start in range(merged, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
             size = part.stop - start
@@ -178,15 +204,23 @@ def _add_node_sums(
             _write_decays(d, decay, size)
             _write_contrasts(decay_ref, kappa[part], decay, contrast)
             of_block = _sum_decays(q[part], q_drop[part], q_kappa[part], d, decay, contrast)
-            for h in range(6):
+            for h in range(3):
                 out[h, k] += of_block[h]
+            if tilted is not None:
+                moments = _sum_moments(q_drop[part], d, decay)
+                for h in range(3):
+                    tilted[h, k] += moments[h]
             if is_centred:
                 _times(at, log_sum_mean, to_sum_mean, part, y)
-                _write_centred(q_zeta2[part], zeta[part], y, terms)
-                for h in range(5):
-                    out[6 + h, k] += _total(terms[h, :size])
-        q[merged], q_drop[merged] = points.q[merged], points.q[merged]
-        q_kappa[merged], q_zeta2[merged] = points.q_kappa[merged], points.q_zeta2[merged]
+                of_mean = q_zeta2[part], zeta[part], y
+                _write_excess(*of_mean, decay, contrast)
+                out[3, k] += _total(contrast[:size])
+                if tilted is not None:
+                    _write_centred(*of_mean, decay, terms)
+                    for h in range(4):
+                        tilted[3 + h, k] += _total(terms[h, :size])
+        weights[0, merged] = weights[3, merged] = points.q[merged]
+        weights[1, merged], weights[2, merged] = points.q_kappa[merged], points.q_zeta2[merged]
 
 
 @njit_sum
@@ -205,36 +239,59 @@ def _sum_decays(
     d: FloatArray,
     decay: FloatArray,
     contrast: FloatArray,
-) -> tuple[float, float, float, float, float, float]:
-    """Return the first six sums of a block; `q_drop` is q of what vanishes with d."""
-    transform = drop = first = second = third = above = 0.0
+) -> tuple[float, float, float]:
+    """Return the first three sums of a block; `q_drop` is q of what vanishes with d."""
+    transform = drop = above = 0.0
     for i in range(len(q)):
         transform += q[i] * decay[i]
-        moment = q_drop[i] * decay[i]
-        first += moment * d[i]
-        second += moment * d[i] * d[i]
-        third += moment * d[i] * d[i] * d[i]
         above += q_kappa[i] * contrast[i]
         near = d[i] if d[i] < 1.0 else 1.0
         small = -near * decay_ratio_series(near)
         drop += q_drop[i] * (small if d[i] < 1.0 else decay[i] - 1.0)
-    return transform, drop, first, second, third, above
+    return transform, drop, above
+
+
+@njit_sum
+def _sum_moments(
+    q_drop: FloatArray, d: FloatArray, decay: FloatArray
+) -> tuple[float, float, float]:
+    """Return the sums of d exp(-d), d**2 exp(-d) and d**3 exp(-d) of a block."""
+    first = second = third = 0.0
+    for i in range(len(q_drop)):
+        moment = q_drop[i] * decay[i]
+        first += moment * d[i]
+        second += moment * d[i] * d[i]
+        third += moment * d[i] * d[i] * d[i]
+    return first, second, third
+
+
+@njit
+def _write_excess(
+    weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, p: FloatArray
+) -> None:
+    """Write exp(-y) - 1 + y of a block, whose v (r + mean) is `total`, times q; `e` is exp(-y).
+
+    It is made of the series (y**2 / 2 - exp(-y) + 1 - y) / y**3 where y is small.
+    """
+    for i in range(len(weights)):
+        e[i] = exp64(-zeta[i] * total[i])
+    for i in range(len(weights)):
+        y = zeta[i] * total[i]
+        near = -1.0 if y < -1.0 else y
+        near = 1.0 if near > 1.0 else near
+        half = 0.5 - near * third_order_series(near)
+        close = weights[i] * total[i] * total[i] * half  # q y**2, with no difference in it
+        p[i] = close if near == y else weights[i] / (zeta[i] * zeta[i]) * (e[i] - 1.0 + y)
 
 
 @njit
 def _write_centred(
-    weights: FloatArray, zeta: FloatArray, total: FloatArray, terms: FloatArray
+    weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, terms: FloatArray
 ) -> None:
-    """Write the terms of the sums around the mean of a block, whose v (r + mean) is `total`.
-
-    They are made of one series, (y**2 / 2 - exp(-y) + 1 - y) / y**3, where y is small.
-    """
-    p, h, t, y2, y3 = terms[0], terms[1], terms[2], terms[3], terms[4]
+    """Write the terms of the other sums around the mean of a block, made of the same series."""
+    h, t, y2, y3 = terms[0], terms[1], terms[2], terms[3]
     for i in range(len(weights)):
-        y = zeta[i] * total[i]
-        y3[i] = y  # until its own sum is written there, as exp(-y) in `y2`
-        p[i] = weights[i] * total[i] * total[i]  # q y**2, with no difference in it
-        y2[i] = exp64(-y)
+        y3[i] = zeta[i] * total[i]  # y, until its own sum is written there
     for i in range(len(weights)):
         y = y3[i]
         near = -1.0 if y < -1.0 else y
@@ -242,41 +299,32 @@ def _write_centred(
         series = third_order_series(near)
         half = 0.5 - near * series
         is_near = near == y
-        e = y2[i]
-        scale = p[i] if is_near else weights[i] / (zeta[i] * zeta[i])
-        p[i] = scale * (half if is_near else e - 1.0 + y)
-        h[i] = scale * (1.0 - (1.0 + near) * half if is_near else 1.0 - e - e * y)
+        close = weights[i] * total[i] * total[i]
+        scale = close if is_near else weights[i] / (zeta[i] * zeta[i])
+        h[i] = scale * (1.0 - (1.0 + near) * half if is_near else 1.0 - e[i] - e[i] * y)
         bend = near * (0.5 * near - (near * near + 2.0 * near + 2.0) * series)
-        t[i] = scale * (bend if is_near else e * y * y + 2.0 * e * y + 2.0 * e - 2.0)
-        y2[i] = scale * (e if is_near else e * y * y)
+        t[i] = scale * (bend if is_near else e[i] * y * y + 2.0 * e[i] * y + 2.0 * e[i] - 2.0)
+        y2[i] = scale * (e[i] if is_near else e[i] * y * y)
         y3[i] = y2[i] * y
 
 
 @njit
-def sums_below(weights: FloatArray, logs: FloatArray) -> FloatArray:
-    """Return sums of weights exp(logs) before each place, (A + 1,), over the last exp(logs)."""
-    out = np.empty(len(logs) + 1)
-    out[0] = 0.0
-    for i in range(len(logs)):
-        down = math.exp(logs[i - 1] - logs[i]) if i > 0 and logs[i - 1] > -np.inf else 0.0
-        out[i + 1] = out[i] * down + weights[i]
+def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
+    """Return sums of terms (H, K) times exp(logs) before each place, or `onward` from it.
+
+    They are (H, K + 1), over the exp(logs) of the last, or the first, that is in them.
+    """
+    num = len(logs)
+    out = np.zeros((len(terms), num + 1))
+    for i in range(num):
+        k, last = (num - 1 - i, num - i) if onward else (i, i - 1)
+        scale = math.exp(logs[last] - logs[k]) if i > 0 and logs[last] > -np.inf else 0.0
+        for h in range(len(terms)):
+            if onward:
+                out[h, k] = out[h, k + 1] * scale + terms[h, k]
+            else:
+                out[h, k + 1] = out[h, k] * scale + terms[h, k]
     return out
-
-
-@njit
-def sums_before(weights: FloatArray) -> FloatArray:
-    """Return the sums of the weights before each place, (A + 1,)."""
-    out = np.empty(len(weights) + 1)
-    out[0] = 0.0
-    for i in range(len(weights)):
-        out[i + 1] = out[i] + weights[i]
-    return out
-
-
-@njit
-def sums_after(weights: FloatArray) -> FloatArray:
-    """Return the sums of the weights from each place on, (A + 1,)."""
-    return sums_before(weights[::-1])[::-1]
 
 
 # --- integrals over nodes ---------------------------------------------------------------------
@@ -286,87 +334,86 @@ def sums_after(weights: FloatArray) -> FloatArray:
 def _add_atom_integrals(
     x: FloatArray,
     coefficients: FloatArray,
-    tilted: FloatArray,
+    tilted: FloatArray | None,
     points: Points,
-    log_d_ref: float,
+    reference: FloatArray,
     out: FloatArray,
 ) -> None:
-    """Add the integrals at some atoms to `out` (3, A), which is zero: full, half and size."""
+    """Add the integrals at some atoms to `out` (3, A), which is zero: full, half and size.
+
+    `reference` holds log (R - r0); the compiler leaves out what is bent where `tilted` is None.
+    """
     num = len(x)
     log_r, log_d, kappa, log_sum = points.log_r, points.log_d, points.kappa, points.log_sum
-    at_flat, at_gone = _far_terms(x, coefficients, tilted, log_d_ref)
+    at_flat, at_gone = _far_terms(x, coefficients, tilted, reference[0])
     # what the nodes before each, and from each on, bring to an atom there, over v r / kappa
-    early, late = np.empty((3, num + 1)), np.empty((3, num + 1))
-    for h in range(3):
-        early[h] = sums_below(at_flat[h], x)
-        late[h] = sums_below(at_gone[h, ::-1], x[::-1])[::-1]
+    early, late = far_sums(at_flat, x, False), far_sums(at_gone, x, True)
     d, decay, contrast = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_r = _plain(log_d), _plain(log_sum), _plain(log_r)
-    reference = np.array([log_d_ref])
     scales = np.empty((3, len(log_r)))
-    scales[0] = scales[1] = 1.0 / kappa
-    scales[2] = np.abs(scales[0])
+    for i in range(len(log_r)):
+        scales[0, i] = scales[1, i] = 1.0 / kappa[i]
+        scales[2, i] = abs(scales[0, i])
     flat, gone = 0, len(log_r)
     for k in range(num):
         at, c = x[k], coefficients[k]
         new_flat, new_gone = near_atoms(at, log_d, reference)
-        add_far(x[max(k - 1, 0)], early[:, k], log_r, scales, new_flat, flat, out)
-        add_far(at, late[:, k], log_r, scales, new_gone, gone, out)
+        add_far(x[max(k - 1, 0)], early, k, log_r, scales, new_flat, flat, out)
+        add_far(at, late, k, log_r, scales, new_gone, gone, out)
         flat, gone = new_flat, new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
-        decay_ref = math.exp(-scaled(at, log_d_ref))
+        decay_ref = math.exp(-scaled(at, reference[0]))
         for start in range(flat, gone, _BLOCK):
             part = slice(start, min(start + _BLOCK, gone))
+            length = part.stop - start
             _times(at, log_d, to_d, part, d)
-            _write_decays(d, decay, part.stop - start)
+            _write_decays(d, decay, length)
+            # what has been used makes room: the term stands in `contrast`, the size in `d`
             if c[1] == 0.0 and c[2] == 0.0:
                 _times(at, log_sum, to_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, contrast)
-                # what has been used makes room: v r stands in `decay`, the size will in `d`
                 _times(at, log_r, to_r, part, decay)
-                term, size = contrast[: part.stop - start], d[: part.stop - start]
-                _write_plain(c[0], decay, term, size)
-            else:
+                _write_plain(c[0], decay[:length], contrast, d)
+            elif tilted is not None:
                 bend = _make_bend(c, tilted[k], decay_ref)
+                contrast[:length] = decay[:length]
                 rows = log_r[part], kappa[part], log_sum[part]
-                # d and decay go in by the names of what comes out in their places
-                term, size = decay[: part.stop - start], d[: part.stop - start]
-                _write_bent(at, bend, decay_ref, *rows, size, term)
+                _write_bent(at, bend, decay_ref, *rows, d, contrast)
             # one loop over all arrays would not be turned into vector code
-            _add(term, 1.0, out[0][part])
+            _add(contrast, 1.0, out[0][part])
             if k % 2 == 0:
-                _add(term, 2.0, out[1][part])
-            _add(size, 1.0, out[2][part])
-    add_far(x[num - 1], early[:, num], log_r, scales, 0, flat, out)
+                _add(contrast, 2.0, out[1][part])
+            _add(d, 1.0, out[2][part])
+    add_far(x[num - 1], early, num, log_r, scales, 0, flat, out)
 
 
 @njit
 def add_far(
     x: float,
     terms: FloatArray,
+    place: int,
     log_r: FloatArray,
     scales: FloatArray,
     start: int,
     stop: int,
     out: FloatArray,
 ) -> None:
-    """Add what far nodes bring, `terms` (k,) times v r `scales` (k, A), to some atoms of `out`."""
+    """Add what far nodes bring, `terms` at a place times v r `scales` (k, A), to atoms of `out`."""
     for i in range(start, stop):
         rate = scaled(x, log_r[i])
         for h in range(len(terms)):
-            if terms[h] != 0.0:
-                out[h, i] += terms[h] * rate * scales[h, i]
+            if terms[h, place] != 0.0:
+                out[h, i] += terms[h, place] * rate * scales[h, i]
 
 
 @njit
 def _far_terms(
-    x: FloatArray, coefficients: FloatArray, tilted: FloatArray, log_d_ref: float
+    x: FloatArray, coefficients: FloatArray, tilted: FloatArray | None, log_d_ref: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return what each node brings to atoms that are flat, and to those that are gone, (3, K).
 
-    They are over v r / kappa, in the order full, half, size. Where c1 = c2 = 0, as of all schemes
-    but the jackknife, what is bent below is c0 alone.
+    They are over v r / kappa, in the order full, half, size.
     """
     at_flat, at_gone = np.zeros((3, len(x))), np.zeros((3, len(x)))
     for k in range(len(x)):
@@ -375,19 +422,25 @@ def _far_terms(
             continue
         d_ref = scaled(x[k], log_d_ref)
         decay_ref = math.exp(-d_ref)
-        bend = _make_bend(c, tilted[k], decay_ref)
-        ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
-        if decay_ref > 0.0:
-            at_gone[0, k], at_gone[2, k] = -decay_ref * ref, decay_ref * ref_size
-        if d_ref < 1.0:  # the least ratio is near the reference: (B19) with r = r0, kappa = -1
-            value, size = _bend_near(bend, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref))
-            value, size = decay_ref * d_ref * value, decay_ref * d_ref * size
+        if tilted is None:
+            at_gone[0, k] = -decay_ref * c[0]
+            value, size = c[0] + at_gone[0, k], 0.0
+            if d_ref < 1.0:  # the least ratio is near the reference: (B19), r = r0, kappa = -1
+                value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
         else:
-            value, size = _bend_far(bend, -bend.mean, bend.mean)
-            value, size = value + at_gone[0, k], size + at_gone[2, k]
+            bend = _make_bend(c, tilted[k], decay_ref)
+            ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
+            if decay_ref > 0.0:
+                at_gone[0, k], at_gone[2, k] = -decay_ref * ref, decay_ref * ref_size
+            if d_ref < 1.0:
+                value, size = _bend_near(bend, -d_ref, _decay_ratio(-d_ref), math.exp(d_ref))
+                value, size = decay_ref * d_ref * value, decay_ref * d_ref * size
+            else:
+                value, size = _bend_far(bend, -bend.mean, bend.mean)
+                value, size = value + at_gone[0, k], size + at_gone[2, k]
         if x[k] + log_d_ref >= FLAT:  # else no atom is taken for flat
             at_flat[0, k], at_flat[2, k] = value, size
-        if c[1] == 0.0 and c[2] == 0.0:
+        if tilted is None or (c[1] == 0.0 and c[2] == 0.0):
             at_flat[2, k], at_gone[2, k] = abs(at_flat[0, k]), abs(at_gone[0, k])
         if k % 2 == 0:
             at_flat[1, k], at_gone[1, k] = 2.0 * at_flat[0, k], 2.0 * at_gone[0, k]
@@ -397,9 +450,9 @@ def _far_terms(
 @njit
 def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray) -> None:
     """Write the terms of one node in a block, from contrasts and v r, and their sizes."""
-    for i in range(len(term)):
+    for i in range(len(rate)):
         term[i] *= c * rate[i]
-    for i in range(len(term)):
+    for i in range(len(rate)):
         size[i] = abs(term[i])
 
 
@@ -520,11 +573,12 @@ def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int,
 @njit
 def _plain(logs: FloatArray) -> tuple[FloatArray, float]:
     """Return exp(logs) and the largest size of a log, which says where v times them is finite."""
-    reach = 0.0
-    for value in logs:
-        if value > -np.inf:
-            reach = max(reach, abs(value))
-    return np.exp(np.minimum(logs, LARGEST_EXPONENT)), reach
+    reach, values = 0.0, np.empty(len(logs))
+    for i in range(len(logs)):
+        values[i] = math.exp(min(logs[i], LARGEST_EXPONENT))
+        if logs[i] > -np.inf:
+            reach = max(reach, abs(logs[i]))
+    return values, reach
 
 
 @njit

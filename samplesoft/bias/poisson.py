@@ -28,11 +28,10 @@ from samplesoft.bias.laplace import (
     FLAT,
     GONE,
     add_far,
+    far_sums,
     near_atoms,
     node_chunks,
     scaled,
-    sums_after,
-    sums_below,
 )
 from samplesoft.bias.node_weights import difference_of_exp, exponent_sizes
 from samplesoft.bias.transform import (
@@ -305,7 +304,7 @@ def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     def work(part: slice) -> None:
         log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
 
-    thread_each(work, node_chunks(len(x)))
+    thread_each(work, node_chunks(len(x), len(atoms.order)))
     return sums
 
 
@@ -394,17 +393,20 @@ def log_products(
     The atoms (A,) are sorted by `log_w`, with `pi` between 0 and 1; `counts` says how many classes
     each stands for.
     """
-    mass = counts * pi
+    rows, still = np.empty((4, len(log_w))), np.zeros(len(log_w))
+    rows[0] = counts * pi
+    rows[1] = rows[0] * (1.0 - pi)
+    rows[2] = counts * np.log1p(-pi)
+    rows[3] = counts * np.exp(log_w + np.log(pi))
     # moments of all below, over their last, and sums of all above
-    first, second = sums_below(mass, log_w), sums_below(mass * (1.0 - pi), 2.0 * log_w)
-    left = sums_after(counts * np.log1p(-pi))
-    mass_above = sums_after(counts * np.exp(log_w + np.log(pi)))
+    first, second = far_sums(rows, log_w, False)[0], far_sums(rows, 2.0 * log_w, False)[1]
+    above = far_sums(rows, still, True)
     y, f, z = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     for k in range(len(x)):
         flat = np.searchsorted(log_w, FLAT - x[k])
         gone = np.searchsorted(log_w, GONE - x[k])
-        total = left[gone]
-        excess = left[gone] + math.exp(min(x[k], LARGEST_EXPONENT)) * mass_above[gone]
+        total = above[2, gone]
+        excess = total + math.exp(min(x[k], LARGEST_EXPONENT)) * above[3, gone]
         if flat > 0:
             last = math.exp(x[k] + log_w[flat - 1])
             total -= last * first[flat]
@@ -414,9 +416,9 @@ def log_products(
             length = part.stop - part.start
             room = y[:length], f[:length], z[:length]
             _write_factors(x[k], log_w[part], pi[part], *room)
-            logs, above = _add_logs(counts[part], pi[part], *room)
+            logs, surplus = _add_logs(counts[part], pi[part], *room)
             total += logs
-            excess += above
+            excess += surplus
         out[k, 0] = total
         out[k, 1] = excess
 
@@ -509,18 +511,15 @@ def atom_integrals(
             at_flat[h, k], at_flat[h + 1, k] = -scale * fall, scale * fall
             at_gone[h, k] = -scale * weigh[k] * math.exp(-y_refs[k])
     flat_scales, gone_scales = np.ones((4, len(log_w))), np.ones((4, len(log_w)))
-    early, late = np.empty((4, num + 1)), np.empty((4, num + 1))
-    for h in range(4):
-        if h % 2 == 0:
-            flat_scales[h], gone_scales[h] = 1.0 / kappa, 1.0 / (kappa * (1.0 - pi))
-        early[h] = sums_below(at_flat[h], x)
-        late[h] = sums_below(at_gone[h, ::-1], x[::-1])[::-1]
+    for h in range(0, 4, 2):
+        flat_scales[h], gone_scales[h] = 1.0 / kappa, 1.0 / (kappa * (1.0 - pi))
+    early, late = far_sums(at_flat, x, False), far_sums(at_gone, x, True)
     reference = np.array([log_w_ref])
     flat, gone = 0, len(log_w)
     for k in range(num):
         new_flat, new_gone = near_atoms(x[k], log_w, reference)
-        add_far(x[max(k - 1, 0)], early[:, k], log_w, flat_scales, new_flat, flat, out)
-        add_far(x[k], late[:, k], log_w, gone_scales, new_gone, gone, out)
+        add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, new_flat, flat, out)
+        add_far(x[k], late, k, log_w, gone_scales, new_gone, gone, out)
         flat, gone = new_flat, new_gone
         half = 2.0 * weigh[k] if k % 2 == 0 else 0.0
         for start in range(flat, gone if weigh[k] > 0.0 else flat, _BLOCK):
@@ -529,7 +528,7 @@ def atom_integrals(
             # each row by itself, for the compiler has no vector code for a block of several
             rows = out[0][part], out[1][part], out[2][part], out[3][part]
             _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, rows)
-    add_far(x[num - 1], early[:, num], log_w, flat_scales, 0, flat, out)
+    add_far(x[num - 1], early, num, log_w, flat_scales, 0, flat, out)
 
 
 @njit

@@ -7,11 +7,13 @@ expectation is integrated with, with the estimate of its error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
@@ -30,6 +32,7 @@ _WIDEST = 1e5
 _MOMENT_CHUNK = 2048
 _BACK = 3.0  # log of v over that at which a class of noise 1e-14 still has most of its weight
 _NARROW = 1e-3  # panels on which all ratios decay as one, without noise
+_UNSEEN = 3.0  # log of how far below T a panel's weight is beside which its noise is none
 _LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
 
 
@@ -59,7 +62,7 @@ def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
     first = int(np.floor(t_min / width))
     count = int(np.floor(t_max / width)) - first + 1
     if count * panels.DEGREE > len(distances):
-        return Atoms(width, None, None, *_class_points(law, classes))
+        return Atoms(width, None, None, *_class_points(law, classes, active))
     numbers, s = panels.place(distances, width, first, count)
     occupied = np.bincount(numbers, law.drawn, count) > 0.0
     panel = (np.cumsum(occupied) - 1)[numbers]
@@ -82,11 +85,12 @@ def _class_weights(law: DrawLaw, classes: Classes, part: Any) -> tuple[FloatArra
     return panels.class_weights(*of_classes, classes.log_mean_distance, classes.kappa_mean)
 
 
-def _class_points(law: DrawLaw, classes: Classes) -> tuple[Points, IntArray]:
-    """Return each class that is drawn as an atom."""
-    active = law.drawn > 0.0
-    t, kappa = classes.log_distances[active], classes.contrast[active]
-    weights, zeta = _class_weights(law, classes, active)
+def _class_points(
+    law: DrawLaw, classes: Classes, some: NDArray[np.bool_]
+) -> tuple[Points, IntArray]:
+    """Return each of some classes that are drawn as an atom."""
+    t, kappa = classes.log_distances[some], classes.contrast[some]
+    weights, zeta = _class_weights(law, classes, some)
     return _sort_points(law, classes, weights, t, kappa, zeta)
 
 
@@ -146,10 +150,7 @@ def _sort_points(
 
 @dataclass(frozen=True)
 class Nodes:
-    """The transform T and what follows from it at the quadrature nodes, all arrays (K,).
-
-    "Tilted" is the law of r whose probabilities are q exp(-v r) / T; see section 4 of the README.
-    """
+    """The transform T and what follows from it at the quadrature nodes, all arrays (K,)."""
 
     x: FloatArray  # log v
     dx: FloatArray  # weight of dv / v
@@ -160,7 +161,15 @@ class Nodes:
     log_psi_ref: FloatArray  # log of psi_R = exp(-v R) / T
     above: FloatArray  # T exp(v r0) (1 - psi_R) = sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
     excess: FloatArray  # log T + v times the mean of r, at least 0, eq. (B20)
-    # what follows, of r tilted by exp(-v r), serves the jackknife alone
+
+
+@dataclass(frozen=True)
+class TiltedNodes(Nodes):
+    """Nodes with what the jackknife alone asks for, all arrays (K,).
+
+    "Tilted" is the law of r whose probabilities are q exp(-v r) / T; see section 4 of the README.
+    """
+
     mean: FloatArray  # v times the tilted mean
     variance: FloatArray  # v**2 times the second tilted cumulant
     skew: FloatArray  # v**3 times the third
@@ -201,14 +210,19 @@ def make_nodes(law: DrawLaw, classes: Classes, atoms: Atoms, step: float) -> Nod
 def evaluate_nodes(
     law: DrawLaw, classes: Classes, atoms: Atoms, x: FloatArray, dx: FloatArray
 ) -> Nodes:
-    """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,)."""
-    sums = node_sums(x, atoms.points, classes.log_above_least)
+    """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,).
+
+    They are `TiltedNodes` where the scheme is a jackknife.
+    """
+    sums = node_sums(x, atoms.points, classes.log_above_least, law.scheme.jackknife)
     if len(x) > 0 and atoms.panel is not None and atoms.width > _NARROW:
-        _replace_noise(law, classes, x, sums)
-    return _make_nodes(classes, x, dx, sums)
+        _replace_noise(law, classes, atoms, x, sums)
+    return _make_nodes(classes, x, dx, sums, law.scheme.jackknife)
 
 
-def _replace_noise(law: DrawLaw, classes: Classes, x: FloatArray, sums: NodeSums) -> None:
+def _replace_noise(
+    law: DrawLaw, classes: Classes, atoms: Atoms, x: FloatArray, sums: NodeSums
+) -> None:
     """Put sums over classes in place of a transform that panels leave no digits; README, section 5.
 
     Weights of their atoms have both signs. Next to what has decayed they leave noise, which is
@@ -221,51 +235,85 @@ def _replace_noise(law: DrawLaw, classes: Classes, x: FloatArray, sums: NodeSums
     before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
     lost = np.flatnonzero(log_transform < before + _LOST)
     if len(lost):
-        points, _ = _class_points(law, classes)
-        exact = node_sums(x[lost], points, classes.log_above_least)
+        points = _low_classes_as_atoms(law, classes, atoms, float(x[lost].min()))
+        tilted = law.scheme.jackknife
+        exact = node_sums(x[lost], points, classes.log_above_least, tilted)
         for column, values in zip(sums, exact, strict=True):
             column[lost] = values
 
 
-def _make_nodes(classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums) -> Nodes:
+def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float) -> Points:
+    """Return the atoms, but the classes themselves in panels whose noise may be seen from log v, x.
+
+    That noise is 1e-14 of the panel's weight times exp(-v r) at its left end, and T is no less
+    than what the least ratio brings.
+    """
+    assert atoms.panel is not None
+    t = classes.log_distances
+    least = int(np.argmin(np.where(law.drawn > 0.0, t, np.inf)))
+    with np.errstate(over="ignore"):
+        room = (_UNSEEN - math.log(law.drawn[least])) * np.exp(-x - classes.log_ref)
+    low = (law.drawn > 0.0) & (t <= np.log(np.exp(t[least]) + room))
+    first_high = int(atoms.panel[low].max()) + 1
+    classes_below = _class_points(law, classes, (law.drawn > 0.0) & (atoms.panel < first_high))[0]
+    of_panel = atoms.order // panels.DEGREE  # beyond the last one stands what has no weight
+    above = atoms.points.part((of_panel >= first_high) & (of_panel <= atoms.panel.max()))
+    # both are sorted
+    return Points(*(np.concatenate(pair) for pair in zip(classes_below, above, strict=True)))
+
+
+def _make_nodes(
+    classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums, tilted: bool
+) -> Nodes:
     """Return what follows from the sums (K,)."""
-    log_above_least = classes.log_above_least
     # at least these, which rounding may miss where no weight is left
     transform, p = np.maximum(sums.transform, 1e-307), np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         # v times a ratio, and d = v times its distance from the least ratio r0
         v_least = np.exp(x + classes.log_least)
-        d_ref = np.exp(x + log_above_least[0])
-        d_mean = np.exp(np.minimum(x + log_above_least[1], LARGEST_EXPONENT))
+        log_d_ref, log_d_mean = classes.log_above_least
+        d_ref = np.exp(x + log_d_ref)
+        d_mean = np.exp(np.minimum(x + log_d_mean, LARGEST_EXPONENT))
         log_t_least = np.where(
             sums.drop > -0.5, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform)
         )
-        v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
-        v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
-    centred = d_mean < CENTRED_LIMIT
-    # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
-    h = sums.tangent
-    near = centred & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
-    total = np.where(near, 1.0 + p, np.exp(log_t_least))
-    first = np.where(near, -(p + h), sums.first) / total
-    second = np.where(near, sums.square, sums.second) / total
-    third = np.where(near, sums.cube, sums.third) / total
-    variance = np.maximum(second - first**2, 0.0)
-    log_1p = np.log1p(p)
-    rest = excess_decay(log_1p)  # log (1 + p) - p / (1 + p)
-    gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
-    from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
-    return Nodes(
+        v = np.exp(np.minimum(x, LARGEST_EXPONENT))
+    nodes = Nodes(
         x=x,
         dx=dx,
-        v=np.exp(np.minimum(x, LARGEST_EXPONENT)),
+        v=v,
         v_least=v_least,
         log_transform=log_t_least - v_least,
         log_transform_least=log_t_least,
         log_psi_ref=-d_ref - log_t_least,
         above=sums.above,
-        excess=np.where(centred, log_1p, log_t_least + d_mean),
-        mean=np.where(near, v_mean + first, v_least + first),
+        excess=np.where(d_mean < CENTRED_LIMIT, np.log1p(p), log_t_least + d_mean),
+    )
+    return _with_cumulants(classes, nodes, sums, p, d_mean) if tilted else nodes
+
+
+def _with_cumulants(
+    classes: Classes, nodes: Nodes, sums: NodeSums, p: FloatArray, d_mean: FloatArray
+) -> TiltedNodes:
+    """Return the nodes with the cumulants of r tilted; `d_mean` is v (mean - r0)."""
+    x, log_t_least = nodes.x, nodes.log_transform_least
+    with np.errstate(over="ignore", under="ignore"):
+        v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
+        v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
+    # cumulants from the centre that the tilted mean is nearer to: the mean of r, or r0
+    h = sums.tangent
+    near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_t_least))
+    total = np.where(near, 1.0 + p, np.exp(log_t_least))
+    first = np.where(near, -(p + h), sums.first) / total
+    second = np.where(near, sums.square, sums.second) / total
+    third = np.where(near, sums.cube, sums.third) / total
+    variance = np.maximum(second - first**2, 0.0)
+    rest = excess_decay(np.log1p(p))  # log (1 + p) - p / (1 + p)
+    gap = np.where(near, rest - h / (1.0 + p), log_t_least + first)
+    from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
+    return TiltedNodes(
+        **vars(nodes),
+        mean=np.where(near, v_mean + first, nodes.v_least + first),
         variance=variance,
         skew=third - 3.0 * first * second + 2.0 * first**3,
         above_least=np.where(near, d_mean + first, first),

@@ -245,5 +245,6 @@ def sums_at_nodes(x, points, reference):
 def integrals_at_atoms(x, coefficients, tilted, points, log_reference):
     """Return what `samplesoft.bias.laplace.atom_integrals` does, as an array (3, A)."""
     out = np.empty((3, len(points.q)))
+    tilted = np.zeros((len(x), 5)) if tilted is None else tilted
     atom_integrals(x, coefficients, tilted, rows_of(points), log_reference, out)
     return out
