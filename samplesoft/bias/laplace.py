@@ -358,8 +358,8 @@ def _add_atom_integrals(
     for k in range(num):
         at, c = x[k], coefficients[k]
         new_flat, new_gone = near_atoms(at, log_d, reference)
-        add_far(x[max(k - 1, 0)], early, k, log_r, scales, new_flat, flat, out)
-        add_far(at, late, k, log_r, scales, new_gone, gone, out)
+        add_far(x[max(k - 1, 0)], early, k, log_r, scales, slice(new_flat, flat), out)
+        add_far(at, late, k, log_r, scales, slice(new_gone, gone), out)
         flat, gone = new_flat, new_gone
         if c[0] == 0.0 and c[1] == 0.0 and c[2] == 0.0:
             continue
@@ -385,7 +385,7 @@ def _add_atom_integrals(
             if k % 2 == 0:
                 _add(contrast, 2.0, out[1][part])
             _add(d, 1.0, out[2][part])
-    add_far(x[num - 1], early, num, log_r, scales, 0, flat, out)
+    add_far(x[num - 1], early, num, log_r, scales, slice(0, flat), out)
 
 
 @njit
@@ -395,12 +395,11 @@ def add_far(
     place: int,
     log_r: FloatArray,
     scales: FloatArray,
-    start: int,
-    stop: int,
+    part: slice,
     out: FloatArray,
 ) -> None:
     """Add what far nodes bring, `terms` at a place times v r `scales` (k, A), to atoms of `out`."""
-    for i in range(start, stop):
+    for i in range(part.start, part.stop):
         rate = scaled(x, log_r[i])
         for h in range(len(terms)):
             if terms[h, place] != 0.0:

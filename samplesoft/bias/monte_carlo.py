@@ -24,6 +24,7 @@ from samplesoft.schemes import Scheme
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
 _MAX_BLOCKS = 64
+_LEAST_DRAWS = 1 << 15  # of a block
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,12 @@ def simulate(
     plan = _make_plan(log_p, label, q, m, scheme)
 
     def block(trials: slice) -> tuple[FloatArray, FloatArray]:
-        return _run_block(plan, target, key, trials.start, trials.stop)
+        ratios = np.empty(len(p) + 1) if scheme.jackknife else None
+        return _run_block(plan, target, key, trials.start, trials.stop, ratios)
 
-    # a block allocates and returns O(n) numbers: have as many as its draws pay for
-    paid = num_trials * plan.stride // (8 * len(p))
+    # a block allocates and returns O(n) numbers, and is handed to a thread: have as many as its
+    # draws pay for
+    paid = num_trials * plan.stride // max(8 * len(p), _LEAST_DRAWS)
     num_blocks = min(max(paid, 1), _MAX_BLOCKS, num_trials)
     blocks = chunks(num_trials, -(-num_trials // num_blocks))
     sums = np.zeros((len(center), 3))  # of trials that draw from a bin: p' - center, its square, 1
@@ -216,7 +219,6 @@ class _Plan(NamedTuple):
     log_base: float
     offset: float  # added to log S, gives the loss minus the full softmax loss
     kept_only: bool  # draws of the label are dropped, and the weights divided by the number kept
-    jackknife: bool
 
 
 class _Target(NamedTuple):
@@ -269,7 +271,6 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         log_base,
         offset,
         scheme.divides_by_kept,
-        scheme.jackknife,
     )
 
 
@@ -291,9 +292,16 @@ def _poisson_table(rate: float) -> tuple[int, FloatArray]:
 
 @njit
 def _run_block(
-    plan: _Plan, target: _Target, key: np.uint64, start: int, stop: int
+    plan: _Plan,
+    target: _Target,
+    key: np.uint64,
+    start: int,
+    stop: int,
+    ratios: FloatArray | None,
 ) -> tuple[FloatArray, FloatArray]:
     """Run trials `start` to `stop`; the result does not depend on who runs the others.
+
+    The jackknife works in `ratios` (n + 1,); where they are None it is not compiled.
 
     Returns sums (num_bins, 4): the center, then over the trials that touch a bin sum of
     d = p' - center, sum of d**2, and their number; and moments (2, 1 + P): mean, and sum of squared
@@ -307,18 +315,19 @@ def _run_block(
     ids = np.empty(capacity, np.int32)
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
-    ratios = np.empty(capacity if plan.jackknife else 0)
     sums = np.zeros((num_bins, 4))  # the center beside its sums: one cache line
-    sums[:, 0] = target.center
+    for b in range(num_bins):
+        sums[b, 0] = target.center[b]
     moments = np.zeros((2, num_moments))
     x = np.empty(num_moments)
     for trial in range(start, stop):
         size = _draw(plan, key, trial, seen, ids, counts)
-        if plan.jackknife:
+        if ratios is not None:
             x[0] = plan.offset + _score_jackknife(plan, size, ids, counts, values, ratios)
         else:
             x[0] = plan.offset + _score(plan, size, ids, counts, values)
-        x[1:] = 0.0
+        for i in range(1, num_moments):
+            x[i] = 0.0
         if num_moments > 1:
             for k in range(size):
                 for i in range(1, num_moments):

@@ -518,8 +518,8 @@ def atom_integrals(
     flat, gone = 0, len(log_w)
     for k in range(num):
         new_flat, new_gone = near_atoms(x[k], log_w, reference)
-        add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, new_flat, flat, out)
-        add_far(x[k], late, k, log_w, gone_scales, new_gone, gone, out)
+        add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, slice(new_flat, flat), out)
+        add_far(x[k], late, k, log_w, gone_scales, slice(new_gone, gone), out)
         flat, gone = new_flat, new_gone
         half = 2.0 * weigh[k] if k % 2 == 0 else 0.0
         for start in range(flat, gone if weigh[k] > 0.0 else flat, _BLOCK):
@@ -528,7 +528,7 @@ def atom_integrals(
             # each row by itself, for the compiler has no vector code for a block of several
             rows = out[0][part], out[1][part], out[2][part], out[3][part]
             _add_terms(x[k], weigh[k], half, y_refs[k], here, y_room, decay, rows)
-    add_far(x[num - 1], early, num, log_w, flat_scales, 0, flat, out)
+    add_far(x[num - 1], early, num, log_w, flat_scales, slice(0, flat), out)
 
 
 @njit

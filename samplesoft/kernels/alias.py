@@ -20,13 +20,16 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     Column j yields j where a uniform 64-bit word lies below its threshold, else its alias.
     """
     n = len(q)
-    scaled = q / q.sum() * n  # columns of mean 1: below it there is room for another class
-    heaviest = np.argmax(scaled)
-    thresholds = np.full(n, _FULL)
-    alias = np.arange(n).astype(np.int32)
+    scaled = np.empty(n)  # columns of mean 1: below it there is room for another class
+    thresholds, alias = np.empty(n, np.uint64), np.empty(n, np.int32)
+    total, heaviest = 0.0, 0
+    for j in range(n):
+        total += q[j]
+        heaviest = j if q[j] > q[heaviest] else heaviest
     stack = np.empty(n, np.int32)  # light columns grow from the left, heavy ones from the right
     light, heavy = 0, n
     for j in range(n):
+        scaled[j], thresholds[j], alias[j] = q[j] / total * n, _FULL, j
         if scaled[j] < 1.0:
             stack[light] = j
             light += 1
