@@ -47,11 +47,20 @@ def njit_sum(function: Function) -> Function:
 
 
 def njit_inline(function: Function) -> Function:
-    """Compile `function` as `njit` does, into each function that calls it.
+    """Compile `function` as `njit_bare` does, into each function that calls it.
 
     For one with many arrays and little to do with them: to pass them costs more than it does.
     """
-    return _compile(function, False, forceinline=True)
+    return _compile(function, False, forceinline=True, _nrt=False)
+
+
+def njit_bare(function: Function) -> Function:
+    """Compile `function` as `njit` does, but count no references: it may not make arrays.
+
+    For loops over short rows: counting those of an array that is passed on, by instructions that
+    all cores agree on, costs as much as a short product.
+    """
+    return _compile(function, False, _nrt=False)
 
 
 def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Function:

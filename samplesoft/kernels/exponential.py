@@ -106,16 +106,22 @@ def exp64_to(x: FloatArray, size: int) -> None:
 
 
 @njit
+def exp32(x: Any) -> Any:
+    """Return the exponential of x, float32 and at most about 0, in that type."""
+    # as `exp64`, in float32 alone: eight at a time fill a vector register
+    v = max(x, _LOWEST_32)
+    k = np.floor(v * _LOG2_E_32 + _HALF)
+    r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
+    p = _ONE + (r + r * r * horner(_EXP_32[0], _EXP_32[1:], r))
+    two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return _ZERO if x < _LOWEST_32 else p * two_to_k
+
+
+@njit
 def exp32_to(x: Real, size: int) -> None:
     """Replace numbers of `x`, float32 and at most about 0, by their exponentials."""
     for i in range(size):
-        # as `exp64`, in float32 alone: eight at a time fill a vector register
-        v = max(x[i], _LOWEST_32)
-        k = np.floor(v * _LOG2_E_32 + _HALF)
-        r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
-        p = _ONE + (r + r * r * horner(_EXP_32[0], _EXP_32[1:], r))
-        two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
-        x[i] = _ZERO if x[i] < _LOWEST_32 else p * two_to_k
+        x[i] = exp32(x[i])
 
 
 @njit

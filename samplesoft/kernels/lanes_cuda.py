@@ -21,7 +21,7 @@ from samplesoft._cuda import (
     warp_sum,
     warp_sync,
 )
-from samplesoft.kernels import lanes, rows, weights
+from samplesoft.kernels import lanes, products, rows, weights
 from samplesoft.kernels.weights import LEAST
 
 _REPLACED: dict[Any, Any] = {}
@@ -102,6 +102,12 @@ def prefetch_row(array: Any, row: int) -> None:
     """Ask for nothing: while one warp waits for memory, others work."""
 
 
+@replaces(rows.prefetch)
+@device_function
+def prefetch(array: Any, row: int, first: int, last: int) -> None:
+    """Ask for nothing, as there."""
+
+
 @replaces(lanes.num_lanes)
 @device_function
 def num_lanes() -> int:
@@ -127,12 +133,12 @@ def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
     return product
 
 
-@replaces(rows.products)
+@replaces(products.products)
 @device_function
 def warp_products(
-    matrix: Any, first: int, last: int, queries: Any, b: int, out: Any, row: int
+    matrix: Any, first: int, last: int, queries: Any, b: int, c: int, out: Any, row: int
 ) -> None:
-    """Do as `rows.products`; each lane writes the products that it goes on with."""
+    """Do as `products.products` for query b alone; a lane writes the products it goes on with."""
     # lanes read a row side by side, row after row
     for i in range(first, last):
         product = warp_dot(matrix[i], queries[b])
@@ -142,21 +148,21 @@ def warp_products(
 
 @replaces(weights.exp_weights)
 @device_function
-def warp_exp_weights(weights: Any, size: int, excluded: int) -> tuple[float, float]:
+def warp_exp_weights(weights: Any, row: int, size: int, excluded: int) -> tuple[float, float]:
     """Do as `weights.exp_weights`, for logits of which each lane has written its own."""
     # in two passes over numbers of its own, so that lanes meet only twice
     greatest = -math.inf
     for c in range(lane(), size, WARP_SIZE):
         if c == excluded:
-            weights[c] = -math.inf
-        greatest = max(greatest, weights[c])
+            weights[row, c] = -math.inf
+        greatest = max(greatest, weights[row, c])
     greatest = warp_max(greatest)
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
         # of logits that are all -inf, the difference would be NaN
-        weight = math.exp(weights[c] - greatest) if weights[c] > -math.inf else 0.0
-        weights[c] = weight if weight > LEAST else 0.0
-        total += weights[c]
+        weight = math.exp(weights[row, c] - greatest) if weights[row, c] > -math.inf else 0.0
+        weights[row, c] = weight if weight > LEAST else 0.0
+        total += weights[row, c]
     total = warp_sum(total)
     warp_sync()
     return total, greatest

@@ -1,6 +1,7 @@
 """What kernels do with rows of a matrix: inner products, norms, weighted sums, and a prefetch.
 
 Norms serve both devices, and inner products are replaced on a GPU: see `samplesoft.kernels.lanes`.
+Products of a query with many rows are in `samplesoft.kernels.products`.
 
 Inner products take matrices and the numbers of their rows, for a row that is passed on is an array
 with a count of its references, which threads change in turn: dearer than a short product.
@@ -17,7 +18,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit, njit_sum
+from samplesoft._jit import njit, njit_bare, njit_sum
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes import (
     lane,
@@ -47,70 +48,6 @@ def row_dot(matrix: Real, i: int, queries: Real, b: int) -> float:
     for f in range(matrix.shape[1]):
         total += matrix[i, f] * queries[b, f]
     return float(total)
-
-
-@njit_sum
-def products(
-    matrix: Real, first: int, last: int, queries: Real, b: int, out: Real, row: int
-) -> None:
-    """Write the inner products of rows [first, last) with as much of query b as they are long.
-
-    They go to a row of `out`. Four rows at a time, for which the query is read once.
-    """
-    dim = matrix.shape[1]
-    zero = matrix.dtype.type(0)
-    # four sums at once hide the time that one addition waits for another
-    whole = first + (last - first) // 4 * 4
-    for i in range(first, whole, 4):
-        s0 = s1 = s2 = s3 = zero
-        for f in range(dim):
-            x = queries[b, f]
-            s0 += matrix[i, f] * x
-            s1 += matrix[i + 1, f] * x
-            s2 += matrix[i + 2, f] * x
-            s3 += matrix[i + 3, f] * x
-        at = i - first
-        out[row, at], out[row, at + 1], out[row, at + 2], out[row, at + 3] = s0, s1, s2, s3
-    for i in range(whole, last):
-        s0 = zero
-        for f in range(dim):
-            s0 += matrix[i, f] * queries[b, f]
-        out[row, i - first] = s0
-
-
-@njit_sum
-def pair_products(
-    matrix: Real, first: int, last: int, queries: Real, b: int, c: int, out: Real
-) -> None:
-    """Write what `products` does for query b, and in row 1 the same for query c.
-
-    Half as much is read for a product as by one query after the other.
-    """
-    dim = matrix.shape[1]
-    zero = matrix.dtype.type(0)
-    whole = first + (last - first) // 4 * 4
-    for i in range(first, whole, 4):
-        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
-        for f in range(dim):
-            x, y = queries[b, f], queries[c, f]
-            m0, m1, m2, m3 = matrix[i, f], matrix[i + 1, f], matrix[i + 2, f], matrix[i + 3, f]
-            s0 += m0 * x
-            s1 += m1 * x
-            s2 += m2 * x
-            s3 += m3 * x
-            t0 += m0 * y
-            t1 += m1 * y
-            t2 += m2 * y
-            t3 += m3 * y
-        at = i - first
-        out[0, at], out[0, at + 1], out[0, at + 2], out[0, at + 3] = s0, s1, s2, s3
-        out[1, at], out[1, at + 1], out[1, at + 2], out[1, at + 3] = t0, t1, t2, t3
-    for i in range(whole, last):
-        s0 = t0 = zero
-        for f in range(dim):
-            s0 += matrix[i, f] * queries[b, f]
-            t0 += matrix[i, f] * queries[c, f]
-        out[0, i - first], out[1, i - first] = s0, t0
 
 
 @njit_sum
@@ -245,8 +182,14 @@ _compiles = not getattr(numba.config, "DISABLE_JIT", False)
 _prefetch: Any = intrinsic(_hint) if _compiles else lambda *_: None
 
 
-@njit
+@njit_bare
 def prefetch_row(array: NDArray[Any], row: int) -> None:
     """Ask for a row of a matrix, one cache line after another."""
-    for column in range(0, array.shape[1], _LINE // array.itemsize):
+    prefetch(array, row, 0, array.shape[1])
+
+
+@njit_bare
+def prefetch(array: NDArray[Any], row: int, first: int, last: int) -> None:
+    """Ask for some columns of a row of a matrix."""
+    for column in range(first, last, _LINE // array.itemsize):
         _prefetch(array, row, column)

@@ -195,16 +195,16 @@ def _visit_blocks(
     # compiled twice: Numba leaves out the branches of the other case
     blocks, num_classes, queries, masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
-    shares, weights = np.empty(num_blocks), np.empty(width)
+    shares, weights = np.empty((1, num_blocks)), np.empty((1, width))
     logits = np.empty(width, blocks.dtype)
     for b in range(len(queries)):
-        shares[:] = masses[b]
-        total, heaviest = exp_weights(shares, num_blocks, -1)
+        shares[0] = masses[b]
+        total, heaviest = exp_weights(shares, 0, num_blocks, -1)
         block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
         for k in order[b]:
             if uniforms is not None:
                 target = uniforms[b, k] * total
-                block, below = find(shares, num_blocks, target, block, below)
+                block, below = find(shares, 0, num_blocks, target, block, below)
             elif ids[b, k] == exclude[b]:
                 log_q[b, k] = -np.inf
                 continue
@@ -218,7 +218,7 @@ def _visit_blocks(
                 )
                 here = block
             if uniforms is not None:  # what is left of the uniform decides inside the block
-                c, _ = find(weights, size, within * (target - below) / shares[block], 0, 0.0)
+                c, _ = find(weights, 0, size, within * (target - below) / shares[0, block], 0, 0.0)
                 ids[b, k] = first + c
             log_share = masses[b, block] - heaviest - math.log(total)
             logit = float(logits[ids[b, k] - first])
@@ -239,5 +239,5 @@ def _visit(
         for c in range(size):
             logits[c] += block[i, c] * query[i]
     for c in range(size):
-        weights[c] = float(logits[c])
-    return exp_weights(weights, size, excluded)
+        weights[0, c] = float(logits[c])
+    return exp_weights(weights, 0, size, excluded)

@@ -12,12 +12,12 @@ WEIGHTS = np.array([0.0, 1.0, 0.0, 2.0, 0.0])
     ("target", "place", "below"), [(0.0, 1, 0.0), (0.5, 1, 0.0), (1.0, 3, 1.0)]
 )
 def test_the_first_place_whose_running_total_exceeds_the_target(target, place, below):
-    assert find(WEIGHTS, 5, target, 0, 0.0) == (place, below)
+    assert find(WEIGHTS[None], 0, 5, target, 0, 0.0) == (place, below)
 
 
 def test_a_target_that_rounds_to_the_sum_falls_on_the_last_place_that_has_a_weight():
-    assert find(WEIGHTS, 5, 3.0, 0, 0.0) == (3, 1.0)
-    assert find(WEIGHTS, 5, 4.0, 2, 1.0) == (3, 1.0)
+    assert find(WEIGHTS[None], 0, 5, 3.0, 0, 0.0) == (3, 1.0)
+    assert find(WEIGHTS[None], 0, 5, 4.0, 2, 1.0) == (3, 1.0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -27,7 +27,7 @@ def test_weights_are_exponentials_over_the_greatest(size, excluded, dtype):
     logits = np.random.default_rng(size).normal(0.0, 20.0, size).astype(dtype)
     kept = np.arange(size) != excluded
     weights = logits.copy()
-    total, greatest = exp_weights(weights, size, excluded)
+    total, greatest = exp_weights(weights[None], 0, size, excluded)
     if not kept.any():
         assert (total, greatest, weights[0]) == (0.0, -np.inf, 0.0)
         return
@@ -42,5 +42,5 @@ def test_weights_are_exponentials_over_the_greatest(size, excluded, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_far_below_the_greatest_there_is_no_weight(dtype):
     weights = np.array([1e4, -1e4, -np.inf, 0.0], dtype)
-    assert exp_weights(weights, 4, -1) == (1.0, 1e4)
+    assert exp_weights(weights[None], 0, 4, -1) == (1.0, 1e4)
     np.testing.assert_array_equal(weights, [1.0, 0.0, 0.0, 0.0])

@@ -19,14 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit, njit_inline
+from samplesoft._jit import njit, njit_bare, njit_inline
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, worker
-from samplesoft.kernels.rows import pair_products, products
+from samplesoft.kernels.products import products
+from samplesoft.kernels.rows import prefetch_row
 from samplesoft.kernels.weights import exp_weights, find
+from samplesoft.samplers.visits import visits_of
 
 Real = NDArray[Any]  # float32 or float64
 _BELOW_ONE = 1.0 - 2.0**-53
+_SMALL = 1e-60  # a product of five shares, as of the deepest cells, stays within float64
 
 
 class Cells(NamedTuple):
@@ -59,12 +62,13 @@ class Contexts(NamedTuple):
 class Paths(NamedTuple):
     """Ways through the cells, (B, k): of uniforms that are drawn by, or to classes that are known.
 
-    `at` are the cells that they have come to, at the end the places of classes; `log_q` are the
-    shares on the way, added up.
+    `at` are the cells that they have come to, at the end the places of classes. The product of
+    `shares` on the way, and in `log_q` the logarithm of those too small for it, are their q.
     """
 
     uniforms: FloatArray  # what is left of each in its cell
     at: IntArray
+    shares: FloatArray
     log_q: FloatArray
 
 
@@ -76,29 +80,39 @@ class Room(NamedTuple):
 
     logits: Real
     weights: Real
+    sums: FloatArray  # (rows, 2): of the weights of a row, and the greatest logit
 
 
 @njit_inline
 def score(
-    tree: Cells, cell: int, queries: Real, b: int, other: int, room: Room, row: int
-) -> tuple[int, int]:
-    """Write the logits of the children of a cell for query b; return the first, and how many.
+    cells: Real,
+    rows: Real,
+    log_sizes: Real,
+    is_leaf: bool,
+    first: int,
+    last: int,
+    queries: Real,
+    b: int,
+    other: int,
+    logits: Real,
+    row: int,
+) -> None:
+    """Write the logits of children [first, last), which are classes or cells, for query b.
 
     Those for an `other` query that is not -1 go to the next row.
     """
-    first, last = tree.ranges[cell, 0], tree.ranges[cell, 1]
-    is_leaf = cell >= tree.levels[-2]  # whose children are classes
-    multiply_children(tree, is_leaf, first, last, queries, b, other, room.logits, row)
+    multiply_children(cells, rows, is_leaf, first, last, queries, b, other, logits, row)
     if not is_leaf:
+        sizes = log_sizes[first:last]
         for r in range(row, row + 1 if other < 0 else row + 2):
             for i in range(lane(), last - first, num_lanes()):
-                room.logits[r, i] += tree.log_sizes[first + i]
-    return first, last - first
+                logits[r, i] += sizes[i]
 
 
 @njit_inline
 def multiply_children(
-    tree: Cells,
+    cells: Real,
+    rows: Real,
     is_leaf: bool,
     first: int,
     last: int,
@@ -109,59 +123,35 @@ def multiply_children(
     row: int,
 ) -> None:
     """Write the inner products of query b and children [first, last) to a row of `logits`."""
-    if other >= 0 and is_leaf:
-        pair_products(tree.rows, first, last, queries, b, other, logits)
-    elif other >= 0:
-        pair_products(tree.cells, first, last, queries, b, other, logits)
-    elif is_leaf:
-        products(tree.rows, first, last, queries, b, logits, row)
+    if is_leaf:
+        products(rows, first, last, queries, b, other, logits, row)
     else:
-        products(tree.cells, first, last, queries, b, logits, row)
+        products(cells, first, last, queries, b, other, logits, row)
 
 
 @njit_inline
-def weigh(room: Room, row: int, num: int) -> tuple[float, float]:
+def weigh(logits: Real, weights: Real, row: int, num: int) -> tuple[float, float]:
     """Write exp(logit) divided by the greatest; return the sum of that, and the greatest logit.
 
     Weights are computed up to a whole vector of eight, so that no loop has a rest.
     """
     size = (num + 7) // 8 * 8
     for i in range(lane(), num, num_lanes()):
-        room.weights[row, i] = room.logits[row, i]
+        weights[row, i] = logits[row, i]
     # what weighs nothing may be drawn by nobody
     for i in range(num + lane(), size, num_lanes()):
-        room.weights[row, i] = -np.inf
+        weights[row, i] = -np.inf
     meet()
-    return exp_weights(room.weights[row], size, -1)
+    return exp_weights(weights, row, size, -1)
 
 
-@njit_inline
-def leave_out(
-    contexts: Contexts, b: int, level: int, first: int, num: int, room: Room, row: int
-) -> None:
-    """Take the excluded class of context b out of the logits of `num` cells of a level."""
-    # a logarithm of what is kept is added, so that a cell without its class keeps the rest
-    place = contexts.path[b, level] - first
-    if 0 <= place < num and place % num_lanes() == lane():
-        room.logits[row, place] += contexts.remaining[b, level]
-
-
-@njit
-def log_share(logit: float, weight: float, total: float, greatest: float) -> float:
-    """Return the log of the share of a child, as it is drawn, or would be if it had any weight."""
-    # by the weight that was drawn from, not the logit: q is what happened, to the last bit
-    if weight > 0.0:
-        return math.log(weight / total)
-    if total == 0.0:  # of the excluded class, alone in its leaf
-        return -np.inf
-    return logit - greatest - math.log(total)
-
-
-@njit
+@njit_bare
 def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
     """Write what remains of the cells on the paths to excluded classes, from the leaf upwards."""
-    path, remaining, row = contexts.path, contexts.remaining, worker()
-    depth = len(tree.levels) - 1
+    cells, rows, log_sizes, ranges, levels = tree
+    queries, path, remaining = contexts
+    logits, weights, _ = room
+    row, depth = worker(), len(levels) - 1
     for b in range(worker(), len(path), num_workers()):
         # the class itself keeps nothing
         change = -np.inf
@@ -169,36 +159,35 @@ def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
         if path[b, depth] < 0:
             continue
         for level in range(depth - 1, -1, -1):
-            cell = path[b, level]
-            first, num = score(tree, cell, contexts.queries, b, -1, room, row)
+            first, last = ranges[path[b, level], 0], ranges[path[b, level], 1]
+            is_leaf = level == depth - 1
+            score(cells, rows, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
             # all of the cell, then without the class: the ratio is what it keeps
-            before, top = weigh(room, row, num)
+            before, top = weigh(logits, weights, row, last - first)
             place = path[b, level + 1] - first
             if place % num_lanes() == lane():
-                room.logits[row, place] += change
+                logits[row, place] += change
             kept = -np.inf
             # a class alone takes its cell with it; else log(0 / 0) would be asked for
-            if num > 1 or change > -np.inf:
-                total, greatest = weigh(room, row, num)
+            if last - first > 1 or change > -np.inf:
+                total, greatest = weigh(logits, weights, row, last - first)
                 kept = greatest - top + math.log(total / before)
             remaining[b, level] = change = kept
             meet()  # all have read what the next cell overwrites
 
 
 @njit
-def draw_child(
-    weights: Real, num: int, u: float, total: float, start: int, below: float
-) -> tuple[int, float, float]:
-    """Return the child that a uniform draws, from `start` on, and the weight `below` it.
-
-    Also returns what is left of the uniform: stretched over the child, it serves the next cell.
-    """
-    target = u * total
-    child, below = find(weights, num, target, start, below)
-    return child, below, min((target - below) / weights[child], _BELOW_ONE)
+def walk(tree: Cells, contexts: Contexts, known: IntArray, paths: Paths, room: Room) -> None:
+    """Take paths from the top to classes, which are drawn, or `known` (T + 1, B, k)."""
+    levels = tree.levels
+    for level in range(-1, len(levels) - 1):
+        first, last = (-1, 0) if level < 0 else (levels[level], levels[level + 1])
+        # contexts that meet in a cell come one after another
+        visits = visits_of(paths.at, first, last - first)
+        step(tree, contexts, level, visits, known[level + 1], paths, room)
 
 
-@njit
+@njit_bare
 def step(
     tree: Cells,
     contexts: Contexts,
@@ -210,38 +199,72 @@ def step(
 ) -> None:
     """Take paths from the cells of a level, which are visited, to children.
 
-    These are `known` (B, k), or drawn where that is empty; uniforms of a visit are sorted. The
-    shares of the children are added to ``log_q``.
+    These are `known` (B, k), or drawn where that is empty; uniforms of a visit are sorted.
     """
-    u, at, log_q = paths
-    alone, v = num_workers() == 1, worker()
-    while v < len(visits):
-        b, other, end = visits[v, 0], -1, v + 1
-        cell = at[b, visits[v, 1]]
-        # two contexts at a time where they meet, for half of the reading
-        if alone and end < len(visits) and at[visits[end, 0], visits[end, 1]] == cell:
-            other, end = visits[end, 0], end + 1
-        first, num = score(tree, cell, contexts.queries, b, other, room, worker())
+    # taken apart here: in a loop, each array of a tuple would have its references counted
+    cells, rows, log_sizes, ranges, levels = tree
+    queries, path, remaining = contexts
+    u, at, shares, log_q = paths
+    logits, weights, sums = room
+    is_leaf, are_known = level == len(levels) - 2, known.size > 0
+    # several visits at a time: the processor works on the next while one waits for its numbers
+    together = len(logits) if num_workers() == 1 else 1
+    for v in range(worker() * together, len(visits), num_workers() * together):
+        end = min(v + together, len(visits))
+        # classes of the next leaves are rarely in a cache
+        for i in range(end, min(end + together, len(visits)) if is_leaf else end):
+            cell = at[visits[i, 0], visits[i, 1]]
+            if cell != at[visits[i - 1, 0], visits[i - 1, 1]]:
+                for j in range(ranges[cell, 0], ranges[cell, 1]):
+                    prefetch_row(rows, j)
+        i = v
+        while i < end:
+            b, other, row = visits[i, 0], -1, worker() + i - v
+            cell = at[b, visits[i, 1]]
+            # two contexts at a time where they meet, for half of the reading
+            if i + 1 < end and at[visits[i + 1, 0], visits[i + 1, 1]] == cell:
+                other = visits[i + 1, 0]
+            first, last = ranges[cell, 0], ranges[cell, 1]
+            score(cells, rows, log_sizes, is_leaf, first, last, queries, b, other, logits, row)
+            i += 1 if other < 0 else 2
         for i in range(v, end):
             b, row = visits[i, 0], worker() + i - v
-            leave_out(contexts, b, level + 1, first, num, room, row)
-            total, greatest = weigh(room, row, num)
-            weights = room.weights[row]
+            cell = at[b, visits[i, 1]]
+            first, num = ranges[cell, 0], ranges[cell, 1] - ranges[cell, 0]
+            # a logarithm of what is kept is added: without its class a cell keeps the rest
+            place = path[b, level + 1] - first
+            if 0 <= place < num and place % num_lanes() == lane():
+                logits[row, place] += remaining[b, level + 1]
+            sums[row, 0], sums[row, 1] = weigh(logits, weights, row, num)
+        for i in range(v, end):
+            b, row = visits[i, 0], worker() + i - v
+            cell = at[b, visits[i, 1]]
+            first, num = ranges[cell, 0], ranges[cell, 1] - ranges[cell, 0]
+            total, greatest = sums[row, 0], sums[row, 1]
             # uniforms rise, so the search goes on where the last one ended
-            child, below = 0, 0.0
+            child, below, left = 0, 0.0, 0.0
             for k in range(visits[i, 1], visits[i, 2]):
-                left, log_here = u[b, k], log_q[b, k]
-                if known.size:
+                if are_known:
                     child = known[b, k] - first
                 else:
-                    child, below, left = draw_child(weights, num, left, total, child, below)
-                log_here += log_share(room.logits[row, child], weights[child], total, greatest)
+                    target = u[b, k] * total
+                    child, below = find(weights, row, num, target, child, below)
+                    if not is_leaf:  # stretched over the child, what is left serves the next cell
+                        left = min((target - below) / weights[row, child], _BELOW_ONE)
+                # by the weight that was drawn from, not the logit: q is what happened
+                share, log_share = weights[row, child] / total if total > 0.0 else 0.0, 0.0
+                if not share > _SMALL:
+                    share, log_share = 1.0, -np.inf  # of the excluded class, alone in its leaf
+                    if total > 0.0:
+                        log_share = logits[row, child] - greatest - math.log(total)
+                share *= shares[b, k]
                 meet()  # all have read what is replaced now
-                u[b, k], at[b, k], log_q[b, k] = left, first + child, log_here
-        v = end if alone else len(visits)
+                u[b, k], at[b, k], shares[b, k] = left, first + child, share
+                if log_share < 0.0:
+                    log_q[b, k] += log_share
 
 
-@njit
+@njit_bare
 def sum_up(
     children: Real,
     sizes: IntArray,

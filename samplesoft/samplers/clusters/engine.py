@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from samplesoft._device.select import to_host
 from samplesoft._jit import chunks
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
+from samplesoft.kernels.products import whole_eights
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows
 from samplesoft.samplers.clusters.descent import (
     Cells,
@@ -20,19 +21,17 @@ from samplesoft.samplers.clusters.descent import (
     Paths,
     Room,
     exclude_classes,
-    step,
     sum_up,
+    walk,
 )
 from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_distances
-from samplesoft.samplers.visits import visits_of
 
 _TOP = -1  # the cell over all, and its level
-_NONE = np.empty((0, 0), np.int64)  # known: all are drawn
-_CONTEXTS = 64  # in a task of a thread
-_CHILDREN = 1 << 16  # that are weighed in a task of a thread, at least
-_FEW = 32  # children of a cell that is not at the top, about
-_DRAWS = 1 << 20  # that are held at a time
+_DRAWS = 1 << 20  # that are held at a time, by a thread
+_FEWEST = 64  # contexts of a part, and into how many a large batch is divided
+_PARTS = 4
+_TOGETHER = 16  # visits, see `step`
 _CELLS = 256  # that a task of a thread sums up, at least
 _TASKS = 16  # or so for a long loop
 
@@ -105,7 +104,7 @@ class HostClusters:
         self._sizes, self._leaf_starts = ends - firsts, partition.starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
-        self._width = (widest + 7) // 8 * 8  # weights come in whole vectors of eight: see `weigh`
+        self._width = whole_eights(widest)
         cells, sizes = np.empty((len(firsts), 2 * dim), rows.dtype), np.log(self._sizes)
         tree = (cells, rows[self._order], sizes.astype(rows.dtype), ranges, levels)
         self._tree = Cells(*map(self._arrays.placed, tree))
@@ -143,24 +142,35 @@ class HostClusters:
         self, h: Rows, exclude: IntArray, uniforms: FloatArray, places: IntArray | None
     ) -> tuple[IntArray, FloatArray]:
         """Return the places (B, k) that uniforms draw, or known ones, and log-probabilities."""
-        placed, shape, depth = self._arrays.placed, uniforms.shape, len(self._levels) - 1
+        placed, shape = self._arrays.placed, uniforms.shape
         drawn, log_q = np.empty(shape, np.int64), np.empty(shape)
+        queries, excluded = self._queries(to_host(h)), to_host(exclude)
         sorted_by: Any = uniforms if places is None else places
-        for part, contexts in self._contexts(h, exclude, shape[1]):
+
+        def follow(part: slice) -> None:
+            contexts = self._without(queries[part], excluded[part])
             # sorted, so that the draws of a context in a cell are neighbours, and so are those
             # below it; classes of a leaf side by side: a leaf is weighed once for all of them
             order = np.argsort(sorted_by[part], axis=1)
             ranked = np.take_along_axis(sorted_by[part], order, axis=1)
             u = ranked if places is None else uniforms[part]
-            known = [_NONE] * (depth + 1) if places is None else self._ways(ranked)
-            paths = Paths(*map(placed, (u, np.full_like(order, _TOP), np.zeros(order.shape))))
-            for level in range(depth + 1):
-                self._step(contexts, level - 1, placed(known[level]), paths)
-            at, logs = to_host(paths.at), to_host(paths.log_q)
+            known = (
+                np.stack(self._ways(ranked))
+                if places is not None
+                else np.empty((len(self._levels), 0, 0), np.int64)
+            )
+            zeros = np.zeros(order.shape)
+            paths = Paths(*map(placed, (u, np.full_like(order, _TOP), zeros + 1.0, zeros)))
+            self._descend(contexts, known, paths)
+            at, logs = to_host(paths.at), np.log(to_host(paths.shares)) + to_host(paths.log_q)
             # what was added up on the way to an excluded class is of no use
             logs[at == to_host(contexts.path)[:, -1:]] = -np.inf
             np.put_along_axis(drawn[part], order, at, axis=1)
             np.put_along_axis(log_q[part], order, logs, axis=1)
+
+        self._arrays.each(
+            follow, chunks(len(queries), self._contexts_at_a_time(shape[1], len(queries)))
+        )
         return drawn, placed(log_q)
 
     def probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -218,46 +228,28 @@ class HostClusters:
             bounds += 0.5 * ((scaled * largest) ** 2).sum(axis=1)
         return scaled, bounds
 
-    def _contexts(self, h: Rows, exclude: IntArray, k: int) -> Iterator[tuple[slice, Contexts]]:
-        """Yield as many contexts (B, d) at a time as fit, for k classes of each."""
-        queries, excluded = self._queries(to_host(h)), to_host(exclude)
-        for part in chunks(len(queries), self._contexts_at_a_time(k)):
-            yield part, self._without(queries[part], excluded[part])
-
-    def _contexts_at_a_time(self, k: int) -> int:
-        return max(1, _DRAWS // k)
+    def _contexts_at_a_time(self, k: int, batch: int) -> int:
+        """Return how many contexts, with k classes each, go down together."""
+        # those that meet in a leaf share the reading of it, but each thread should have some
+        return max(1, min(_DRAWS // k, max(_FEWEST, batch // _PARTS)))
 
     def _without(self, queries: Rows, exclude: IntArray) -> Contexts:
         """Return contexts with what is left out for each."""
         placed, excludes = self._arrays.placed, exclude != NO_CLASS
         path = np.full((len(queries), len(self._levels)), -1)
+        contexts = Contexts(placed(queries), placed(path), placed(np.empty(path.shape)))
+        # where no path has a place, nobody asks what remains
         if excludes.any():
             ways = self._ways(self._places[exclude[excludes]].astype(np.int64))
             path[excludes] = np.stack(ways, axis=1)
-        contexts = Contexts(placed(queries), placed(path), placed(np.empty(path.shape)))
-
-        def write(part: slice) -> None:
-            some, num = Contexts._make(each[part] for each in contexts), part.stop - part.start
-            self._arrays.run(exclude_classes, num, self._tree, some, self._room(num))
-
-        # where no path has a place, nobody asks what remains
-        if excludes.any():
-            self._arrays.each(write, chunks(len(path), max(_CONTEXTS, len(path) // _TASKS)))
+            contexts = contexts._replace(path=placed(path))
+            num, room = len(path), self._room(len(path))
+            self._arrays.run(exclude_classes, num, self._tree, contexts, room)
         return contexts
 
-    def _step(self, contexts: Contexts, level: int, known: IntArray, paths: Paths) -> None:
-        """Take paths a level further, on threads for the visits to its cells."""
-        first, last = (_TOP, 0) if level == _TOP else self._levels[level : level + 2]
-        # contexts that meet in a cell come one after another
-        visits = visits_of(paths.at, first, last - first)
-        # cells at the top are many, the others have few children: tasks should be alike
-        wide = int(self._levels[1]) if level == _TOP else _FEW
-
-        def take(part: slice) -> None:
-            step(self._tree, contexts, level, visits[part], known, paths, self._room(2))
-
-        size = max(1, _CHILDREN // wide, len(visits) // _TASKS)
-        self._arrays.each(take, chunks(len(visits), size))
+    def _descend(self, contexts: Contexts, known: IntArray, paths: Paths) -> None:
+        """Take paths from the top to classes."""
+        walk(self._tree, contexts, known, paths, self._room(_TOGETHER))
 
     def _ways(self, places: IntArray) -> list[IntArray]:
         """Return the cells over the classes at some places, from the top, and those at the end."""
@@ -274,5 +266,5 @@ class HostClusters:
 
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the children of `num` cells, in a row for each."""
-        logits = np.empty((min(num, 2), self._width), self._tree.rows.dtype)
-        return Room(logits, np.empty_like(logits))
+        logits = np.empty((min(num, _TOGETHER), self._width), self._tree.rows.dtype)
+        return Room(logits, np.empty_like(logits), np.empty((len(logits), 2)))

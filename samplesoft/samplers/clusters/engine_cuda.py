@@ -23,34 +23,38 @@ class CudaClusters(HostClusters):
 
     _arrays = CudaArrays
 
-    def _step(self, contexts: Any, level: int, known: Any, paths: Paths) -> None:
+    def _descend(self, contexts: Any, known: Any, paths: Paths) -> None:
         # each path is a visit of its own, and has a warp
         b, k = np.indices(paths.at.shape).reshape(2, -1)
         visits, num = to_device(np.stack([b, k, k + 1], axis=1)), paths.at.size
         room = self._room(num)
-        run_on_warps(descent.step, num, self._tree, contexts, level, visits, known, paths, room)
+        for level, children in enumerate(known, start=-1):
+            asked = self._tree, contexts, level, visits, to_device(children), paths, room
+            run_on_warps(descent.step, num, *asked)
 
     def probs(self, h: Any, exclude: Any) -> Any:
         """Return the probabilities (B, n) of all classes."""
         n, probs = len(self._places), []
         # classes at a time for which one context has room
-        for part in chunks(n, self._contexts_at_a_time(1)):
+        for part in chunks(n, self._contexts_at_a_time(1, 1)):
             ids = np.broadcast_to(np.arange(n)[part], (h.shape[0], part.stop - part.start))
             probs.append(np.exp(to_host(self.log_prob(h, ids, exclude))))
         return to_device(np.concatenate(probs, axis=1))
 
-    def _contexts_at_a_time(self, k: int) -> int:
+    def _contexts_at_a_time(self, k: int, batch: int) -> int:
         return max(1, _NUMBERS // (2 * k * self._width))
 
     def _room(self, num: int) -> Room:
         # in float64, whatever the vectors are: weights are only read here
-        return Room(*(empty((num, self._width), np.float64) for _ in range(2)))
+        logits, weights = (empty((num, self._width), np.float64) for _ in range(2))
+        return Room(logits, weights, empty((num, 2), np.float64))
 
 
 @replaces(descent.multiply_children)
 @device_function
 def _multiply_children(
-    tree: Any,
+    cells: Any,
+    rows: Any,
     is_leaf: bool,
     first: int,
     last: int,
@@ -61,5 +65,4 @@ def _multiply_children(
     row: int,
 ) -> None:
     """Do as that, with one product in place of two: 40 registers less in every kernel."""
-    vectors = tree.rows if is_leaf else tree.cells
-    warp_products(vectors, first, last, queries, b, logits, row)
+    warp_products(rows if is_leaf else cells, first, last, queries, b, other, logits, row)

@@ -17,6 +17,7 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray, writable
 from samplesoft.feature_maps import FeatureMap
+from samplesoft.kernels.products import whole_eights
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.tree.leaf import (
     KERNEL,
@@ -422,7 +423,8 @@ class HostTree:
 
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the classes of `num` leaves."""
-        arrays, shape = self._arrays, (self._arrays.workers(num), self._rules.leaf_size)
+        arrays = self._arrays
+        shape = arrays.workers(num), whole_eights(self._rules.leaf_size)
         return Room(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _taken(self, ids: IntArray) -> Rows:

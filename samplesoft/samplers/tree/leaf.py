@@ -17,8 +17,8 @@ import numpy as np
 from samplesoft._jit import njit, njit_inline
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.lanes import lane, meet, num_lanes, num_workers, sum_of_lanes, worker
+from samplesoft.kernels.products import products as multiply
 from samplesoft.kernels.rows import CACHE, prefetch_row
-from samplesoft.kernels.rows import products as multiply
 from samplesoft.kernels.weights import exp_weights, find
 from samplesoft.samplers.tree.walk import (
     LOG_REACH,
@@ -105,12 +105,12 @@ def weigh_leaf(
     """
     products, weights = room
     row = worker()
-    multiply(visited.rows, start, start + size, visited.queries, b, products, row)
+    multiply(visited.rows, start, start + size, visited.queries, b, -1, products, row)
     if rules.kind == SOFTMAX:
         for c in range(lane(), size, num_lanes()):
             weights[row, c] = log_weight(products[row, c], rules)
         # divided by the greatest, whose logit is returned: nothing overflows
-        return exp_weights(weights[row], size, without)
+        return exp_weights(weights, row, size, without)
     # other kinds are sums of positive numbers of moderate size, and need no shift
     total = 0.0
     for c in range(lane(), size, num_lanes()):
@@ -225,7 +225,7 @@ def finish(
             i = classes.order[b, k]
             if is_drawn:
                 target = ways.numbers[row + k, UNIFORM] * total
-                c, _ = find(room.weights[worker()], size, target, 0, 0.0)
+                c, _ = find(room.weights, worker(), size, target, 0, 0.0)
                 classes.ids[b, i] = leaf * rules.leaf_size + c
             else:
                 c = classes.ids[b, i] - leaf * rules.leaf_size
