@@ -125,7 +125,10 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
     No two calls may write to the same place. A thread that is done with an item takes the next.
     """
     items = list(items)
-    workers = min(num_threads(), len(items)) if len(items) > 1 else 1
+    if items and not items[1:]:
+        function(items[0])
+        return
+    workers = min(num_threads(), len(items))
     left = iter(items)  # which threads share: next() of a list's is one step to them
 
     def work(_: int = 0) -> None:
@@ -172,4 +175,6 @@ def chunks(size: int, chunk: int) -> list[slice]:
 
 def row_chunks(shape: tuple[int, ...], numbers: int) -> list[slice]:
     """Split the rows of a matrix of `shape` into slices of about `numbers` numbers each."""
+    if 0 < shape[0] * shape[1] <= numbers:
+        return [slice(0, shape[0])]
     return chunks(shape[0], max(1, numbers // max(1, shape[1])))

@@ -9,6 +9,10 @@ import numpy as np
 LARGEST_EXPONENT = 700.0  # exp of it is finite, of minus it not 0; what lies beyond is cut to it
 
 
+# as a decorator, for functions whose callers look at the result: less to do than in `quiet`
+quietly = np.errstate(over="ignore", invalid="ignore")
+
+
 def quiet() -> np.errstate:
     """Leave out NumPy's warnings of overflow, for callers look at the result.
 

@@ -143,6 +143,8 @@ def _as_classes(name: str, array: NDArray[Any], num_classes: int, of: str = "cla
 
 def require_plain(name: str, value: Any) -> None:
     """Raise for an array on a GPU, and for one of whose entries some are masked."""
+    if type(value) is np.ndarray:
+        return
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"`{name}` must be a plain array, got a masked array, whose mask would be ignored; "
@@ -202,6 +204,8 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
+    if type(value) is int and minimum <= value <= LARGEST_COUNT:
+        return value
     # True is an int to Python, and here nearly always a slip
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")
@@ -260,7 +264,9 @@ def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
 
 def as_flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False, and not merely true or false."""
-    if not isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, np.bool_):
         raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
     return bool(value)
 
@@ -276,6 +282,8 @@ def require_instance(name: str, value: Any, kind: type) -> None:
 
 def require_mapping(name: str, value: Any) -> None:
     """Raise TypeError if `value` is not a mapping whose keys are names."""
+    if type(value) is dict and {*map(type, value)} <= {str}:
+        return
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(
             f"`{name}` must be a mapping from names, such as a dict, got {type(value).__name__}."

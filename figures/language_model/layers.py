@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from samplesoft._jit import row_chunks, thread_each
+from samplesoft._jit import njit, row_chunks, thread_each
 from samplesoft._limits import quiet
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, uniform_block
@@ -21,7 +21,7 @@ from samplesoft._validation import (
     as_positive,
     require_plain,
 )
-from samplesoft.kernels.sort_ids import add_runs, equal_runs
+from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses import SparseRows
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 
@@ -163,6 +163,24 @@ class Embedding:
 
         thread_each(add, row_chunks(rows.shape, _CHUNK_NUMBERS))
         return None, {"weights": SparseRows(ids, rows)}
+
+
+@njit
+def add_runs(
+    values: NDArray[Any], order: IntArray, starts: IntArray, first: int, sums: NDArray[Any]
+) -> None:
+    """Write the sums (runs, d) of the rows `values` (K, d) in runs ``first, first + 1, ...``.
+
+    `order` and `starts` are from `equal_runs`.
+    """
+    for g in range(len(sums)):
+        total = sums[g]
+        # the first is written, not added: sums need not be cleared before
+        total[:] = values[order[starts[first + g]]]
+        for place in order[starts[first + g] + 1 : starts[first + g + 1]]:
+            row = values[place]
+            for i in range(len(total)):
+                total[i] += row[i]
 
 
 class Dropout:

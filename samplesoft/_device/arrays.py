@@ -48,8 +48,7 @@ class HostArrays:
         """Return rows (N, d) in C order; those of an array as it is are not read through."""
         # a step touches a few rows of n; to read all of them would cost more than the step
         if (
-            isinstance(value, np.ndarray)
-            and not isinstance(value, np.ma.MaskedArray)
+            (type(value) is np.ndarray or isinstance(value, np.memmap))
             and value.dtype in (np.float32, np.float64)
             and value.ndim == 2
             and value.size

@@ -6,6 +6,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from samplesoft._validation import as_choice
 
 DEVICES = ("cpu", "cuda")
@@ -49,7 +51,7 @@ def on_device(value: Any) -> bool:
 
 def device_of(array: Any) -> str:
     """Return where an array lies."""
-    return "cuda" if on_device(array) else "cpu"
+    return "cuda" if type(array) is not np.ndarray and on_device(array) else "cpu"
 
 
 def to_host(value: Any) -> Any:
@@ -71,6 +73,8 @@ def to_host(value: Any) -> Any:
     >>> to_host({"already": "here"})
     {'already': 'here'}
     """
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, dict):
         return {key: to_host(part) for key, part in value.items()}
     if hasattr(value, "to_host"):

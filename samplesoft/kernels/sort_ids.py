@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._jit import njit
 from samplesoft._validation import IntArray
@@ -75,21 +72,3 @@ def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         inverse[place] = num - 1
     starts[num] = len(ids)
     return unique[:num].copy(), inverse, order, starts[: num + 1].copy()
-
-
-@njit
-def add_runs(
-    values: NDArray[Any], order: IntArray, starts: IntArray, first: int, sums: NDArray[Any]
-) -> None:
-    """Write the sums (runs, d) of the rows `values` (K, d) in runs ``first, first + 1, ...``.
-
-    `order` and `starts` are from `equal_runs`.
-    """
-    for g in range(len(sums)):
-        total = sums[g]
-        # the first is written, not added: sums need not be cleared before
-        total[:] = values[order[starts[first + g]]]
-        for place in order[starts[first + g] + 1 : starts[first + g + 1]]:
-            row = values[place]
-            for i in range(len(total)):
-                total[i] += row[i]

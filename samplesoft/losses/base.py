@@ -18,7 +18,8 @@ from scipy import sparse
 from samplesoft._device import ARRAYS
 from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import to_host, twin
-from samplesoft._limits import quiet
+from samplesoft._jit import njit
+from samplesoft._limits import quietly
 from samplesoft._temperature import as_tau
 from samplesoft._validation import (
     FloatArray,
@@ -287,15 +288,19 @@ class Loss(ABC):
         return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
 
     def check_batch(
-        self, h: ArrayLike, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
+        self, h: Any, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Check the arguments of `forward`, and normalise contexts; for callers that draw."""
         arrays: HostArrays = twin(self.device, ARRAYS)
         rows = arrays.shaped_rows("class_embeddings", class_embeddings)
         n, d = rows.shape
-        contexts = arrays.float_rows("h", h, d, rows.dtype)
+        # as in most steps; what is not sound is told below
+        sound = _are_plain(h, labels, d, rows.dtype) and is_sound(h, labels, n)
+        contexts = h if sound else arrays.float_rows("h", h, d, rows.dtype)
         size = contexts.shape[0]
-        if self.device == "cpu":
+        if sound:
+            targets = Targets(labels)
+        elif self.device == "cpu":
             targets = check_targets(labels, size, n, self.label_reduction)
         elif sparse.issparse(labels):
             raise TypeError(
@@ -308,9 +313,10 @@ class Loss(ABC):
         norms = None
         if self.normalize:  # a copy, for the caller's array stays as it is
             contexts, norms = arrays.unit_rows("h", arrays.copied(contexts))
-        z = arrays.times(contexts, self.tau)
+        z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
+    @quietly  # what is not finite is refused
     def forward_batch(
         self,
         batch: Batch,
@@ -322,22 +328,21 @@ class Loss(ABC):
         """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
         per_example = _checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
         losses, saved = self._forward(batch, draw, label_log_count)
-        if not np.isfinite(losses).all():
-            # class vectors are looked at here only: to read all of them costs more than a step
-            require_finite_rows(to_host(batch.class_embeddings))
-            raise _not_finite(losses, batch.z.dtype)
         # in float64 whatever the vectors are: float32 sums of long batches lose what training gains
-        with quiet():  # refused next
-            weighted = losses * per_example
-            total = float(weighted.sum())
+        total = float(losses.dot(per_example))  # finite only where all losses are
         if not isfinite(total):
+            if not np.isfinite(losses).all():
+                # class vectors are looked at here only: to read all of them costs more than a step
+                require_finite_rows(to_host(batch.class_embeddings))
+                raise _not_finite(losses, batch.z.dtype)
             raise ValueError(
                 f"the weighted sum of the losses must be finite, got {total}; scale `weights`, or "
                 "`h` and `class_embeddings`, down."
             )
-        value = weighted if self.reduction == "none" else total
+        value = losses * per_example if self.reduction == "none" else total
         return value, Cache(batch, per_example, saved)
 
+    @quietly
     def backward(self, cache: Cache) -> Gradients:
         """Compute the gradient of what `forward` returned, or of its sum.
 
@@ -353,9 +358,8 @@ class Loss(ABC):
             beyond the range of their type is not finite; optimizers refuse it.
         """
         batch, arrays = cache.batch, twin(self.device, ARRAYS)
-        with quiet():
-            gradients = self._backward(batch, cache.saved, cache.weights)
-        dh = arrays.times(gradients.dh, self.tau)  # z = tau h
+        gradients = self._backward(batch, cache.saved, cache.weights)
+        dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
         if batch.norms is not None:
             dh = arrays.unit_rows_backward(dh, batch.contexts, batch.norms)
         return Gradients(dh, gradients.dW, gradients.db)
@@ -369,6 +373,22 @@ class Loss(ABC):
     @abstractmethod
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         """Return gradients of the weighted sum of losses; ``dh`` holds that in ``batch.z``."""
+
+
+def _are_plain(h: Any, labels: Any, dim: int, dtype: np.dtype[Any]) -> bool:
+    """Tell whether contexts and labels (B,) are arrays that are computed with as they are."""
+    return (
+        type(h) is type(labels) is np.ndarray
+        and (h.dtype, labels.dtype, h.shape[1:]) == (dtype, np.int64, (dim,))
+        and labels.shape == h.shape[:1] != (0,)
+        and h.flags.c_contiguous & labels.flags.c_contiguous
+    )
+
+
+@njit
+def is_sound(h: Rows, labels: IntArray, n: int) -> bool:
+    """Tell whether all contexts are finite, and all labels in ``range(n)``."""
+    return 0 <= labels.min() and labels.max() < n and bool(np.isfinite(h).all())
 
 
 def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
@@ -386,7 +406,7 @@ def _checked_weights(
 ) -> FloatArray:
     """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
     if weights is None:  # nothing to check in most steps
-        return np.full(batch, 1.0 / batch if reduction == "mean" else 1.0)
+        return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
     per_example = as_real_array("weights", to_host(weights), (1,))
     if len(per_example) != batch:
         raise ValueError(f"`weights` must have shape ({batch},), got {per_example.shape}.")

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import chunks, njit, num_threads, thread_each
-from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.rows import row_dot
-from samplesoft.kernels.sort_ids import add_runs, equal_runs
+from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
@@ -33,20 +32,18 @@ def check_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatAr
     """
     if not isinstance(draw, Draw):
         raise no_draw(draw)
-    logs = draw.log_q if draw.log_inclusion is None else draw.log_inclusion
-    arrays = {"ids": draw.ids, "log_q": draw.log_q, "log_inclusion": draw.log_inclusion}
-    for name, array in arrays.items():
-        kinds = "iu" if name == "ids" else "f"
-        if array is None and name == "log_inclusion":
-            continue
+    ids, log_q = draw.ids, draw.log_q
+    logs = log_q if draw.log_inclusion is None else draw.log_inclusion
+    named = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
+    for name, array, kinds in named:
         if type(array) is not np.ndarray or array.dtype.kind not in kinds:
             require_plain(f"draw.{name}", array)
             raise TypeError(
                 f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
                 f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
             )
-    require_shapes(draw.ids.shape, logs.shape, batch)
-    ids = draw.ids.astype(np.int64, copy=False)
+    require_shapes(ids.shape, logs.shape, batch)
+    ids = ids.astype(np.int64, copy=False)
     log_counts = draw.log_expected_count.astype(np.float64, copy=False)
     if not are_drawable(ids, log_counts, n):  # one pass; what is wrong is sought only then
         raise _explained(ids, log_counts, n)
@@ -72,7 +69,7 @@ def require_replacement(draw: Draw, loss: str) -> None:
 
 def require_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
     """Raise for a draw that is not for `batch` contexts, or one for all."""
-    if len(ids) != 2 or ids[1] == 0 or ids[0] not in (1, batch):
+    if ids[1:] in ((), (0,)) or ids[2:] or ids[0] not in (1, batch):
         raise ValueError(
             f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids}; draw for the same "
             "contexts."
@@ -155,33 +152,36 @@ class Scores(NamedTuple):
 
 def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
     """Score labels and drawn classes `ids`, (B, m) or one set (1, m) for all examples."""
-    z, labels = batch.z, batch.targets.labels
-    owners = batch.targets.rows(np.arange(len(z)))
-    candidates = np.concatenate([labels, ids.ravel()])
-    runs = equal_runs(candidates, len(batch.class_embeddings))
+    z, labels, owners = batch.z, batch.targets.labels, batch.targets.owners
+    pairs, (size, d), m = labels.shape[0], z.shape, ids.shape[1]
+    every = np.arange(pairs)
+    owners = every if owners is None else owners
+    listed = np.empty((5, pairs + ids.size + 1), np.int64)
+    num = list_candidates(labels, ids, batch.class_embeddings.shape[0], listed)
+    candidates, places, order = listed[0, :-1], listed[2, :-1], listed[3, :-1]
+    runs = listed[1, :num], places, order, listed[4, : num + 1]
     # One set for all: scores of draws are one product of matrices, for which their vectors stand
     # in order. Else an example reads the rows of its own draws, and a class has one row.
-    shared = len(ids) == 1 < len(z)
+    shared = ids.shape[0] == 1 < size
     rows = candidates if shared else runs[0]
     block, norms = batch.class_embeddings.take(rows, axis=0), None
     if normalize:
         block, norms = unit_rows("class_embeddings", block, rows)
-    label_rows = np.arange(len(labels)) if shared else runs[1][: len(labels)]
-    own, drawn = np.empty(len(labels), z.dtype), np.empty((len(z), ids.shape[1]), z.dtype)
+    label_rows = every if shared else places[:pairs]
+    own, drawn = np.empty(pairs, z.dtype), np.empty((size, m), z.dtype)
     score_rows(z, owners, block, label_rows[:, None], own[:, None])
     scores = Scores(own, drawn, owners, block, norms, label_rows, shared, *runs)
-    with quiet():  # losses that are not finite are refused
-        if shared:
-            np.matmul(z, block[len(labels) :].T, out=drawn)
-        else:
-            examples, places = np.arange(len(z)), scores.draw_rows()
-            thread_each(
-                lambda part: score_rows(z, examples[part], block, places[part], drawn[part]),
-                _parts(len(z), drawn.size * z.shape[1]),
-            )
-        if batch.biases is not None:
-            own += batch.biases[labels]
-            drawn += batch.biases[ids]
+    if shared:
+        z.dot(block[pairs:].T, out=drawn)
+    else:
+        examples, rows = np.arange(size), scores.draw_rows()
+        thread_each(
+            lambda part: score_rows(z, examples[part], block, rows[part], drawn[part]),
+            _parts(size, drawn.size * d),
+        )
+    if batch.biases is not None:
+        own += batch.biases[labels]
+        drawn += batch.biases[ids]
     return scores
 
 
@@ -194,16 +194,15 @@ def score_gradients(
     (B,).
     """
     block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
-    z, pairs, classes = batch.z, len(d_own), scores.classes
+    z, pairs, classes = batch.z, d_own.shape[0], scores.classes
     # the weight of an example is a factor of all that it adds: it goes into z once, not into each
     # derivative
     column = weights.astype(z.dtype)[:, None]
     weighted = column * z
-    d_block = np.empty_like(block)
+    dW = np.empty((classes.shape[0], z.shape[1]), z.dtype)
     if scores.shared:
-        np.multiply(d_own[:, None], batch.targets.rows(weighted), out=d_block[:pairs])
-        np.matmul(d_drawn.T, weighted, out=d_block[pairs:])
-        dz = d_drawn @ block[pairs:]
+        dz, of_draws = d_drawn.dot(block[pairs:]), d_drawn.T.dot(weighted)
+        class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
     else:
         dz, places = np.empty_like(z), scores.draw_rows()
         work = d_drawn.size * z.shape[1]
@@ -213,19 +212,15 @@ def score_gradients(
         )
         thread_each(
             lambda part: class_sums(
-                d_own, d_drawn, weighted, owners, order, starts[part.start :], d_block[part]
+                d_own, d_drawn, weighted, owners, dW[:0], order, starts[part.start :], dW[part]
             ),
             _parts(len(classes), work),
         )
-    of_labels = block[:pairs] if scores.shared else block[scores.label_rows]
-    dz += batch.targets.per_example(d_own[:, None] * of_labels)
-    dz *= column
+    add_labels(d_own, block, scores.label_rows, owners, column, dz)
     if scores.norms is not None:
-        unit_rows_backward(d_block, block, scores.norms)
-    dW = d_block
-    if scores.shared:  # a class may stand in several rows of the block
-        dW = np.empty((len(classes), d_block.shape[1]), d_block.dtype)
-        add_runs(d_block, order, starts, 0, dW)
+        # a class may stand in several rows of the block, all of them the same
+        rows = order[starts[:-1]] if scores.shared else slice(None)
+        unit_rows_backward(dW, block[rows], scores.norms[rows])
     db = None  # a bias is the vector of a feature that is 1 in every context
     if batch.biases is not None:
         d_draws = (d_drawn.T @ column)[:, 0] if scores.shared else (column * d_drawn).ravel()
@@ -248,6 +243,23 @@ def are_drawable(ids: IntArray, log_counts: FloatArray, n: int) -> bool:
         for k in range(ids.shape[1]):
             bad += not (0 <= ids[b, k] < n and abs(log_counts[b, k]) < np.inf)
     return bad == 0
+
+
+@njit
+def list_candidates(labels: IntArray, ids: IntArray, n: int, out: IntArray) -> int:
+    """Write K labels and drawn classes in one list, and its `equal_runs`; return their number.
+
+    They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array.
+    """
+    candidates = out[0, :-1]
+    candidates[: len(labels)] = labels
+    candidates[len(labels) :] = ids.ravel()
+    unique, inverse, order, starts = equal_runs(candidates, n)
+    out[1, : len(unique)] = unique
+    out[2, :-1] = inverse
+    out[3, :-1] = order
+    out[4, : len(starts)] = starts
+    return len(unique)
 
 
 @njit
@@ -278,11 +290,25 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
 
 
 @njit
+def add_labels(
+    d_own: Floats, block: Floats, rows: IntArray, owners: IntArray, weights: Floats, dz: Floats
+) -> None:
+    """Add what labels pull at contexts, and multiply each of `dz` (B, d) by its weight (B, 1)."""
+    p = 0
+    for b in range(len(dz)):
+        while p < len(rows) and owners[p] == b:
+            _add(d_own[p], block, rows[p], dz[b])
+            p += 1
+        dz[b] *= weights[b, 0]
+
+
+@njit
 def class_sums(
     d_own: Floats,
     d_drawn: Floats,
     z: Floats,
     owners: IntArray,
+    of_draws: Floats,
     order: IntArray,
     starts: IntArray,
     out: Floats,
@@ -290,8 +316,9 @@ def class_sums(
     """Write the sums (k, d) over k classes of derivatives times contexts, each in float64.
 
     Derivatives are of the labels (P,), of which `owners` (P,) are the examples, and of the draws
-    (B, m). Class g has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the
-    draws, as `kernels.sort_ids.equal_runs` says.
+    (B, m), whose sums `of_draws` (m, d) over the examples are given if these share them. Class g
+    has those at ``order[starts[g]:starts[g + 1]]`` of the labels and then the draws, as
+    `kernels.sort_ids.equal_runs` says.
     """
     pairs, m = len(d_own), d_drawn.shape[1]
     slopes, total = d_drawn.ravel(), np.empty(out.shape[1])
@@ -301,6 +328,8 @@ def class_sums(
             draw = place - pairs
             if draw < 0:
                 _add(d_own[place], z, owners[place], total)
+            elif len(of_draws) > 0:
+                _add(1.0, of_draws, draw, total)
             elif slopes[draw] != 0.0:
                 _add(slopes[draw], z, draw // m, total)
         out[g] = total

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import as_device, twin
-from samplesoft._jit import njit, row_chunks, thread_each
+from samplesoft._jit import chunks, njit, row_chunks, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_choice
 from samplesoft.kernels.exponential import exp_to
 from samplesoft.kernels.weights import greatest, total
@@ -36,7 +35,9 @@ Kernel = Callable[..., None]
 Seed = int | np.random.Generator | None
 Sample = Callable[[int, Seed], Draw]  # so many draws for the contexts of a batch
 
-CHUNK_NUMBERS = 1 << 16  # logits that a thread computes at a time: they stay in its cache
+CHUNK_NUMBERS = 1 << 14  # logits that a thread computes at a time: they stay in its cache
+_JOB_CHUNKS = 8  # chunks that a thread takes at once: fewer are done before it is awake
+_NO_LABELS, _ALL_ONE = np.full((1, 1), -1), np.empty(0)
 _LEAST = 5e-324  # what `exp_to` gives for all that is too small
 
 
@@ -85,6 +86,10 @@ class SampledLoss(Loss):
     with_replacement: ClassVar[bool] = False
     why_no_bias: ClassVar[str] = ""
     offset = 0.0  # added to all scores
+
+    # Whether `_terms` are the same of logits that are all more or less by one number. Those of
+    # float32 vectors then come in float32, of which they keep the digits less their greatest.
+    _of_differences = False
 
     # `_merge(logits, merged)` computes logits (B,) that stand for the rows of logits (B, m) of
     # draws in the loss, and replaces rows by their derivatives.
@@ -138,8 +143,8 @@ class SampledLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        targets, facts = batch.targets, self.facts
-        ids, log_counts = check_draw(draw, len(batch.z), len(batch.class_embeddings))
+        targets, facts, num = batch.targets, self.facts, batch.targets.labels.shape[0]
+        ids, log_counts = check_draw(draw, batch.z.shape[0], batch.class_embeddings.shape[0])
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
@@ -151,20 +156,20 @@ class SampledLoss(Loss):
         scores = score_candidates(batch, ids, self.normalize)
         own, drawn = scores.own, scores.drawn
         if self.absolute:
-            own, drawn = np.abs(own), np.abs(drawn)
+            own, drawn = np.abs(own), np.abs(drawn)  # copies: derivatives take the place of `drawn`
         once = self.label_reduction == "ova"
         keeps_own, keeps_others = facts.draws_label, not self.mask_other_labels
         if once:  # all labels of an example are its own
             keeps_own = keeps_others = keeps_own and keeps_others
         # which draws are labels: asked only where some are not kept, as where draws exclude them
-        if keeps_own and keeps_others:
-            label_of, hits = np.full((1, ids.shape[1]), -1), np.zeros(len(own), np.int64)
-        else:
-            labels, draws = scores.places[: len(own)], scores.places[len(own) :].reshape(ids.shape)
-            label_of, hits = find_labels(labels, scores.owners, draws, len(scores.classes))
+        label_of, hits = _NO_LABELS, np.zeros(num, np.int64)
+        if not (keeps_own and keeps_others):
+            labels, draws = scores.places[:num], scores.places[num:].reshape(ids.shape)
+            label_of = find_labels(labels, scores.owners, draws, scores.classes.shape[0], hits)
         if self.excludes_label and hits.any():
             raise self.contains_label(targets.labels, int(hits.argmax()))
-        hits_of_examples = targets.per_example(hits)
+        one_each = targets.owners is None
+        hits_of_examples = hits if one_each else targets.per_example(hits)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
@@ -181,18 +186,23 @@ class SampledLoss(Loss):
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.firsts()))
             own -= gains_of_kept(ids.shape[1], hits, label_count)  # as if all draws gained it
 
+        void_unsound(own, drawn, scores.owners)  # a score that is not finite, of any draw, is told
+
         # Terms of the loss, and their derivatives in the scores.
-        shares = np.ones(len(own)) if targets.shares is None else targets.shares
+        shares = _ALL_ONE if targets.shares is None else targets.shares
         rules = keeps_own, keeps_others, once
         marks = label_of, hits_of_examples
         pairs = Pairs(own, drawn, log_counts, *marks, scores.owners, shares, *rules)
         # where an example has several labels, one logit may stand for most of its draws
-        merge = None if targets.owners is None else self._merge
-        losses, d_own, d_drawn = pair_terms(pairs, targets.firsts(), terms, merge)
+        if one_each or self._merge is None:
+            narrow = drawn.dtype if self._of_differences else np.dtype(np.float64)
+            losses, d_own, d_drawn = row_terms(pairs, targets, terms, narrow)
+        else:
+            losses, d_own, d_drawn = merged_terms(pairs, targets, terms, self._merge)
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        return targets.per_example(losses), (scores, d_own, d_drawn)
+        return losses if one_each else targets.per_example(losses), (scores, d_own, d_drawn)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         scores, d_own, d_drawn = saved
@@ -269,6 +279,7 @@ class SampledSoftmaxLoss(SampledLoss):
         "negatives", "masked", "reject", "candidate", "candidate_masked"
     )
     is_softmax = True
+    _of_differences = True
 
     def __init__(self, *, scheme: str = "negatives", device: str = "cpu", **options: Any) -> None:
         super().__init__(scheme=scheme, **options)
@@ -307,63 +318,52 @@ class Pairs(NamedTuple):
     own: FloatArray  # (P,): logits of the labels
     drawn: Rows  # (B, m): scores of the draws
     log_counts: FloatArray  # (B, m) or (1, m): what scores of draws lose
-    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, m) if all are -1
+    label_of: IntArray  # (B, m): the pair whose label a draw is, or -1; (1, 1) if all are -1
     hits: IntArray  # (B,): how many draws of an example are labels of it
     owners: IntArray  # (P,): example of each
-    shares: FloatArray  # (P,): what each weighs in the loss of its example
+    shares: FloatArray  # (P,): what each weighs in the loss of its example; (0,) if all weigh 1
     keeps_own: bool
     keeps_others: bool
     once: bool  # draws have weight for the first pair of an example alone
 
 
-def pair_terms(
-    pairs: Pairs, firsts: IntArray, terms: Kernel, merge: Kernel | None
+def row_terms(
+    pairs: Pairs, targets: Targets, terms: Kernel, dtype: np.dtype[Any]
 ) -> tuple[FloatArray, Rows, Rows]:
-    """Compute `terms` of a row of logits for each pair: of its label, and of each draw.
+    """Compute `terms` of a row of logits of a type for each pair: of its label, and of each draw.
 
-    `firsts` (B,) are the first pairs of the examples. Returns losses (P,), times `shares`, and the
-    derivatives of what each example loses in scores of labels (P,) and of draws (B, m). The loss of
-    a pair is NaN where a score is not finite, even of a draw without weight.
+    Returns losses (P,), times `shares`, and the
+    derivatives of what each example loses in scores of labels (P,) and of draws (B, m); where each
+    has one label, these take the place of the scores. The loss of a pair whose label has no finite
+    logit is NaN.
     """
-    if merge is None:
-        losses, d_own, d_drawn = _row_terms(pairs, firsts, terms)
-    else:
-        losses, d_own, d_drawn = _merged_terms(pairs, firsts, terms, merge)
-    finite = np.isfinite(pairs.drawn)
-    if not (finite.all() and np.isfinite(pairs.own).all()):
-        rows = np.logical_and.reduce(finite, axis=1)
-        losses[~(rows[pairs.owners] & np.isfinite(pairs.own))] = np.nan
-    return losses * pairs.shares, d_own, d_drawn
-
-
-def _row_terms(pairs: Pairs, firsts: IntArray, terms: Kernel) -> tuple[FloatArray, Rows, Rows]:
-    """Compute as `pair_terms`, of a row of all draws for each pair."""
-    drawn, losses = pairs.drawn, np.empty(len(pairs.own))
-    d_own, d_drawn = np.empty(len(losses), drawn.dtype), np.zeros(drawn.shape, drawn.dtype)
-    most = max(1, CHUNK_NUMBERS // (1 + drawn.shape[1]))  # pairs at a time
+    drawn, num, width = pairs.drawn, pairs.own.shape[0], 1 + pairs.drawn.shape[1]
+    losses, d_own = np.empty(num), np.empty(num, drawn.dtype)
+    d_drawn = drawn if drawn.shape[0] == num else np.empty_like(drawn)
+    most = CHUNK_NUMBERS // width or 1  # pairs at a time
 
     def work(job: slice) -> None:
         for first in range(job.start, job.stop, most):
-            part = slice(first, min(first + most, job.stop))
-            logits = np.empty((part.stop - first, 1 + drawn.shape[1]))
+            part = slice(first, first + most if first + most < job.stop else job.stop)
+            logits = np.empty((part.stop - first, width), dtype)
             pair_logits(pairs, first, logits)
             terms(logits, losses[part])
-            share_out_slopes(logits, pairs.shares[part], pairs.owners[part], d_own[part], d_drawn)
+            share_out_slopes(pairs, first, logits, losses, d_own, d_drawn)
 
     # the pairs of an example are all in one job, for they add to the same derivatives
-    jobs = [slice(0, len(losses))]
-    if len(losses) > most:
-        ends = np.append(firsts, len(losses))
-        cuts = np.unique([*ends[np.searchsorted(ends, range(0, ends[-1], most))], ends[-1]])
-        jobs = [slice(a, b) for a, b in pairwise(cuts.tolist())]
+    jobs = [slice(0, num)]
+    if num > _JOB_CHUNKS * most:
+        ends, each = [*targets.firsts().tolist(), num], -(-num // len(drawn))
+        parts = chunks(len(drawn), max(1, _JOB_CHUNKS * most // each))
+        jobs = [slice(ends[part.start], ends[part.stop]) for part in parts]
     thread_each(work, jobs)
     return losses, d_own, d_drawn
 
 
-def _merged_terms(
-    pairs: Pairs, firsts: IntArray, terms: Kernel, merge: Kernel
+def merged_terms(
+    pairs: Pairs, targets: Targets, terms: Kernel, merge: Kernel
 ) -> tuple[FloatArray, Rows, Rows]:
-    """Compute as `pair_terms`, where one logit can stand for all draws that are no label's.
+    """Compute as `row_terms`, where one logit can stand for all draws that are no label's.
 
     A row then has few numbers: the label's logit, those of the draws that are labels of the
     example, which its pairs may treat differently, and the merged one.
@@ -383,7 +383,7 @@ def _merged_terms(
     )
     none_expected = np.zeros((1, few.shape[1]))  # for that is in the logits already
     short = pairs._replace(drawn=few, log_counts=none_expected, label_of=whose)
-    losses, d_own, d_few = _row_terms(short, firsts, terms)
+    losses, d_own, d_few = row_terms(short, targets, terms, few.dtype)
     d_drawn = np.multiply(logits, d_few[:, -1:], out=np.empty_like(drawn), casting="same_kind")
     d_drawn[examples, draws] = d_few[examples, column]
     return losses, d_own.astype(drawn.dtype), d_drawn
@@ -437,16 +437,16 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
 
 @njit
 def find_labels(
-    label_places: IntArray, owners: IntArray, draw_places: IntArray, num: int
-) -> tuple[IntArray, IntArray]:
+    label_places: IntArray, owners: IntArray, draw_places: IntArray, num: int, hits: IntArray
+) -> IntArray:
     """Return which of the pairs of its example each draw is the label of.
 
     `label_places` (P,) and `draw_places`, (B, m) or (1, m) for all, are classes in ``range(num)``,
     `owners` (P,) the examples of the labels, rising; each has one. Returns the places (B, m) of the
-    pairs, or -1, in one row for all where no draw is a label, and how many draws are the label of a
-    pair (P,). The labels of an example differ.
+    pairs, or -1, in place of them a single -1 where no draw is a label, and adds to `hits` (P,) how
+    many draws are the label of a pair. The labels of an example differ.
     """
-    size, hits = owners[-1] + 1, np.zeros(len(owners), np.int64)
+    size = owners[-1] + 1
     found = 1  # hits, counted before their places where that is quicker
     if len(draw_places) == 1:
         is_label = np.zeros(num, np.bool_)
@@ -462,7 +462,7 @@ def find_labels(
             for k in range(len(classes)):
                 found += classes[k] == label_places[b]
     if found == 0:  # as a rule of many classes: nothing to write for each draw
-        return np.full((1, draw_places.shape[1]), -1), hits
+        return np.full((1, 1), -1)
     label_of = np.empty((size, draw_places.shape[1]), np.int64)
     mark = np.full(num, -1)  # which pair of an example a class is the label of
     first = 0
@@ -480,58 +480,76 @@ def find_labels(
         for p in range(first, last):  # only what was written, not all of `mark`
             mark[label_places[p]] = -1
         first = last
-    return label_of, hits
+    return label_of
 
 
 @njit
-def pair_logits(pairs: Pairs, start: int, logits: FloatArray) -> None:
+def void_unsound(own: FloatArray, drawn: Floats, owners: IntArray) -> None:
+    """Make NaN of those of `own` (P,) whose examples have scores `drawn` (B, m) beyond all."""
+    p = 0
+    for b in range(len(drawn)):
+        bad = 0
+        for k in range(drawn.shape[1]):
+            bad += 0 if abs(drawn[b, k]) < np.inf else 1
+        while p < len(own) and owners[p] == b:
+            own[p] = own[p] if bad == 0 else np.nan
+            p += 1
+
+
+@njit
+def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
     """Write logits (N, 1 + m) of pairs from `start` on: of the label, then of each draw.
 
-    A draw that has no weight for a pair gets -inf.
+    A draw that has no weight for a pair gets -inf. Rows of float32 are less their greatest.
     """
+    wide = np.empty(logits.shape[1])
     for i in range(len(logits)):
         p = start + i
         b, row = pairs.owners[p], logits[i]
         scores = pairs.drawn[b]
         corrections = pairs.log_counts[b if len(pairs.log_counts) > 1 else 0]
-        row[0] = pairs.own[p]
+        wide[0] = pairs.own[p]
         for k in range(len(scores)):
-            row[1 + k] = scores[k] - corrections[k]
+            wide[1 + k] = scores[k] - corrections[k]
         later = pairs.once and p > 0 and pairs.owners[p - 1] == b
         if later:
-            row[1:] = -np.inf
+            wide[1:] = -np.inf
         elif pairs.hits[b] > 0:  # seldom, so not in the loop above, which is vector instructions
             label_of = pairs.label_of[b]
             for k in range(len(scores)):
                 kept = pairs.keeps_own if label_of[k] == p else pairs.keeps_others
                 if label_of[k] >= 0 and not kept:
-                    row[1 + k] = -np.inf
+                    wide[1 + k] = -np.inf
+        shift = greatest(wide) if row.itemsize == 4 else 0.0
+        for k in range(len(wide)):
+            row[k] = wide[k] - shift
 
 
 @njit
 def share_out_slopes(
-    slopes: FloatArray, shares: FloatArray, owners: IntArray, d_own: Floats, d_drawn: Floats
+    pairs: Pairs, start: int, slopes: Floats, losses: FloatArray, d_own: Floats, d_drawn: Floats
 ) -> None:
-    """Write the derivatives of what each example loses, from those of its pairs.
+    """Write the derivatives of what each example loses, from those of N pairs from `start` on.
 
-    `slopes` (P, 1 + m) are derivatives of the losses of the pairs in their logits, `shares` (P,)
-    the weights of these losses, `owners` (P,) their examples, each in one run. `d_own` (P,) are
-    written, and sums, made in float64, added to `d_drawn` (B, m).
+    `slopes` (N, 1 + m) are derivatives of the `losses` (P,) of the pairs in their logits. Losses
+    are multiplied by what they weigh, `d_own` (P,) written, and sums, made in float64, written to
+    `d_drawn` (B, m), or added to those of earlier pairs.
     """
-    width = slopes.shape[1] - 1
+    owners, width, first = pairs.owners, slopes.shape[1] - 1, start
     total = np.empty(width)  # float64, for labels of an example pull at a draw in turn
-    first = 0
-    while first < len(owners):
+    while first < start + len(slopes):
         b, last = owners[first], first
         total[:] = 0.0
-        while last < len(owners) and owners[last] == b:
-            row, share = slopes[last], shares[last]
+        while last < start + len(slopes) and owners[last] == b:
+            row, share = slopes[last - start], pairs.shares[last] if len(pairs.shares) else 1.0
+            losses[last] *= share if abs(pairs.own[last]) < np.inf else np.nan
             d_own[last] = share * row[0]
             for k in range(width):
                 total[k] += share * row[1 + k]
             last += 1
+        earlier = first > 0 and owners[first - 1] == b
         for k in range(width):
-            d_drawn[b, k] += total[k]
+            d_drawn[b, k] = total[k] + (d_drawn[b, k] if earlier else 0.0)
         first = last
 
 

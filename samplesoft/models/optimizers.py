@@ -141,7 +141,8 @@ class Optimizer(ABC):
                 )
             device = twin(device_of(parameters[name]), "samplesoft.models.optimizers:Steps")
             updates.append((device, device.as_update(name, parameters, gradient, self._squares)))
-        states = [self._state_of(device, update) for device, update in updates]
+        # a step without a state has none to check
+        states = [self._state_of(*update) if self._state_names else () for update in updates]
         # Adam's corrections need the number of this step; it is taken back where it is refused
         self.steps += 1
         numbers = self._numbers()
@@ -558,15 +559,16 @@ class HostSteps:
 
     @staticmethod
     def as_update(
-        name: str, parameters: Mapping[str, Array], gradient: Array | SparseRows, squares: bool
+        name: str, parameters: Mapping[str, Array], gradient: Any, squares: bool
     ) -> Update:
         """Return the update of a parameter; the gradient, or its `squares` too, must be finite."""
         check_changeable("parameters", name, parameters[name])
         parameter = np.asarray(parameters[name])
-        ids, values, shape = None, gradient, parameter.shape
-        if isinstance(gradient, SparseRows):
+        ids, values, shape = _WHOLE, gradient, parameter.shape
+        of_rows = isinstance(gradient, SparseRows)
+        if of_rows:
             ids, values = _as_row_ids(name, gradient.ids, parameter), gradient.rows
-            shape = (len(ids), *parameter.shape[1:])
+            shape = (ids.shape[0], *shape[1:])
         require_plain(f"gradients[{name!r}]", values)
         if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
             raise TypeError(
@@ -575,22 +577,26 @@ class HostSteps:
                 "astype."
             )
         if values.shape != shape:
-            raise wrong_shape(name, values.shape, shape, parameter.shape, ids)
-        # a gradient in float64 for a parameter in float32 is taken, and cast once:
-        # what is too large for float32 becomes infinite, and is refused next
-        with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(values, parameter.dtype).reshape(
-                (1, -1) if ids is None else (len(ids), prod(shape[1:]))
-            )
-        limit = greatest(parameter.dtype, squares)
-        if count_beyond(rows.reshape(1, -1), _WHOLE, parameter.dtype.type(limit)):
-            worst = values.flat[np.argmax(~(np.abs(rows.reshape(-1)) <= limit))]
-            raise too_large(name, worst, limit, parameter.dtype)
-        # no step brings back a parameter that is infinite already; only rows that change are looked
-        # at, so that a step on few rows of many costs what the few cost
-        update, largest = Update(name, parameter, ids, rows), LARGEST[parameter.dtype]
-        number = parameter.dtype.type
-        if count_beyond(update.table(parameter), _WHOLE if ids is None else ids, number(largest)):
+            raise wrong_shape(name, values.shape, shape, parameter.shape, ids if of_rows else None)
+        rows = np.asarray(values)
+        if values.dtype != parameter.dtype:
+            # a gradient in float64 for a parameter in float32 is taken, and cast once:
+            # what is too large for float32 becomes infinite, and is refused next
+            with np.errstate(over="ignore"):
+                rows = values.astype(parameter.dtype)
+        if not (of_rows and rows.ndim == 2 and rows.flags.c_contiguous):
+            rows = np.ascontiguousarray(rows)
+            rows = rows.reshape((len(ids), prod(shape[1:])) if of_rows else (1, -1))
+        update = Update(name, parameter, ids if of_rows else None, rows)
+        limit, largest = greatest(parameter.dtype, squares), LARGEST[parameter.dtype]
+        number, table = parameter.dtype.type, update.table(parameter)
+        # one pass; what is wrong is sought only then
+        if not are_steps(ids, rows, table, number(limit), number(largest)):
+            if of_rows and not are_rows(ids, len(table)):
+                raise rows_out_of_order(name, np.asarray(gradient.ids), len(table))
+            beyond = ~(np.abs(rows.reshape(-1)) <= limit)
+            if beyond.any():
+                raise too_large(name, values.flat[np.argmax(beyond)], limit, parameter.dtype)
             raise ValueError(
                 f"`parameters` must be finite, got NaN or infinity in a row of {name!r} that has a "
                 "gradient; training has diverged: go back to a checkpoint, and lower the learning "
@@ -607,22 +613,25 @@ class HostSteps:
     def apply(kernel: Callable[..., None], update: Update, states: Any, numbers: Any) -> None:
         """Change a parameter and its state in place, on all threads where there is enough to do."""
         ids, rows = update.ids, update.rows
-        tables = [rows, *map(update.table, (update.parameter, *states))]
+        parameter, *others = [update.table(array) for array in (update.parameter, *states)]
 
         def change(part: slice) -> None:
             if ids is None:  # one long row, of which threads take parts
-                gradients, parameters, *others = (table[:, part] for table in tables)
-                kernel(_WHOLE, gradients, parameters, tuple(others), numbers)
+                columns = tuple(table[:, part] for table in others)
+                kernel(_WHOLE, rows[:, part], parameter[:, part], columns, numbers)
             else:  # ids rise, each once, so that no two threads write to the same row
-                kernel(ids[part], rows[part], tables[1], tuple(tables[2:]), numbers)
+                kernel(ids[part], rows[part], parameter, tuple(others), numbers)
 
-        thread_each(change, _parts(rows.size, 1) if ids is None else _parts(*rows.shape))
+        if rows.size <= _PART:
+            change(slice(None))
+        else:
+            thread_each(change, _parts(rows.size, 1) if ids is None else _parts(*rows.shape))
 
 
 def check_changeable(argument: str, name: str, array: Any) -> None:
     """Require that the array `name` of a mapping is of floats and can be changed in place."""
     require_plain(f"{argument}[{name!r}]", array)
-    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+    if not isinstance(array, np.ndarray) or array.dtype not in LARGEST:
         raise TypeError(
             f"`{argument}` must hold arrays of float32 or float64, got "
             f"{getattr(array, 'dtype', type(array).__name__)} for {name!r}."
@@ -635,24 +644,21 @@ def check_changeable(argument: str, name: str, array: Any) -> None:
 
 
 def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
-    array = as_array(f"gradients[{name!r}]", ids)
+    array = ids if type(ids) is np.ndarray else as_array(f"gradients[{name!r}]", ids)
     if array.ndim != 1 or array.dtype.kind not in "iu" or parameter.ndim == 0:
         raise TypeError(
             f"`gradients` must have ids of shape (k,) and an integer type for {name!r}, of shape "
             f"{parameter.shape}; got shape {array.shape} of {array.dtype}."
         )
     # ids of any integer type, as one type spares the kernels a version for each
-    rows = np.ascontiguousarray(array, np.int64)
-    if not are_rows(rows, len(parameter)):
-        raise rows_out_of_order(name, array, len(parameter))
-    return rows
+    whole = array.dtype == np.int64 and array.flags.c_contiguous
+    return array if whole else np.ascontiguousarray(array, np.int64)
 
 
 def _parts(count: int, size: int) -> list[slice]:
-    """Split `count` items of `size` numbers among the threads, where there are enough."""
-    # one part where there is little to do, else one for each thread
+    """Split `count` items of `size` numbers, more than `_PART` in all, among the threads."""
     least = max(_PART // max(1, size), 1)
-    return chunks(count, least if count <= least else max(-(-count // num_threads()), least))
+    return chunks(count, max(-(-count // num_threads()), least))
 
 
 def greatest(dtype: np.dtype[Any], squares: bool) -> float:
@@ -703,12 +709,18 @@ def are_rows(ids: IntArray, num_rows: int) -> bool:
 
 
 @njit
-def count_beyond(table: Array, ids: IntArray, limit: float) -> int:
-    """Count the numbers in rows `ids` of a table that are NaN or greater than `limit` in size."""
+def are_steps(ids: IntArray, rows: Array, table: Array, limit: float, largest: float) -> bool:
+    """Tell whether `ids` (k,) are rows of a table, which can take a step by gradients `rows`.
+
+    No gradient is greater than `limit` in size and no number in those rows than `largest`, nor NaN.
+    """
+    if not are_rows(ids, len(table)):
+        return False
     count = 0
-    for i in ids:
-        row = table[i]
+    for i in range(len(ids)):
+        row = table[ids[i]]
         for c in range(len(row)):
             # in this order NaN, which is not <= anything, counts; without a branch it vectorises
-            count += 0 if abs(row[c]) <= limit else 1
-    return count
+            count += 0 if abs(rows[i, c]) <= limit else 1
+            count += 0 if abs(row[c]) <= largest else 1
+    return count == 0

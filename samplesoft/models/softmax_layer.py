@@ -119,6 +119,7 @@ class SoftmaxLayer:
             self.parameters["biases"] = self._arrays.copied(vector)
         self.loss = loss
         self.sampler = sampler
+        self._sampled = loss if isinstance(loss, SampledLoss) else None
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
@@ -182,9 +183,8 @@ class SoftmaxLayer:
             If so many draws do not fit.
         """
         # checked before the draws: a refused call must not leave its mark on a sampler
-        batch = self.loss.check_batch(
-            h, self.class_embeddings, labels, self.parameters.get("biases")
-        )
+        rows, biases = self.parameters["class_embeddings"], self.parameters.get("biases")
+        batch = self.loss.check_batch(h, rows, labels, biases)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
         if self.sampler is not None:
@@ -309,16 +309,15 @@ class SoftmaxLayer:
         self, contexts: Rows, targets: Targets, rng: Seed
     ) -> tuple[Draw | None, FloatArray | None]:
         """Return draws where the loss needs them, and what it must know of the labels in them."""
-        if not isinstance(self.loss, SampledLoss):
+        loss, sampler = self._sampled, self.sampler
+        if loss is None or sampler is None:
             return None, None
-        sampler = self.sampler
-        assert sampler is not None
-        if self.loss.excludes_label and targets.owners is not None:
+        if loss.excludes_label and targets.owners is not None:
             raise ValueError(
-                f"`labels` must hold one label an example with scheme={self.loss.scheme!r}, "
+                f"`labels` must hold one label an example with scheme={loss.scheme!r}, "
                 "got a matrix; take scheme='masked'."
             )
-        exclude = self._for_sampler(targets.labels) if self.loss.excludes_label else None
+        exclude = self._for_sampler(targets.labels) if loss.excludes_label else None
         h = self._for_sampler(contexts)
 
         def sample(num: int, seed: Seed) -> Draw:
@@ -326,9 +325,8 @@ class SoftmaxLayer:
 
         # a two-pass sampler takes new candidates, by the seed of the step
         sampler.refresh(rng)
-        n = self.class_embeddings.shape[0]
-        draw = self.loss.draw(sample, self.num_sampled, targets, n, rng)
-        if not self.loss.needs_label_count:
+        draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
+        if not loss.needs_label_count:
             return draw, None
         return draw, self._label_log_count(contexts, targets)
 

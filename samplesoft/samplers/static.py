@@ -134,10 +134,10 @@ class WeightedSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         # first, for it raises where nothing is left to draw
-        log_left = self._log_left(exclude)[:, None] if exclude.max() >= 0 else None
+        log_left = self._log_left(exclude)[:, None] if np.maximum.reduce(exclude) >= 0 else None
         if not self.replace:
             self._check_left(m, exclude)
-        ids = np.empty((len(exclude), m), np.int64)
+        ids = np.empty((exclude.shape[0], m), np.int64)
         thread_each(
             lambda part: self._draw(key, part.start, exclude[part], ids[part]),
             row_chunks(ids.shape, _CHUNK_DRAWS),
@@ -210,7 +210,7 @@ class WeightedSampler(Sampler):
     def _draw(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
         """Fill `ids` (B, m) for examples from `first` on."""
         # the second table is not made before a context excludes the heaviest class
-        others = self._others[0] if np.any(exclude == self._top) else self._table
+        others = self._others[0] if np.logical_or.reduce(exclude == self._top) else self._table
         tables = _Tables(self._table, others, self._top)
         if self.replace:
             _alias_rows(key, first, tables, exclude, ids)
@@ -253,7 +253,8 @@ class UniformSampler(WeightedSampler):
         self.replace = as_flag("replace", replace)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
-        return np.full(ids.shape, -np.log(self.num_classes))
+        log_q: FloatArray = 0.0 * ids - np.log(self.num_classes)
+        return log_q
 
     def _log_left(self, exclude: IntArray) -> FloatArray:
         log_left: FloatArray = np.log(self._drawable(exclude)) - np.log(self.num_classes)

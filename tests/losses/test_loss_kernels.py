@@ -20,6 +20,7 @@ from samplesoft.losses.sampled import (
     pair_logits,
     share_out_slopes,
     softmax_terms,
+    void_unsound,
     weigh,
 )
 
@@ -134,7 +135,8 @@ def test_corrections_and_hits(dtype, shared, keeps_own, keeps_others, once):
         np.array([[1, 2, 1, 0]]) if shared else np.array([[1, 2, 1, 0], [2, 2, 2, 2], [0, 1, 0, 1]])
     )
     log_counts = rng.normal(size=ids.shape)
-    label_of, hits = find_labels(labels, owners, ids, 4)
+    hits = np.zeros(4, np.int64)
+    label_of = find_labels(labels, owners, ids, 4, hits)
     assert hits.tolist() == ([2, 1, 1, 0] if shared else [2, 4, 0, 0])
     rules = bool(keeps_own), bool(keeps_others), bool(once)
     of_examples = np.array([hits[owners == b].sum() for b in range(3)])
@@ -180,10 +182,31 @@ def test_rows_without_weight_merge_to_nothing(merge):
 
 def test_slopes_of_pairs_become_those_of_examples():
     slopes, shares = np.arange(12.0).reshape(4, 3), np.array([1.0, 0.25, 0.75, 1.0])
-    d_own, d_drawn = np.empty(4), np.ones((3, 2))
-    share_out_slopes(slopes, shares, np.array([0, 2, 2, 1]), d_own, d_drawn)
+    owners, no_hits = np.array([0, 1, 1, 2]), np.zeros(3, np.int64)
+    own, drawn = np.array([0.0, np.nan, 0.0, INF]), np.zeros((3, 2))
+    marks = np.full((1, 2), -1), no_hits, owners, shares, False, True, False
+    pairs = Pairs(own, drawn, np.zeros((1, 2)), *marks)
+    losses, d_own, d_drawn = np.ones(4), np.empty(4), np.full((3, 2), np.nan)
+    for part in (slice(0, 2), slice(2, 4)):  # pairs of an example may come in turn
+        share_out_slopes(pairs, part.start, slopes[part], losses, d_own, d_drawn)
+    np.testing.assert_array_equal(losses, [1.0, np.nan, 0.75, np.nan])
     np.testing.assert_array_equal(d_own, [0.0, 0.75, 4.5, 9.0])
-    np.testing.assert_array_equal(d_drawn, [[2.0, 3.0], [11.0, 12.0], [7.25, 8.25]])
+    np.testing.assert_array_equal(d_drawn, [[1.0, 2.0], [6.25, 7.25], [10.0, 11.0]])
+
+
+def test_rows_of_float32_keep_the_digits_of_their_differences():
+    """Of log-probabilities near -700, float32 alone would keep four."""
+    drawn, log_counts = np.float32([[1.0, 1.5, 2.0]]), np.full((1, 3), -700.0)
+    marks = np.full((1, 3), -1), np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1)
+    logits = np.empty((1, 4), np.float32)
+    pair_logits(Pairs(np.ones(1), drawn, log_counts, *marks, False, True, False), 0, logits)
+    np.testing.assert_array_equal(logits, [[-701.0, -1.0, -0.5, 0.0]])
+
+
+def test_scores_that_are_not_finite_void_the_pairs_of_their_example():
+    own, owners = np.ones(4), np.array([0, 1, 1, 2])
+    void_unsound(own, np.array([[1.0, 2.0], [-INF, 0.0], [0.0, np.nan]]), owners)
+    np.testing.assert_array_equal(own, [1.0, np.nan, np.nan, np.nan])
 
 
 def test_what_can_be_drawn():
