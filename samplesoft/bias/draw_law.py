@@ -159,7 +159,7 @@ class Classes:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
-    @property
+    @cached_property
     def log_above_least(self) -> FloatArray:
         """Log (R - r0) and log (mean - r0)."""
         upper = np.array([self.log_ref, self.log_mean])
