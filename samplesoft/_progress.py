@@ -1,7 +1,8 @@
 """Progress on stderr: a bar where that is a terminal, else lines.
 
-Work that takes some seconds gets a line then, and more of them ever more seldom. A thread writes
-them, so that there are some in the middle of a step, while a file is read or a kernel compiled.
+Work that takes more than a second gets a line then, one every few seconds for some minutes, and
+then more of them ever more seldom. A thread writes them, so that there are some in the middle of a
+step, while a file is read or a kernel compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-_FIRST, _LONGEST = 4.0, 60.0  # seconds to the first line, and at most from one to the next
+# seconds to the first line; from one to the next, as many times over; and at most after those
+_FIRST, _PAUSE, _STEADY, _LONGEST = 1.0, 2.0, 60, 60.0
 
 
 def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
@@ -99,12 +101,13 @@ class _Lines:
         return f"{self._desc}: {', '.join(filter(None, parts))}"
 
     def _write_sometimes(self) -> None:
-        pause = _FIRST
+        pause, written = _FIRST, 0
         while not self._closed.wait(pause):
             with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
                 progress_line(True, self._line())
+            written += 1
             # more seldom, so that a log of hours stays short
-            pause = min(2.0 * pause, _LONGEST)
+            pause = _PAUSE if written < _STEADY else min(2.0 * pause, _LONGEST)
 
 
 def _has_lines() -> bool:

@@ -17,8 +17,9 @@ TIME = r"[\d.]+ s"
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Let the first line come after 20 ms."""
+    """Let the first line come after 20 ms, and the others 100 ms apart."""
     monkeypatch.setattr(_progress, "_FIRST", 0.02)
+    monkeypatch.setattr(_progress, "_PAUSE", 0.1)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_line_comes_while_the_work_stands_still(soon, capsys):
         time.sleep(0.3)
     found = lines(capsys)
     assert all(re.fullmatch(rf"reading: {TIME}", line) for line in found)
-    assert 2 <= len(found) <= 4  # after 20, 60, 140 and 300 ms
+    assert 2 <= len(found) <= 4  # after 20, 120 and 220 ms
     time.sleep(0.1)
     assert not lines(capsys)
 
@@ -53,13 +54,14 @@ def test_quick_work_and_work_that_is_not_to_be_shown_have_no_lines(soon, capsys)
     assert not lines(capsys)
 
 
-def test_pauses_double_up_to_the_longest(monkeypatch):
+def test_pauses_are_short_for_minutes_and_then_double_up_to_the_longest(monkeypatch):
     pauses = []
+    monkeypatch.setattr(_progress, "_STEADY", 3)
     bar = progress_bar(True, desc="fit")
     monkeypatch.setattr(bar, "_closed", bar)
-    bar.wait = lambda pause: pauses.append(pause) or len(pauses) == 7
+    bar.wait = lambda pause: pauses.append(pause) or len(pauses) == 10
     bar._write_sometimes()
-    assert pauses == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert pauses == [1.0, 2.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
 def test_a_line_says_how_far_it_is_and_how_long_it_takes(clock, capsys):
