@@ -66,23 +66,12 @@ def _plain(
 
 def _vectors(num: int) -> Any:
     """Return what types and generates `_plain` for as many queries: b, or b and c."""
-
-    def typed(
-        typing: Any,
-        matrix: Any,
-        i: Any,
-        last: Any,
-        queries: Any,
-        b: Any,
-        c: Any,
-        out: Any,
-        row: Any,
-        at: Any,
-    ) -> Any:
-        kinds = (matrix, i, last, queries, b, c, out, row, at)
-        return types.void(*kinds), partial(_generate, num)
-
-    return intrinsic(typed)
+    return intrinsic(
+        lambda _, matrix, i, last, queries, b, c, out, row, at: (
+            types.void(matrix, i, last, queries, b, c, out, row, at),
+            partial(_generate, num),
+        )
+    )
 
 
 def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any) -> Any:

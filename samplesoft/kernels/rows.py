@@ -59,7 +59,7 @@ def _scaled_square(row: Real, scale: float) -> float:
     return sum_of_lanes(total)
 
 
-@njit
+@njit_bare
 def divide_by_norms(rows: Real, norms: FloatArray) -> None:
     """Divide each of `rows` (N, d) by its norm, unless that is 0 or not finite.
 

@@ -5,17 +5,18 @@ Threads take parts of the classes and keep heaps of the best; scores exist by th
 
 from __future__ import annotations
 
-from math import isqrt
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.arrays import HostArrays
-from samplesoft._jit import chunks, njit, njit_sum, num_threads, thread_map
+from samplesoft._jit import chunks, njit, njit_bare, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
-from samplesoft._validation import IntArray, as_count, as_csr, as_flag, as_float_rows
-from samplesoft.kernels.rows import divide_by_norms
+from samplesoft._validation import FloatArray, IntArray, as_count, as_csr, as_flag, as_float_rows
+from samplesoft.kernels.products import products, whole_eights
+from samplesoft.kernels.rows import divide_by_norms, row_dot
 from samplesoft.losses.vectors import (
     check_class_embeddings,
     require_finite_rows,
@@ -30,6 +31,7 @@ _SIDES = 64, 256  # contexts and classes of a tile, at most: vectors and scores 
 _CLASSES = 8192  # that a thread takes at a time, with all contexts
 _FEW = 16  # such parts, of which threads take some contexts at a time
 _SOME = 128
+_FEW_CONTEXTS = 8  # for which BLAS would be slower than a loop
 _CONTEXTS = 1024  # contexts at a time, for each of which a thread has its k best
 
 
@@ -192,8 +194,8 @@ def _best(task: _Task, k: int) -> tuple[IntArray, Rows]:
 def _tile(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return how many contexts and how many classes a tile has, for contexts (B, d)."""
     batch, dim = shape
-    height = max(1, min(batch, _SIDES[0], isqrt(_TILE // dim)))
-    return height, max(1, min(_SIDES[1], _TILE // (height * dim)))
+    height = max(1, min(batch, _SIDES[0], math.isqrt(_TILE // dim)))
+    return height, whole_eights(max(1, min(_SIDES[1], _TILE // (height * dim))))
 
 
 def _refuse(rows: Rows, class_id: int, normalize: bool) -> None:
@@ -232,11 +234,12 @@ def _keep_best(
     """
     width, dim = task.width, task.rows.shape[1]
     block, norms = np.empty((width, dim), task.rows.dtype), np.empty(width)
+    few = min(task.height, stop - begin) <= _FEW_CONTEXTS
     buffer = np.empty(task.height * width, task.rows.dtype)
     for start in range(first, end, width):
         count = min(width, end - start)
         vectors = task.rows[start : start + count]
-        if task.normalize:
+        if task.normalize and not (few and _moderate_norms(vectors, norms)):
             unit = block[:count]  # a copy: the vectors are the caller's, and may be read-only
             for j in range(count):
                 for i in range(dim):
@@ -245,12 +248,10 @@ def _keep_best(
             for j in range(count):
                 if not (0.0 < norms[j] < np.inf):  # so that NaN is refused too
                     return start + j
-            _search(task, unit, start, begin, stop, buffer, best, ids)
-        else:
-            for j in range(count):
-                if not _is_finite(vectors[j]):
-                    return start + j
-            _search(task, vectors, start, begin, stop, buffer, best, ids)
+            vectors, norms[:count] = unit, 1.0
+        bad = _search(task, vectors, norms, start, begin, stop, buffer, best, ids)
+        if bad >= 0:
+            return bad
     return -1
 
 
@@ -258,27 +259,75 @@ def _keep_best(
 def _search(
     task: _Task,
     rows: Rows,
+    norms: FloatArray,
     first: int,
     begin: int,
     stop: int,
     buffer: Rows,
     best: Rows,
     ids: IntArray,
-) -> None:
-    """Search classes from `first` on, of vectors `rows` (r, d), a tile's contexts at a time."""
+) -> int:
+    """Search classes from `first` on, of vectors `rows` (r, d), a tile's contexts at a time.
+
+    Scores of a few contexts are divided by `norms`; for others the vectors have been. Returns the
+    first class whose vector is not finite, or -1.
+    """
+    num = len(rows)
     for start in range(begin, stop, task.height):
         contexts = task.z[start : min(start + task.height, stop)]
-        scores = buffer[: len(contexts) * len(rows)].reshape((len(contexts), len(rows)))
-        np.dot(contexts, rows.T, scores)
-        if len(task.offsets) > 0:
-            scores += task.offsets[first : first + len(rows)]
-        if task.absolute:
-            np.abs(scores, scores)
+        if len(contexts) <= _FEW_CONTEXTS:
+            stride, scores = task.width, buffer.reshape((task.height, task.width))
+            _multiply_few(contexts, rows, scores)
+            if task.normalize:
+                for i in range(len(contexts)):
+                    for j in range(num):
+                        scores[i, j] /= norms[j]
+        else:
+            stride, scores = num, buffer[: len(contexts) * num].reshape((len(contexts), num))
+            np.dot(contexts, rows.T, scores)
+        # a vector that is not finite has no finite score, so that others need no look of their own
+        if start == begin and not _is_finite(buffer[:num]):
+            for j in range(num):
+                if not _is_finite(rows[j]):
+                    return first + j
         for i in range(len(contexts)):
-            b = start + i
-            if _some_above(scores[i], best[b, 0]):
+            b, of_context = start + i, buffer[i * stride : i * stride + num]
+            if len(task.offsets) > 0:
+                of_context += task.offsets[first : first + num]
+            if task.absolute:
+                np.abs(of_context, of_context)
+            if _some_above(of_context, best[b, 0]):
                 unwanted = task.unwanted[task.starts[b] : task.starts[b + 1]]
-                _let_in(scores[i], first, unwanted, task.absent, best[b], ids[b])
+                _let_in(of_context, first, unwanted, task.absent, best[b], ids[b])
+    return -1
+
+
+@njit_bare
+def _moderate_norms(rows: Rows, norms: FloatArray) -> bool:
+    """Write the norms of class vectors; return whether scores can be divided by all of them."""
+    moderate = True
+    for j in range(len(rows)):
+        norms[j] = math.sqrt(_square(rows, j))
+        moderate &= 1e-12 < norms[j] < 1e12
+    return moderate
+
+
+@njit_sum
+def _square(rows: Rows, j: int) -> float:
+    total = 0.0
+    for i in range(rows.shape[1]):
+        total += float(rows[j, i]) * float(rows[j, i])
+    return total
+
+
+@njit_bare
+def _multiply_few(contexts: Rows, rows: Rows, scores: Rows) -> None:
+    """Write the products of a few contexts with class vectors to rows of `scores`."""
+    # one vector after another, as fast as they can be read; for other contexts they are in a cache
+    for j in range(len(rows)):
+        scores[0, j] = row_dot(rows, j, contexts, 0)
+    for i in range(1, len(contexts), 2):
+        products(rows, 0, len(rows), contexts, i, i + 1 if i + 1 < len(contexts) else -1, scores, i)
 
 
 @njit_sum

@@ -29,7 +29,7 @@ def small_parts(request, monkeypatch):
         ("_TILE", "_SIDES", "_CLASSES", "_FEW", "_SOME"), request.param, strict=True
     ):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module, "_CONTEXTS", 6)
+    monkeypatch.setattr(module, "_CONTEXTS", 9)  # that are many, and then few
 
 
 def case(n=23, d=5, batch=11, seed=0):
@@ -45,7 +45,8 @@ def test_of_all_classes(small_parts, model, k, threads):
     ids, scores = top_k_classes(h, rows, k, **model)
     o = naive.scores(h, rows, **model)
     np.testing.assert_array_equal(ids, naive.ranking(o)[:, :k])
-    np.testing.assert_allclose(scores, np.take_along_axis(o, ids, axis=1), rtol=1e-12)
+    wanted = np.take_along_axis(o, ids, axis=1)  # sums of numbers of about 1
+    np.testing.assert_allclose(scores, wanted, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
@@ -138,3 +139,15 @@ def test_memory_is_that_of_the_best():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1e6  # all scores have 205 MB
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_norms_of_any_size_say_nothing(batch):
+    h, rows = case(n=600, batch=batch)
+    h, rows = h.astype(np.float32), rows.astype(np.float32)
+    wanted = top_k_classes(h, rows, 9, normalize=True)
+    rows[::3] *= np.float32(2.0**-90)
+    rows[1::3] *= np.float32(2.0**90)
+    found = top_k_classes(h, rows, 9, normalize=True)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-6)
