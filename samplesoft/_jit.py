@@ -22,6 +22,8 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import types
+from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -145,6 +147,56 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
         return
     for _ in thread_map(work, range(workers)):
         pass
+
+
+def together(function: Callable[[int, int], object], workers: int) -> None:
+    """Call ``function(worker, workers)`` for each of some workers, all of them at the same time.
+
+    For kernels whose workers `meet`: none may end with an error, for the others wait for it.
+    """
+    workers = min(workers, num_threads()) if COMPILES else 1
+    if workers <= 1:
+        function(0, 1)
+        return
+    # of two calls at once, each might have some threads of the pool and wait for the others
+    with _meeting:
+        for _ in thread_map(lambda worker: function(worker, workers), range(workers)):
+            pass
+
+
+def _add(typing: Any, array: Any, value: Any) -> Any:
+    """Type and generate an atomic addition to ``array[0]``, which returns what was there."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", data, arguments[1], ordering="seq_cst")
+
+    return types.int64(array, types.int64), generate
+
+
+COMPILES = not getattr(numba.config, "DISABLE_JIT", False)
+_atomic_add: Any = intrinsic(_add)
+_let_others: Any = types.ExternalFunction(
+    "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
+)
+_PATIENCE = 1000  # questions, some 20 us, after which a thread that waits lets others have its core
+_meeting = threading.Lock()
+
+
+@njit
+def meet(arrived: Any, workers: int, number: int) -> None:
+    """Wait until all workers have come to the meeting of that number, counted from 1.
+
+    `arrived` (1,) are int64, 0 before the first meeting. What the others have written can then be
+    read.
+    """
+    if workers > 1:
+        _atomic_add(arrived, 1)
+        asked = 0
+        while _atomic_add(arrived, 0) < number * workers:
+            asked += 1
+            if asked > _PATIENCE:
+                _let_others(1)
 
 
 _thread = threading.local()

@@ -316,7 +316,7 @@ class LinearSoftmax:
         x = self.check_inputs(x)
         size = x.shape[0]
         of_examples = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
-        thin = self._thinned(x, np.uint64(mix64(key, _DROPOUT)))
+        thin = self.thinned(x, np.uint64(mix64(key, _DROPOUT)))
         # the loss adds examples up, so that weights divided by the batch make its mean
         return self._gradients(thin, labels, of_examples / size, int(np.uint64(mix64(key, _DRAWS))))
 
@@ -451,8 +451,8 @@ class LinearSoftmax:
         """Go back to a `state`."""
         self.softmax.load_state(part_of("sampler", as_named_arrays("state", state)))
 
-    def _thinned(self, x: Any, key: np.uint64) -> Any:
-        """Set some entries to 0, and scale the others up so that the mean stays."""
+    def thinned(self, x: Any, key: np.uint64) -> Any:
+        """Return inputs without the entries that dropout leaves out, the others scaled up."""
         rate = self.settings.dropout
         if rate == 0.0:
             return x

@@ -87,7 +87,7 @@ class Optimizer(ABC):
 
     # the names stand before those of the parameters in a saved state: "velocity/w"
     _state_names: ClassVar[tuple[str, ...]] = ()
-    _squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
+    squares: ClassVar[bool] = False  # whether the kernel adds up squares of gradients
     _kernel: ClassVar[Callable[..., None]]
 
     def __init__(self, learning_rate: float) -> None:
@@ -140,7 +140,7 @@ class Optimizer(ABC):
                     f"{', '.join(map(repr, parameters))}."
                 )
             device = twin(device_of(parameters[name]), "samplesoft.models.optimizers:Steps")
-            updates.append((device, device.as_update(name, parameters, gradient, self._squares)))
+            updates.append((device, device.as_update(name, parameters, gradient, self.squares)))
         # a step without a state has none to check
         states = [self._state_of(*update) if self._state_names else () for update in updates]
         # Adam's corrections need the number of this step; it is taken back where it is refused
@@ -159,6 +159,18 @@ class Optimizer(ABC):
             # a float64 among the numbers would make all arithmetic of a float32 kernel float64
             typed = tuple(map(update.parameter.dtype.type, numbers))
             device.apply(self._kernel, update, state, typed)
+
+    def with_states(self, parameters: Mapping[str, Array]) -> dict[str, tuple[Array, ...]]:
+        """Return each parameter and its states, for callers that take steps with the kernel."""
+        for name, array in parameters.items():
+            if name not in self._state:
+                self._state[name] = tuple(np.zeros_like(array) for _ in self._state_names)
+        return {name: (array, *self._state[name]) for name, array in parameters.items()}
+
+    def next_numbers(self) -> tuple[float, ...]:
+        """Count a step, and return the numbers that the kernel takes for it."""
+        self.steps += 1
+        return self._numbers()
 
     def _state_of(self, device: Any, update: Update) -> tuple[Array, ...]:
         like = update.parameter
@@ -398,7 +410,7 @@ class Adagrad(Optimizer):
 
     _kernel = staticmethod(adagrad_rows)
     _state_names = ("sum_of_squares",)
-    _squares = True
+    squares = True
 
     def __init__(
         self, learning_rate: float, epsilon: float = 1e-10, initial_accumulator: float = 0.0
@@ -480,7 +492,7 @@ class Adam(Optimizer):
 
     _kernel = staticmethod(adam_rows)
     _state_names = ("first_moment", "second_moment")
-    _squares = True
+    squares = True
 
     def __init__(
         self, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8

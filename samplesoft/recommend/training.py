@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
@@ -25,7 +25,7 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import best_classes
 from samplesoft.metrics.ranking import ranking_scores
-from samplesoft.models.linear import Gradient, Linear
+from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
@@ -215,12 +215,9 @@ class DenoisingEpochs(LinearEpochs):
         super().__init__(len(counts), len(counts), settings, counts, seed, made)
         self._dropout, self._key = dropout, sub_seed(seed, _HISTORIES)
 
-    def gradients(
-        self, x: Any, labels: Any, weights: ArrayLike | None = None
-    ) -> tuple[float, dict[str, Gradient]]:
-        """Go forward and back over a batch of histories, with the items of each as its labels."""
-        x, labels = thinned(x, labels, self._dropout, sub_seed(self._key, self.num_steps))
-        return super().gradients(x, labels, weights)
+    def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
+        """Return histories without some of their items, and all items as labels."""
+        return thinned(x, labels, self._dropout, sub_seed(self._key, self.num_steps))
 
 
 def thinned(

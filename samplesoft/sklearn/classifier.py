@@ -477,8 +477,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if len(rows):
                 of_class = class_weights(self.class_weight, codec, codes, sample_weight)
                 weights = example_weights(of_class, codes, sample_weight)
-                rate = learning_rate(self, self._learner.row_norm)
-                self._learner.step(X[rows], codes[rows], weights[rows], rate)
+                self._learner.set_rate(learning_rate(self, self._learner.row_norm))
+                self._learner.step(X[rows], codes[rows], weights[rows])
             self.n_iter_ += 1
         return self
 

@@ -76,12 +76,10 @@ class Learner(LinearEpochs):
             )
         return self._parted(rows, held)
 
-    def step(self, x: Any, labels: Any, weights: FloatArray, learning_rate: float) -> float:
-        """Take a step on a batch, and count it; return its mean loss."""
-        loss = super().step(x, labels, weights, learning_rate)
+    def count(self, x: Any, labels: Any) -> None:
+        """Count examples and labels, for the mean number of labels."""
         self.num_examples += x.shape[0]
         self.num_labels += labels.nnz if self.codec.multilabel else x.shape[0]
-        return loss
 
     def scores(self, X: Any) -> Iterator[tuple[slice, Rows]]:
         """Yield scores of all classes, as `LinearSoftmax.scores`; raise if one is infinite."""
@@ -221,9 +219,10 @@ def auto_choice(
     steps = pilot_steps(classifier.max_iter * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
+    learner.set_rate(learning_rate(classifier, 1.0))
     with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
         for batch in islice(batches, steps):
-            learner.step(X[batch], codes[batch], weights[batch], learning_rate(classifier, 1.0))
+            learner.step(X[batch], codes[batch], weights[batch])
             bar.update()
     some = learner.next_batches(rows, max(size, NUM_EXAMPLES))[0]
     choice = choose(

@@ -14,9 +14,10 @@ from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import Optimizer
+from samplesoft.training.compiled_steps import is_compiled, steps_at_once, take_steps
 from samplesoft.training.task import sub_seed
 
-_MODEL, _ORDER, _STEP, _SPLIT, _LABELS = range(5)  # streams of the seed
+_MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the seed
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
@@ -59,13 +60,81 @@ class LinearEpochs:
         learning_rate: float,
     ) -> float:
         """Go over some rows once; return the mean loss."""
-        total = 0.0
-        # the last batch may be smaller; its mean loss weighs less
-        for batch in self.next_batches(rows, batch_size):
-            loss = self.step(x[batch], labels[batch], weights[batch], learning_rate)
-            total += loss * len(batch)
+        batches, start = self.next_batches(rows, batch_size), self.num_steps
+        self.set_rate(learning_rate)
+        assert self.optimizer is not None
+        losses: list[float] = []
+        while len(losses) < len(batches):
+            first = len(losses)
+            last = self.last_of_call(self.optimizer, x, batches, first)
+            if last is None:
+                rows_of_step = batches[first]
+                losses.append(self.step(*(array[rows_of_step] for array in (x, labels, weights))))
+            else:
+                try:
+                    losses += self.take(
+                        self.optimizer, x, labels, weights, batches, first, last, start
+                    )
+                except FloatingPointError as error:
+                    raise ValueError(
+                        f"training has diverged: {error}; lower `learning_rate`, or bring inputs "
+                        "to another scale."
+                    ) from error
         self.model.softmax.refresh()  # classes have moved, and their sampler may be stale
-        return total / len(rows)
+        # the last batch may be smaller; its mean loss weighs less
+        sizes = [len(batch) for batch in batches]
+        return float(np.dot(losses, sizes)) / len(rows)
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Set the size of the next steps."""
+        assert self.optimizer is not None
+        self.optimizer.learning_rate = learning_rate
+
+    def last_of_call(
+        self, optimizer: Optimizer, x: Any, batches: list[IntArray], first: int
+    ) -> int | None:
+        """Return before which step of an epoch a call of `take` ends; None where there is none."""
+        if not is_compiled(self.model, optimizer, x):
+            return None
+        each = steps_at_once(self.model, len(batches[0]))
+        return min((first // each + 1) * each, len(batches))
+
+    def take(
+        self,
+        optimizer: Optimizer,
+        x: Any,
+        labels: Any,
+        weights: FloatArray,
+        batches: list[IntArray],
+        first: int,
+        last: int,
+        start: int,
+    ) -> list[float]:
+        """Take steps [first, last) of an epoch in one call; return their mean losses.
+
+        `batches` are all of the epoch, which began after `start` steps, and `last` is at most
+        `last_of_call`.
+        """
+        # whole calls are made ready, of which a run that goes on in the midst takes the rest
+        size = len(batches[0])
+        each = steps_at_once(self.model, size)
+        begin = first // each * each
+        rows = np.concatenate(batches[begin : begin + each])
+        self.num_steps = start + begin
+        seeds = [sub_seed(self._seed, stream, self.num_steps) for stream in (_STEP, _DROPOUT)]
+        some = self.prepared(x[rows], labels[rows])
+        self.count(*some)
+        part = slice(first - begin, last - begin)
+        losses = take_steps(self.model, optimizer, *some, weights[rows], size, seeds, part)
+        self.num_steps = start + last
+        return list(map(float, losses))
+
+    def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
+        """Return the examples of the next steps as they are to be learned."""
+        return x, labels
+
+    def count(self, x: Any, labels: Any) -> None:
+        """Count examples that are learned, where somebody asks for their number."""
 
     def next_batches(self, rows: IntArray, batch_size: int) -> list[IntArray]:
         """Return the rows of each step of the next epoch, which counts as begun."""
@@ -73,10 +142,11 @@ class LinearEpochs:
         self.num_epochs += 1
         return self.batches(rows, self.num_epochs - 1, batch_size)
 
-    def step(self, x: Any, labels: Any, weights: FloatArray, learning_rate: float) -> float:
+    def step(self, x: Any, labels: Any, weights: FloatArray) -> float:
         """Take a step on a batch; return its mean loss."""
         assert self.optimizer is not None
-        self.optimizer.learning_rate = learning_rate
+        x, labels = self.prepared(x, labels)
+        self.count(x, labels)
         loss, gradients = self.gradients(x, labels, weights)
         self.optimizer.step(self.model.parameters, gradients)
         self.after_step(gradients)

@@ -189,14 +189,28 @@ class RetrievalTask(Task):
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch."""
+        rows = self._batches_of(epoch)[index]
+        # set, and not only counted: a resumed run begins in the midst
+        self._steps.num_steps = epoch * self.num_steps + index
+        return self._steps.gradients(self._inputs[rows], self._labels[rows])
+
+    def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
+        """Return before which step a call of `take` ends, where the sampler is static."""
+        batches = self._batches_of(epoch)
+        return self._steps.last_of_call(optimizer, self._inputs, batches, index)
+
+    def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
+        """Take steps in one call."""
+        data = self._inputs, self._labels, np.ones(self._inputs.shape[0])
+        start, batches = epoch * self.num_steps, self._batches_of(epoch)
+        return self._steps.take(optimizer, *data, batches, first, last, start)
+
+    def _batches_of(self, epoch: int) -> list[IntArray]:
         # made once an epoch, and again after resuming within one: the order follows from the seed
         if self._batches[0] != epoch:
             batches = self._steps.batches(self._rows, epoch, self.settings.batch_size)
             self._batches = epoch, batches
-        rows = self._batches[1][index]
-        # set, and not only counted: a resumed run begins in the midst
-        self._steps.num_steps = epoch * self.num_steps + index
-        return self._steps.gradients(self._inputs[rows], self._labels[rows])
+        return self._batches[1]
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that have changed."""

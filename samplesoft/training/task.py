@@ -64,6 +64,20 @@ class Task(ABC):
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Return the loss of a step, in nats for an example, and gradients by parameter."""
 
+    def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
+        """Return before which step a call of `take` that begins at one ends; None: there is none.
+
+        A task that has no such calls is trained step by step.
+        """
+        return None
+
+    def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
+        """Take steps [first, last) with an optimizer; return their losses as `step` does.
+
+        Where calls end has no effect on what is learned.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def validate(self) -> dict[str, float]:
         """Return figures of the validation data, the one to be minimised as ``loss``."""

@@ -229,10 +229,9 @@ class Run:
         with progress_bar(
             bool(progress), desc=name, initial=self.at.index, total=self.task.num_steps, unit="step"
         ) as bar:
-            for index in range(self.at.index, self.task.num_steps):
-                self.step(index)
+            while self.at.index < self.task.num_steps:
+                bar.update(self.steps())
                 bar.set_postfix(loss=f"{self.at.mean_loss:.3f}", refresh=False)
-                bar.update()
                 # the last step of an epoch is written with its validation, in `end_epoch`
                 if self.at.index < self.task.num_steps:
                     if self.at.index % self.settings.log_every == 0:
@@ -256,22 +255,36 @@ class Run:
         self.save(best=is_best)
         return line
 
-    def step(self, index: int) -> None:
-        """Do one step."""
-        start = time.perf_counter()
+    def steps(self) -> int:
+        """Do one step, or several in a call up to the next line of the log; return how many."""
+        task, at, start = self.task, self.at, time.perf_counter()
+        first = at.index
         with self.watched():
-            loss, gradients = self.task.step(self.at.epoch, index)
-            require_finite("loss", loss)
-            try:
-                self.optimizer.step(self.task.parameters, gradients)
-            except ValueError as error:
-                # an optimizer refuses what is not finite, and also what no training can mend
-                rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
-                if all(np.isfinite(array).all() for array in rows):
-                    raise
-                raise FloatingPointError(str(error)) from error
-            self.task.after_step(gradients)
-        self.at.add(loss, time.perf_counter() - start)
+            last = task.last_of_call(self.optimizer, at.epoch, first)
+            if last is None:
+                losses = [self.step(first)]
+            else:
+                for every in (self.settings.log_every, self.settings.checkpoint_every or last):
+                    last = min(last, (first // every + 1) * every)
+                losses = task.take(self.optimizer, at.epoch, first, last)
+        for loss in losses:
+            at.add(loss, (time.perf_counter() - start) / len(losses))
+        return len(losses)
+
+    def step(self, index: int) -> float:
+        """Do one step, and return its loss."""
+        loss, gradients = self.task.step(self.at.epoch, index)
+        require_finite("loss", loss)
+        try:
+            self.optimizer.step(self.task.parameters, gradients)
+        except ValueError as error:
+            # an optimizer refuses what is not finite, and also what no training can mend
+            rows = (getattr(gradient, "rows", gradient) for gradient in gradients.values())
+            if all(np.isfinite(array).all() for array in rows):
+                raise
+            raise FloatingPointError(str(error)) from error
+        self.task.after_step(gradients)
+        return loss
 
     @contextmanager
     def watched(self) -> Iterator[None]:

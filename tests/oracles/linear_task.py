@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from samplesoft.training import Task
 
-class LinearTask:
+
+class LinearTask(Task):
     """Fit ``y = X w + b`` with a carried state and a sum that drifts, as a sampler's do."""
 
     def __init__(self, seed=0, dim=7, num_steps=9, batch=8):

@@ -85,19 +85,19 @@ def test_never_two_at_once(tmp_path):
 
 TRAINING = """
 import sys
-from samplesoft.training import RetrievalTask
+from samplesoft.training.trainer import Run
 from samplesoft.cli import main
 
-original, calls = RetrievalTask.step, []
+original, calls = Run.steps, []
 
-def waiting(self, *args):
-    calls.append(args)
-    if len(calls) == 15:
+def waiting(self):
+    calls.append(1)
+    if len(calls) == 2:
         print("waiting", flush=True)
         sys.stdin.readline()
-    return original(self, *args)
+    return original(self)
 
-RetrievalTask.step = waiting
+Run.steps = waiting
 sys.exit(main(sys.argv[1:]))
 """
 

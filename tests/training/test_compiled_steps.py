@@ -1,0 +1,182 @@
+"""Steps in one compiled call: what they compute, step by step, and that threads change nothing."""
+
+import numba
+import numpy as np
+import pytest
+from scipy import sparse
+
+from samplesoft.losses.registry import LOSSES
+from samplesoft.models import LinearSoftmaxSettings, make_optimizer
+from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.samplers import WeightedSampler
+from samplesoft.samplers.base import Draw
+from samplesoft.training.compiled_steps import is_compiled, take_steps
+
+N, V, CLASSES, BATCH = 150, 40, 23, 64  # three steps, the last one short
+
+
+def problem(several, dtype):
+    rng = np.random.default_rng(0)
+    x = sparse.random_array((N, V), density=0.2, format="csr", dtype=dtype, random_state=rng)
+    labels = rng.integers(0, CLASSES, N)
+    if several:
+        found = sparse.random_array((N, CLASSES), density=0.08, format="csr", random_state=rng)
+        found = sparse.lil_array(found)
+        found[np.arange(N), labels] = 1.0  # at least one each
+        labels = sparse.csr_array(found)
+    return x, labels, rng.uniform(0.5, 2.0, N)
+
+
+def make(loss, dtype, optimizer="adagrad", **options):
+    spec = LOSSES[loss]
+    if spec.draws:
+        options = {"sampler": "unigram", "num_sampled": 12, "shared": True, **options}
+    else:
+        options = {"sampler": None, "num_sampled": None, **options}
+    settings = LinearSoftmaxSettings(loss=loss, embedding_dim=16, **options)
+    counts = np.arange(1.0, CLASSES + 1.0)
+    model = LinearSoftmax(V, CLASSES, settings, counts=counts, dtype=dtype, rng=3)
+    return model, make_optimizer(optimizer, 0.1)
+
+
+def step_by_step(model, optimizer, x, labels, weights):
+    """Take the same steps by the public path, with the same draws."""
+    layer, total = model.softmax, 0.0
+    drawn = None
+    if layer.sampler is not None:
+        drawn = layer.sampler.sample(np.zeros((3, 1)), layer.num_sampled, rng=5)
+    for s, first in enumerate(range(0, N, BATCH)):
+        part = slice(first, min(first + BATCH, N))
+        size = part.stop - part.start
+        h, cache = model.embedding.forward(x[part])
+        batch = layer.loss.check_batch(h, layer.class_embeddings, labels[part], None)
+        draw, count = None, None
+        if drawn is not None:
+            inclusion = drawn.log_inclusion
+            row = slice(s, s + 1)
+            draw = Draw(
+                drawn.ids[row], drawn.log_q[row], None if inclusion is None else inclusion[row]
+            )
+            if layer.loss.needs_label_count:
+                count = layer.sampler.log_expected_count(
+                    None, batch.targets.labels[None], layer.num_sampled, shared=True
+                )[0]
+        value, saved = layer.loss.forward_batch(
+            batch, draw, label_log_count=count, weights=weights[part] / size
+        )
+        dh, gradients = layer.backward(saved)
+        _, of_embedding = model.embedding.backward(cache, dh)
+        gradients = {f"softmax.{name}": g for name, g in gradients.items()}
+        gradients |= {f"embedding.{name}": g for name, g in of_embedding.items()}
+        optimizer.step(model.parameters, gradients)
+        total += value
+    return total
+
+
+LOSS_NAMES = [
+    name
+    for name, spec in LOSSES.items()
+    if (spec.shares or not spec.draws)
+    and is_compiled(make(name, np.float64)[0], make_optimizer("sgd", 0.1), sparse.csr_array((1, 1)))
+]
+
+
+def test_which_losses_are_compiled():
+    assert {"sampled-masked", "full", "full-logistic", "nce", "bilateral"} <= set(LOSS_NAMES)
+    assert {"jackknife-masked", "full-absolute", "multilevel-masked"}.isdisjoint(LOSS_NAMES)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "several labels"])
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_steps_equal_those_of_the_layer(loss, several):
+    x, labels, weights = problem(several, np.float64)
+    reduction = {"label_reduction": "ova"} if loss == "nce" and several else {}
+    if reduction:
+        labels.data[:] = 1.0
+    if loss == "full-logistic" and several:
+        labels.data[:] = 1.0
+        reduction = {"label_reduction": "ova"}
+    results = []
+    for steps in (take_steps, step_by_step):
+        model, optimizer = make(loss, np.float64, **reduction)
+        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
+        value = np.sum(steps(model, optimizer, x, labels, weights, *arguments))
+        results.append((value, model))
+    (value, one), (wanted, other) = results
+    assert value == pytest.approx(wanted, rel=1e-12)
+    for name, array in other.parameters.items():
+        np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask_other_labels": False},
+        {"normalize": False, "tau": 1.0},
+        {"label_reduction": "pal"},
+        {"sampler": "uniform"},
+        {"sampler": lambda inputs: WeightedSampler(inputs.counts, replace=False)},
+        {"optimizer": "sgd"},
+        {"optimizer": "momentum"},
+        {"optimizer": "adam"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_settings(options, dtype):
+    x, labels, weights = problem(True, dtype)
+    results = []
+    for steps in (take_steps, step_by_step):
+        model, optimizer = make("sampled-masked", dtype, **options)
+        arguments = (BATCH, (5, 0)) if steps is take_steps else ()
+        value = np.sum(steps(model, optimizer, x, labels, weights, *arguments))
+        results.append((value, model, optimizer))
+    (value, one, left), (wanted, other, right) = results
+    tolerance = 1e-10 if dtype == np.float64 else 2e-4
+    assert value == pytest.approx(wanted, rel=tolerance)
+    for name, array in other.parameters.items():
+        np.testing.assert_allclose(one.parameters[name], array, rtol=tolerance, atol=tolerance)
+    assert left.state().keys() == right.state().keys()
+    for name, array in right.state().items():
+        np.testing.assert_allclose(left.state()[name], array, rtol=10 * tolerance, atol=tolerance)
+
+
+def test_threads_change_no_bit(monkeypatch):
+    monkeypatch.setattr("samplesoft.training.compiled_steps._FEW", 0)
+    x, labels, weights = problem(True, np.float32)
+    before = numba.get_num_threads()
+    models = []
+    try:
+        for threads in sorted({1, before}):
+            numba.set_num_threads(threads)
+            model, optimizer = make("sampled-masked", np.float32)
+            take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+            models.append(model.parameters)
+    finally:
+        numba.set_num_threads(before)
+    for name, array in models[0].items():
+        assert np.array_equal(array, models[-1][name])
+
+
+def test_divergence_is_an_error():
+    x, labels, weights = problem(False, np.float32)
+    model, optimizer = make("sampled-masked", np.float32)
+    weights[70] = 1e30
+    with pytest.raises(FloatingPointError, match="gradient"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_call_that_is_cut_in_two(dropout):
+    x, labels, weights = problem(True, np.float32)
+    models = []
+    for parts in ([slice(0, 3)], [slice(0, 1), slice(1, 3)]):
+        model, optimizer = make("sampled-masked", np.float32, dropout=dropout)
+        losses = [
+            take_steps(model, optimizer, x, labels, weights, BATCH, (5, 6), part) for part in parts
+        ]
+        models.append((np.concatenate(losses), model.parameters))
+    (losses, one), (others, other) = models
+    assert np.array_equal(losses, others)
+    for name, array in one.items():
+        assert np.array_equal(array, other[name])
