@@ -148,19 +148,21 @@ def warp_products(
 
 @replaces(weights.exp_weights)
 @device_function
-def warp_exp_weights(weights: Any, row: int, size: int, excluded: int) -> tuple[float, float]:
+def warp_exp_weights(
+    logits: Any, weights: Any, row: int, size: int, excluded: int
+) -> tuple[float, float]:
     """Do as `weights.exp_weights`, for logits of which each lane has written its own."""
     # in two passes over numbers of its own, so that lanes meet only twice
     greatest = -math.inf
     for c in range(lane(), size, WARP_SIZE):
         if c == excluded:
-            weights[row, c] = -math.inf
-        greatest = max(greatest, weights[row, c])
+            logits[row, c] = -math.inf
+        greatest = max(greatest, logits[row, c])
     greatest = warp_max(greatest)
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
         # of logits that are all -inf, the difference would be NaN
-        weight = math.exp(weights[row, c] - greatest) if weights[row, c] > -math.inf else 0.0
+        weight = math.exp(logits[row, c] - greatest) if logits[row, c] > -math.inf else 0.0
         weights[row, c] = weight if weight > LEAST else 0.0
         total += weights[row, c]
     total = warp_sum(total)

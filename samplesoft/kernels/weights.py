@@ -40,34 +40,37 @@ def total(x: Real) -> float:
 
 
 @njit_inline
-def exp_weights(weights: Real, row: int, size: int, excluded: int) -> tuple[float, float]:
-    """Replace `size` logits in a row by exp(logit) divided by the greatest, and `excluded` by 0.
+def exp_weights(
+    logits: Real, weights: Real, row: int, size: int, excluded: int
+) -> tuple[float, float]:
+    """Write exp(logit) divided by the greatest for `size` logits in a row, and 0 for `excluded`.
 
-    Returns the sum of the weights, and the greatest logit. There may be no class at `excluded`.
+    Weights may take the place of logits. Returns the sum of the weights, and the greatest logit.
+    There may be no class at `excluded`, whose logit is changed.
     """
     kind = weights.dtype.type
     # before the greatest is taken, for it may be the excluded class
     if 0 <= excluded < size:
-        weights[row, excluded] = -np.inf
+        logits[row, excluded] = -np.inf
     a = b = c = d = kind(-np.inf)
     whole = size // 4 * 4  # four at a time, for one comparison waits for the one before
     for i in range(0, whole, 4):
-        a = weights[row, i] if weights[row, i] > a else a
-        b = weights[row, i + 1] if weights[row, i + 1] > b else b
-        c = weights[row, i + 2] if weights[row, i + 2] > c else c
-        d = weights[row, i + 3] if weights[row, i + 3] > d else d
+        a = logits[row, i] if logits[row, i] > a else a
+        b = logits[row, i + 1] if logits[row, i + 1] > b else b
+        c = logits[row, i + 2] if logits[row, i + 2] > c else c
+        d = logits[row, i + 3] if logits[row, i + 3] > d else d
     for i in range(whole, size):
-        a = weights[row, i] if weights[row, i] > a else a
+        a = logits[row, i] if logits[row, i] > a else a
     a, c = a if a > b else b, c if c > d else d
     top = float(a if a > c else c)
     shift = kind(top if top > -np.inf else 0.0)
     # compiled for one type, without the branch of the other
     if weights.itemsize == 4:
         for i in range(size):
-            weights[row, i] = exp32(weights[row, i] - shift)
+            weights[row, i] = exp32(logits[row, i] - shift)
     else:
         for i in range(size):
-            weight = exp64(weights[row, i] - shift)
+            weight = exp64(logits[row, i] - shift)
             weights[row, i] = weight if weight > LEAST else 0.0
     s0 = s1 = s2 = s3 = 0.0  # in one order for all arrays, which may be typed as read-only or not
     for i in range(0, whole, 4):

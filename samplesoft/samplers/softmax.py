@@ -199,7 +199,7 @@ def _visit_blocks(
     logits = np.empty(width, blocks.dtype)
     for b in range(len(queries)):
         shares[0] = masses[b]
-        total, heaviest = exp_weights(shares, 0, num_blocks, -1)
+        total, heaviest = exp_weights(shares, shares, 0, num_blocks, -1)
         block, below, here, within, greatest = 0, 0.0, -1, 0.0, 0.0
         for k in order[b]:
             if uniforms is not None:
@@ -240,4 +240,4 @@ def _visit(
             logits[c] += block[i, c] * query[i]
     for c in range(size):
         weights[0, c] = float(logits[c])
-    return exp_weights(weights, 0, size, excluded)
+    return exp_weights(weights, weights, 0, size, excluded)

@@ -27,7 +27,7 @@ def test_weights_are_exponentials_over_the_greatest(size, excluded, dtype):
     logits = np.random.default_rng(size).normal(0.0, 20.0, size).astype(dtype)
     kept = np.arange(size) != excluded
     weights = logits.copy()
-    total, greatest = exp_weights(weights[None], 0, size, excluded)
+    total, greatest = exp_weights(weights[None], weights[None], 0, size, excluded)
     if not kept.any():
         assert (total, greatest, weights[0]) == (0.0, -np.inf, 0.0)
         return
@@ -42,5 +42,5 @@ def test_weights_are_exponentials_over_the_greatest(size, excluded, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_far_below_the_greatest_there_is_no_weight(dtype):
     weights = np.array([1e4, -1e4, -np.inf, 0.0], dtype)
-    assert exp_weights(weights[None], 0, 4, -1) == (1.0, 1e4)
+    assert exp_weights(weights[None], weights[None], 0, 4, -1) == (1.0, 1e4)
     np.testing.assert_array_equal(weights, [1.0, 0.0, 0.0, 0.0])

@@ -136,13 +136,18 @@ def weigh(logits: Real, weights: Real, row: int, num: int) -> tuple[float, float
     Weights are computed up to a whole vector of eight, so that no loop has a rest.
     """
     size = (num + 7) // 8 * 8
-    for i in range(lane(), num, num_lanes()):
-        weights[row, i] = logits[row, i]
-    # what weighs nothing may be drawn by nobody
-    for i in range(num + lane(), size, num_lanes()):
-        weights[row, i] = -np.inf
+    # what weighs nothing may be drawn by nobody; a loop of one length, whatever the number
+    for i in range(size - 8 + lane(), size, num_lanes()):
+        logits[row, i] = logits[row, i] if i < num else -np.inf
     meet()
-    return exp_weights(weights, row, size, -1)
+    return exp_weights(logits, weights, row, size, -1)
+
+
+@njit_inline
+def ask_for(rows: Real, ranges: IntArray, leaf: int) -> None:
+    """Ask for the vectors of the classes in a leaf, which are rarely in a cache."""
+    for j in range(ranges[leaf, 0], ranges[leaf, 1] if leaf >= 0 else 0):
+        prefetch_row(rows, j)
 
 
 @njit_bare
@@ -158,6 +163,8 @@ def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
         remaining[b, depth] = change
         if path[b, depth] < 0:
             continue
+        if b + num_workers() < len(path):
+            ask_for(rows, ranges, path[b + num_workers(), depth - 1])
         for level in range(depth - 1, -1, -1):
             first, last = ranges[path[b, level], 0], ranges[path[b, level], 1]
             is_leaf = level == depth - 1
@@ -211,12 +218,10 @@ def step(
     together = len(logits) if num_workers() == 1 else 1
     for v in range(worker() * together, len(visits), num_workers() * together):
         end = min(v + together, len(visits))
-        # classes of the next leaves are rarely in a cache
         for i in range(end, min(end + together, len(visits)) if is_leaf else end):
             cell = at[visits[i, 0], visits[i, 1]]
             if cell != at[visits[i - 1, 0], visits[i - 1, 1]]:
-                for j in range(ranges[cell, 0], ranges[cell, 1]):
-                    prefetch_row(rows, j)
+                ask_for(rows, ranges, cell)
         i = v
         while i < end:
             b, other, row = visits[i, 0], -1, worker() + i - v

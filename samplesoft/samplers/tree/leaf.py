@@ -110,7 +110,7 @@ def weigh_leaf(
         for c in range(lane(), size, num_lanes()):
             weights[row, c] = log_weight(products[row, c], rules)
         # divided by the greatest, whose logit is returned: nothing overflows
-        return exp_weights(weights, row, size, without)
+        return exp_weights(weights, weights, row, size, without)
     # other kinds are sums of positive numbers of moderate size, and need no shift
     total = 0.0
     for c in range(lane(), size, num_lanes()):
