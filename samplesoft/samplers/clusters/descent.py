@@ -261,11 +261,11 @@ def step(
                 if not share > _SMALL:
                     share, log_share = 1.0, -np.inf  # of the excluded class, alone in its leaf
                     if total > 0.0:
-                        log_share = logits[row, child] - greatest - math.log(total)
+                        share, log_share = 1.0 / total, logits[row, child] - greatest
                 share *= shares[b, k]
                 meet()  # all have read what is replaced now
                 u[b, k], at[b, k], shares[b, k] = left, first + child, share
-                if log_share < 0.0:
+                if log_share != 0.0:
                     log_q[b, k] += log_share
 
 
