@@ -227,6 +227,4 @@ def chunks(size: int, chunk: int) -> list[slice]:
 
 def row_chunks(shape: tuple[int, ...], numbers: int) -> list[slice]:
     """Split the rows of a matrix of `shape` into slices of about `numbers` numbers each."""
-    if 0 < shape[0] * shape[1] <= numbers:
-        return [slice(0, shape[0])]
     return chunks(shape[0], max(1, numbers // max(1, shape[1])))

@@ -204,8 +204,6 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
-    if type(value) is int and minimum <= value <= LARGEST_COUNT:
-        return value
     # True is an int to Python, and here nearly always a slip
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"`{name}` must be an integer, got {type(value).__name__} {shown(value)}.")
@@ -264,9 +262,7 @@ def as_named_arrays(name: str, value: Any) -> dict[str, Any]:
 
 def as_flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False, and not merely true or false."""
-    if value is True or value is False:
-        return value
-    if not isinstance(value, np.bool_):
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
     return bool(value)
 

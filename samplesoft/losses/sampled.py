@@ -168,8 +168,7 @@ class SampledLoss(Loss):
             label_of = find_labels(labels, scores.owners, draws, scores.classes.shape[0], hits)
         if self.excludes_label and hits.any():
             raise self.contains_label(targets.labels, int(hits.argmax()))
-        one_each = targets.owners is None
-        hits_of_examples = hits if one_each else targets.per_example(hits)
+        hits_of_examples = hits if targets.owners is None else targets.per_example(hits)
 
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
@@ -194,7 +193,7 @@ class SampledLoss(Loss):
         marks = label_of, hits_of_examples
         pairs = Pairs(own, drawn, log_counts, *marks, scores.owners, shares, *rules)
         # where an example has several labels, one logit may stand for most of its draws
-        if one_each or self._merge is None:
+        if targets.owners is None or self._merge is None:
             narrow = drawn.dtype if self._of_differences else np.dtype(np.float64)
             losses, d_own, d_drawn = row_terms(pairs, targets, terms, narrow)
         else:
@@ -202,7 +201,7 @@ class SampledLoss(Loss):
         if self.absolute:  # from derivatives in |o| to those in o
             d_own *= np.sign(scores.own)
             d_drawn *= np.sign(scores.drawn)
-        return losses if one_each else targets.per_example(losses), (scores, d_own, d_drawn)
+        return targets.per_example(losses), (scores, d_own, d_drawn)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         scores, d_own, d_drawn = saved
@@ -393,14 +392,16 @@ def merged_terms(
 def softmax_terms(logits: FloatArray, losses: FloatArray) -> None:
     """Write ``logsumexp(logits) - logits[0]`` of each row, and turn rows into its gradient.
 
-    Column 0 of the logits (P, 1 + m) is the label's, and finite.
+    Column 0 of the logits (P, 1 + m) is the label's, and finite. Rows of float32 are less their
+    greatest already, as from `pair_logits`.
     """
     for b in range(len(logits)):
         row = logits[b]
-        top = greatest(row)
+        top = 0.0 if row.itemsize == 4 else greatest(row)
         losses[b] = top - row[0]  # until the sum is known, how far the label is below the top
-        for k in range(len(row)):
-            row[k] -= top
+        if top != 0.0:
+            for k in range(len(row)):
+                row[k] -= top
     weigh(logits.reshape(-1))  # long rows leave few numbers that do not fill a vector
     for b in range(len(logits)):
         row = logits[b]
@@ -450,17 +451,12 @@ def find_labels(
     found = 1  # hits, counted before their places where that is quicker
     if len(draw_places) == 1:
         is_label = np.zeros(num, np.bool_)
-        for place in label_places:
-            is_label[place] = True
-        found = 0
-        for place in draw_places[0]:
-            found += is_label[place]
+        is_label[label_places] = True
+        found = is_label[draw_places[0]].sum()
     elif len(owners) == size:  # one label each: comparisons, which are vector instructions
         found = 0
         for b in range(size):
-            classes = draw_places[b]
-            for k in range(len(classes)):
-                found += classes[k] == label_places[b]
+            found += (draw_places[b] == label_places[b]).sum()
     if found == 0:  # as a rule of many classes: nothing to write for each draw
         return np.full((1, 1), -1)
     label_of = np.empty((size, draw_places.shape[1]), np.int64)
@@ -477,8 +473,7 @@ def find_labels(
             label_of[b, k] = p
             if p >= 0:
                 hits[p] += 1
-        for p in range(first, last):  # only what was written, not all of `mark`
-            mark[label_places[p]] = -1
+        mark[label_places[first:last]] = -1  # only what was written, not all of `mark`
         first = last
     return label_of
 
@@ -511,8 +506,7 @@ def pair_logits(pairs: Pairs, start: int, logits: Floats) -> None:
         wide[0] = pairs.own[p]
         for k in range(len(scores)):
             wide[1 + k] = scores[k] - corrections[k]
-        later = pairs.once and p > 0 and pairs.owners[p - 1] == b
-        if later:
+        if pairs.once and p > 0 and pairs.owners[p - 1] == b:
             wide[1:] = -np.inf
         elif pairs.hits[b] > 0:  # seldom, so not in the loop above, which is vector instructions
             label_of = pairs.label_of[b]

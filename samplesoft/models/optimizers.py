@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from samplesoft._device.select import device_of, to_host, twin
 from samplesoft._jit import chunks, njit, num_threads, thread_each
+from samplesoft._limits import quietly
 from samplesoft._validation import (
     IntArray,
     as_array,
@@ -590,12 +591,10 @@ class HostSteps:
             )
         if values.shape != shape:
             raise wrong_shape(name, values.shape, shape, parameter.shape, ids if of_rows else None)
-        rows = np.asarray(values)
-        if values.dtype != parameter.dtype:
-            # a gradient in float64 for a parameter in float32 is taken, and cast once:
-            # what is too large for float32 becomes infinite, and is refused next
-            with np.errstate(over="ignore"):
-                rows = values.astype(parameter.dtype)
+        # a gradient in float64 for a parameter in float32 is taken, and cast once:
+        # what is too large for float32 becomes infinite, and is refused next
+        same = values.dtype == parameter.dtype
+        rows = np.asarray(values) if same else quietly(np.asarray)(values, parameter.dtype)
         if not (of_rows and rows.ndim == 2 and rows.flags.c_contiguous):
             rows = np.ascontiguousarray(rows)
             rows = rows.reshape((len(ids), prod(shape[1:])) if of_rows else (1, -1))
@@ -634,10 +633,8 @@ class HostSteps:
             else:  # ids rise, each once, so that no two threads write to the same row
                 kernel(ids[part], rows[part], parameter, tuple(others), numbers)
 
-        if rows.size <= _PART:
-            change(slice(None))
-        else:
-            thread_each(change, _parts(rows.size, 1) if ids is None else _parts(*rows.shape))
+        count, parts = rows.shape[ids is None], 1 if rows.size <= _PART else num_threads()
+        thread_each(change, chunks(count, max(1, -(-count // parts))))
 
 
 def check_changeable(argument: str, name: str, array: Any) -> None:
@@ -665,12 +662,6 @@ def _as_row_ids(name: str, ids: Any, parameter: Array) -> IntArray:
     # ids of any integer type, as one type spares the kernels a version for each
     whole = array.dtype == np.int64 and array.flags.c_contiguous
     return array if whole else np.ascontiguousarray(array, np.int64)
-
-
-def _parts(count: int, size: int) -> list[slice]:
-    """Split `count` items of `size` numbers, more than `_PART` in all, among the threads."""
-    least = max(_PART // max(1, size), 1)
-    return chunks(count, max(-(-count // num_threads()), least))
 
 
 def greatest(dtype: np.dtype[Any], squares: bool) -> float:

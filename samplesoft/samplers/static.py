@@ -253,8 +253,7 @@ class UniformSampler(WeightedSampler):
         self.replace = as_flag("replace", replace)
 
     def _log_q(self, ids: IntArray) -> FloatArray:
-        log_q: FloatArray = 0.0 * ids - np.log(self.num_classes)
-        return log_q
+        return np.zeros(ids.shape) - math.log(self.num_classes)
 
     def _log_left(self, exclude: IntArray) -> FloatArray:
         log_left: FloatArray = np.log(self._drawable(exclude)) - np.log(self.num_classes)
