@@ -295,7 +295,8 @@ class Loss(ABC):
         rows = arrays.shaped_rows("class_embeddings", class_embeddings)
         n, d = rows.shape
         # as in most steps; what is not sound is told below
-        sound = _are_plain(h, labels, d, rows.dtype) and is_sound(h, labels, n)
+        plain = self.device == "cpu" and _are_plain(h, labels, d, rows.dtype)
+        sound = plain and is_sound(h, labels, n)
         contexts = h if sound else arrays.float_rows("h", h, d, rows.dtype)
         size = contexts.shape[0]
         if sound:
