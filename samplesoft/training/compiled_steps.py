@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplesoft._jit import chunks, meet, njit, num_threads, thread_each, together
+from samplesoft._jit import chunks, meet, njit, njit_bare, num_threads, thread_each, together
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import (
@@ -314,7 +314,7 @@ def _arranged(
     return job
 
 
-@njit
+@njit_bare
 def _end(job: _Job, s: int) -> int:
     """Return how many examples a step has."""
     return min(job.size, len(job.factors) - s * job.size)
@@ -379,7 +379,7 @@ def _run(job: _Job, update: _Update, arrived: IntArray, worker: int, workers: in
     wide = max(job.width, _EXAMPLES, _FEATURES)
     scores, gradients = np.empty(_EXAMPLES * most, job.z.dtype), np.empty(wide * dim, job.z.dtype)
     product = np.empty(max(wide * dim, _EXAMPLES * job.width), job.z.dtype)
-    row, halves = np.empty(2 + most), np.empty(2 + 2 * most)
+    row, halves = np.empty(2 + most), np.empty(2 + 3 * most)
     meetings, bad = 0, 0
     for s in range(len(job.num_drawn)):
         blocks = -(-job.num_classes[s] // job.width)
@@ -418,33 +418,39 @@ def _run(job: _Job, update: _Update, arrived: IntArray, worker: int, workers: in
         meet(arrived, workers, meetings)
 
 
-@njit
+@njit_bare
+def _copy(into: Rows, row: Rows) -> None:
+    for i in range(len(into)):
+        into[i] = row[i]
+
+
+@njit_bare
 def _add_to(total: Rows, factor: float, row: Rows) -> None:
     typed = total.dtype.type(factor)
     for i in range(len(total)):
         total[i] += typed * row[i]
 
 
-@njit
+@njit_bare
 def _gather(job: _Job, rows: Rows, s: int, j: int) -> None:
     """Copy the vectors of a block of classes."""
     low, high = j * job.width, min((j + 1) * job.width, job.num_classes[s])
     for k in range(low, high):
         if k + _AHEAD < high:
             prefetch_row(rows, job.classes[s, k + _AHEAD])
-        job.block[k] = rows[job.classes[s, k]]
+        _copy(job.block[k], rows[job.classes[s, k]])
     if job.loss.normalize:
         divide_by_norms(job.block[low:high], job.block_norms[low:high])
 
 
-@njit
+@njit_bare
 def _embed(job: _Job, update: _Update, s: int, e: int) -> None:
     """Write the contexts of a block of examples."""
     low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
     tau = job.z.dtype.type(job.loss.tau)
     for b in range(low, high):
         context, last = job.contexts[b], job.bounds[s * job.size + b + 1]
-        context[:] = update.intercept.rows[0]
+        _copy(context, update.intercept.rows[0])
         for k in range(job.bounds[s * job.size + b], last):
             if k + _AHEAD < last:
                 prefetch_row(update.inputs.rows, job.columns[k + _AHEAD])
@@ -466,14 +472,14 @@ def _score(job: _Job, s: int, e: int, scores: Rows, product: Rows) -> None:
         part = product[: size * (stop - start)].reshape((size, stop - start))
         np.dot(job.z[low:high], job.block[start:stop].T, part)
         for b in range(size):
-            scores[b * num + start : b * num + stop] = part[b]
+            _copy(scores[b * num + start : b * num + stop], part[b])
     for b in range(low, high):
         for p in range(job.firsts[s * job.size + b], job.firsts[s * job.size + b + 1]):
             own = row_dot(job.block, job.labels[p], job.z, b)
             job.d_own[p] = own + job.loss.offset - job.label_logs[p]
 
 
-@njit
+@njit_bare
 def _differentiate(
     job: _Job, s: int, e: int, scores: Rows, row: FloatArray, halves: FloatArray
 ) -> None:
@@ -501,7 +507,7 @@ def _differentiate(
                 out[(b - low) * wide + k] = scale * draws[start + k]
 
 
-@njit
+@njit_bare
 def _of_merged(job: _Job, example: int, draws: Rows, row: FloatArray) -> None:
     """Turn logits of labels and draws into derivatives, where no draw of a label has weight.
 
@@ -525,15 +531,16 @@ def _of_merged(job: _Job, example: int, draws: Rows, row: FloatArray) -> None:
         draws[k] *= typed
 
 
-@njit
+@njit_bare
 def _of_rows(
     job: _Job, s: int, example: int, draws: Rows, row: FloatArray, halves: FloatArray
 ) -> None:
     """Do as `_of_merged` with a row of all draws for each label."""
     loss, num, lost = job.loss, len(draws), 0.0
     first, last = job.firsts[example], job.firsts[example + 1]
-    logits, lost = draws.copy(), 0.0
-    draws[:] = 0.0
+    logits = halves[2 + 2 * num : 2 + 3 * num]
+    for k in range(num):
+        logits[k], draws[k] = draws[k], 0.0
     logits_of_pair = row[1 : 2 + num]
     for p in range(first, last):
         logits_of_pair[0] = job.d_own[p]
@@ -555,7 +562,7 @@ def _of_rows(
     job.losses[example] = lost
 
 
-@njit
+@njit_bare
 def _terms(loss: _Loss, logits: FloatArray, lost: FloatArray) -> float:
     if loss.kind == _BILATERAL:
         bilateral_terms(logits, lost, loss.negative_weight)
@@ -564,7 +571,7 @@ def _terms(loss: _Loss, logits: FloatArray, lost: FloatArray) -> float:
     return float(lost[0])
 
 
-@njit
+@njit_bare
 def _weighted_logistic(row: FloatArray, times: FloatArray, halves: FloatArray) -> float:
     """Compute as `logistic_terms` for logits (1 + m) of draws that count so many `times`."""
     size = len(row)
@@ -585,16 +592,19 @@ def _go_back(job: _Job, s: int, e: int, product: Rows) -> None:
     low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
     size, num, slopes = high - low, job.num_drawn[s], job.slopes[low:high]
     part = product[: size * slopes.shape[1]].reshape(slopes.shape)
+    tau = slopes.dtype.type(job.loss.tau)
     slopes[:] = 0.0
     for start in range(0, num, job.width):
         wide = min(job.width, num - start)
         d_scores = job.d_drawn[e, start // job.width][: size * wide].reshape((size, wide))
         np.dot(d_scores, job.block[start : start + wide], part)
-        slopes += part
+        for b in range(size):
+            _add_to(slopes[b], 1.0, part[b])
     for b in range(low, high):
         for p in range(job.firsts[s * job.size + b], job.firsts[s * job.size + b + 1]):
             _add_to(job.slopes[b], job.d_own[p], job.block[job.labels[p]])
-    slopes *= slopes.dtype.type(job.loss.tau)
+        for i in range(slopes.shape[1]):
+            job.slopes[b, i] *= tau
     if job.loss.normalize:
         unit_gradient(slopes, job.contexts[low:high], job.norms[low:high])
 
@@ -611,7 +621,8 @@ def _of_classes(job: _Job, s: int, j: int, gradients: Rows, product: Rows) -> tu
         d_scores = job.d_drawn[start // _EXAMPLES, j][: (stop - start) * wide]
         part = product[: wide * dim].reshape((wide, dim))
         np.dot(d_scores.reshape((stop - start, wide)).T, job.z[start:stop], part)
-        gradient[:wide] += part
+        for k in range(wide):
+            _add_to(gradient[k], 1.0, part[k])
     for b in range(_end(job, s)):
         for p in range(job.firsts[s * job.size + b], job.firsts[s * job.size + b + 1]):
             if low <= job.labels[p] < high:
@@ -621,7 +632,7 @@ def _of_classes(job: _Job, s: int, j: int, gradients: Rows, product: Rows) -> tu
     return job.classes[s, low:high], gradient
 
 
-@njit
+@njit_bare
 def _update(
     rule: int, ids: IntArray, gradient: Rows, table: _Table, numbers: Rows, limit: float
 ) -> int:
