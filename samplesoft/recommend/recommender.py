@@ -181,7 +181,7 @@ class SampledSoftmaxRecommender:
     learning_rate: float = 0.05
     early_stopping: bool = True
     validation_fraction: float = 0.1
-    n_iter_no_change: int = 15
+    n_iter_no_change: int = 4
     random_state: int | np.random.Generator | None = None
     verbose: bool = False
 

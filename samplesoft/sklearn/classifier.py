@@ -84,7 +84,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``; or a
         sampler, of which each `fit` takes a copy.
     num_sampled : int or "auto", optional
-        Draws m for each batch, or for each example if not `shared`. By default 100, and no draws
+        Draws m for each batch, or for each example if not `shared`. By default 100; where one set
+        serves a batch, and costs little, a thirty-second of the classes up to 1,000; and no draws
         but the full softmax for up to 100 classes, where that is as quick and has no bias, unless
         `loss` is another than the softmax. ``"auto"`` chooses a number.
     shared : bool, optional
@@ -110,8 +111,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ``"negative-sampling-masked"``. See `samplesoft.losses.base.Loss`.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label.
-    max_iter : int
-        Times to go over the training data.
+    max_iter : int, optional
+        Times to go over the training data. By default 5, up to 20 where that makes fewer than 200
+        steps; 20 with `early_stopping`, which ends them, and for an `embedding_dim` of None.
     batch_size : int
         Examples in a step.
     optimizer : str
@@ -283,7 +285,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     True
     """
 
-    embedding_dim: int | None = 64
+    embedding_dim: int | None = 128
     _: KW_ONLY
     alpha: float | None = None
     loss: str = "sampled-masked"
@@ -298,8 +300,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     dropout: float = 0.0
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
-    max_iter: int = 20
-    batch_size: int = 64
+    max_iter: int | None = None
+    batch_size: int = 128
     optimizer: str = "adagrad"
     learning_rate: float | None = None
     early_stopping: bool = False

@@ -19,7 +19,13 @@ from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights
-from samplesoft.sklearn.parameters import is_averaged, learning_rate, model_settings, num_draws
+from samplesoft.sklearn.parameters import (
+    is_averaged,
+    learning_rate,
+    model_settings,
+    num_draws,
+    num_rounds,
+)
 from samplesoft.training.linear_epochs import LinearEpochs, held_out_order
 from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import NUM_EXAMPLES
@@ -162,7 +168,8 @@ def train(
     """
     learner, size = classifier._learner, classifier.batch_size
     rate = learning_rate(classifier, learner.row_norm)
-    most = classifier.max_iter if len(classifier.classes_) > 1 else 1  # nothing to learn
+    several = len(classifier.classes_) > 1  # else there is nothing to learn
+    most = num_rounds(classifier, len(rows)) if several else 1
     halfway = -(-most // 2) if len(apart) else None
 
     def one_round(number: int) -> float:
@@ -216,7 +223,7 @@ def auto_choice(
     learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
     loss = LOSSES[classifier.loss].masked if codec.multilabel else None
     size, verbose = classifier.batch_size, bool(classifier.verbose)
-    steps = pilot_steps(classifier.max_iter * -(-len(rows) // size))
+    steps = pilot_steps(num_rounds(classifier, len(rows)) * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
     learner.set_rate(learning_rate(classifier, 1.0))
@@ -229,7 +236,7 @@ def auto_choice(
         learner.tune_inputs(X[some], codes[some]),
         loss or classifier.loss,
         classifier.sampler,
-        num_draws(classifier),
+        num_draws(classifier, len(codec.classes)),
         shared=classifier.shared,
         nu=classifier.nu,
         num_features=classifier.num_features,

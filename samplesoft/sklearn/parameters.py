@@ -11,15 +11,19 @@ from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative,
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
 from samplesoft.models.optimizers import OPTIMIZERS
+from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
-NUM_SAMPLED = 100  # draws by default
+NUM_SAMPLED = 100  # draws by default, and classes up to which nothing is drawn
+_MOST_SAMPLED, _SHARE = 1000, 32  # of a set for a whole batch: a draw for so many classes
+_ROUNDS, _MOST_ROUNDS, _STEPS = 5, 20, 200
 
 
 def check_parameters(classifier: Any) -> None:
     """Raise TypeError or ValueError for a parameter that is malformed or does not fit others."""
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
-        as_count(name, getattr(classifier, name))
+        if name != "max_iter" or classifier.max_iter is not None:
+            as_count(name, getattr(classifier, name))
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     as_positive("learning_rate", learning_rate(classifier, 1.0))  # of any norm: its sign counts
     as_nonnegative("tol", classifier.tol)
@@ -57,7 +61,7 @@ def model_settings(
     offered = [name for name, spec in LOSSES.items() if spec.classifier]
     as_choice("loss", classifier.loss, offered)
     asked = {name: getattr(classifier, name) for name in PILOT}
-    asked["num_sampled"] = num_draws(classifier)
+    asked["num_sampled"] = num_draws(classifier, num_classes)
     if wants_pilot(classifier, num_classes):
         named = {name for name in ("sampler", "num_sampled") if not is_auto(asked[name])}
         named = set() if chosen.get("loss") == "full" else named  # which draws nothing
@@ -92,9 +96,28 @@ def is_averaged(classifier: Any) -> bool:
     return classifier.embedding_dim is None
 
 
-def num_draws(classifier: Any) -> Any:
-    """Return the number of draws, or ``"auto"``."""
-    return NUM_SAMPLED if classifier.num_sampled is None else classifier.num_sampled
+def num_draws(classifier: Any, num_classes: int) -> Any:
+    """Return the number of draws, or ``"auto"``.
+
+    By default it grows with the classes where one set serves a batch, which costs little.
+    """
+    if classifier.num_sampled is not None:
+        return classifier.num_sampled
+    spec = SAMPLERS.get(classifier.sampler) if isinstance(classifier.sampler, str) else None
+    alone = classifier.shared is False or not LOSSES[classifier.loss].shares
+    if spec is None or spec.follows_vectors or alone:
+        return NUM_SAMPLED
+    return max(NUM_SAMPLED, min(num_classes // _SHARE, _MOST_SAMPLED))
+
+
+def num_rounds(classifier: Any, num_examples: int) -> int:
+    """Return how often to go over so many examples, at most."""
+    if classifier.max_iter is not None:
+        return int(classifier.max_iter)
+    if classifier.early_stopping or classifier.embedding_dim is None:
+        return _MOST_ROUNDS
+    steps = -(-num_examples // classifier.batch_size)
+    return max(_ROUNDS, min(-(-_STEPS // max(steps, 1)), _MOST_ROUNDS))
 
 
 def is_full(classifier: Any, num_classes: int) -> bool:
