@@ -65,7 +65,7 @@ def test_the_model_is_that_of_the_settings_by_name(settings, y, chosen):
     assert clf.auto_choice_ == {**settings, "verdict": "Take it."}
     assert clf.get_params()["sampler"] == clone(clf).get_params()["num_sampled"] == "auto"
     ((inputs, *wanted, options),) = asked
-    assert wanted == ["sampled-masked", "auto", "auto"] and options["batch"] == 64
+    assert wanted == ["sampled-masked", "auto", "auto"] and options["batch"] == 128
     np.testing.assert_allclose(np.linalg.norm(inputs["h"], axis=1), 1.0)
     assert len(inputs["labels"]) == len(inputs["h"]) == 300 and inputs["tau"] == 10.0
 
@@ -156,7 +156,7 @@ def test_a_real_pilot(capfd, monkeypatch):
         return step(self, *arguments)
 
     monkeypatch.setattr(Learner, "step", counted)
-    clf = auto(max_iter=30, verbose=True, calibrate=False).fit(X, Y)
+    clf = auto(max_iter=30, batch_size=64, verbose=True, calibrate=False).fit(X, Y)
     assert clf.auto_choice_["verdict"].startswith("Take ")
     err = capfd.readouterr().err
     assert err.startswith("pilot of 100 steps") and f"auto: {clf.auto_choice_['verdict']}" in err

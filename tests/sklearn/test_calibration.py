@@ -201,7 +201,7 @@ def test_probabilities_of_several_labels_are_those_of_their_bins(tau):
     )
     gaps = []
     for calibrate in (True, False):
-        clf = make(num_sampled=8, tau=tau, calibrate=calibrate).fit(X[:1600], Y[:1600])
+        clf = make(num_sampled=8, tau=tau, calibrate=calibrate, max_iter=20).fit(X[:1600], Y[:1600])
         p, wanted = clf.predict_proba(X[1600:]), Y[1600:]
         bins = np.digitize(p, [0.05, 0.15, 0.3, 0.5, 0.8])
         sums = [abs((p - wanted)[bins == k].sum()) for k in range(6)]
