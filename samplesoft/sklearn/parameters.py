@@ -103,9 +103,9 @@ def num_draws(classifier: Any, num_classes: int) -> Any:
     """
     if classifier.num_sampled is not None:
         return classifier.num_sampled
-    spec = SAMPLERS.get(classifier.sampler) if isinstance(classifier.sampler, str) else None
+    named = isinstance(classifier.sampler, str) and classifier.sampler in SAMPLERS
     alone = classifier.shared is False or not LOSSES[classifier.loss].shares
-    if spec is None or spec.follows_vectors or alone:
+    if alone or not named or SAMPLERS[classifier.sampler].follows_vectors:
         return NUM_SAMPLED
     return max(NUM_SAMPLED, min(num_classes // _SHARE, _MOST_SAMPLED))
 
@@ -117,7 +117,7 @@ def num_rounds(classifier: Any, num_examples: int) -> int:
     if classifier.early_stopping or classifier.embedding_dim is None:
         return _MOST_ROUNDS
     steps = -(-num_examples // classifier.batch_size)
-    return max(_ROUNDS, min(-(-_STEPS // max(steps, 1)), _MOST_ROUNDS))
+    return int(max(_ROUNDS, min(-(-_STEPS // max(steps, 1)), _MOST_ROUNDS)))
 
 
 def is_full(classifier: Any, num_classes: int) -> bool:
