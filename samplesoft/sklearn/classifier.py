@@ -112,8 +112,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label.
     max_iter : int, optional
-        Times to go over the training data. By default 5, up to 20 where that makes fewer than 200
-        steps; 20 with `early_stopping`, which ends them, and for an `embedding_dim` of None.
+        Times to go over the training data. By default 5; 3 from 262,144 examples on, and up to 20
+        where 5 make fewer than 200 steps; 20 with `early_stopping`, which ends them, and for an
+        `embedding_dim` of None.
     batch_size : int
         Examples in a step.
     optimizer : str
@@ -130,10 +131,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Stop after so many times over the data without a rise.
     tol : float
         Least rise that counts.
-    average : bool, optional
-        Let `fit` average the parameters after each round, late rounds weighing more, which allows
-        for greater steps; by default if `embedding_dim` is None. With an embedding it is worth a
-        try after many rounds.
+    average : bool
+        Let `fit` average the parameters after each round, late rounds weighing more. It costs
+        memory for a copy of them, and takes the harm out of a round too many.
     calibrate : bool
         Calibrate `predict_proba` on examples that the model was not trained on: those of
         ``eval_set``; with `early_stopping` those that it holds out; else a share of
@@ -308,7 +308,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     validation_fraction: float = 0.1
     n_iter_no_change: int = 5
     tol: float = 1e-4
-    average: bool | None = None
+    average: bool = True
     calibrate: bool = True
     class_weight: Any = None
     warm_start: bool = False

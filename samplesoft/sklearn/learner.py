@@ -20,7 +20,6 @@ from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
 from samplesoft.sklearn.labels import LabelCodec, example_weights
 from samplesoft.sklearn.parameters import (
-    is_averaged,
     learning_rate,
     model_settings,
     num_draws,
@@ -192,7 +191,7 @@ def train(
         score,
         after,
         most=most,
-        average=is_averaged(classifier),
+        average=classifier.average,
         patience=classifier.n_iter_no_change if classifier.early_stopping else None,
         tolerance=classifier.tol,
         score_name="precision_at_1",

@@ -16,7 +16,9 @@ from samplesoft.tuning.pilot import PILOT, check_auto, is_auto
 
 NUM_SAMPLED = 100  # draws by default, and classes up to which nothing is drawn
 _MOST_SAMPLED, _SHARE = 1000, 32  # of a set for a whole batch: a draw for so many classes
-_ROUNDS, _MOST_ROUNDS, _STEPS = 5, 20, 200
+_ROUNDS, _MOST_ROUNDS = 5, 20
+_STEPS = 200  # of few examples, for which there are more rounds
+_MANY, _FEWEST_ROUNDS = 1 << 18, 3  # of so many examples each round has very many steps
 
 
 def check_parameters(classifier: Any) -> None:
@@ -30,10 +32,8 @@ def check_parameters(classifier: Any) -> None:
     share = as_positive("validation_fraction", classifier.validation_fraction)
     if share >= 1.0:
         raise ValueError(f"`validation_fraction` must be less than 1, got {share}.")
-    for name in ("calibrate", "early_stopping", "warm_start"):
+    for name in ("average", "calibrate", "early_stopping", "warm_start"):
         as_flag(name, getattr(classifier, name))
-    if classifier.average is not None:
-        as_flag("average", classifier.average)
     # more classes than are scored at once, so that sampler and draws are checked too
     settings = model_settings(classifier, False, NUM_SAMPLED + 1, PILOT)
     if settings.sampler is not None and is_auto(classifier.sampler, classifier.num_sampled):
@@ -89,13 +89,6 @@ def learning_rate(classifier: Any, row_norm: float) -> Any:
     return 2.0 / max(1.0, row_norm) if classifier.embedding_dim is None else 0.1
 
 
-def is_averaged(classifier: Any) -> bool:
-    """Return whether the parameters of all rounds are averaged."""
-    if classifier.average is not None:
-        return bool(classifier.average)
-    return classifier.embedding_dim is None
-
-
 def num_draws(classifier: Any, num_classes: int) -> Any:
     """Return the number of draws, or ``"auto"``.
 
@@ -116,6 +109,8 @@ def num_rounds(classifier: Any, num_examples: int) -> int:
         return int(classifier.max_iter)
     if classifier.early_stopping or classifier.embedding_dim is None:
         return _MOST_ROUNDS
+    if num_examples >= _MANY:
+        return _FEWEST_ROUNDS
     steps = -(-num_examples // classifier.batch_size)
     return int(max(_ROUNDS, min(-(-_STEPS // max(steps, 1)), _MOST_ROUNDS)))
 

@@ -652,8 +652,9 @@ def test_noise_contrastive_estimation_keeps_up(monkeypatch):
 
 def test_warm_start_goes_on():
     X, y = blobs()
-    twice = make(max_iter=2, warm_start=True, calibrate=False).fit(X, y).fit(X, y)
-    assert same(twice, make(max_iter=4, calibrate=False).fit(X, y))
+    plain = {"average": False, "calibrate": False}
+    twice = make(max_iter=2, warm_start=True, **plain).fit(X, y).fit(X, y)
+    assert same(twice, make(max_iter=4, **plain).fit(X, y))
     assert not same(twice, make(max_iter=2, calibrate=False).fit(X, y))
 
 
