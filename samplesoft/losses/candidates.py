@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._jit import chunks, njit, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
+from samplesoft.kernels.products import product
 from samplesoft.kernels.rows import row_dot
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
@@ -172,7 +173,7 @@ def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
     score_rows(z, owners, block, label_rows[:, None], own[:, None])
     scores = Scores(own, drawn, owners, block, norms, label_rows, shared, *runs)
     if shared:
-        z.dot(block[pairs:].T, out=drawn)
+        product(z, block[pairs:].T, drawn)
     else:
         examples, rows = np.arange(size), scores.draw_rows()
         thread_each(
@@ -201,7 +202,7 @@ def score_gradients(
     weighted = column * z
     dW = np.empty((classes.shape[0], z.shape[1]), z.dtype)
     if scores.shared:
-        dz, of_draws = d_drawn.dot(block[pairs:]), d_drawn.T.dot(weighted)
+        dz, of_draws = product(d_drawn, block[pairs:]), product(d_drawn.T, weighted)
         class_sums(d_own, d_drawn, weighted, owners, of_draws, order, starts, dW)
     else:
         dz, places = np.empty_like(z), scores.draw_rows()

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._jit import chunks, njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.exponential import exp_to
+from samplesoft.kernels.products import product
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows, Targets
 from samplesoft.losses.candidates import score_rows
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
@@ -185,7 +186,7 @@ def class_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
         else:
             require_finite_rows(rows, part.start)
         with np.errstate(over="ignore", invalid="ignore"):  # callers look at the result
-            scores = np.matmul(rows, z.T, out=buffer[: len(rows)])
+            scores = product(rows, z.T, buffer[: len(rows)])
             if batch.biases is not None:
                 scores += batch.biases[part, None]
         yield Block(part, rows, norms, scores)
@@ -224,8 +225,8 @@ def gradients_by_blocks(
             derivatives(scores)
         pairs, classes, examples = labels.of(part)
         scores[classes, examples] = d_labels[pairs]  # labels have more than a share of the sum
-        dz += scores.T @ block.rows
-        np.matmul(scores, z, out=dW[part])
+        dz += product(scores.T, block.rows)
+        product(scores, z, dW[part])
         if batch.biases is not None:
             np.sum(scores, axis=1, out=db[part])
         if block.norms is not None:

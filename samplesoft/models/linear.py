@@ -13,6 +13,7 @@ from samplesoft._limits import quiet
 from samplesoft._memory import require_room
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import as_count, as_float_rows, require_well_formed
+from samplesoft.kernels.products import product
 from samplesoft.kernels.rows import weighted_rows
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import SparseRows
@@ -113,7 +114,7 @@ class Linear:
         x = check_inputs(x, len(weights), weights.dtype)
         if isinstance(x, np.ndarray):
             with quiet():
-                y = x @ weights
+                y = product(x, weights)
         else:
             # the transpose of x is never made: the backward pass sorts its entries by column
             y = _product(x, weights)
@@ -133,7 +134,7 @@ class Linear:
             )
         if isinstance(cache, np.ndarray):
             with quiet():  # optimizers refuse what overflows
-                of_weights: Gradient = cache.T @ dy
+                of_weights: Gradient = product(cache.T, dy)
         else:
             of_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
         return None, {"weights": of_weights, "intercept": dy.sum(axis=0)}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samplesoft.kernels.products import _EIGHT, _plain, products, whole_eights
+from samplesoft.kernels.products import _EIGHT, _plain, product, products, whole_eights
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["as the rows", "in float64"])
@@ -34,3 +34,20 @@ def test_what_stands_for_vectors_where_nothing_is_compiled(c):
     np.testing.assert_allclose(out[0, :3], rows[1:4, :16] @ queries[0, :16])
     np.testing.assert_array_equal(out[0, 3:], out[0, 2])
     assert out[1].any() == (c != 0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (70, 300, 90), (3, 40_000, 5), (500, 9, 170)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_product_in_pieces(shape, dtype):
+    """As a whole, whatever the order in memory, also into a part of an array."""
+    height, depth, width = shape
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((height, depth)).astype(dtype)
+    b = rng.standard_normal((depth, width)).astype(dtype)
+    wanted = a.astype(np.float64) @ b
+    out = np.zeros((height, 2 * width), dtype)
+    found = [product(a, b), product(np.asfortranarray(a), np.asfortranarray(b))]
+    found.append(product(a, b, out[:, :width]))
+    for one in found:
+        np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-3 * depth**0.5)
+    assert not out[:, width:].any() and np.array_equal(out[:, :width], found[2])
