@@ -22,8 +22,9 @@ from samplesoft._jit import njit_bare
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
 _cgutils: Any = cgutils
-# multiplications: up to so many BLAS works alone; of more than those its threads are worth a wait
-_ALONE, _MANY = 1 << 18, 1 << 25
+# Multiplications: up to so many BLAS works alone (OpenBLAS on AVX-512, on others a quarter), and of
+# more than the others its threads are worth a wait.
+_ALONE, _MANY = 1_000_000, 1 << 25
 
 
 def product(a: Real, b: Real, out: Any = None) -> Any:
@@ -33,7 +34,12 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
     millisecond takes ten with two threads.
     """
     (height, depth), width = a.shape, b.shape[1]
-    if not _ALONE < height * depth * width < _MANY:
+    work = height * depth * width
+    if work >= _MANY:
+        return np.matmul(a, b, out=out)
+    if b.flags.f_contiguous:  # the transpose of rows, for which it takes threads sooner
+        b = np.ascontiguousarray(b)
+    if work <= _ALONE:
         return np.matmul(a, b, out=out)
     result = np.empty((height, width), a.dtype) if out is None else out
     columns = min(width, max(_EIGHT, isqrt(_ALONE // depth)))

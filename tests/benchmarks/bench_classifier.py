@@ -1,8 +1,10 @@
-"""A step of the classifier with 10,000 classes and with a million: time and memory.
+"""Steps of the classifier: in compiled calls, and with 10,000 classes and with a million.
 
-``python tests/benchmarks/bench_classifier.py`` prints the median time of ``partial_fit`` on 64
-sparse examples with draws by clusters, as a ratio of both, and the memory of the model with
-its cells against that of the class vectors. pytest does not collect this file.
+``python tests/benchmarks/bench_classifier.py`` prints the time of a step of `fit` with one set of
+draws for a batch, many steps in a call, as a ratio to its three products of matrices alone and to
+the same steps one by one; then the median time of ``partial_fit`` on 64 sparse examples with draws
+by clusters, as a ratio of 10,000 classes and a million, and the memory of the model with its cells
+against that of the class vectors. pytest does not collect this file.
 """
 
 from time import perf_counter
@@ -11,7 +13,10 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._memory import human_bytes
+from samplesoft.models import LinearSoftmaxSettings, make_optimizer
+from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.sklearn import SampledSoftmaxClassifier
+from samplesoft.training.compiled_steps import take_steps
 
 BATCH, INPUTS = 64, 100_000
 
@@ -34,7 +39,51 @@ def step_time(num_classes, repeats=60):
     return np.median(times), clf
 
 
+def least(work, repeats=5):
+    """Return the least seconds of some calls."""
+    times = []
+    for _ in range(repeats):
+        start = perf_counter()
+        work()
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def compiled_steps(dim, num_sampled, batch, steps=50, num_classes=30_000, words=8):
+    """Print the time of a step of a compiled call, beside what it is made of."""
+    rng = np.random.default_rng(0)
+    size = batch * steps
+    owners = np.arange(0, size * words + 1, words)
+    columns = np.minimum(rng.zipf(1.2, size * words) - 1, INPUTS - 1)
+    x = sparse.csr_array((np.ones(size * words, np.float32), columns, owners), (size, INPUTS))
+    x.sum_duplicates()
+    y = np.minimum(rng.zipf(1.2, size) - 1, num_classes - 1)
+    settings = LinearSoftmaxSettings(sampler="unigram", num_sampled=num_sampled, embedding_dim=dim)
+    counts = np.bincount(y, minlength=num_classes) + 1.0
+    model = LinearSoftmax(INPUTS, num_classes, settings, counts=counts, rng=0)
+    optimizer, weights = make_optimizer("adagrad", 0.1), np.ones(size)
+    call = least(lambda: take_steps(model, optimizer, x, y, weights, batch, (0, 0))) / steps
+    h, c = rng.random((batch, dim), np.float32), rng.random((num_sampled, dim), np.float32)
+    d = h @ c.T
+    products = least(lambda: (h @ c.T, d @ c, d.T @ h), 50)
+
+    def one_by_one():
+        for first in range(0, size, batch):
+            part = slice(first, first + batch)
+            _, gradients = model.step(x[part], y[part], rng=first)
+            optimizer.step(model.parameters, gradients)
+            model.after_step(gradients)
+
+    alone = least(one_by_one, 3) / steps
+    print(
+        f"d = {dim}, {num_sampled:,} draws, batch {batch}: {1e6 * call:6.0f} us a step in a call, "
+        f"{call / products:.2f} times its products, {alone / call:.2f} times as quick as one by one"
+    )
+
+
 def main():
+    for shape in ((64, 100, 64), (128, 100, 128), (128, 1000, 128), (256, 1000, 256)):
+        compiled_steps(*shape)
     times = []
     for n in (10**4, 10**5, 10**6):
         seconds, clf = step_time(n)
