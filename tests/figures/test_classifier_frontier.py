@@ -1,0 +1,39 @@
+"""figures/classifier_frontier.py runs on few lines, and what is committed of it."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from scripts import run_script
+
+FIGURES = Path(__file__).parents[2] / "figures"
+
+
+def table(folder):
+    with (folder / "classifier_frontier.csv").open(encoding="utf-8") as stream:
+        return {(r["data"], r["method"], r["setting"]): r for r in csv.DictReader(stream)}
+
+
+@pytest.mark.slow
+def test_it_keeps_the_rows_of_other_methods(tmp_path):
+    given = "--output", tmp_path, "--share", 0.003, "--data", "lines"
+    run_script(FIGURES / "classifier_frontier.py", *given, "--methods", "samplesoft")
+    before = table(tmp_path)
+    run_script(FIGURES / "classifier_frontier.py", *given, "--methods", "SGDClassifier")
+    after = table(tmp_path)
+    assert before.items() <= after.items() and len(after) == len(before) + 2
+    for row in after.values():
+        assert 0.0 < float(row["seconds"]) and 0.0 <= float(row["precision_at_1"]) <= 1.0
+        assert float(row["in_top_5"]) >= float(row["precision_at_1"])
+    assert (tmp_path / "classifier_frontier.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_committed():
+    """On each data set the classifier is above every method that took as long or less time."""
+    rows = table(FIGURES)
+    assert {data for data, _, _ in rows} == {"lines", "Bibtex", "identifiers"}
+    default = {d: r for (d, m, s), r in rows.items() if m == "samplesoft" and s == "default rounds"}
+    for (data, method, _), row in rows.items():
+        mine = default[data]
+        if method != "samplesoft" and float(row["seconds"]) <= float(mine["seconds"]):
+            assert float(row["precision_at_1"]) <= float(mine["precision_at_1"])
