@@ -106,6 +106,8 @@ class _Job(NamedTuple):
     times: FloatArray  # (S, m): how often each was drawn
     logs: Rows  # (S, m): log expected counts
     labels: IntArray  # (P,): places of the labels among them
+    by_place: IntArray  # (P,): the pairs of a step by these places, from its first pair on
+    pair_owners: IntArray  # (P,): examples, counted in the step
     # Entries of the inputs, by example, and again for each step by feature.
     bounds: IntArray  # (N + 1,): first entry of each example
     columns: IntArray  # (E,)
@@ -286,6 +288,8 @@ def _arranged(
         times=np.empty((steps, m)),
         logs=np.empty((steps, m), dtype),
         labels=np.empty(pairs, np.int64),
+        by_place=np.empty(pairs, np.int64),
+        pair_owners=np.repeat(np.arange(x.shape[0]) % size, np.diff(firsts)),
         bounds=x.indptr.astype(np.int64),
         columns=x.indices[:entries].astype(np.int64),
         values=x.data[:entries],
@@ -356,6 +360,8 @@ def _arrange(
                 num += 1
                 mark[labels[p]] = num
             job.labels[p] = mark[labels[p]] - 1
+        _, _, order, _ = equal_runs(job.labels[job.firsts[begin] : job.firsts[end]], num)
+        job.by_place[job.firsts[begin] : job.firsts[end]] = job.firsts[begin] + order
         job.num_classes[s] = num
         for k in range(num):
             mark[classes[k]] = 0
@@ -623,10 +629,18 @@ def _of_classes(job: _Job, s: int, j: int, gradients: Rows, product: Rows) -> tu
         np.dot(d_scores.reshape((stop - start, wide)).T, job.z[start:stop], part)
         for k in range(wide):
             _add_to(gradient[k], 1.0, part[k])
-    for b in range(_end(job, s)):
-        for p in range(job.firsts[s * job.size + b], job.firsts[s * job.size + b + 1]):
-            if low <= job.labels[p] < high:
-                _add_to(gradient[job.labels[p] - low], job.d_own[p], job.z[b])
+    pairs = job.by_place[job.firsts[s * job.size] : job.firsts[s * job.size + _end(job, s)]]
+    i, stop = 0, len(pairs)
+    while i < stop:  # a search for the first label of the block
+        middle = (i + stop) // 2
+        if job.labels[pairs[middle]] < low:
+            i = middle + 1
+        else:
+            stop = middle
+    while i < len(pairs) and job.labels[pairs[i]] < high:
+        p = pairs[i]
+        _add_to(gradient[job.labels[p] - low], job.d_own[p], job.z[job.pair_owners[p]])
+        i += 1
     if job.loss.normalize:
         unit_gradient(gradient, job.block[low:high], job.block_norms[low:high])
     return job.classes[s, low:high], gradient
