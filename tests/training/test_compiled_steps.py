@@ -120,7 +120,7 @@ def test_steps_equal_those_of_the_layer(loss, several):
         {"optimizer": "momentum"},
         {"optimizer": "adam"},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_settings(options, dtype):
