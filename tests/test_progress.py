@@ -104,7 +104,7 @@ def test_a_stream_that_is_closed_is_no_error(soon, monkeypatch, tmp_path):
     [
         ("__init__", "preparing "),
         ("examples", "checkpoint: "),
-        ("step", "epoch 1: step "),
+        ("take", "epoch 1: step "),
         ("validate", "epoch 1, validation: "),
         ("evaluate", "evaluating the best epoch: "),
     ],

@@ -172,12 +172,12 @@ def test_rate_that_is_far_too_high(small, tmp_path, capsys):
 
 
 def test_first_step_that_fails_leaves_the_folder_free(small, tmp_path, monkeypatch, capsys):
-    def fails(self, epoch, index):
+    def fails(self, optimizer, epoch, first, last):
         raise ValueError("no")
 
     args = [*small, "--out", str(tmp_path / "run"), "--epochs", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(RetrievalTask, "step", fails)
+        patch.setattr(RetrievalTask, "take", fails)
         assert main(args) == 2
     assert "epoch 1, after 0 of 10 steps: no" in capsys.readouterr().err
     assert main(args) == 0
