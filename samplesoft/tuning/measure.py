@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +14,7 @@ from samplesoft.bias.exact import exact_bias
 from samplesoft.losses import make_loss
 from samplesoft.models import SoftmaxLayer, make_optimizer
 from samplesoft.samplers.base import Rows, Sampler
+from samplesoft.samplers.registry import SamplerInputs, make_sampler
 
 _CALLS, _MOST_CALLS = 5, 20  # of which the quickest counts, after one that compiles
 _SECONDS_ENOUGH, _SECONDS = 0.05, 1.0  # after which five calls are enough, and after which one is
@@ -24,6 +25,9 @@ NUMBERS = 4_000_000  # of logits in the examples of the bias
 LEAST, _FIRST, MOST = 4, 64, 256
 _SURE = 2.0  # standard errors
 _RATE = 1e-9  # steps are to cost time and change nothing
+# Where sampling pays: numbers in class vectors that are copied to time more classes; how many
+# numbers of classes are timed; and logs of their ratios, and slopes, below which noise rules.
+_GROWTH, _TRIES, _NEAR, _FLAT = 8_000_000, 4, 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def measured(
         q = sampler.probs(work.h, shared=True)
     else:
         q = sampler.probs(h, exclude=None if masks else labels)
-    q = np.maximum(q, _TINY)
+    q = np.maximum(q, 1e-300)  # a softmax may underflow
     size = float((full**2).sum())
     for m in sizes:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
@@ -136,9 +140,6 @@ def measured(
 
         seconds = _least_seconds(draw), _step_seconds(layer, work)
         yield Setting(name, shared, m, bias, bias_stderr, float(error), *seconds)
-
-
-_TINY = 1e-300  # a softmax may underflow
 
 
 def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[float, float]:
@@ -172,6 +173,34 @@ def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
         layer.update(getattr(gradients["class_embeddings"], "ids", None))
 
     return _least_seconds(step)
+
+
+def crossover(setting: Setting, full: Setting, work: Workload, inputs: SamplerInputs) -> int | None:
+    """Return from how many classes on a sampled step takes less time than a full one.
+
+    Steps of both are timed with some of the class vectors, or with copies of them; None where those
+    would have to be more than can be timed.
+    """
+    (n, d), m = work.rows.shape, setting.num_sampled or 1
+    loss = "sampled-masked" if setting.shared or work.masked else "sampled"
+    # A full step takes time in proportion to the classes, and a constant; a sampled one nearly the
+    # same with any number. So the first guess is near, and a secant does the rest.
+    at, ahead = n, np.log(full.step_seconds / setting.step_seconds)
+    guess, most = at * np.exp(-ahead), max(n, _GROWTH // d)
+    for _ in range(_TRIES):
+        size = round(float(np.clip(guess, m // 2 + 2, most)))
+        if abs(np.log(size / at)) < _NEAR:  # a slope between the two would be noise
+            break
+        ids = np.arange(size) * n // size
+        part = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
+        counts = None if inputs.counts is None else inputs.counts[ids] + 1.0  # not all 0
+        made_from = replace(inputs, class_embeddings=part.rows, counts=counts)
+        sampler = make_sampler(str(setting.sampler), made_from)
+        sampled = _step_seconds(part.layer(loss, sampler, m, setting.shared), part)
+        now = np.log(_step_seconds(part.layer("full", None, None, False), part) / sampled)
+        slope = (now - ahead) / np.log(size / at)
+        at, ahead, guess = size, now, size * np.exp(-now / max(slope, _FLAT))
+    return round(float(guess)) if guess <= most and ahead > -_FLAT else None
 
 
 def _least_seconds(function: Callable[[int], Any]) -> float:

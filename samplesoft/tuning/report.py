@@ -30,23 +30,28 @@ class TuneReport(Report):
         where `seconds` are given, that with the least error among those whose step takes no longer.
     largest_bias, seconds : float or None
         As given to `tune`.
-    num_classes, batch : int
-        Numbers of classes and of examples in a step.
+    num_classes, dim, batch : int
+        Number of classes, dimension of the vectors, and examples in a step.
     left_out : dict of str to str
         Samplers that were not measured, and why.
+    crossover : int or None
+        Number of classes from which on a step of `contender` takes less time than one of the full
+        softmax on this machine; None where it was not measured, or needs too many classes.
     """
 
     _title = "Which sampler, and how many draws"
     _figure_title = "Bias against the time of a step"
-    _setting_names = ("largest_bias", "seconds", "num_classes", "batch")
+    _setting_names = ("largest_bias", "seconds", "num_classes", "dim", "batch")
 
     settings: tuple[Setting, ...]
     best: Setting
     largest_bias: float | None
     seconds: float | None
     num_classes: int
+    dim: int
     batch: int
     left_out: dict[str, str]
+    crossover: int | None = None
 
     @property
     def full(self) -> Setting:
@@ -61,6 +66,23 @@ class TuneReport(Report):
             if not found or one.bias < found[-1].bias:
                 found.append(one)
         return tuple(found)
+
+    @property
+    def contender(self) -> Setting | None:
+        """The best setting with draws, or the quickest if no bias is allowed; None without any."""
+        sampled = [one for one in self.settings if one.sampler is not None]
+        allowed = [one for one in sampled if one.most_bias <= (self.largest_bias or 0.0)]
+        return self.best if self.best in sampled else next(iter([*allowed, *sampled]), None)
+
+    @property
+    def where_it_pays(self) -> str:
+        """From how many classes on sampling pays, in a sentence; empty where that is not known."""
+        if (n := self.crossover) is None or self.contender is None:
+            return ""
+        return (
+            f"On this machine sampling pays from about {float(f'{n:.2g}'):,.0f} classes on, "
+            f"for vectors of {self.dim} and batches of {self.batch:,}: {self.contender.title}."
+        )
 
     @property
     def verdict(self) -> str:
@@ -99,6 +121,8 @@ class TuneReport(Report):
             "verdict": self.verdict,
             "best": plain(asdict(self.best)),
             **self._settings(),
+            "crossover": self.crossover,
+            "where_it_pays": self.where_it_pays,
             "left_out": self.left_out,
             "settings": [plain(asdict(one)) | {"front": one in front} for one in self.settings],
         }
@@ -123,7 +147,7 @@ class TuneReport(Report):
             "calls on this machine. On the front nothing is better in both bias and time."
         )
         parts: list[Part] = [
-            Paragraph(self.verdict, is_verdict=True),
+            Paragraph(f"{self.verdict} {self.where_it_pays}".rstrip(), is_verdict=True),
             Table(self.settings, columns, "All settings, by the time of a step"),
             Paragraph(text),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from samplesoft.tuning.measure import (
     NUMBERS,
     Setting,
     Workload,
+    crossover,
     full_setting,
     measured,
 )
@@ -89,8 +91,9 @@ def tune(
     batch : int, optional
         Examples in a step; N by default. Contexts are taken again where there are fewer.
     thorough : bool
-        Measure every number of draws. If False, they are tried in ascending order, and those that
-        cannot be the quickest within `largest_bias` are left out.
+        Measure every number of draws, and from how many classes on sampling pays. If False, draws
+        are tried in ascending order, and those that cannot be the quickest within `largest_bias`
+        are left out.
     largest_bias : float
         L1 norm of the bias of the gradient in the logits, of at most 2, that is allowed in the
         mean over contexts. A setting is taken where two standard errors above its mean are too.
@@ -105,7 +108,8 @@ def tune(
     Returns
     -------
     TuneReport
-        All settings, the front of bias against time, and the best one, with the reason.
+        All settings, the front of bias against time, and the best one, with the reason; and from
+        how many classes on sampling pays.
 
     Raises
     ------
@@ -164,9 +168,8 @@ def tune(
     reasons = {name: _why_not(SAMPLERS[name], inputs, unit) for name in names}
     left_out = {name: why for name, why in reasons.items() if why}
     todo = [name for name in names if name not in left_out]
-    total = len(ways) * len(todo) * len(sizes)
-    wanted = as_flag("progress", progress)
-    with progress_bar(wanted, total=total, unit="setting", desc="tune") as bar:
+    total, shown = len(ways) * len(todo) * len(sizes), as_flag("progress", progress)
+    with progress_bar(shown, total=total, unit="setting", desc="tune") as bar:
         for name in todo:  # one sampler serves all its settings: making one may take longest
             sampler = make_sampler(name, inputs)
             for way in ways:
@@ -178,7 +181,10 @@ def tune(
                         break
     settings.sort(key=lambda one: one.step_seconds)
     best = take(settings, largest_bias, limit)
-    return TuneReport(tuple(settings), best, bias, limit, len(rows), size, left_out)
+    found = TuneReport(tuple(settings), best, bias, limit, len(rows), rows.shape[1], size, left_out)
+    if not thorough or found.contender is None:
+        return found
+    return replace(found, crossover=crossover(found.contender, full, work, inputs))
 
 
 def _is_last(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:

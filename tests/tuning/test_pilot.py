@@ -30,7 +30,9 @@ def found(monkeypatch, best):
     def finds(*arguments, **options):
         assert not arguments
         given.update(options)
-        return TuneReport((best,) if best == FULL else (best, FULL), best, 0.02, None, 400, 20, {})
+        return TuneReport(
+            (best,) if best == FULL else (best, FULL), best, 0.02, None, 400, 8, 20, {}
+        )
 
     monkeypatch.setattr(pilot, "tune", finds)
     return given

@@ -10,6 +10,7 @@ from samplesoft import exact_bias, tune
 from samplesoft.cli import main
 from samplesoft.losses import make_loss
 from samplesoft.samplers import ClusterSampler, UniformSampler
+from samplesoft.tuning import measure
 from samplesoft.tuning.measure import Setting
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import take
@@ -92,12 +93,60 @@ def test_the_rules():
         ValueError, match="`seconds` must allow a setting, got 0.0001: the quickest"
     ):
         take(every, 0.05, 0.0001)
-    report = TuneReport(tuple(every), middle, 0.05, None, 1000, 64, {})
+    report = TuneReport(tuple(every), middle, 0.05, None, 1000, 8, 64, {})
     assert report.front == (quick, middle, full)
     assert report.verdict.startswith("Take clusters, 10 draws for each example: the quickest")
     assert "the full softmax takes 40.0 ms, 4 times as long" in report.verdict
     best = replace(report, best=full)
     assert best.verdict.startswith("Take the full softmax") and "uniform" in best.verdict
+
+
+def test_where_sampling_pays_is_said():
+    full, far = setting(None, 0.0, 0.001), setting("clusters", 0.01, 0.004)
+    near = setting("uniform", 0.2, 0.002)
+    report = TuneReport((full, near, far), full, 0.05, None, 1000, 8, 64, {}, 4321)
+    assert report.contender == far  # the quickest within the bias, though the full one is quicker
+    assert replace(report, largest_bias=0.001).contender == near
+    assert replace(report, best=near).contender == near
+    words = (
+        "sampling pays from about 4,300 classes on, for vectors of 8 and batches of 64: clusters"
+    )
+    assert words in " ".join(str(report).split())
+    assert words in report.to_dict()["where_it_pays"]
+    assert report.to_dict()["crossover"] == 4321
+    unknown = replace(report, crossover=None)
+    assert not unknown.where_it_pays and "pays from" not in str(unknown)
+    alone = TuneReport((full,), full, 0.05, None, 1000, 8, 64, {})
+    assert alone.contender is None and not alone.where_it_pays
+
+
+@pytest.mark.parametrize("n", [100, 1000, 20_000, 300_000])  # of which the user has vectors
+@pytest.mark.parametrize("power", [0.0, 0.3])
+def test_the_crossover_is_found_from_any_number_of_classes(monkeypatch, n, power):
+    """Times are made up: full ones a line, sampled ones a constant or a power of n."""
+
+    def step_seconds(layer, work):
+        size = len(work.rows)
+        return 1e-4 + 1e-6 * size if layer.sampler is None else 2e-3 * (size / 1900) ** power
+
+    monkeypatch.setattr(measure, "_step_seconds", step_seconds)
+    rng = np.random.default_rng(0)
+    W, counts = rng.normal(size=(n, 2)), np.arange(n)
+    some = {"counts": counts, "samplers": ["unigram"], "num_sampled": [5], "shared": True}
+    found = tune(W, W[-3:], np.arange(n - 3, n), **some, largest_bias=2.0)
+    sizes = np.arange(100.0, 1e4)
+    wanted = sizes[np.argmax(1e-4 + 1e-6 * sizes > 2e-3 * (sizes / 1900) ** power)]
+    assert found.crossover == pytest.approx(wanted, rel=0.05)
+
+
+def test_what_grows_with_the_classes_as_the_full_softmax_does_never_pays(monkeypatch):
+    times = {True: 1.0, False: 2.0}  # without and with a sampler
+    monkeypatch.setattr(
+        measure, "_step_seconds", lambda layer, work: len(work.rows) * times[layer.sampler is None]
+    )
+    report = tune(C, H, LABELS, samplers=["softmax"], num_sampled=[5])
+    assert report.crossover is None and report.where_it_pays == ""
+    assert tune(C, H, LABELS, samplers=["softmax"], thorough=False).crossover is None
 
 
 def test_a_bias_that_may_be_above_the_limit_is_not_taken():
