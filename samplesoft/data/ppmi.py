@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def examples_from_corpus(
     counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
     classes_of = {word: i for i, word in enumerate(counts)}
     unknown = classes_of.get(UNK, -1)  # no word is, where none was left out
-    ids = np.fromiter((classes_of.get(token, unknown) for token in tokens), np.int64)
+    ids = np.fromiter(map(classes_of.get, tokens, repeat(unknown)), np.int64)
     contexts, classes = ppmi_svd(ids, len(counts), dim)
     frequencies = np.array([*counts.values()], float)
     return Embeddings(contexts[ids[places - 1]], classes, ids[places], frequencies)
