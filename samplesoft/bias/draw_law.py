@@ -8,7 +8,7 @@ that tell two ratios apart where these nearly agree.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,7 @@ _QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9
 _EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DrawLaw:
     """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of README.md here.
 
@@ -109,25 +109,13 @@ def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme:
     if scheme.corrects_label:
         log_base = log_base - np.log(m) - np.log(label_draw)
     probs[label] = p_label
-    return DrawLaw(
-        scheme,
-        m,
-        logits,
-        q,
-        log_probs,
-        probs,
-        drawn,
-        weightless,
-        log_base,
-        mean,
-        other_mass,
-        label,
-        label_draw,
-        others / (others + float(q[label])),
-    )
+    columns = logits, q, log_probs, probs, drawn
+    other_draw = others / (others + float(q[label]))
+    facts = weightless, log_base, mean, other_mass
+    return DrawLaw(scheme, m, *columns, *facts, label, label_draw, other_draw)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Classes:
     """The ratios r of the classes, (n,), and their three centres: R, the mean of r, and r0."""
 
@@ -197,15 +185,16 @@ def make_classes(law: DrawLaw) -> Classes:
     # a draw without weight has r = 0, and so r / R - 1 = -1
     mean_deviation = float(mean_deviation) - law.weightless
     if mean_deviation > -0.5:
-        log_mean = log_ref + float(np.log1p(mean_deviation))
+        log_mean = log_ref + math.log1p(mean_deviation)
     else:  # far below R the sum has cancelled, while the mean itself is known
         log_mean = float(np.log(law.mean))
     classes = Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, -np.inf)
     if law.weightless:
         return classes
     # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
-    steps = np.floor(float(classes.log_distances[active].min()) / panels.WIDTH)
-    return replace(classes, log_least=log_ref + panels.WIDTH * float(steps))
+    steps = math.floor(float(classes.log_distances[active].min()) / panels.WIDTH)
+    classes.log_least = log_ref + panels.WIDTH * steps
+    return classes
 
 
 @njit

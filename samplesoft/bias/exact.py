@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, thread_map
+from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import (
     CLASS_CHUNK,
     DEVIATION_ERROR,
@@ -345,21 +345,33 @@ class _Units(NamedTuple):
 
 def _make_units(law: DrawLaw, classes: Classes, atoms: Atoms) -> _Units:
     # |log e| + |log q|, which is log r - 2 log e, for both are logs of probabilities
-    logs = np.where(law.drawn > 0.0, classes.log_r - 2.0 * law.log_probs, 0.0)
-    unit = rounding_unit(logs)
-    # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their logs,
-    # of which kappa has a part of (1 - kappa**2) / 2 from each
-    kappa = np.abs(classes.contrast)
-    errors = np.where(kappa < NEAR_REFERENCE, DEVIATION_ERROR, unit * (1.0 - kappa * kappa))
-    errors[kappa == 0.0] = 0.0
-    contrast = float(kappa @ law.probs)  # in the mean over the softmax
+    unit = rounding_unit(np.where(law.drawn > 0.0, classes.log_r - 2.0 * law.log_probs, 0.0))
+    errors, squares, contrast = _ratio_errors(unit, law.probs, law.drawn, classes.contrast)
     deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
     return _Units(
         max(unit, rounding_unit(law.base_logs)),
         max(unit, rounding_unit(law.log_probs)),  # the loss is a mean over the softmax
-        float(errors @ law.probs) / contrast if contrast > 0.0 else 0.0,
-        math.sqrt(float(errors * errors @ law.drawn)) / deviation if deviation > 0.0 else 0.0,
+        errors / contrast if contrast > 0.0 else 0.0,
+        math.sqrt(squares) / deviation if deviation > 0.0 else 0.0,
     )
+
+
+@njit
+def _ratio_errors(
+    unit: float, probs: FloatArray, drawn: FloatArray, contrast: FloatArray
+) -> tuple[float, float, float]:
+    """Return means of kappa's errors and sizes: error and size by p, squared error by a draw."""
+    errors = squares = size = 0.0
+    for j in range(len(drawn)):
+        # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their
+        # logs, of which kappa has a part of (1 - kappa**2) / 2 from each
+        kappa = abs(contrast[j])
+        error = DEVIATION_ERROR if kappa < NEAR_REFERENCE else unit * (1.0 - kappa * kappa)
+        error = error if kappa > 0.0 else 0.0
+        errors += error * probs[j]
+        squares += error * error * drawn[j]
+        size += kappa * probs[j]
+    return errors, squares, size
 
 
 def _integrate(
@@ -398,23 +410,22 @@ def _class_flows(
     coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
     size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
     integrals = np.empty(len(points.q))
-    if atoms.panel is None or atoms.s is None:
-        # each class is an atom; behind them may stand that of weightless draws
-        integrals[atoms.order] = points.q_kappa * over_nodes.full
-        flows, active = np.zeros(len(law.probs)), law.drawn > 0.0
-        flows[active] = integrals[: active.sum()]
-        return _Flows(flows, float(flows.sum()), coarse, size, class_size)
     integrals[atoms.order] = over_nodes.full
-    flows, total = _evaluate(law, classes, atoms.panel, atoms.s, integrals)
-    return _Flows(flows, total, coarse, size, class_size)
+    return _Flows(*_evaluate(law, classes, atoms, integrals), coarse, size, class_size)
 
 
 def _evaluate(
-    law: DrawLaw, classes: Classes, panel: IntArray, s: FloatArray, integrals: FloatArray
+    law: DrawLaw, classes: Classes, atoms: Atoms, integrals: FloatArray
 ) -> tuple[FloatArray, float]:
     """Return the flow (n,) of each class and their sum, from integrals at atoms, eq. (B23)."""
+    panel, s, flows = atoms.panel, atoms.s, law.drawn * classes.contrast
+    if panel is None or s is None:
+        # each class is an atom; behind them may stand that of weightless draws
+        active = law.drawn > 0.0
+        flows[active] *= integrals[: active.sum()]
+        return flows, float(flows.sum())
     values = integrals[: (panel.max() + 1) * panels.DEGREE].reshape(-1, 1, panels.DEGREE)
-    coefficients, flows = values @ panels.to_coefficients(), law.drawn * classes.contrast
+    coefficients = values @ panels.to_coefficients()
 
     def work(part: slice) -> float:
         flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, njit_sum, num_threads, thread_each
+from samplesoft._jit import njit, njit_sum
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.exponential import (
@@ -30,9 +30,6 @@ from samplesoft.kernels.exponential import (
 )
 
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
-_ATOM_CHUNK = 1024
-_LEAST_NODES = 32
-_LEAST_TERMS = 1 << 13  # at nodes and atoms, for which another thread is worth while
 FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
 GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
 _BLOCK = 256
@@ -77,10 +74,6 @@ class NodeSums(NamedTuple):
     cube: FloatArray  # y**3 exp(-y)
 
 
-# as the kernel has them: those of every scheme, and those that cumulants are made of
-_PLAIN_SUMS, _TILTED_SUMS = [0, 1, 5, 6], [2, 3, 4, 7, 8, 9, 10]
-
-
 class Integrals(NamedTuple):
     """Integrals over the nodes at each atom, all (A,)."""
 
@@ -89,34 +82,17 @@ class Integrals(NamedTuple):
     size: FloatArray  # of the sizes of what the terms are made of
 
 
-def node_chunks(num_nodes: int, num_atoms: int) -> list[slice]:
-    """Split nodes into parts for the threads; what is known of all atoms is made for each part."""
-    threads = num_threads()
-    parts = 4 * threads if threads > 1 else 1
-    least = max(_LEAST_NODES, _LEAST_TERMS // max(num_atoms, 1))
-    return chunks(num_nodes, max(least, -(-num_nodes // parts)))
-
-
 def node_sums(
     x: FloatArray, points: Points, log_above_least: FloatArray, tilted: bool = True
 ) -> NodeSums:
-    """Return the sums over atoms at each node log v, `x` (K,), on all threads.
+    """Return the sums over atoms at each node log v, `x` (K,).
 
     `log_above_least` (2,) is log (R - r0) and log (mean - r0); without `tilted` the sums that
     cumulants alone are made of are 0.
     """
-    sums = np.zeros((len(NodeSums._fields), len(x)))
-
-    def work(part: slice) -> None:
-        num = part.stop - part.start
-        plain, moments = np.zeros((4, num)), np.zeros((7, num)) if tilted else None
-        _add_node_sums(x[part], points, log_above_least, plain, moments)
-        sums[_PLAIN_SUMS, part] = plain
-        if moments is not None:
-            sums[_TILTED_SUMS, part] = moments
-
-    thread_each(work, node_chunks(len(x), len(points.q)))
-    return NodeSums(*sums)
+    plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
+    _add_node_sums(x, points, log_above_least, plain, moments if tilted else None)
+    return NodeSums(*plain[:2], *moments[:3], *plain[2:], *moments[3:])
 
 
 def atom_integrals(
@@ -126,22 +102,15 @@ def atom_integrals(
     points: Points,
     log_d_ref: float,
 ) -> Integrals:
-    """Integrate over the nodes log v, `x` (K,), at each atom, on all threads.
+    """Integrate over the nodes log v, `x` (K,), at each atom.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
     eq. (B23). `coefficients` (K, 6) are c0, c1, c2 and their sizes; `tilted` (K, 5) is v (mean -
     r0), v (R - mean) and v**2 variance, of r tilted by exp(-v r), and the sizes of the last two;
     None where c1 = c2 = 0, as of all schemes but the jackknife. `log_d_ref` is log (R - r0).
     """
-    integrals = np.empty((3, len(points.q)))
-    reference = np.array([log_d_ref])
-
-    def work(part: slice) -> None:
-        own = np.zeros((3, part.stop - part.start))
-        _add_atom_integrals(x, coefficients, tilted, points.part(part), reference, own)
-        integrals[:, part] = own
-
-    thread_each(work, chunks(len(points.q), _ATOM_CHUNK))
+    integrals = np.zeros((3, len(points.q)))
+    _add_atom_integrals(x, coefficients, tilted, points, np.array([log_d_ref]), integrals)
     return Integrals(*integrals)
 
 

@@ -24,6 +24,7 @@ from samplesoft.bias import poisson
 from samplesoft.bias.draw_law import Classes, DrawLaw, make_classes, make_draw_law
 from samplesoft.bias.exact import with_replacement_bias
 from samplesoft.bias.inputs import Inputs, check_inputs, join
+from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import log_kept
 from samplesoft.bias.transform import (
     STEP,
@@ -36,7 +37,6 @@ from samplesoft.bias.transform import (
     rounding_unit,
 )
 
-EPS = float(np.finfo(np.float64).eps)
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time
 _LARGEST = 150.0 * np.log(10.0)  # of log y: its square is finite
 _MOST_EXPONENT = 1e4  # what falls by more is 0

@@ -6,17 +6,19 @@ add up to 1, eq. (B5), and `assemble` makes use of it, so that no E[p'] is subtr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from samplesoft._jit import njit
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import DrawLaw
 from samplesoft.bias.transform import Nodes
 
 
-@dataclass(frozen=True)
+@dataclass
 class NodeWeights:
     """What the functions at the K nodes are multiplied by before they are summed."""
 
@@ -93,10 +95,14 @@ def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
     return shift, 1.0 + abs(shift)
 
 
+@njit
 def exponent_sizes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
     """Return `sizes` (K,) of terms times 1 + the exponents in them, whose rounding they take."""
-    with np.errstate(invalid="ignore"):
-        return np.where(sizes > 0.0, sizes * (1.0 + np.abs(exponents)), 0.0)
+    out = np.zeros(len(sizes))
+    for k in range(len(sizes)):
+        if sizes[k] > 0.0:
+            out[k] = sizes[k] * (1.0 + abs(exponents[k]))
+    return out
 
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
@@ -132,13 +138,17 @@ def log_kept(law: DrawLaw, log_theta: FloatArray) -> FloatArray:
         return np.where(log_theta < -0.5, far, np.log1p(law.other_draw * np.expm1(log_theta)))
 
 
+@njit
 def difference_of_exp(
     log_value: FloatArray, log_limit: FloatArray, log_ratio: FloatArray
 ) -> FloatArray:
     """Return exp(log_value) - exp(log_limit), from their log ratio where they are close."""
-    close = log_ratio < 1.0
-    near = np.exp(log_limit) * np.expm1(np.where(close, log_ratio, 0.0))
-    return np.where(close, near, np.exp(log_value) - np.exp(log_limit))
+    out = np.empty(len(log_ratio))
+    for k in range(len(log_ratio)):
+        limit = math.exp(log_limit[k])
+        close = log_ratio[k] < 1.0
+        out[k] = limit * math.expm1(log_ratio[k]) if close else math.exp(log_value[k]) - limit
+    return out
 
 
 def assemble(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, njit, thread_each, thread_map
+from samplesoft._jit import chunks, njit, num_threads, thread_each, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.bias.draw_law import CLASS_CHUNK, log_softmax, relative_ratios, weighted_median
@@ -30,7 +30,6 @@ from samplesoft.bias.laplace import (
     add_far,
     far_sums,
     near_atoms,
-    node_chunks,
     scaled,
 )
 from samplesoft.bias.node_weights import difference_of_exp, exponent_sizes
@@ -58,6 +57,7 @@ from samplesoft.kernels.exponential import (
 from samplesoft.kernels.panels import DEGREE, WIDTH
 
 _ATOM_CHUNK = 2048
+_LEAST_TERMS = 1 << 13  # at nodes and atoms, for which another thread is worth while
 _LARGEST_DECAY = np.log(2.0)  # of classes in cells: one of pi above 1/2 is by itself
 _LONE = 256  # one class in so many may be by itself to let the others have a smaller range
 _PRECISION = 1e-16
@@ -304,7 +304,9 @@ def _sum_logs(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     def work(part: slice) -> None:
         log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
 
-    thread_each(work, node_chunks(len(x), len(atoms.order)))
+    # what is known of all atoms is made for each part
+    least = max(32, _LEAST_TERMS // max(len(atoms.order), 1))
+    thread_each(work, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
     return sums
 
 

@@ -15,11 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samplesoft._jit import chunks, thread_map
+from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import Classes, DrawLaw
-from samplesoft.bias.laplace import CENTRED_LIMIT, NodeSums, Points, excess_decay, node_sums
+from samplesoft.bias.draw_law import CLASS_CHUNK, Classes, DrawLaw
+from samplesoft.bias.laplace import (
+    CENTRED_LIMIT,
+    NodeSums,
+    Points,
+    excess_decay,
+    node_sums,
+    scaled,
+)
+from samplesoft.bias.negatives import EPS
 from samplesoft.kernels import panels
 
 STEP = 0.2  # the trapezoid error falls as exp(-pi**2 / STEP), below rounding here
@@ -36,7 +44,11 @@ _UNSEEN = 3.0  # log of how far below T a panel's weight is beside which its noi
 _LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
 
 
-@dataclass(frozen=True)
+Columns = tuple[FloatArray, FloatArray, FloatArray]
+Floats = tuple[float, float, float]
+
+
+@dataclass
 class Atoms:
     """The measure of log r on few points, for the kernels.
 
@@ -112,7 +124,8 @@ def class_moments(
 
     # Equal terms that are added one after another err in one direction, the further the more: so
     # parts are no longer than it costs to add their moments up.
-    for moments in thread_map(work, chunks(num_classes, max(_MOMENT_CHUNK, total.size))):
+    parts = chunks(num_classes, max(_MOMENT_CHUNK, total.size))
+    for moments in (thread_map if num_classes > CLASS_CHUNK else map)(work, parts):
         total += moments
     return total
 
@@ -131,24 +144,30 @@ def _sort_points(
         kappa, zeta = np.append(kappa, -1.0), np.append(zeta, -1.0)
         masked = law.weightless * np.array([[1.0], [-1.0], [1.0]])
         weights = np.concatenate([weights, masked], axis=1)
-    q, q_kappa, q_zeta2 = weights
-    log_ref, log_d = classes.log_ref, t
-    with np.errstate(divide="ignore"):
-        if classes.log_least > -np.inf:
-            below = np.minimum(classes.log_least - log_ref - t, 0.0)
-            log_d = t + np.log(-np.expm1(below))
-        log_sum, log_sum_mean = np.logaddexp(t, 0.0), np.logaddexp(t, classes.log_mean - log_ref)
-        log_from_mean = log_sum_mean + np.log(np.abs(zeta))
-    # so far all logs are relative to R
-    logs = t, log_d, log_sum, log_from_mean, log_sum_mean
-    log_r, log_d, log_sum, log_from_mean, log_sum_mean = (log + log_ref for log in logs)
-    to_ref, to_mean = (log_r, log_d, kappa, log_sum), (zeta, log_from_mean, log_sum_mean)
-    points = Points(q, q_kappa, q_zeta2, *to_ref, *to_mean)
-    order = np.argsort(log_d, kind="stable")
-    return Points(*(column[order] for column in points)), order
+    centres = classes.log_ref, classes.log_mean - classes.log_ref, classes.log_least
+    rows = _write_points(weights, (t, kappa, zeta), centres)
+    order = rows[4].argsort(kind="stable")
+    return Points(*rows.take(order, axis=1)), order
 
 
-@dataclass(frozen=True)
+@njit
+def _write_points(weights: FloatArray, columns: Columns, centres: Floats) -> FloatArray:
+    """Return the rows of `Points`, (10, A), from t, kappa and zeta, log R, t_mean and log r0."""
+    (t, kappa, zeta), (log_ref, t_mean, log_least) = columns, centres
+    rows = np.empty((10, len(t)))
+    rows[:3], rows[5], rows[7] = weights, kappa, zeta
+    for i in range(len(t)):
+        log_sum_mean = max(t[i], t_mean) + math.log1p(math.exp(-abs(t[i] - t_mean))) + log_ref
+        rows[3, i] = rows[4, i] = t[i] + log_ref
+        if log_least > -np.inf:
+            rows[4, i] += math.log(-math.expm1(min(log_least - log_ref - t[i], 0.0)))
+        rows[6, i] = max(t[i], 0.0) + math.log1p(math.exp(-abs(t[i]))) + log_ref
+        rows[8, i] = log_sum_mean + math.log(abs(zeta[i]))
+        rows[9, i] = log_sum_mean
+    return rows
+
+
+@dataclass
 class Nodes:
     """The transform T and what follows from it at the quadrature nodes, all arrays (K,)."""
 
@@ -163,7 +182,7 @@ class Nodes:
     excess: FloatArray  # log T + v times the mean of r, at least 0, eq. (B20)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TiltedNodes(Nodes):
     """Nodes with what the jackknife alone asks for, all arrays (K,).
 
@@ -193,8 +212,8 @@ def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
     # a factor psi may take one draw away; of the draws that are kept, one may be left
     least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
     base = -np.inf if law.scheme.label_is_a_draw else law.log_base
-    typical = np.log(law.num_draws) + np.log(law.expected_sum)
-    return float(typical), float(np.log(least_count) + np.logaddexp(base, classes.log_least))
+    typical = math.log(law.num_draws) + float(np.log(law.expected_sum))
+    return typical, math.log(least_count) + float(np.logaddexp(base, classes.log_least))
 
 
 def make_nodes(law: DrawLaw, classes: Classes, atoms: Atoms, step: float) -> Nodes:
@@ -266,37 +285,43 @@ def _make_nodes(
     classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums, tilted: bool
 ) -> Nodes:
     """Return what follows from the sums (K,)."""
-    # at least these, which rounding may miss where no weight is left
-    transform, p = np.maximum(sums.transform, 1e-307), np.maximum(sums.excess, 0.0)
-    with np.errstate(over="ignore", under="ignore", divide="ignore"):
+    columns = sums.transform, sums.drop, sums.excess
+    logs = _transform_logs(x, columns, (classes.log_least, *classes.log_above_least))
+    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = logs
+    nodes = Nodes(x, dx, v, v_least, log_t, log_t_least, log_psi_ref, sums.above, excess)
+    return _with_cumulants(classes, nodes, sums, d_mean) if tilted else nodes
+
+
+@njit
+def _transform_logs(x: FloatArray, columns: Columns, centres: Floats) -> FloatArray:
+    """Return v to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
+
+    `columns` are three sums; `centres` the logs of r0, R - r0 and mean - r0.
+    """
+    transform, drop, excess = columns
+    rows = np.empty((7, len(x)))
+    for k in range(len(x)):
         # v times a ratio, and d = v times its distance from the least ratio r0
-        v_least = np.exp(x + classes.log_least)
-        log_d_ref, log_d_mean = classes.log_above_least
-        d_ref = np.exp(x + log_d_ref)
-        d_mean = np.exp(np.minimum(x + log_d_mean, LARGEST_EXPONENT))
-        log_t_least = np.where(
-            sums.drop > -0.5, np.log1p(np.maximum(sums.drop, -0.5)), np.log(transform)
-        )
-        v = np.exp(np.minimum(x, LARGEST_EXPONENT))
-    nodes = Nodes(
-        x=x,
-        dx=dx,
-        v=v,
-        v_least=v_least,
-        log_transform=log_t_least - v_least,
-        log_transform_least=log_t_least,
-        log_psi_ref=-d_ref - log_t_least,
-        above=sums.above,
-        excess=np.where(d_mean < CENTRED_LIMIT, np.log1p(p), log_t_least + d_mean),
-    )
-    return _with_cumulants(classes, nodes, sums, p, d_mean) if tilted else nodes
+        v_least, d_ref = math.exp(x[k] + centres[0]), math.exp(x[k] + centres[1])
+        d_mean = scaled(x[k], centres[2])
+        # at least these, which rounding may miss where no weight is left
+        log_t_least = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
+        if drop[k] > -0.5:
+            log_t_least = math.log1p(drop[k])
+        near = math.log1p(0.0 if excess[k] < 0.0 else excess[k])
+        rows[0, k], rows[1, k], rows[3, k] = scaled(x[k], 0.0), v_least, log_t_least
+        rows[2, k] = log_t_least - v_least
+        rows[4, k] = -d_ref - log_t_least
+        rows[5, k] = near if d_mean < CENTRED_LIMIT else log_t_least + d_mean
+        rows[6, k] = d_mean
+    return rows
 
 
 def _with_cumulants(
-    classes: Classes, nodes: Nodes, sums: NodeSums, p: FloatArray, d_mean: FloatArray
+    classes: Classes, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
     """Return the nodes with the cumulants of r tilted; `d_mean` is v (mean - r0)."""
-    x, log_t_least = nodes.x, nodes.log_transform_least
+    x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)
     with np.errstate(over="ignore", under="ignore"):
         v_ref = np.exp(np.minimum(x + classes.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + classes.log_mean, LARGEST_EXPONENT))
@@ -338,7 +363,7 @@ def make_grid(
     `log_largest` is the log of the largest rate at which the integrand changes with v,
     `log_smallest` that of the least rate at which it decays; eq. (B24).
     """
-    span = np.log(_RIGHT) - log_smallest + log_largest - _LEFT
+    span = math.log(_RIGHT) - log_smallest + log_largest - _LEFT
     if span > _WIDEST:
         raise ValueError(
             f"`logits` and `q` must give sums within a factor exp({_WIDEST:.0f}) of each other, "
@@ -346,12 +371,13 @@ def make_grid(
         )
     # z - exp(-z) cuts the left end off double exponentially, as v does the right end
     z = np.arange(_LEFT, _LEFT + span + step, step)
-    return z - np.exp(-z) - log_largest, step * (1.0 + np.exp(-z))
+    early = np.exp(-z)
+    return z - early - log_largest, step * (1.0 + early)
 
 
 def halving_change(terms: FloatArray) -> float:
     """Return by how much the sum of `terms` (K,) differs from that of every second node."""
-    return abs(float(terms.sum()) - 2.0 * float(terms[::2].sum()))
+    return abs(float(terms[::2].sum()) - float(terms[1::2].sum()))
 
 
 def rounding_unit(*logs: FloatArray) -> float:
@@ -360,7 +386,7 @@ def rounding_unit(*logs: FloatArray) -> float:
     A ratio e / q may be near 1 where log e and log q are far from 0, and has their rounding.
     """
     largest = float(np.max(sum(np.abs(log) for log in logs), initial=0.0))
-    return 2.0 * (ROUNDING + float(np.finfo(np.float64).eps) * largest)
+    return 2.0 * (ROUNDING + EPS * largest)
 
 
 def estimate_error(
@@ -375,7 +401,7 @@ def estimate_error(
     analytic in a wide strip; the power 3/2 leaves room for a narrow one. Eq. (B25).
     """
     relative = 1.0 if narrow else min(coarse / max(norm, 1e-300), 1.0)
-    return unit * (size + norm) + coarse * float(np.sqrt(relative))
+    return unit * (size + norm) + coarse * math.sqrt(relative)
 
 
 def sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False) -> float:

@@ -8,6 +8,7 @@ The other way, a function known at the atoms is evaluated at every class. Both c
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,12 +102,14 @@ def class_weights(
     return weights, zeta
 
 
+@cache
 def node_places(degree: int = DEGREE) -> FloatArray:
     """Return the Chebyshev nodes (degree,) in (0, 1)."""
     places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(degree) + 0.5) * (np.pi / degree)))
     return places
 
 
+@cache
 def to_coefficients(degree: int = DEGREE) -> FloatArray:
     """Return the matrix (degree, degree) from values at the nodes to Chebyshev coefficients."""
     angles = (np.arange(degree) + 0.5) * (np.pi / degree)
