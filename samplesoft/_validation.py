@@ -30,8 +30,9 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
         raise ValueError(f"`{name}` must have {wanted} dimension(s), got shape {array.shape}.")
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
-    with np.errstate(over="ignore"):  # of a wider type, refused next
-        array = np.ascontiguousarray(array, dtype=np.float64)
+    if array.dtype != np.float64 or not array.flags.c_contiguous:
+        with np.errstate(over="ignore"):  # of a wider type, refused next
+            array = np.ascontiguousarray(array, dtype=np.float64)
     require_finite(name, array)
     return array
 
@@ -123,7 +124,8 @@ def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, .
     _require_integers(name, array, "labels are class indices counted from 0")
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
-    return _as_classes(name, np.broadcast_to(array, batch_shape), num_classes)
+    array = array if array.shape == batch_shape else np.broadcast_to(array, batch_shape)
+    return _as_classes(name, array, num_classes)
 
 
 def _require_integers(name: str, array: NDArray[Any], remedy: str) -> None:
@@ -173,8 +175,8 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     """Return proposal probabilities as float64 (n,) or (B, n): nonnegative, each row sums to 1."""
     array = as_probabilities(name, value, num_classes)
     # the worst row is named, of a batch that may have thousands
-    totals = np.atleast_1d(array.sum(axis=-1))
-    worst = float(totals[np.argmax(np.abs(totals - 1.0))])
+    totals = array.sum(axis=-1)
+    worst = float(totals if array.ndim == 1 else totals[np.argmax(np.abs(totals - 1.0))])
     if abs(worst - 1.0) > SUM_TOLERANCE:
         raise ValueError(
             f"`{name}` must sum to 1 over the classes, got {worst:.6g}; divide it by its sum."

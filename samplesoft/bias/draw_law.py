@@ -180,10 +180,9 @@ def make_classes(law: DrawLaw) -> Classes:
             law.logits, log_r, law.q, law.drawn, reference, contrast, part.start, part.stop
         )
 
-    mean_deviation = sum(thread_map(work, chunks(len(log_r), CLASS_CHUNK)))
-    log_ref = float(log_r[reference])
+    parts = thread_map(work, chunks(len(log_r), CLASS_CHUNK))
     # a draw without weight has r = 0, and so r / R - 1 = -1
-    mean_deviation = float(mean_deviation) - law.weightless
+    mean_deviation, log_ref = sum(parts) - law.weightless, float(log_r[reference])
     if mean_deviation > -0.5:
         log_mean = log_ref + math.log1p(mean_deviation)
     else:  # far below R the sum has cancelled, while the mean itself is known

@@ -392,7 +392,7 @@ def _integrate(
     is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
     error += units.contrasts * flows.class_size
     loss_error += units.deviations * float(np.abs(terms).sum())
-    errors = (np.inf if np.isnan(e) else e for e in (error, loss_error))
+    errors = [math.inf if math.isnan(e) else e for e in (error, loss_error)]
     return Row(bias, law.probs, loss_bias, *errors), is_enough
 
 

@@ -17,7 +17,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samplesoft._jit import njit, njit_sum
 from samplesoft._limits import LARGEST_EXPONENT
@@ -32,8 +31,10 @@ from samplesoft.kernels.exponential import (
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
 FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
 GONE = 7.3  # above it exp(-d) is 0, and so is exp(-y) for y = d - v (mean - r0)
-_BLOCK = 256
+_BLOCK = 512
 _LARGEST = 708.0  # exp(-d) beyond it is taken for 0, and never a slow denormal number
+
+Rows = tuple[FloatArray, FloatArray, FloatArray]
 
 
 class Points(NamedTuple):
@@ -49,10 +50,6 @@ class Points(NamedTuple):
     zeta: FloatArray  # (r - mean) / (r + mean)
     log_from_mean: FloatArray  # log |r - mean|
     log_sum_mean: FloatArray  # log (r + mean)
-
-    def part(self, of: slice | NDArray[np.bool_]) -> Points:
-        """Return some of the atoms."""
-        return Points(*(column[of] for column in self))
 
 
 class NodeSums(NamedTuple):
@@ -143,7 +140,7 @@ def _add_node_sums(
         by[3, i] = by[2, i] * math.exp(points.log_from_mean[i] - max(reference[1], -1e300))
     early, early_d = far_sums(weights, still, False), far_sums(weights, log_d, False)
     late = far_sums(by, still, True)
-    d, decay = np.empty(_BLOCK), np.empty(_BLOCK)
+    d, decay, fall = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     contrast, y = np.empty(_BLOCK), np.empty(_BLOCK)
     to_d, to_sum, to_sum_mean = _plain(log_d), _plain(log_sum), _plain(log_sum_mean)
     terms = np.empty((4, _BLOCK))
@@ -170,9 +167,9 @@ def _add_node_sums(
             size = part.stop - start
             _times(at, log_d, to_d, part, d)
             _times(at, log_sum, to_sum, part, contrast)
-            _write_decays(d, decay, size)
-            _write_contrasts(decay_ref, kappa[part], decay, contrast)
-            of_block = _sum_decays(q[part], q_drop[part], q_kappa[part], d, decay, contrast)
+            _write_decays(d[:size], decay, fall)
+            _write_contrasts(decay_ref, kappa[part], decay, y, contrast)
+            of_block = _sum_decays((q[part], q_drop[part], q_kappa[part]), decay, fall, contrast)
             for h in range(3):
                 out[h, k] += of_block[h]
             if tilted is not None:
@@ -182,7 +179,7 @@ def _add_node_sums(
             if is_centred:
                 _times(at, log_sum_mean, to_sum_mean, part, y)
                 of_mean = q_zeta2[part], zeta[part], y
-                _write_excess(*of_mean, decay, contrast)
+                _write_excess(of_mean, decay, fall, contrast)
                 out[3, k] += _total(contrast[:size])
                 if tilted is not None:
                     _write_centred(*of_mean, decay, terms)
@@ -202,21 +199,15 @@ def _total(values: FloatArray) -> float:
 
 @njit_sum
 def _sum_decays(
-    q: FloatArray,
-    q_drop: FloatArray,
-    q_kappa: FloatArray,
-    d: FloatArray,
-    decay: FloatArray,
-    contrast: FloatArray,
+    weights: Rows, decay: FloatArray, fall: FloatArray, contrast: FloatArray
 ) -> tuple[float, float, float]:
-    """Return the first three sums of a block; `q_drop` is q of what vanishes with d."""
+    """Return the first three sums of a block, by q, q of what vanishes with d, and q kappa."""
+    q, q_drop, q_kappa = weights
     transform = drop = above = 0.0
     for i in range(len(q)):
         transform += q[i] * decay[i]
         above += q_kappa[i] * contrast[i]
-        near = d[i] if d[i] < 1.0 else 1.0
-        small = -near * decay_ratio_series(near)
-        drop += q_drop[i] * (small if d[i] < 1.0 else decay[i] - 1.0)
+        drop += q_drop[i] * fall[i]
     return transform, drop, above
 
 
@@ -235,22 +226,25 @@ def _sum_moments(
 
 
 @njit
-def _write_excess(
-    weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, p: FloatArray
-) -> None:
-    """Write exp(-y) - 1 + y of a block, whose v (r + mean) is `total`, times q; `e` is exp(-y).
+def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) -> None:
+    """Write exp(-y) - 1 + y of a block times q, y and exp(-y).
 
-    It is made of the series (y**2 / 2 - exp(-y) + 1 - y) / y**3 where y is small.
+    `of_mean` are q zeta**2, zeta and v (r + mean).
     """
-    for i in range(len(weights)):
-        e[i] = exp64(-zeta[i] * total[i])
-    for i in range(len(weights)):
-        y = zeta[i] * total[i]
-        near = -1.0 if y < -1.0 else y
-        near = 1.0 if near > 1.0 else near
-        half = 0.5 - near * third_order_series(near)
-        close = weights[i] * total[i] * total[i] * half  # q y**2, with no difference in it
-        p[i] = close if near == y else weights[i] / (zeta[i] * zeta[i]) * (e[i] - 1.0 + y)
+    weights, zeta, total = of_mean
+    first, last = _write_signed(zeta, total, y)
+    w, v, u, out = weights[first:last], total[first:last], y[first:last], p[first:last]
+    near = e[first:last]
+    for i in range(len(w)):
+        half = second_order_series(u[i])
+        near[i] = 1.0 - u[i] * (1.0 - u[i] * half)
+        out[i] = w[i] * v[i] * v[i] * half  # q y**2, with no difference in it
+    for part in (slice(0, first), slice(last, len(weights))):
+        w, v, u, out, far = weights[part], zeta[part], y[part], p[part], e[part]
+        for i in range(len(w)):
+            far[i] = exp64(-u[i])
+        for i in range(len(w)):
+            out[i] = w[i] / (v[i] * v[i]) * (far[i] - 1.0 + u[i])
 
 
 @njit
@@ -337,18 +331,18 @@ def _add_atom_integrals(
             part = slice(start, min(start + _BLOCK, gone))
             length = part.stop - start
             _times(at, log_d, to_d, part, d)
-            _write_decays(d, decay, length)
+            _write_decays(d[:length], decay, contrast)
             # what has been used makes room: the term stands in `contrast`, the size in `d`
             if c[1] == 0.0 and c[2] == 0.0:
                 _times(at, log_sum, to_sum, part, contrast)
-                _write_contrasts(decay_ref, kappa[part], decay, contrast)
+                _write_contrasts(decay_ref, kappa[part], decay, d, contrast)
                 _times(at, log_r, to_r, part, decay)
                 _write_plain(c[0], decay[:length], contrast, d)
             elif tilted is not None:
                 bend = _make_bend(c, tilted[k], decay_ref)
                 contrast[:length] = decay[:length]
                 rows = log_r[part], kappa[part], log_sum[part]
-                _write_bent(at, bend, decay_ref, *rows, d, contrast)
+                _write_bent(at, bend, decay_ref, rows, d, contrast)
             # one loop over all arrays would not be turned into vector code
             _add(contrast, 1.0, out[0][part])
             if k % 2 == 0:
@@ -486,16 +480,10 @@ def _bend_near(bend: _Bend, away: float, ratio: float, e: float) -> tuple[float,
 
 @njit
 def _write_bent(
-    at: float,
-    bend: _Bend,
-    decay_ref: float,
-    log_r: FloatArray,
-    kappa: FloatArray,
-    log_sum: FloatArray,
-    size: FloatArray,
-    term: FloatArray,
+    at: float, bend: _Bend, decay_ref: float, rows: Rows, size: FloatArray, term: FloatArray
 ) -> None:
     """Write the terms of one node in a block, with derivatives of D, over d and exp(-d)."""
+    log_r, kappa, log_sum = rows
     ref, ref_size = _bend_far(bend, bend.lead, bend.lead_size)
     ref, ref_size = decay_ref * ref, decay_ref * ref_size
     for i in range(len(log_r)):
@@ -565,26 +553,41 @@ def _times(
 
 
 @njit
-def _write_decays(d: FloatArray, decay: FloatArray, size: int) -> None:
-    """Write exp(-d) of a block, d = v (r - r0)."""
-    for i in range(size):
-        e = exp64(-d[i] if d[i] < _LARGEST else -_LARGEST)
-        decay[i] = e if d[i] < _LARGEST else 0.0
+def _write_decays(d: FloatArray, decay: FloatArray, fall: FloatArray) -> None:
+    """Write exp(-d) of a block, d = v (r - r0), and exp(-d) - 1."""
+    last = np.searchsorted(d, 1.0)
+    for i in range(len(d[:last])):
+        fall[i] = -d[i] * decay_ratio_series(d[i])
+        decay[i] = 1.0 + fall[i]
+    far, of_far, rest = d[last:], decay[last:], fall[last:]
+    for i in range(len(far)):
+        e = exp64(-far[i] if far[i] < _LARGEST else -_LARGEST)
+        of_far[i] = e if far[i] < _LARGEST else 0.0
+        rest[i] = of_far[i] - 1.0
+
+
+@njit
+def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tuple[int, int]:
+    """Write the products of a block, which rise; return where they pass -1 and 1."""
+    for i in range(len(signs)):
+        out[i] = signs[i] * total[i]
+    rising = out[: len(signs)]
+    return int(np.searchsorted(rising, -1.0)), int(np.searchsorted(rising, 1.0))
 
 
 @njit
 def _write_contrasts(
-    decay_ref: float, kappa: FloatArray, decay: FloatArray, out: FloatArray
+    decay_ref: float, kappa: FloatArray, decay: FloatArray, away: FloatArray, out: FloatArray
 ) -> None:
     """Write (exp(-v (r - r0)) - exp(-v (R - r0))) / kappa of a block over v (r + R), eq. (B19)."""
-    for i in range(len(kappa)):
-        total = out[i]
-        away = kappa[i] * total  # v (r - R)
-        near = -1.0 if away < -1.0 else away
-        near = 1.0 if near > 1.0 else near
-        close = -decay_ref * total * decay_ratio_series(near)
-        far = (decay[i] - decay_ref) / kappa[i]
-        out[i] = close if near == away else far
+    first, last = _write_signed(kappa, out, away)  # v (r - R)
+    near, close = away[first:last], out[first:last]
+    for i in range(len(near)):
+        close[i] *= -decay_ref * decay_ratio_series(near[i])
+    for part in (slice(0, first), slice(last, len(kappa))):
+        e, k, far = decay[part], kappa[part], out[part]
+        for i in range(len(k)):
+            far[i] = (e[i] - decay_ref) / k[i]
 
 
 # --- functions of one number -------------------------------------------------------------------

@@ -23,6 +23,7 @@ from samplesoft.bias.laplace import (
     CENTRED_LIMIT,
     NodeSums,
     Points,
+    Rows,
     excess_decay,
     node_sums,
     scaled,
@@ -44,7 +45,6 @@ _UNSEEN = 3.0  # log of how far below T a panel's weight is beside which its noi
 _LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
 
 
-Columns = tuple[FloatArray, FloatArray, FloatArray]
 Floats = tuple[float, float, float]
 
 
@@ -67,12 +67,12 @@ def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
     """Compress the classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
     active = law.drawn > 0.0
     distances = classes.log_distances
-    t_min = float(np.min(distances, where=active, initial=np.inf))
-    t_max = float(np.max(distances, where=active, initial=-np.inf))
+    t = distances[active]
+    t_min, t_max = float(t.min(initial=np.inf)), float(t.max(initial=-np.inf))
     # ratios that all lie close to R get narrow panels: one on either side of it
     width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
-    first = int(np.floor(t_min / width))
-    count = int(np.floor(t_max / width)) - first + 1
+    first = math.floor(t_min / width)
+    count = math.floor(t_max / width) - first + 1
     if count * panels.DEGREE > len(distances):
         return Atoms(width, None, None, *_class_points(law, classes, active))
     numbers, s = panels.place(distances, width, first, count)
@@ -151,7 +151,7 @@ def _sort_points(
 
 
 @njit
-def _write_points(weights: FloatArray, columns: Columns, centres: Floats) -> FloatArray:
+def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
     """Return the rows of `Points`, (10, A), from t, kappa and zeta, log R, t_mean and log r0."""
     (t, kappa, zeta), (log_ref, t_mean, log_least) = columns, centres
     rows = np.empty((10, len(t)))
@@ -276,9 +276,9 @@ def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float
     first_high = int(atoms.panel[low].max()) + 1
     classes_below = _class_points(law, classes, (law.drawn > 0.0) & (atoms.panel < first_high))[0]
     of_panel = atoms.order // panels.DEGREE  # beyond the last one stands what has no weight
-    above = atoms.points.part((of_panel >= first_high) & (of_panel <= atoms.panel.max()))
-    # both are sorted
-    return Points(*(np.concatenate(pair) for pair in zip(classes_below, above, strict=True)))
+    above = (of_panel >= first_high) & (of_panel <= atoms.panel.max())
+    pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
+    return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
 
 
 def _make_nodes(
@@ -293,7 +293,7 @@ def _make_nodes(
 
 
 @njit
-def _transform_logs(x: FloatArray, columns: Columns, centres: Floats) -> FloatArray:
+def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
     """Return v to `log_psi_ref` of `Nodes`, `excess`, and v (mean - r0), (7, K).
 
     `columns` are three sums; `centres` the logs of r0, R - r0 and mean - r0.
@@ -385,7 +385,8 @@ def rounding_unit(*logs: FloatArray) -> float:
 
     A ratio e / q may be near 1 where log e and log q are far from 0, and has their rounding.
     """
-    largest = float(np.max(sum(np.abs(log) for log in logs), initial=0.0))
+    first, *others = map(np.abs, logs)
+    largest = float(sum(others, first).max(initial=0.0))
     return 2.0 * (ROUNDING + EPS * largest)
 
 

@@ -42,10 +42,6 @@ class Theory(NamedTuple):
         """Go from the logits to P parameters, with the Jacobian (n, P)."""
         return self._replace(g=self.g @ jacobian, limit=self.limit @ jacobian)
 
-    def times(self, slopes: FloatArray) -> Theory:
-        """Go from the logits to parameters in which each has the same derivative, (B, 1)."""
-        return self._replace(g=self.g * slopes, limit=self.limit * slopes)
-
 
 def theory_of(inputs: Inputs) -> Theory:
     """Return the theory of a batch with regard to its logits, for any number of draws."""
@@ -132,7 +128,8 @@ def class_vector_figures(
         between = ends and (ends[0] * slope, ends[1] * slope)
         if between:  # a factor below 0 makes the lower end the upper one
             between = np.minimum(*between), np.maximum(*between)
-        return figures_of(bias * slope, error, theory and theory.times(slope), between, m, largest)
+        here = theory and theory._replace(g=theory.g * slope, limit=theory.limit * slope)
+        return figures_of(bias * slope, error, here, between, m, largest)
 
     # the same numbers for any number of threads: they are joined in order
     for some in thread_map(of_slope, slopes.T[:, :, None]):
