@@ -129,22 +129,29 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_resumed_run_ends_with_the_same_bits(small, tmp_path, monkeypatch, capsys):
-    options = ["--checkpoint-every", "4", "--sampler", "learned-unigram", "--epochs", "5"]
+@pytest.mark.parametrize(
+    ("sampler", "method", "stops"),
+    [("learned-unigram", "step", (12, 37)), ("unigram", "take", (5, 8))],
+    ids=["step by step", "in calls"],
+)
+def test_resumed_run_ends_with_the_same_bits(
+    sampler, method, stops, small, tmp_path, monkeypatch, capsys
+):
+    options = ["--checkpoint-every", "4", "--sampler", sampler, "--epochs", "5"]
     assert main([*small, "--out", str(tmp_path / "whole"), *options]) == 0
-    step, calls = RetrievalTask.step, []
+    original, calls = getattr(RetrievalTask, method), []
 
-    def interrupted(self, epoch, index):
-        calls.append(index)
-        if len(calls) in (12, 37):
+    def interrupted(self, *args):
+        calls.append(args)
+        if len(calls) in stops:
             raise KeyboardInterrupt
-        return step(self, epoch, index)
+        return original(self, *args)
 
-    monkeypatch.setattr(RetrievalTask, "step", interrupted)
+    monkeypatch.setattr(RetrievalTask, method, interrupted)
     assert main([*small, "--out", str(tmp_path / "parts"), *options]) == 130
     assert "interrupted; continue with --out" in capsys.readouterr().err
     assert main([*RESUME, str(tmp_path / "parts")]) == 130
-    assert "steps in an epoch, goes on in epoch 2" in capsys.readouterr().out
+    assert "steps in an epoch, goes on in epoch" in capsys.readouterr().out
     assert main([*RESUME, str(tmp_path / "parts")]) == 0
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
 
