@@ -129,7 +129,8 @@ def identifiers(share: float) -> Data:
     before = ids[places[:, None] - np.arange(1, WIDTH + 1)]
     starts = np.arange(0, before.size + 1, WIDTH)
     X = sparse.csr_array(
-        (np.ones(before.size, np.float32), before.ravel(), starts), (len(before), len(names))
+        (np.ones(before.size, np.float32), before.flatten(), starts),
+        (len(before), len(names)),  # a copy: rows are sorted
     )
     X.sum_duplicates()
     words = [" ".join(names[row]) for row in before]
