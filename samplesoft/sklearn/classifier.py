@@ -203,9 +203,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     ``"full"``                                          14 s, 0.386   61 s, 0.327
     ==================================================  ============  =============  ==============
 
-    The defaults were chosen on Bibtex, such lines and identifiers, and digits, beside vectors of 64,
-    steps of 64 and 20 rounds: ``figures/classifier_frontier.py`` has them beside fastText, label
-    trees and one classifier for each label. More draws are the first thing to spend time on.
+    The defaults were chosen on Bibtex, such lines and identifiers, and digits, beside vectors of
+    64, steps of 64 and 20 rounds: ``figures/classifier_frontier.py`` has them beside fastText,
+    label trees and one classifier for each label. More draws are the first thing to spend time on.
 
     Bags of words with some hundred labels are better off without a bottleneck. Tf-idf of Bibtex
     (159 labels, several each; precision at 1, 3 and 5, mean over fifths of the training data), and
