@@ -64,9 +64,13 @@ raise_signal.argtypes, raise_signal.restype = [ctypes.c_int], ctypes.c_int
 def kernel(x):
     return raise_signal({number}) + x.sum()
 
-retrieval.RetrievalTask.after_step = lambda self, _: kernel(
-    self.parameters["embedding.intercept"]
-)
+take = retrieval.RetrievalTask.take
+
+def interrupted(self, *args):
+    kernel(self.parameters["embedding.intercept"])
+    return take(self, *args)
+
+retrieval.RetrievalTask.take = interrupted
 """
 HALF_A_LINE = """lambda path, _: open(path, "a").write('{"epoch": 2, "st')"""
 TASK = "samplesoft.training.retrieval:RetrievalTask"
@@ -77,7 +81,7 @@ TRAIN = {
         "before the first",
     ),
     "first epoch": (
-        at_call(f"{TASK}.step", 3),
+        at_call(f"{TASK}.take", 2),
         "--out {out} --resume",
     ),
     "kernel": (IN_A_KERNEL, "--out {out} --resume"),
