@@ -78,8 +78,8 @@ def killed(args, **place):
 
 def test_killed_training_has_printed_each_epoch_that_ended(tmp_path):
     args = [*small_run(tmp_path), "--out", str(tmp_path / "run"), "--epochs", "9"]
-    place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "step"}
-    first, *lines = killed(args, **place, call=34).splitlines(keepends=True)
+    place = {"module": "samplesoft.training", "owner": "RetrievalTask", "name": "take"}
+    first, *lines = killed(args, **place, call=4).splitlines(keepends=True)
     assert all(line.endswith("\n") for line in (first, *lines))
     assert [re.match(r"- epoch (\d+): ", line)[1] for line in lines] == ["1", "2", "3"]
     assert read_checkpoint(tmp_path / "run" / "checkpoint.npz").values["epoch"] == 3
