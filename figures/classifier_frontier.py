@@ -48,6 +48,7 @@ FEW = 2000  # classes up to which one classifier for each is trained
 ROUNDS = (1, 2, 5, 10)
 EPOCHS = ((1, 0.5), (5, 0.2), (5, 0.5), (25, 0.2))  # of fastText, with rates
 LONG = 10_000_000  # examples of all epochs, beyond which softmax and ns take too long here
+SMALL = "samplesoft, vectors of 64, 100 draws"
 Row = dict[str, Any]
 
 
@@ -250,6 +251,7 @@ def sgd(data: Data) -> Iterator[tuple[str, float, Any]]:
 
 METHODS: dict[str, Any] = {
     "samplesoft": samplesoft,
+    SMALL: lambda data: samplesoft(data, embedding_dim=64, num_sampled=100),
     "fastText hs": lambda data: fast_text(data, "hs"),
     "fastText ns": lambda data: fast_text(data, "ns"),
     "fastText softmax": lambda data: fast_text(data, "softmax"),
@@ -269,11 +271,10 @@ def draw(rows: list[Row]) -> Figure:
                 mine = [r for r in rows if r["data"] == name and r["method"] == method]
                 if mine:
                     points = sorted((float(r["seconds"]), float(r[field])) for r in mine)
-                    ours = method == "samplesoft"
-                    style = "o-" if ours else "os^vD"[index % 5]
+                    ours = method.startswith("samplesoft")
+                    style = "o-" if ours else "os^vDP"[index % 6]
                     axis.plot(*np.transpose(points), style, color=f"C{index}", ms=5, label=method)
-                    default = [r for r in mine if r["setting"].startswith("default ")]
-                    for r in default:
+                    for r in (r for r in mine if r["setting"].startswith("default ") and not index):
                         place = float(r["seconds"]), float(r[field])
                         axis.plot(*place, "o", color=f"C{index}", ms=11, mfc="none")
             axis.set_xscale("log")

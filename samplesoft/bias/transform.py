@@ -160,9 +160,10 @@ def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatA
         log_sum_mean = max(t[i], t_mean) + math.log1p(math.exp(-abs(t[i] - t_mean))) + log_ref
         rows[3, i] = rows[4, i] = t[i] + log_ref
         if log_least > -np.inf:
-            rows[4, i] += math.log(-math.expm1(min(log_least - log_ref - t[i], 0.0)))
+            share = -math.expm1(min(log_least - log_ref - t[i], 0.0))
+            rows[4, i] += math.log(share) if share > 0.0 else -np.inf
         rows[6, i] = max(t[i], 0.0) + math.log1p(math.exp(-abs(t[i]))) + log_ref
-        rows[8, i] = log_sum_mean + math.log(abs(zeta[i]))
+        rows[8, i] = log_sum_mean + (math.log(abs(zeta[i])) if zeta[i] != 0.0 else -np.inf)
         rows[9, i] = log_sum_mean
     return rows
 
