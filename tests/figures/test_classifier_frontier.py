@@ -28,7 +28,6 @@ def test_it_keeps_the_rows_of_other_methods(tmp_path):
     assert (tmp_path / "classifier_frontier.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(not (FIGURES / "classifier_frontier.csv").exists(), reason="not made yet")
 def test_committed():
     """On each data set the classifier is above every method that took as long or less time."""
     rows = table(FIGURES)
