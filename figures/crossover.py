@@ -46,11 +46,8 @@ SIZES = (50, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 1_000_000, 10_000_00
 DIMS, BATCHES = (64, 256), (64, 1024)
 LARGEST = 1_000_000  # classes with more dimensions than the first of DIMS
 COPIES = 8  # of the class vectors in memory: of layer and optimizer, gradients and what they need
-CALLS, ENOUGH, TOO_LONG = (
-    20,
-    0.5,
-    60.0,
-)  # at most so many calls and seconds; no step as long as this
+CALLS, ENOUGH = 20, 0.5  # at most so many calls and seconds
+TOO_LONG = 60.0  # seconds of a step that is left out
 NUMBERS, LEAST, MOST = 8_000_000, 4, 64  # logits of the examples of the bias, and those examples
 FIELDS = ("num_classes", "dim", "batch", "method", "num_sampled", "milliseconds")
 FIELDS += ("l1_bias", "crossover", "building_s", "tau", "loss")

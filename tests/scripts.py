@@ -1,5 +1,6 @@
-"""Runs a script as a command line does, but in this process, which has imported the package."""
+"""Runs a script as a command line does, but in this process; and reads the table it has written."""
 
+import csv
 import io
 import runpy
 import sys
@@ -31,3 +32,10 @@ def run_script(script, *arguments):
                 if folder == Path(getattr(sys.modules[name], "__file__", None) or ".").parent:
                     del sys.modules[name]
     return printed.getvalue()
+
+
+def read_rows(path):
+    """Return the rows of a CSV file that begins with a note."""
+    note, *lines = path.read_text(encoding="utf-8").splitlines()
+    assert note.startswith("# ")
+    return list(csv.DictReader(lines))

@@ -10,14 +10,13 @@ from functools import partial
 from math import isqrt
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit_bare
+from samplesoft._jit import COMPILES, njit_bare
 
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
@@ -158,5 +157,4 @@ _HALVES = [
     [ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), half) for half in halves]
     for halves in (_IN_FOURS, _IN_FOURS, _FOURS)
 ]
-_compiles = not getattr(numba.config, "DISABLE_JIT", False)
-_of_one, _of_two = map(_vectors, (1, 2)) if _compiles else (_plain, _plain)
+_of_one, _of_two = map(_vectors, (1, 2)) if COMPILES else (_plain, _plain)

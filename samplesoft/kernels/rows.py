@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from samplesoft._jit import njit, njit_bare, njit_sum
+from samplesoft._jit import COMPILES, njit, njit_bare, njit_sum
 from samplesoft._validation import FloatArray
 from samplesoft.kernels.lanes import (
     lane,
@@ -178,8 +177,7 @@ def _hint(typing: Any, array: Any, row: Any, column: Any) -> Any:
 
 
 # in plain Python a hint has nothing to hint at
-_compiles = not getattr(numba.config, "DISABLE_JIT", False)
-_prefetch: Any = intrinsic(_hint) if _compiles else lambda *_: None
+_prefetch: Any = intrinsic(_hint) if COMPILES else lambda *_: None
 
 
 @njit_bare

@@ -454,13 +454,10 @@ def _embed(job: _Job, update: _Update, s: int, e: int) -> None:
     """Write the contexts of a block of examples."""
     low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
     tau = job.z.dtype.type(job.loss.tau)
+    bounds = job.bounds[s * job.size + low : s * job.size + high + 1]
+    weighted_rows(bounds, job.columns, job.values, update.inputs.rows, job.contexts[low:high])
     for b in range(low, high):
-        context, last = job.contexts[b], job.bounds[s * job.size + b + 1]
-        _copy(context, update.intercept.rows[0])
-        for k in range(job.bounds[s * job.size + b], last):
-            if k + _AHEAD < last:
-                prefetch_row(update.inputs.rows, job.columns[k + _AHEAD])
-            _add_to(context, job.values[k], update.inputs.rows[job.columns[k]])
+        _add_to(job.contexts[b], 1.0, update.intercept.rows[0])
     if job.loss.normalize:
         divide_by_norms(job.contexts[low:high], job.norms[low:high])
     for b in range(low, high):

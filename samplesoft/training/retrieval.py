@@ -155,7 +155,7 @@ class RetrievalTask(Task):
         self._given, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
         self._rows, held_out = self._split()
-        self._inputs = unit_norm(inputs)
+        self._inputs, self._weights = unit_norm(inputs), np.ones(inputs.shape[0])
         self._validation = self._held_out(held_out[:_VALIDATED])
         # their contexts go into checkpoints, for `verify --checkpoint`
         self._shown = held_out[:NUM_EXAMPLES]
@@ -201,7 +201,7 @@ class RetrievalTask(Task):
 
     def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
         """Take steps in one call."""
-        data = self._inputs, self._labels, np.ones(self._inputs.shape[0])
+        data = self._inputs, self._labels, self._weights
         start, batches = epoch * self.num_steps, self._batches_of(epoch)
         return self._steps.take(optimizer, *data, batches, first, last, start)
 

@@ -1,18 +1,11 @@
 """The figure of the time of a step: a small run of its script, and what is committed of it."""
 
-import csv
 from pathlib import Path
 
 import pytest
-from scripts import run_script
+from scripts import read_rows, run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
-
-
-def read_rows(path):
-    note, *lines = path.read_text(encoding="utf-8").splitlines()
-    assert note.startswith("# ")
-    return list(csv.DictReader(lines))
 
 
 @pytest.mark.slow
