@@ -69,6 +69,7 @@ def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Fun
     # nogil lets threads run side by side; NumPy's error model divides by zero without a check
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
+    options["_nrt"] = True  # or a kernel would follow the bare one that calls it first
     options |= more
     compiled: Any
     try:

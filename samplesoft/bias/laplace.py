@@ -27,6 +27,8 @@ from samplesoft.kernels.exponential import (
     second_order_series,
     third_order_series,
 )
+from samplesoft.kernels.rows import copy_row
+from samplesoft.kernels.sort_ids import count_below
 
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
 FLAT = -38.0  # below this log of d = v (r - r0), exp(-d) is 1 - d to the last bit
@@ -88,7 +90,7 @@ def node_sums(
     cumulants alone are made of are 0.
     """
     plain, moments = np.zeros((4, len(x))), np.zeros((7, len(x)))
-    _add_node_sums(x, points, log_above_least, plain, moments if tilted else None)
+    sums_at_nodes(x, points, log_above_least, plain, moments if tilted else None)
     return NodeSums(*plain[:2], *moments[:3], *plain[2:], *moments[3:])
 
 
@@ -115,7 +117,7 @@ def atom_integrals(
 
 
 @njit
-def _add_node_sums(
+def sums_at_nodes(
     x: FloatArray,
     points: Points,
     reference: FloatArray,
@@ -340,7 +342,7 @@ def _add_atom_integrals(
                 _write_plain(c[0], decay[:length], contrast, d)
             elif tilted is not None:
                 bend = _make_bend(c, tilted[k], decay_ref)
-                contrast[:length] = decay[:length]
+                copy_row(contrast, decay[:length])
                 rows = log_r[part], kappa[part], log_sum[part]
                 _write_bent(at, bend, decay_ref, rows, d, contrast)
             # one loop over all arrays would not be turned into vector code
@@ -523,7 +525,7 @@ def near_atoms(x: float, log_d: FloatArray, reference: FloatArray) -> tuple[int,
     edge = FLAT - x
     for log_distance in reference:
         edge = min(edge, FLAT + log_distance) if x + log_distance >= FLAT else -np.inf
-    return int(np.searchsorted(log_d, edge)), int(np.searchsorted(log_d, GONE - x))
+    return count_below(log_d, edge), count_below(log_d, GONE - x)
 
 
 @njit
@@ -555,7 +557,7 @@ def _times(
 @njit
 def _write_decays(d: FloatArray, decay: FloatArray, fall: FloatArray) -> None:
     """Write exp(-d) of a block, d = v (r - r0), and exp(-d) - 1."""
-    last = np.searchsorted(d, 1.0)
+    last = count_below(d, 1.0)
     for i in range(len(d[:last])):
         fall[i] = -d[i] * decay_ratio_series(d[i])
         decay[i] = 1.0 + fall[i]
@@ -572,7 +574,7 @@ def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tupl
     for i in range(len(signs)):
         out[i] = signs[i] * total[i]
     rising = out[: len(signs)]
-    return int(np.searchsorted(rising, -1.0)), int(np.searchsorted(rising, 1.0))
+    return count_below(rising, -1.0), count_below(rising, 1.0)
 
 
 @njit

@@ -20,6 +20,7 @@ from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import check_inputs, join
 from samplesoft.kernels.alias import alias_draw, build_alias
+from samplesoft.kernels.sort_ids import count_below
 from samplesoft.schemes import Scheme
 
 _SAFE_LOG = 600.0  # exp of a weight within this stays clear of the ends of float64
@@ -364,7 +365,7 @@ def _draw(
     place = np.uint64(trial) * np.uint64(plan.stride)
     num_draws = plan.num_draws
     if len(plan.draws_cdf) > 0:
-        more = int(np.searchsorted(plan.draws_cdf, uniform(key, place), "right"))
+        more = count_below(plan.draws_cdf, uniform(key, place))
         num_draws += min(more, len(plan.draws_cdf) - 1)  # a uniform may round to the last
     for i in range(num_draws):
         word = mix64(key, place + np.uint64(i + 1))

@@ -55,6 +55,7 @@ from samplesoft.kernels.exponential import (
     second_order_series,
 )
 from samplesoft.kernels.panels import DEGREE, WIDTH
+from samplesoft.kernels.sort_ids import count_below
 
 _ATOM_CHUNK = 2048
 _LEAST_TERMS = 1 << 13  # at nodes and atoms, for which another thread is worth while
@@ -396,17 +397,18 @@ def log_products(
     each stands for.
     """
     rows, still = np.empty((4, len(log_w))), np.zeros(len(log_w))
-    rows[0] = counts * pi
-    rows[1] = rows[0] * (1.0 - pi)
-    rows[2] = counts * np.log1p(-pi)
-    rows[3] = counts * np.exp(log_w + np.log(pi))
+    for i in range(len(pi)):
+        rows[0, i] = counts[i] * pi[i]
+        rows[1, i] = rows[0, i] * (1.0 - pi[i])
+        rows[2, i] = counts[i] * np.log1p(-pi[i])
+        rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
     # moments of all below, over their last, and sums of all above
     first, second = far_sums(rows, log_w, False)[0], far_sums(rows, 2.0 * log_w, False)[1]
     above = far_sums(rows, still, True)
     y, f, z = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
     for k in range(len(x)):
-        flat = np.searchsorted(log_w, FLAT - x[k])
-        gone = np.searchsorted(log_w, GONE - x[k])
+        flat = count_below(log_w, FLAT - x[k])
+        gone = count_below(log_w, GONE - x[k])
         total = above[2, gone]
         excess = total + math.exp(min(x[k], LARGEST_EXPONENT)) * above[3, gone]
         if flat > 0:

@@ -155,8 +155,9 @@ def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatA
     """Return the rows of `Points`, (10, A), from t, kappa and zeta, log R, t_mean and log r0."""
     (t, kappa, zeta), (log_ref, t_mean, log_least) = columns, centres
     rows = np.empty((10, len(t)))
-    rows[:3], rows[5], rows[7] = weights, kappa, zeta
     for i in range(len(t)):
+        rows[0, i], rows[1, i], rows[2, i] = weights[0, i], weights[1, i], weights[2, i]
+        rows[5, i], rows[7, i] = kappa[i], zeta[i]
         log_sum_mean = max(t[i], t_mean) + math.log1p(math.exp(-abs(t[i] - t_mean))) + log_ref
         rows[3, i] = rows[4, i] = t[i] + log_ref
         if log_least > -np.inf:

@@ -126,6 +126,14 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
 _AHEAD = 4  # rows, so that a row is there when its turn comes
 
 
+# Not `into[:] = row`: the message of its check of lengths takes two seconds to compile.
+@njit_bare
+def copy_row(into: NDArray[Any], row: NDArray[Any]) -> None:
+    """Write the numbers (K,) of one row to another that is as long."""
+    for i in range(len(row)):
+        into[i] = row[i]
+
+
 @njit
 def weighted_rows(
     starts: NDArray[Any], rows: NDArray[Any], values: Real, matrix: Real, out: Real

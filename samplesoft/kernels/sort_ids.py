@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from samplesoft._jit import njit
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import njit, njit_bare
 from samplesoft._validation import IntArray
 
+_BITS = 9  # of a digit that ids are sorted by
+_DIGIT = 1 << _BITS
 _CROWD = 16  # classes for each id up to which counting all of them beats sorting the ids
 
 
@@ -20,7 +25,20 @@ def equal_runs(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, Int
     """
     if n <= _CROWD * len(ids):
         return _by_counting(ids, n)
-    return _by_sorting(ids)
+    return _by_sorting(ids, n)
+
+
+@njit_bare
+def count_below(rising: NDArray[Any], x: float) -> int:
+    """Return how many of the numbers, which rise, are below x."""
+    low, high = 0, len(rising)
+    while low < high:
+        middle = (low + high) >> 1
+        if rising[middle] < x:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @njit
@@ -50,21 +68,28 @@ def _by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, I
 
 
 @njit
-def _by_sorting(ids: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    # enough for any place
-    bits = 1
-    while len(ids) >> bits:
-        bits += 1
-    order = np.empty(len(ids), np.int64)  # place and id in one number: faster than to sort places
-    for k in range(len(ids)):
-        order[k] = ids[k] << bits | k
-    order.sort()
+def _by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    # digit after digit, from the last: places with the same digit keep their order
+    order, other = np.arange(len(ids)), np.empty(len(ids), np.int64)
+    ends = np.empty(_DIGIT + 1, np.int64)
+    shift = 0
+    while shift == 0 or (n - 1) >> shift > 0:
+        ends[:] = 0
+        for i in ids:
+            ends[1 + (i >> shift & _DIGIT - 1)] += 1
+        for d in range(_DIGIT):
+            ends[d + 1] += ends[d]
+        for k in range(len(order)):
+            digit = ids[order[k]] >> shift & _DIGIT - 1
+            other[ends[digit]] = order[k]
+            ends[digit] += 1
+        order, other = other, order
+        shift += _BITS
     unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     starts = np.empty(len(ids) + 1, np.int64)
     num = 0
     for k in range(len(order)):
-        place = order[k] & ((1 << bits) - 1)
-        order[k] = place
+        place = order[k]
         if num == 0 or ids[place] != unique[num - 1]:
             unique[num] = ids[place]
             starts[num] = k

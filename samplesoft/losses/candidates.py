@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplesoft._jit import chunks, njit, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.products import product
-from samplesoft.kernels.rows import row_dot
+from samplesoft.kernels.rows import copy_row, row_dot
 from samplesoft.kernels.sort_ids import equal_runs
 from samplesoft.losses.base import Batch, Gradients, SparseRows, Targets
 from samplesoft.losses.vectors import unit_rows, unit_rows_backward
@@ -253,13 +253,13 @@ def list_candidates(labels: IntArray, ids: IntArray, n: int, out: IntArray) -> i
     They are rows of one array `out` (5, K + 1): Python takes as long to be handed an array.
     """
     candidates = out[0, :-1]
-    candidates[: len(labels)] = labels
-    candidates[len(labels) :] = ids.ravel()
+    copy_row(candidates, labels)
+    copy_row(candidates[len(labels) :], ids.ravel())
     unique, inverse, order, starts = equal_runs(candidates, n)
-    out[1, : len(unique)] = unique
-    out[2, :-1] = inverse
-    out[3, :-1] = order
-    out[4, : len(starts)] = starts
+    copy_row(out[1], unique)
+    copy_row(out[2], inverse)
+    copy_row(out[3], order)
+    copy_row(out[4], starts)
     return len(unique)
 
 
@@ -287,7 +287,7 @@ def context_sums(d_scores: Floats, block: Floats, rows: IntArray, dz: Floats) ->
         for k in range(rows.shape[1]):
             if d_scores[b, k] != 0.0:  # draws that are left out cost nothing
                 _add(d_scores[b, k], block, rows[b, k], total)
-        dz[b] = total
+        copy_row(dz[b], total)
 
 
 @njit
@@ -333,4 +333,4 @@ def class_sums(
                 _add(1.0, of_draws, draw, total)
             elif slopes[draw] != 0.0:
                 _add(slopes[draw], z, draw // m, total)
-        out[g] = total
+        copy_row(out[g], total)

@@ -17,6 +17,7 @@ from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_csr, as_flag, as_float_rows
 from samplesoft.kernels.products import products, whole_eights
 from samplesoft.kernels.rows import divide_by_norms, row_dot
+from samplesoft.kernels.sort_ids import count_below
 from samplesoft.losses.vectors import (
     check_class_embeddings,
     require_finite_rows,
@@ -360,7 +361,7 @@ def _let_in(
             class_id = first + j
             if len(absent) > 0 and absent[class_id]:
                 continue
-            place = np.searchsorted(unwanted, class_id)
+            place = count_below(unwanted, class_id)
             if place < len(unwanted) and unwanted[place] == class_id:
                 continue
             score = np.inf if np.isnan(scores[j]) else scores[j]
