@@ -22,6 +22,7 @@ from samplesoft._jit import chunks, meet, njit, njit_bare, num_threads, thread_e
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import (
+    copy_row,
     divide_by_norms,
     prefetch_row,
     row_dot,
@@ -63,7 +64,6 @@ _PRODUCT = 1 << 18
 _NUMBERS = 1 << 18  # draws and labels of the steps of a call
 _FEW = 1 << 21  # multiplications of a step below which workers cost more than they save
 _AHEAD = 4  # rows, so that a row is there when its turn comes
-_WHOLE = np.zeros(1, np.int64)
 _SOFTMAX, _BILATERAL, _LOGISTIC = range(3)
 _RULES = {SGD: 0, Momentum: 1, Adagrad: 2, Adam: 3}
 
@@ -89,26 +89,32 @@ class _Table(NamedTuple):
     second: Rows
 
 
-class _Job(NamedTuple):
-    """Some steps: their examples in order, what each step touches, and room for what it finds."""
+# Kernels take as few of these as they need: each array that is passed costs time to compile.
+class _Draws(NamedTuple):
+    """The classes of each step: those drawn, each once, and then the labels not among them."""
 
-    loss: _Loss
-    size: int  # examples of a step, of which the last may have fewer
-    width: int  # classes in a block
-    factors: FloatArray  # (N,): weights of the losses of the examples
-    firsts: IntArray  # (N + 1,): first pair, of an example and a label, of each example
-    shares: FloatArray  # (P,): weights of the pairs in the loss of their example
-    label_logs: FloatArray  # (P,): log expected counts that their logits lose
-    # The classes of a step: those drawn, each once, and then the labels that are not among them.
     classes: IntArray  # (S, K)
     num_drawn: IntArray  # (S,)
     num_classes: IntArray  # (S,)
     times: FloatArray  # (S, m): how often each was drawn
     logs: Rows  # (S, m): log expected counts
-    labels: IntArray  # (P,): places of the labels among them
+
+
+class _Pairs(NamedTuple):
+    """Pairs of an example and a label, of one example after another."""
+
+    firsts: IntArray  # (N + 1,): first pair of each example
+    shares: FloatArray  # (P,): weights in the loss of their example
+    logs: FloatArray  # (P,): log expected counts that their logits lose
+    labels: IntArray  # (P,): places of the labels among the classes of the step
     by_place: IntArray  # (P,): the pairs of a step by these places, from its first pair on
-    pair_owners: IntArray  # (P,): examples, counted in the step
-    # Entries of the inputs, by example, and again for each step by feature.
+    owners: IntArray  # (P,): examples, counted in the step
+    slopes: FloatArray  # (P,): logits, and later derivatives in them
+
+
+class _Entries(NamedTuple):
+    """Entries of the inputs, by example, and again for each step by feature."""
+
     bounds: IntArray  # (N + 1,): first entry of each example
     columns: IntArray  # (E,)
     values: Rows  # (E,)
@@ -117,7 +123,11 @@ class _Job(NamedTuple):
     starts: IntArray  # (E + S,): where the entries of each begin
     owners: IntArray  # (E,): examples, counted in the step
     by_feature: Rows  # (E,): values
-    # What workers write, for others to read.
+
+
+class _Room(NamedTuple):
+    """What workers write in a step, for others to read."""
+
     contexts: Rows  # (B, d), of norm 1 where the loss normalises
     norms: FloatArray  # (B,)
     z: Rows  # (B, d): contexts times tau
@@ -125,7 +135,19 @@ class _Job(NamedTuple):
     block: Rows  # (K, d): vectors of the classes, of norm 1 too
     block_norms: FloatArray  # (K,)
     d_drawn: Rows  # (blocks of examples, blocks of classes, 32 * width)
-    d_own: FloatArray  # (P,)
+
+
+class _Job(NamedTuple):
+    """Some steps: their examples in order, what each step touches, and room for what it finds."""
+
+    loss: _Loss
+    size: int  # examples of a step, of which the last may have fewer
+    width: int  # classes in a block
+    factors: FloatArray  # (N,): weights of the losses of the examples
+    draws: _Draws
+    pairs: _Pairs
+    entries: _Entries
+    room: _Room
     losses: FloatArray  # (N,)
     trouble: IntArray  # (1,): whether a gradient has a number beyond the limit
 
@@ -135,6 +157,7 @@ class _Update(NamedTuple):
 
     inputs: _Table
     intercept: _Table
+    row: IntArray  # (1,): that of the intercept, 0
     classes: _Table
     rule: int
     numbers: Rows  # (S, 5): what the optimizer's kernel takes, for each step
@@ -223,10 +246,10 @@ def take_steps(
     factors = weights / np.repeat(sizes, sizes)
     job = _arranged(rules, x, targets, ids, logs, label_logs, factors, batch_size, model)
     update = _update_of(optimizer, model, num_steps)
-    arrived, work = np.zeros(1, np.int64), batch_size * ids.shape[1] * job.z.shape[1]
+    arrived, work = np.zeros(1, np.int64), batch_size * ids.shape[1] * job.room.z.shape[1]
     with quiet():
         together(
-            lambda worker, workers: _run(job, update, arrived, worker, workers),
+            lambda worker, workers: _run(job, update, _scratch(job), arrived, worker, workers),
             num_threads() if work > _FEW else 1,
         )
     means = np.add.reduceat(job.losses * factors, batch_size * np.arange(num_steps))
@@ -249,7 +272,8 @@ def _update_of(optimizer: Optimizer, model: LinearSoftmax, num_steps: int) -> _U
         of_step[: len(found)] = found
     limit = model.dtype.type(greatest(model.dtype, optimizer.squares))
     inputs, intercept, classes = tables
-    return _Update(inputs, intercept, classes, _RULES[type(optimizer)], numbers, limit)
+    row, rule = np.zeros(1, np.int64), _RULES[type(optimizer)]
+    return _Update(inputs, intercept, row, classes, rule, numbers, limit)
 
 
 def _arranged(
@@ -274,22 +298,23 @@ def _arranged(
     contexts, z, slopes = np.empty((3, batch, dim), dtype)
     num_drawn, num_classes, num_features = np.empty((3, steps), np.int64)
     features, owners = np.empty((2, entries), np.int64)
-    job = _Job(
-        loss=loss,
-        size=size,
-        width=width,
-        factors=factors,
-        firsts=firsts,
-        shares=np.ones(pairs) if targets.shares is None else targets.shares,
-        label_logs=np.broadcast_to(label_logs, pairs).copy(),
+    draws = _Draws(
         classes=np.empty((steps, most), np.int64),
         num_drawn=num_drawn,
         num_classes=num_classes,
         times=np.empty((steps, m)),
         logs=np.empty((steps, m), dtype),
+    )
+    of_pairs = _Pairs(
+        firsts=firsts,
+        shares=np.ones(pairs) if targets.shares is None else targets.shares,
+        logs=np.broadcast_to(label_logs, pairs).copy(),
         labels=np.empty(pairs, np.int64),
         by_place=np.empty(pairs, np.int64),
-        pair_owners=np.repeat(np.arange(x.shape[0]) % size, np.diff(firsts)),
+        owners=np.repeat(np.arange(x.shape[0]) % size, np.diff(firsts)),
+        slopes=np.empty(pairs),
+    )
+    of_entries = _Entries(
         bounds=x.indptr.astype(np.int64),
         columns=x.indices[:entries].astype(np.int64),
         values=x.data[:entries],
@@ -298,6 +323,8 @@ def _arranged(
         starts=np.empty(entries + steps, np.int64),
         owners=owners,
         by_feature=np.empty(entries, dtype),
+    )
+    room = _Room(
         contexts=contexts,
         norms=np.empty(batch),
         z=z,
@@ -305,129 +332,165 @@ def _arranged(
         block=np.empty((most, dim), dtype),
         block_norms=np.empty(most),
         d_drawn=np.empty((*blocks, _EXAMPLES * width), dtype),
-        d_own=np.empty(pairs),
-        losses=np.empty(x.shape[0]),
-        trouble=np.zeros(1, np.int64),
     )
+    losses, trouble = np.empty(x.shape[0]), np.zeros(1, np.int64)
+    job = _Job(loss, size, width, factors, draws, of_pairs, of_entries, room, losses, trouble)
+    is_merged = loss.kind != _LOGISTIC  # exponentials of equal logits are one of a greater logit
     thread_each(
         lambda part: _arrange(
-            job, part.start, part.stop, targets.labels, ids, logs, model.num_classes, x.shape[1]
+            *(draws, of_pairs, of_entries, size, part.start, part.stop, targets.labels, ids, logs),
+            *(is_merged, model.num_classes, x.shape[1]),
         ),
         chunks(steps, -(-steps // num_threads())),
     )
     return job
 
 
-@njit_bare
-def _end(job: _Job, s: int) -> int:
-    """Return how many examples a step has."""
-    return min(job.size, len(job.factors) - s * job.size)
-
-
 @njit
 def _arrange(
-    job: _Job,
+    draws: _Draws,
+    pairs: _Pairs,
+    entries: _Entries,
+    size: int,
     first: int,
     last: int,
     labels: IntArray,
     ids: IntArray,
     logs: FloatArray,
+    is_merged: bool,
     n: int,
     v: int,
 ) -> None:
     """Fill in steps [first, last)."""
     mark = np.zeros(n, np.int32)  # one more than the place of a class of the step
+    owner = np.empty(entries.bounds[-1], np.int64)
     for s in range(first, last):
-        draws, corrections = ids[s if len(ids) > 1 else 0], logs[s if len(logs) > 1 else 0]
-        begin = s * job.size
-        end = begin + _end(job, s)
-        classes, times, num = job.classes[s], job.times[s], 0
-        for k in range(len(draws)):
-            place = mark[draws[k]]
+        drawn, corrections = ids[s if len(ids) > 1 else 0], logs[s if len(logs) > 1 else 0]
+        begin, end = s * size, min((s + 1) * size, len(pairs.firsts) - 1)
+        classes, times, num = draws.classes[s], draws.times[s], 0
+        for k in range(len(drawn)):
+            place = mark[drawn[k]]
             if place > 0:
                 times[place - 1] += 1.0
                 continue
-            classes[num], times[num], job.logs[s, num] = draws[k], 1.0, corrections[k]
+            classes[num], times[num], draws.logs[s, num] = drawn[k], 1.0, corrections[k]
             num += 1
-            mark[draws[k]] = num
-        job.num_drawn[s] = num
-        if job.loss.kind != _LOGISTIC:  # exponentials of equal logits are one of a greater logit
+            mark[drawn[k]] = num
+        draws.num_drawn[s] = num
+        if is_merged:
             for k in range(num):
-                job.logs[s, k] -= log(times[k])
-        for p in range(job.firsts[begin], job.firsts[end]):
+                draws.logs[s, k] -= log(times[k])
+        low, high = pairs.firsts[begin], pairs.firsts[end]
+        for p in range(low, high):
             if mark[labels[p]] == 0:
                 classes[num] = labels[p]
                 num += 1
                 mark[labels[p]] = num
-            job.labels[p] = mark[labels[p]] - 1
-        _, _, order, _ = equal_runs(job.labels[job.firsts[begin] : job.firsts[end]], num)
-        job.by_place[job.firsts[begin] : job.firsts[end]] = job.firsts[begin] + order
-        job.num_classes[s] = num
+            pairs.labels[p] = mark[labels[p]] - 1
+        draws.num_classes[s] = num
+        _, _, order, _ = equal_runs(pairs.labels[low:high], draws.num_classes[s])
+        for p in range(low, high):
+            pairs.by_place[p] = low + order[p - low]
         for k in range(num):
             mark[classes[k]] = 0
-        low, high = job.bounds[begin], job.bounds[end]
-        unique, _, order, starts = equal_runs(job.columns[low:high], v)
-        job.num_features[s] = len(unique)
-        job.features[low : low + len(unique)] = unique
-        job.starts[low + s : low + s + len(starts)] = low + starts
-        owner = np.empty(high - low, np.int64)
+        low, high = entries.bounds[begin], entries.bounds[end]
+        unique, _, order, starts = equal_runs(entries.columns[low:high], v)
+        entries.num_features[s] = len(unique)
+        copy_row(entries.features[low:], unique)
+        for k in range(len(starts)):
+            entries.starts[low + s + k] = low + starts[k]
         for b in range(begin, end):
-            owner[job.bounds[b] - low : job.bounds[b + 1] - low] = b - begin
-        for i in range(high - low):
-            job.owners[low + i] = owner[order[i]]
-            job.by_feature[low + i] = job.values[low + order[i]]
+            for i in range(entries.bounds[b], entries.bounds[b + 1]):
+                owner[i] = b - begin
+        for i in range(low, high):
+            entries.owners[i] = owner[low + order[i - low]]
+            entries.by_feature[i] = entries.values[low + order[i - low]]
 
 
-@njit
-def _run(job: _Job, update: _Update, arrived: IntArray, worker: int, workers: int) -> None:
-    """Take all the steps, as one of some workers that do so together."""
-    dim, most = job.z.shape[1], job.block.shape[0]
+def _scratch(job: _Job) -> tuple[Rows, Rows, Rows, FloatArray, FloatArray]:
+    """Make room for what no other worker reads: scores, gradients, a product, and rows."""
+    (most, dim), dtype = job.room.block.shape, job.room.block.dtype
     wide = max(job.width, _EXAMPLES, _FEATURES)
-    scores, gradients = np.empty(_EXAMPLES * most, job.z.dtype), np.empty(wide * dim, job.z.dtype)
-    product = np.empty(max(wide * dim, _EXAMPLES * job.width), job.z.dtype)
-    row, halves = np.empty(2 + most), np.empty(2 + 3 * most)
-    meetings, bad = 0, 0
-    for s in range(len(job.num_drawn)):
-        blocks = -(-job.num_classes[s] // job.width)
-        for j in range(worker, blocks, workers):
-            _gather(job, update.classes.rows, s, j)
+    sizes = _EXAMPLES * most, wide * dim, max(wide * dim, _EXAMPLES * job.width)
+    scores, gradients, product = (np.empty(size, dtype) for size in sizes)
+    return scores, gradients, product, np.empty(2 + most), np.empty(2 + 3 * most)
+
+
+@njit_bare
+def _run(
+    job: _Job,
+    update: _Update,
+    scratch: tuple[Rows, Rows, Rows, FloatArray, FloatArray],
+    arrived: IntArray,
+    worker: int,
+    workers: int,
+) -> None:
+    """Take all the steps, as one of some workers that do so together."""
+    loss, draws, pairs, entries, room = job.loss, job.draws, job.pairs, job.entries, job.room
+    scores, gradients, product, row, halves = scratch
+    dim, width, meetings, bad = room.z.shape[1], job.width, 0, 0
+    for s in range(len(draws.num_drawn)):
+        begin, end = s * job.size, min((s + 1) * job.size, len(job.factors))
+        num, num_classes, numbers = draws.num_drawn[s], draws.num_classes[s], update.numbers[s]
+        for first in range(worker * width, num_classes, workers * width):
+            last = min(first + width, num_classes)
+            ids, norms = draws.classes[s, first:last], room.block_norms[first:last]
+            _gather(ids, update.classes.rows, loss.normalize, room.block[first:last], norms)
         meetings += 1
         meet(arrived, workers, meetings)
-        for e in range(worker, -(-_end(job, s) // _EXAMPLES), workers):
-            _embed(job, update, s, e)
-            _score(job, s, e, scores, product)
-            _differentiate(job, s, e, scores, row, halves)
-            _go_back(job, s, e, product)
+        for first in range(begin + worker * _EXAMPLES, end, workers * _EXAMPLES):
+            last = min(first + _EXAMPLES, end)
+            own = slice(first - begin, last - begin)
+            z, slopes = room.z[own], room.slopes[own]
+            contexts, norms = room.contexts[own], room.norms[own]
+            bounds = entries.bounds[first : last + 1]
+            weighted_rows(bounds, entries.columns, entries.values, update.inputs.rows, contexts)
+            _embed(loss, update.intercept.rows[0], contexts, norms, z)
+            _score(room.block, z, num, width, scores, product)
+            _score_labels(loss, pairs, room.block, z, first)
+            d_drawn = room.d_drawn[own.start // _EXAMPLES]
+            for b in range(first, last):
+                of_draws = scores[(b - first) * num : (b - first + 1) * num]
+                job.losses[b] = _differentiate(
+                    loss, draws.logs[s], draws.times[s], pairs, b, of_draws, row, halves
+                )
+                _spread(pairs, b, job.factors[b], of_draws, width, b - first, d_drawn)
+            _go_back(d_drawn, room.block, num, width, slopes, product)
+            _go_back_labels(loss, pairs, room.block, first, slopes)
+            if loss.normalize:
+                unit_gradient(slopes, contexts, norms)
         meetings += 1
         meet(arrived, workers, meetings)
-        numbers = update.numbers[s]
-        for j in range(worker, blocks, workers):
-            ids, gradient = _of_classes(job, s, j, gradients, product)
-            bad += _update(update.rule, ids, gradient, update.classes, numbers, update.limit)
-        low = job.bounds[s * job.size]
-        for first in range(worker * _FEATURES, job.num_features[s], workers * _FEATURES):
-            last = min(first + _FEATURES, job.num_features[s])
+        for first in range(worker * width, num_classes, workers * width):
+            last = min(first + width, num_classes)
             gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
-            starts = job.starts[low + s + first : low + s + last + 1]
-            weighted_rows(starts, job.owners, job.by_feature, job.slopes, gradient)
-            ids = job.features[low + first : low + last]
+            z, drawn = room.z[: end - begin], min(last, num) - first
+            _of_draws(room.d_drawn, first // width, z, drawn, gradient, product)
+            _of_labels(pairs, pairs.firsts[begin], pairs.firsts[end], first, z, gradient)
+            if loss.normalize:
+                unit_gradient(gradient, room.block[first:last], room.block_norms[first:last])
+            ids = draws.classes[s, first:last]
+            bad += _update(update.rule, ids, gradient, update.classes, numbers, update.limit)
+        low = entries.bounds[begin]
+        for first in range(worker * _FEATURES, entries.num_features[s], workers * _FEATURES):
+            last = min(first + _FEATURES, entries.num_features[s])
+            gradient = gradients[: (last - first) * dim].reshape((last - first, dim))
+            starts = entries.starts[low + s + first : low + s + last + 1]
+            weighted_rows(starts, entries.owners, entries.by_feature, room.slopes, gradient)
+            ids = entries.features[low + first : low + last]
             bad += _update(update.rule, ids, gradient, update.inputs, numbers, update.limit)
         if worker == workers - 1:  # which has the fewest blocks
             gradient = gradients[:dim].reshape((1, dim))
             gradient[:] = 0.0
-            for b in range(_end(job, s)):
-                _add_to(gradient[0], 1.0, job.slopes[b])
-            bad += _update(update.rule, _WHOLE, gradient, update.intercept, numbers, update.limit)
+            for b in range(end - begin):
+                _add_to(gradient[0], 1.0, room.slopes[b])
+            bad += _update(
+                update.rule, update.row, gradient, update.intercept, numbers, update.limit
+            )
         if bad > 0:  # all write the same
             job.trouble[0] = 1
         meetings += 1
         meet(arrived, workers, meetings)
-
-
-@njit_bare
-def _copy(into: Rows, row: Rows) -> None:
-    for i in range(len(into)):
-        into[i] = row[i]
 
 
 @njit_bare
@@ -438,131 +501,142 @@ def _add_to(total: Rows, factor: float, row: Rows) -> None:
 
 
 @njit_bare
-def _gather(job: _Job, rows: Rows, s: int, j: int) -> None:
+def _gather(ids: IntArray, rows: Rows, normalize: bool, block: Rows, norms: FloatArray) -> None:
     """Copy the vectors of a block of classes."""
-    low, high = j * job.width, min((j + 1) * job.width, job.num_classes[s])
-    for k in range(low, high):
-        if k + _AHEAD < high:
-            prefetch_row(rows, job.classes[s, k + _AHEAD])
-        _copy(job.block[k], rows[job.classes[s, k]])
-    if job.loss.normalize:
-        divide_by_norms(job.block[low:high], job.block_norms[low:high])
+    for k in range(len(ids)):
+        if k + _AHEAD < len(ids):
+            prefetch_row(rows, ids[k + _AHEAD])
+        copy_row(block[k], rows[ids[k]])
+    if normalize:
+        divide_by_norms(block, norms)
 
 
 @njit_bare
-def _embed(job: _Job, update: _Update, s: int, e: int) -> None:
-    """Write the contexts of a block of examples."""
-    low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
-    tau = job.z.dtype.type(job.loss.tau)
-    bounds = job.bounds[s * job.size + low : s * job.size + high + 1]
-    weighted_rows(bounds, job.columns, job.values, update.inputs.rows, job.contexts[low:high])
-    for b in range(low, high):
-        _add_to(job.contexts[b], 1.0, update.intercept.rows[0])
-    if job.loss.normalize:
-        divide_by_norms(job.contexts[low:high], job.norms[low:high])
-    for b in range(low, high):
-        for i in range(job.z.shape[1]):
-            job.z[b, i] = tau * job.contexts[b, i]
+def _embed(loss: _Loss, intercept: Rows, contexts: Rows, norms: FloatArray, z: Rows) -> None:
+    """Complete the contexts of a block of examples."""
+    tau = z.dtype.type(loss.tau)
+    for b in range(len(z)):
+        _add_to(contexts[b], 1.0, intercept)
+    if loss.normalize:
+        divide_by_norms(contexts, norms)
+    for b in range(len(z)):
+        for i in range(z.shape[1]):
+            z[b, i] = tau * contexts[b, i]
 
 
 @njit
-def _score(job: _Job, s: int, e: int, scores: Rows, product: Rows) -> None:
+def _score(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Rows) -> None:
     """Write the scores of a block of examples, of the draws of each one after another."""
-    low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
-    size, num = high - low, job.num_drawn[s]
-    for start in range(0, num, job.width):
-        stop = min(start + job.width, num)
-        part = product[: size * (stop - start)].reshape((size, stop - start))
-        np.dot(job.z[low:high], job.block[start:stop].T, part)
-        for b in range(size):
-            _copy(scores[b * num + start : b * num + stop], part[b])
-    for b in range(low, high):
-        for p in range(job.firsts[s * job.size + b], job.firsts[s * job.size + b + 1]):
-            own = row_dot(job.block, job.labels[p], job.z, b)
-            job.d_own[p] = own + job.loss.offset - job.label_logs[p]
+    for start in range(0, num, width):
+        stop = min(start + width, num)
+        part = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
+        np.dot(z, block[start:stop].T, part)
+        for b in range(len(z)):
+            copy_row(scores[b * num + start :], part[b])
+
+
+@njit_bare
+def _score_labels(loss: _Loss, pairs: _Pairs, block: Rows, z: Rows, first: int) -> None:
+    for b in range(len(z)):
+        for p in range(pairs.firsts[first + b], pairs.firsts[first + b + 1]):
+            own = row_dot(block, pairs.labels[p], z, b)
+            pairs.slopes[p] = own + loss.offset - pairs.logs[p]
 
 
 @njit_bare
 def _differentiate(
-    job: _Job, s: int, e: int, scores: Rows, row: FloatArray, halves: FloatArray
-) -> None:
-    """Write the losses of a block of examples, and their derivatives in all scores."""
-    low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
-    num, loss = job.num_drawn[s], job.loss
-    offset = scores.dtype.type(loss.offset)
-    merges = loss.kind != _LOGISTIC and not loss.keeps_own and not loss.keeps_others
-    for b in range(low, high):
-        example, draws = s * job.size + b, scores[(b - low) * num : (b - low + 1) * num]
-        for k in range(num):
-            draws[k] += offset - job.logs[s, k]
-        if merges:
-            _of_merged(job, example, draws, row)
-        else:
-            _of_rows(job, s, example, draws, row, halves)
-        factor = job.factors[example]
-        scale = scores.dtype.type(factor)
-        for p in range(job.firsts[example], job.firsts[example + 1]):
-            job.d_own[p] *= factor
-        for start in range(0, num, job.width):
-            wide = min(job.width, num - start)
-            out = job.d_drawn[e, start // job.width]
-            for k in range(wide):
-                out[(b - low) * wide + k] = scale * draws[start + k]
+    loss: _Loss,
+    logs: Rows,
+    times: FloatArray,
+    pairs: _Pairs,
+    example: int,
+    draws: Rows,
+    row: FloatArray,
+    halves: FloatArray,
+) -> float:
+    """Turn scores of an example's draws, and of its labels, into derivatives; return its loss."""
+    offset = draws.dtype.type(loss.offset)
+    for k in range(len(draws)):
+        draws[k] += offset - logs[k]
+    if loss.kind != _LOGISTIC and not loss.keeps_own and not loss.keeps_others:
+        return _of_merged(loss, pairs, example, draws, row)
+    return _of_rows(loss, times, pairs, example, draws, row, halves)
 
 
 @njit_bare
-def _of_merged(job: _Job, example: int, draws: Rows, row: FloatArray) -> None:
+def _spread(
+    pairs: _Pairs, example: int, factor: float, draws: Rows, width: int, b: int, d_drawn: Rows
+) -> None:
+    """Weigh the derivatives of an example, and put those of its draws where blocks find them."""
+    for p in range(pairs.firsts[example], pairs.firsts[example + 1]):
+        pairs.slopes[p] *= factor
+    scale = draws.dtype.type(factor)
+    for start in range(0, len(draws), width):
+        wide = min(width, len(draws) - start)
+        out = d_drawn[start // width]
+        for k in range(wide):
+            out[b * wide + k] = scale * draws[start + k]
+
+
+@njit_bare
+def _of_merged(loss: _Loss, pairs: _Pairs, example: int, draws: Rows, row: FloatArray) -> float:
     """Turn logits of labels and draws into derivatives, where no draw of a label has weight.
 
     One logit then stands for all draws.
     """
-    first, last = job.firsts[example], job.firsts[example + 1]
+    first, last = pairs.firsts[example], pairs.firsts[example + 1]
     for p in range(first, last):
-        if job.labels[p] < len(draws):
-            draws[job.labels[p]] = -np.inf
+        if pairs.labels[p] < len(draws):
+            draws[pairs.labels[p]] = -np.inf
     merge_exponentials(draws.reshape((1, len(draws))), row[:1])
     merged, slope, lost = row[0], 0.0, 0.0
     pair = row[1:3].reshape((1, 2))
     for p in range(first, last):
-        pair[0, 0], pair[0, 1] = job.d_own[p], merged
-        lost += job.shares[p] * _terms(job.loss, pair, row[:1])
-        job.d_own[p] = job.shares[p] * pair[0, 0]
-        slope += job.shares[p] * pair[0, 1]
-    job.losses[example] = lost
+        pair[0, 0], pair[0, 1] = pairs.slopes[p], merged
+        lost += pairs.shares[p] * _terms(loss, pair, row[:1])
+        pairs.slopes[p] = pairs.shares[p] * pair[0, 0]
+        slope += pairs.shares[p] * pair[0, 1]
     typed = draws.dtype.type(slope)
     for k in range(len(draws)):
         draws[k] *= typed
+    return lost
 
 
 @njit_bare
 def _of_rows(
-    job: _Job, s: int, example: int, draws: Rows, row: FloatArray, halves: FloatArray
-) -> None:
+    loss: _Loss,
+    times: FloatArray,
+    pairs: _Pairs,
+    example: int,
+    draws: Rows,
+    row: FloatArray,
+    halves: FloatArray,
+) -> float:
     """Do as `_of_merged` with a row of all draws for each label."""
-    loss, num, lost = job.loss, len(draws), 0.0
-    first, last = job.firsts[example], job.firsts[example + 1]
+    num, lost = len(draws), 0.0
+    first, last = pairs.firsts[example], pairs.firsts[example + 1]
     logits = halves[2 + 2 * num : 2 + 3 * num]
     for k in range(num):
         logits[k], draws[k] = draws[k], 0.0
     logits_of_pair = row[1 : 2 + num]
     for p in range(first, last):
-        logits_of_pair[0] = job.d_own[p]
+        logits_of_pair[0] = pairs.slopes[p]
         for k in range(num):
             later = loss.once and p > first
             logits_of_pair[1 + k] = -np.inf if later else logits[k]
         for other in range(first, last):
             kept = loss.keeps_own if other == p else loss.keeps_others
-            if not kept and job.labels[other] < num:
-                logits_of_pair[1 + job.labels[other]] = -np.inf
+            if not kept and pairs.labels[other] < num:
+                logits_of_pair[1 + pairs.labels[other]] = -np.inf
         if loss.kind == _LOGISTIC:
-            value = _weighted_logistic(logits_of_pair, job.times[s], halves)
+            value = _weighted_logistic(logits_of_pair, times, halves)
         else:
             value = _terms(loss, logits_of_pair.reshape((1, 1 + num)), row[:1])
-        lost += job.shares[p] * value
-        job.d_own[p] = job.shares[p] * logits_of_pair[0]
+        lost += pairs.shares[p] * value
+        pairs.slopes[p] = pairs.shares[p] * logits_of_pair[0]
         for k in range(num):
-            draws[k] += job.shares[p] * logits_of_pair[1 + k]
-    job.losses[example] = lost
+            draws[k] += pairs.shares[p] * logits_of_pair[1 + k]
+    return lost
 
 
 @njit_bare
@@ -590,57 +664,57 @@ def _weighted_logistic(row: FloatArray, times: FloatArray, halves: FloatArray) -
 
 
 @njit
-def _go_back(job: _Job, s: int, e: int, product: Rows) -> None:
-    """Write the derivatives in the embedded inputs of a block of examples."""
-    low, high = e * _EXAMPLES, min((e + 1) * _EXAMPLES, _end(job, s))
-    size, num, slopes = high - low, job.num_drawn[s], job.slopes[low:high]
-    part = product[: size * slopes.shape[1]].reshape(slopes.shape)
-    tau = slopes.dtype.type(job.loss.tau)
+def _go_back(d_drawn: Rows, block: Rows, num: int, width: int, slopes: Rows, product: Rows) -> None:
+    """Write what draws bring to the derivatives in a block of contexts times tau."""
+    part = product[: slopes.size].reshape(slopes.shape)
     slopes[:] = 0.0
-    for start in range(0, num, job.width):
-        wide = min(job.width, num - start)
-        d_scores = job.d_drawn[e, start // job.width][: size * wide].reshape((size, wide))
-        np.dot(d_scores, job.block[start : start + wide], part)
-        for b in range(size):
+    for start in range(0, num, width):
+        wide = min(width, num - start)
+        d_scores = d_drawn[start // width][: len(slopes) * wide].reshape((len(slopes), wide))
+        np.dot(d_scores, block[start : start + wide], part)
+        for b in range(len(slopes)):
             _add_to(slopes[b], 1.0, part[b])
-    for b in range(low, high):
-        for p in range(job.firsts[s * job.size + b], job.firsts[s * job.size + b + 1]):
-            _add_to(job.slopes[b], job.d_own[p], job.block[job.labels[p]])
+
+
+@njit_bare
+def _go_back_labels(loss: _Loss, pairs: _Pairs, block: Rows, first: int, slopes: Rows) -> None:
+    """Add what labels bring, and go on to derivatives in contexts."""
+    tau = slopes.dtype.type(loss.tau)
+    for b in range(len(slopes)):
+        for p in range(pairs.firsts[first + b], pairs.firsts[first + b + 1]):
+            _add_to(slopes[b], pairs.slopes[p], block[pairs.labels[p]])
         for i in range(slopes.shape[1]):
-            job.slopes[b, i] *= tau
-    if job.loss.normalize:
-        unit_gradient(slopes, job.contexts[low:high], job.norms[low:high])
+            slopes[b, i] *= tau
 
 
 @njit
-def _of_classes(job: _Job, s: int, j: int, gradients: Rows, product: Rows) -> tuple[IntArray, Rows]:
-    """Return the classes of a block, and the gradient in their vectors."""
-    low, high = j * job.width, min((j + 1) * job.width, job.num_classes[s])
-    dim, wide = job.z.shape[1], max(min(high, job.num_drawn[s]) - low, 0)
-    gradient = gradients[: (high - low) * dim].reshape((high - low, dim))
+def _of_draws(d_drawn: Rows, j: int, z: Rows, num: int, gradient: Rows, product: Rows) -> None:
+    """Write the gradient in the vectors of a block of classes, of which the first are drawn."""
     gradient[:] = 0.0
-    for start in range(0, _end(job, s) if wide else 0, _EXAMPLES):
-        stop = min(start + _EXAMPLES, _end(job, s))
-        d_scores = job.d_drawn[start // _EXAMPLES, j][: (stop - start) * wide]
-        part = product[: wide * dim].reshape((wide, dim))
-        np.dot(d_scores.reshape((stop - start, wide)).T, job.z[start:stop], part)
-        for k in range(wide):
-            _add_to(gradient[k], 1.0, part[k])
-    pairs = job.by_place[job.firsts[s * job.size] : job.firsts[s * job.size + _end(job, s)]]
-    i, stop = 0, len(pairs)
+    if num > 0:
+        part = product[: num * z.shape[1]].reshape((num, z.shape[1]))
+        for start in range(0, len(z), _EXAMPLES):
+            stop = min(start + _EXAMPLES, len(z))
+            d_scores = d_drawn[start // _EXAMPLES, j][: (stop - start) * num]
+            np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], part)
+            for k in range(num):
+                _add_to(gradient[k], 1.0, part[k])
+
+
+@njit_bare
+def _of_labels(pairs: _Pairs, i: int, stop: int, first: int, z: Rows, gradient: Rows) -> None:
+    """Add what the labels of the pairs [i, stop) bring to those of the classes from `first` on."""
+    end = stop
     while i < stop:  # a search for the first label of the block
         middle = (i + stop) // 2
-        if job.labels[pairs[middle]] < low:
+        if pairs.labels[pairs.by_place[middle]] < first:
             i = middle + 1
         else:
             stop = middle
-    while i < len(pairs) and job.labels[pairs[i]] < high:
-        p = pairs[i]
-        _add_to(gradient[job.labels[p] - low], job.d_own[p], job.z[job.pair_owners[p]])
+    while i < end and pairs.labels[pairs.by_place[i]] < first + len(gradient):
+        p = pairs.by_place[i]
+        _add_to(gradient[pairs.labels[p] - first], pairs.slopes[p], z[pairs.owners[p]])
         i += 1
-    if job.loss.normalize:
-        unit_gradient(gradient, job.block[low:high], job.block_norms[low:high])
-    return job.classes[s, low:high], gradient
 
 
 @njit_bare
