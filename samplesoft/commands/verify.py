@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from samplesoft._jit import COMPILES, num_threads
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
+from samplesoft.bias.laplace import sums_at_nodes
 from samplesoft.commands.options import (
     Options,
     add_fields,
@@ -38,6 +45,16 @@ _TAU: Options = {
         {"type": positive_float},
     ),
 }
+# Those kernels of `verify` that take longest to compile, and that it has need of last.
+_REHEARSAL = """
+import sys, numpy as np
+from samplesoft import monte_carlo_bias
+from samplesoft.bias.laplace import Points, atom_integrals, node_sums
+x, points = np.zeros(1), Points(*np.ones((10, 2)))
+node_sums(x, points, np.ones(2), tilted=False)
+atom_integrals(x, np.ones((1, 6)), None, points, 0.0)
+monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.argv[1])
+"""
 
 
 def _checked() -> Options:
@@ -99,6 +116,32 @@ def run(options: argparse.Namespace) -> int:
     1 if not.
     """
     _check_options(options)
+    with _compiling_ahead(options.scheme):
+        return _run(options)
+
+
+@contextmanager
+def _compiling_ahead(scheme: str) -> Iterator[None]:
+    """Let another process compile kernels of `verify` while this one reads and has its own.
+
+    Only where they are not in Numba's cache on disk, through which they come back.
+    """
+    cache = None
+    if COMPILES:
+        kernel: Any = sums_at_nodes
+        cache = Path(kernel.stats.cache_path or "")
+    if cache is None or num_threads() < 2 or any(cache.glob("*.sums_at_nodes-*.nbi")):
+        yield
+        return
+    command = sys.executable, "-c", _REHEARSAL, scheme
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+        try:
+            yield
+        finally:
+            other.kill()
+
+
+def _run(options: argparse.Namespace) -> int:
     source = load_source(options)
     show_part(f"input: {source.title}, {source.logits.shape[1]:,} classes")
     vectors = source.embeddings

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import samplesoft
+import samplesoft.commands.verify as verify_command
+from samplesoft._jit import COMPILES
 from samplesoft.bias.exact import exact_bias_of
 from samplesoft.cli import main
 from samplesoft.samplers import SAMPLERS
@@ -278,3 +282,48 @@ def test_interrupt_and_errors_of_the_system(monkeypatch, capsys):
     monkeypatch.setattr("samplesoft.commands.verify.run", fails)
     assert main(["verify"]) == 2
     assert "error: 'absent/file': No such file or directory; check the" in capsys.readouterr().err
+
+
+_AFTER_REHEARSAL = """
+from samplesoft.bias import laplace, monte_carlo
+from samplesoft.verification.verify import verify
+kernels = laplace.sums_at_nodes, laplace._add_atom_integrals, monte_carlo._run_block
+before = [str(kernel.signatures) for kernel in kernels]
+c = np.random.default_rng(0).normal(size=(5000, 3))
+logits, vectors = c.sum(axis=1)[None], {"h": np.ones((1, 3)), "class_embeddings": c}
+verify(logits, [1], {"q": np.full(5000, 1 / 5000)}, 10, num_trials=50, **vectors)
+assert before == [str(kernel.signatures) for kernel in kernels] and all(before), before
+"""
+
+
+@pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
+def test_the_rehearsal_of_verify_compiles_what_it_needs():
+    code = verify_command._REHEARSAL + _AFTER_REHEARSAL
+    command = [sys.executable, "-c", code, "negatives"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_another_process_compiles_only_what_is_not_known(is_known, tmp_path, monkeypatch):
+    started = []
+
+    class Process(contextlib.nullcontext):
+        def __init__(self, command, **_):
+            super().__init__(self)
+            started.append(command)
+
+        def kill(self):
+            started.append("killed")
+
+    stats = SimpleNamespace(cache_path=str(tmp_path))
+    monkeypatch.setattr(verify_command, "sums_at_nodes", SimpleNamespace(stats=stats))
+    monkeypatch.setattr(verify_command, "num_threads", lambda: 2)
+    monkeypatch.setattr(verify_command.subprocess, "Popen", Process)
+    if is_known:
+        (tmp_path / "laplace.sums_at_nodes-1.py311.nbi").write_bytes(b"")
+    with pytest.raises(KeyError), verify_command._compiling_ahead("masked"):
+        raise KeyError
+    assert is_known == (not started)
+    assert is_known or (started[0][-1], started[1]) == ("masked", "killed")
