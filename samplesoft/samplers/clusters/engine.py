@@ -10,7 +10,7 @@ import numpy as np
 
 from samplesoft._device.arrays import HostArrays
 from samplesoft._device.select import to_host
-from samplesoft._jit import chunks
+from samplesoft._jit import chunks, num_threads
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.products import whole_eights
@@ -29,8 +29,7 @@ from samplesoft.samplers.k_means import require_distances
 
 _TOP = -1  # the cell over all, and its level
 _DRAWS = 1 << 20  # that are held at a time, by a thread
-_FEWEST = 64  # contexts of a part, and into how many a large batch is divided
-_PARTS = 4
+_FEWEST = 64  # contexts of a part
 _TOGETHER = 16  # visits, see `step`
 _CELLS = 256  # that a task of a thread sums up, at least
 _TASKS = 16  # or so for a long loop
@@ -230,8 +229,8 @@ class HostClusters:
 
     def _contexts_at_a_time(self, k: int, batch: int) -> int:
         """Return how many contexts, with k classes each, go down together."""
-        # those that meet in a leaf share the reading of it, but each thread should have some
-        return max(1, min(_DRAWS // k, max(_FEWEST, batch // _PARTS)))
+        # those that meet in a leaf share the reading of it: as few parts as there are threads
+        return max(1, min(_DRAWS // k, max(_FEWEST, -(-batch // num_threads()))))
 
     def _without(self, queries: Rows, exclude: IntArray) -> Contexts:
         """Return contexts with what is left out for each."""
