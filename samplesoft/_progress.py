@@ -29,7 +29,19 @@ def progress_bar(wanted: bool, *, each: bool = False, **options: Any) -> Any:
 
     # tqdm would fail at the first write
     possible = wanted and sys.stderr is not None  # None if it was closed at the start
-    return tqdm(leave=False, disable=not possible, **options)
+    bar = tqdm(leave=False, disable=not possible, **options)
+    if possible:
+        threading.Thread(target=_tick, args=(bar,), daemon=True).start()
+    return bar
+
+
+def _tick(bar: Any) -> None:
+    """Let the clock of a bar go on in the middle of a step."""
+    while not bar.disable:
+        time.sleep(_FIRST)
+        with bar.get_lock():  # a bar that is closed meanwhile must not come back
+            if not bar.disable:
+                bar.refresh(nolock=True)
 
 
 def progress_phase(wanted: bool, what: str) -> Any:

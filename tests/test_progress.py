@@ -1,5 +1,6 @@
-"""Lines of progress where stderr is no terminal."""
+"""Progress on stderr: lines, and on a terminal a bar."""
 
+import io
 import re
 import sys
 import time
@@ -42,6 +43,19 @@ def test_a_line_comes_while_the_work_stands_still(soon, capsys):
     assert 2 <= len(found) <= 4  # after 20, 120 and 220 ms
     time.sleep(0.1)
     assert not lines(capsys)
+
+
+def test_the_clock_of_a_bar_goes_on_while_the_work_stands_still(soon, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar(True, desc="fit", total=5, unit="round"):
+        shown = terminal.tell()
+        time.sleep(0.2)
+        assert terminal.tell() > shown
+    closed = terminal.tell()
+    time.sleep(0.1)
+    assert terminal.tell() == closed
 
 
 def test_quick_work_and_work_that_is_not_to_be_shown_have_no_lines(soon, capsys):
