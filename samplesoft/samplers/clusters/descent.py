@@ -85,8 +85,7 @@ class Room(NamedTuple):
 
 @njit_inline
 def score(
-    cells: Real,
-    rows: Real,
+    children: Real,
     log_sizes: Real,
     is_leaf: bool,
     first: int,
@@ -101,32 +100,12 @@ def score(
 
     Those for an `other` query that is not -1 go to the next row.
     """
-    multiply_children(cells, rows, is_leaf, first, last, queries, b, other, logits, row)
+    products(children, first, last, queries, b, other, logits, row)
     if not is_leaf:
         sizes = log_sizes[first:last]
         for r in range(row, row + 1 if other < 0 else row + 2):
             for i in range(lane(), last - first, num_lanes()):
                 logits[r, i] += sizes[i]
-
-
-@njit_inline
-def multiply_children(
-    cells: Real,
-    rows: Real,
-    is_leaf: bool,
-    first: int,
-    last: int,
-    queries: Real,
-    b: int,
-    other: int,
-    logits: Real,
-    row: int,
-) -> None:
-    """Write the inner products of query b and children [first, last) to a row of `logits`."""
-    if is_leaf:
-        products(rows, first, last, queries, b, other, logits, row)
-    else:
-        products(cells, first, last, queries, b, other, logits, row)
 
 
 @njit_inline
@@ -168,7 +147,8 @@ def exclude_classes(tree: Cells, contexts: Contexts, room: Room) -> None:
         for level in range(depth - 1, -1, -1):
             first, last = ranges[path[b, level], 0], ranges[path[b, level], 1]
             is_leaf = level == depth - 1
-            score(cells, rows, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
+            children = rows if is_leaf else cells
+            score(children, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
             # all of the cell, then without the class: the ratio is what it keeps
             before, top = weigh(logits, weights, row, last - first)
             place = path[b, level + 1] - first
@@ -214,6 +194,7 @@ def step(
     u, at, shares, log_q = paths
     logits, weights, sums = room
     is_leaf, are_known = level == len(levels) - 2, known.size > 0
+    children = rows if is_leaf else cells
     # several visits at a time: the processor works on the next while one waits for its numbers
     together = len(logits) if num_workers() == 1 else 1
     for v in range(worker() * together, len(visits), num_workers() * together):
@@ -230,7 +211,7 @@ def step(
             if i + 1 < end and at[visits[i + 1, 0], visits[i + 1, 1]] == cell:
                 other = visits[i + 1, 0]
             first, last = ranges[cell, 0], ranges[cell, 1]
-            score(cells, rows, log_sizes, is_leaf, first, last, queries, b, other, logits, row)
+            score(children, log_sizes, is_leaf, first, last, queries, b, other, logits, row)
             i += 1 if other < 0 else 2
         for i in range(v, end):
             b, row = visits[i, 0], worker() + i - v
@@ -271,18 +252,14 @@ def step(
 
 @njit_bare
 def sum_up(
-    children: Real,
-    sizes: IntArray,
-    ranges: IntArray,
-    which: IntArray,
-    cells: Real,
-    sums: FloatArray,
+    tree: Cells, children: Real, sizes: IntArray, which: IntArray, sums: FloatArray
 ) -> None:
     """Write the means and the variances of cells `which` (k,) over the children in their ranges.
 
     These are cells, each of which counts by its size and adds the variance within it, by the law of
     total variance; or classes (n, d), and `sizes` is empty. Each worker has two rows of `sums`.
     """
+    cells, ranges = tree.cells, tree.ranges
     dim, are_classes = cells.shape[1] // 2, len(sizes) == 0
     for i in range(worker(), len(which), num_workers()):
         cell, mean, square = which[i], sums[2 * worker()], sums[2 * worker() + 1]

@@ -82,25 +82,24 @@ class HostClusters:
         n, dim = rows.shape
         self._largest = float(np.abs(rows).max())
         require_distances(self._largest, rows.dtype)
-        partition = make_partition(rows, self._leaf_size, self._key, progress)
+        order, starts = make_partition(rows, self._leaf_size, self._key, progress)
         small = np.int32 if n < 2**31 else np.int64
-        self._order = partition.order.astype(small)
+        self._order = order.astype(small)
         self._places = np.empty(n, small)
         # the inverse: where each class stands among the leaves
         self._places[self._order] = np.arange(n)
-        self._levels = levels = np.cumsum([0, *map(len, partition.starts)])
-        firsts = np.concatenate(partition.starts)
-        ends = np.concatenate([[*starts[1:], n] for starts in partition.starts])
+        self._levels = levels = np.cumsum([0, *map(len, starts)])
+        firsts = np.concatenate(starts)
+        ends = np.concatenate([[*each[1:], n] for each in starts])
         ranges = np.stack([firsts, ends], axis=1)  # of classes, and below the top of cells
         self._parents = np.full(len(firsts), -1)
         # children of a cell stand side by side, so a range of them says where they are
         for above, here, below in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
-            starts = firsts[here:below]
-            children = here + np.searchsorted(starts, ranges[above:here])
+            children = here + np.searchsorted(firsts[here:below], ranges[above:here])
             counts = np.diff(children, axis=1)[:, 0]
             self._parents[here:below] = np.repeat(np.arange(above, here), counts)
             ranges[above:here] = children
-        self._sizes, self._leaf_starts = ends - firsts, partition.starts[-1]
+        self._sizes, self._leaf_starts = ends - firsts, starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
         self._width = whole_eights(widest)
@@ -118,7 +117,7 @@ class HostClusters:
         def sum_up_some(part: slice) -> None:
             num, some = part.stop - part.start, arrays.placed(which[part])
             room = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
-            arrays.run(sum_up, num, children, sizes, tree.ranges, some, tree.cells, room)
+            arrays.run(sum_up, num, tree, children, sizes, some, room)
 
         # up to the top, level by level; cells of a level come together and rise
         while len(which):

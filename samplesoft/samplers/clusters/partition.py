@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,27 +17,16 @@ _LARGEST = 4  # times the mean size of the cells in a cell
 _FEW = 32  # leaves in a cell that needs no cells between
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Classes in the order of their leaves, and where the cells of each level begin in it.
-
-    Parameters
-    ----------
-    order : ndarray of int, shape (n,)
-        The classes, those of a leaf side by side.
-    starts : list of ndarray
-        For each level from the top, where its cells begin in `order`.
-    """
-
-    order: IntArray
-    starts: list[IntArray]
-
-
-def make_partition(rows: Rows, leaf_size: int, key: np.uint64, progress: bool) -> Partition:
+def make_partition(
+    rows: Rows, leaf_size: int, key: np.uint64, progress: bool
+) -> tuple[IntArray, list[IntArray]]:
     """Divide classes with vectors (n, d) into leaves of about `leaf_size`, at most 4 times that.
 
     Half the cells at the top are single classes, those farthest from the centers of the others:
     two cumulants of a cell do not show a class that is unlike the rest, such as a frequent word.
+
+    Returns the classes (n,), those of a leaf side by side, and for each level from the top where
+    its cells begin among them.
     """
     parts, starts = [np.arange(len(rows))], list[IntArray]()
     for level, wanted in enumerate(_levels(len(rows), leaf_size)):
@@ -56,7 +44,7 @@ def make_partition(rows: Rows, leaf_size: int, key: np.uint64, progress: bool) -
         # only at the top: below it cells are small, and a class unlike the rest has left them
         parts = cells if starts or len(cells) == 1 else _set_apart(rows, cells)
         starts.append(np.cumsum([0, *map(len, parts[:-1])]))
-    return Partition(np.concatenate(parts), starts)
+    return np.concatenate(parts), starts
 
 
 def _levels(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
