@@ -251,9 +251,7 @@ def step(
 
 
 @njit_bare
-def sum_up(
-    tree: Cells, children: Real, sizes: IntArray, which: IntArray, sums: FloatArray
-) -> None:
+def sum_up(tree: Cells, children: Real, sizes: IntArray, which: IntArray, sums: FloatArray) -> None:
     """Write the means and the variances of cells `which` (k,) over the children in their ranges.
 
     These are cells, each of which counts by its size and adds the variance within it, by the law of

@@ -42,7 +42,7 @@ class HostClusters:
     the processor in both cases, and contexts are checked there, for the same messages.
     """
 
-    _arrays: Any = HostArrays
+    _arrays: type[HostArrays] = HostArrays
 
     def __init__(
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
@@ -64,8 +64,7 @@ class HostClusters:
     def rows(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
         places: Any = self._places if ids is None else self._places[to_host(ids)]
-        rows: Rows = self._arrays.take_rows(self._tree.rows, places)
-        return rows
+        return self._arrays.take_rows(self._tree.rows, places)
 
     def spread(self) -> float:
         """Return the mean squared distance of a class vector to the mean of its leaf."""
