@@ -250,56 +250,31 @@ def _keep_best(
                 if not (0.0 < norms[j] < np.inf):  # so that NaN is refused too
                     return start + j
             vectors, norms[:count] = unit, 1.0
-        bad = _search(task, vectors, norms, start, begin, stop, buffer, best, ids)
-        if bad >= 0:
-            return bad
-    return -1
-
-
-@njit
-def _search(
-    task: _Task,
-    rows: Rows,
-    norms: FloatArray,
-    first: int,
-    begin: int,
-    stop: int,
-    buffer: Rows,
-    best: Rows,
-    ids: IntArray,
-) -> int:
-    """Search classes from `first` on, of vectors `rows` (r, d), a tile's contexts at a time.
-
-    Scores of a few contexts are divided by `norms`; for others the vectors have been. Returns the
-    first class whose vector is not finite, or -1.
-    """
-    num = len(rows)
-    for start in range(begin, stop, task.height):
-        contexts = task.z[start : min(start + task.height, stop)]
-        if len(contexts) <= _FEW_CONTEXTS:
-            stride, scores = task.width, buffer.reshape((task.height, task.width))
-            _multiply_few(contexts, rows, scores)
-            if task.normalize:
-                for i in range(len(contexts)):
-                    for j in range(num):
-                        scores[i, j] /= norms[j]
-        else:
-            stride, scores = num, buffer[: len(contexts) * num].reshape((len(contexts), num))
-            np.dot(contexts, rows.T, scores)
-        # a vector that is not finite has no finite score, so that others need no look of their own
-        if start == begin and not _is_finite(buffer[:num]):
-            for j in range(num):
-                if not _is_finite(rows[j]):
-                    return first + j
-        for i in range(len(contexts)):
-            b, of_context = start + i, buffer[i * stride : i * stride + num]
-            if len(task.offsets) > 0:
-                of_context += task.offsets[first : first + num]
-            if task.absolute:
-                np.abs(of_context, of_context)
-            if _some_above(of_context, best[b, 0]):
-                unwanted = task.unwanted[task.starts[b] : task.starts[b + 1]]
-                _let_in(of_context, first, unwanted, task.absent, best[b], ids[b])
+        for low in range(begin, stop, task.height):
+            contexts = task.z[low : min(low + task.height, stop)]
+            if len(contexts) <= _FEW_CONTEXTS:
+                stride, scores = width, buffer.reshape((task.height, width))
+                _multiply_few(contexts, vectors, scores)
+                if task.normalize:  # by 1 where the vectors have been
+                    for i in range(len(contexts)):
+                        for j in range(count):
+                            scores[i, j] /= norms[j]
+            else:
+                stride, scores = count, buffer[: len(contexts) * count].reshape((-1, count))
+                np.dot(contexts, vectors.T, scores)
+            # a vector that is not finite has no finite score: others need no look of their own
+            if low == begin and not _is_finite(buffer[:count]):
+                for j in range(count):
+                    if not _is_finite(vectors[j]):
+                        return start + j
+            for i in range(len(contexts)):
+                b, of_context = low + i, buffer[i * stride : i * stride + count]
+                if len(task.offsets) > 0:
+                    of_context += task.offsets[start : start + count]
+                if task.absolute:
+                    np.abs(of_context, of_context)
+                if _some_above(of_context, best[b, 0]):
+                    _let_in(task, b, start, of_context, best[b], ids[b])
     return -1
 
 
@@ -348,14 +323,9 @@ def _some_above(scores: Rows, bound: float) -> bool:
 
 
 @njit
-def _let_in(
-    scores: Rows,
-    first: int,
-    unwanted: IntArray,
-    absent: NDArray[np.bool_],
-    best: Rows,
-    ids: IntArray,
-) -> None:
+def _let_in(task: _Task, b: int, first: int, scores: Rows, best: Rows, ids: IntArray) -> None:
+    """Let those of the classes from `first` on that are wanted into the k best of context b."""
+    unwanted, absent = task.unwanted[task.starts[b] : task.starts[b + 1]], task.absent
     for j in range(len(scores)):
         if not (scores[j] <= best[0]):
             class_id = first + j
