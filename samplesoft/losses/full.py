@@ -121,12 +121,8 @@ class FullSoftmaxLoss(Loss):
 
     def _backward(self, batch: Batch, saved: _Saved, weights: FloatArray) -> Gradients:
         factor = (weights * saved.scale).astype(batch.z.dtype)
-
-        def derivatives(scores: Rows) -> None:
-            probabilities(scores, saved.top, factor)
-
         d_labels = saved.d_labels * batch.targets.rows(weights)
-        return gradients_by_blocks(self, batch, derivatives, d_labels)
+        return gradients_by_blocks(self, batch, d_labels, probabilities, saved.top, factor)
 
 
 class _Saved(NamedTuple):
@@ -203,12 +199,13 @@ def other_scores(loss: Loss, batch: Batch, excluded: LabelPlaces) -> Iterator[Ro
 
 
 def gradients_by_blocks(
-    loss: Loss, batch: Batch, derivatives: Callable[[Rows], None], d_labels: FloatArray
+    loss: Loss, batch: Batch, d_labels: FloatArray, derivatives: Callable[..., None], *more: Rows
 ) -> Gradients:
     """Return gradients from the derivatives of a loss in all scores.
 
     `derivatives` writes them over scores (r, B) of a block, or their absolute values, where they
-    are right but for pairs of example and label, whose derivatives are `d_labels` (P,).
+    are right but for pairs of example and label, whose derivatives are `d_labels` (P,). It takes
+    `more` after the scores.
     """
     z, n = batch.z, len(batch.class_embeddings)
     labels = LabelPlaces(batch.targets)
@@ -219,10 +216,10 @@ def gradients_by_blocks(
         if loss.absolute:  # with |o| for o, a derivative has the sign of its score
             # of one byte each, for a block of floats would be a block more of memory
             signs = (scores > 0.0).view(np.int8) - (scores < 0.0).view(np.int8)
-            derivatives(np.abs(scores, out=scores))
+            derivatives(np.abs(scores, out=scores), *more)
             scores *= signs
         else:
-            derivatives(scores)
+            derivatives(scores, *more)
         pairs, classes, examples = labels.of(part)
         scores[classes, examples] = d_labels[pairs]  # labels have more than a share of the sum
         dz += product(scores.T, block.rows)

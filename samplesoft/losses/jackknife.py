@@ -101,7 +101,10 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
         weigh(weights)
         own, drawn = weights[0], total(weights[1:])
         mass = own + drawn
-        heavy = _heaviest(weights, 0.5 * mass)
+        heavy = 0  # or the draw that carries more than half
+        for k in range(1, 1 + m):
+            if weights[k] > 0.5 * mass:
+                heavy = k
         # x_i = S_i / S - 1 from W - m w_i, and not from S_i and S, which are nearly equal
         unit = 1.0 / ((m - 1) * mass)
         for k in range(m):
@@ -128,15 +131,6 @@ def jackknife_terms(logits: FloatArray, losses: FloatArray) -> None:
                     row[k] += weights[k] * scale - rest[k] * (m - 1) / m
         # a shift of all logits leaves the loss as it is: its slopes add up to 0
         row[0] = -total(row[1:])
-
-
-@njit
-def _heaviest(weights: FloatArray, bound: float) -> int:
-    """Return the place of the draw whose weight is above `bound`, or 0."""
-    for k in range(1, len(weights)):
-        if weights[k] > bound:
-            return k
-    return 0
 
 
 @njit

@@ -217,11 +217,8 @@ class FullLogisticLoss(Loss):
         return lost, -missed * signs  # derivatives in the scores of the labels
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
-        def derivatives(scores: Floats) -> None:
-            sigmoids(scores, weights)
-
         d_labels = saved * batch.targets.rows(weights)
-        return gradients_by_blocks(self, batch, derivatives, d_labels)
+        return gradients_by_blocks(self, batch, d_labels, sigmoids, weights)
 
 
 @njit

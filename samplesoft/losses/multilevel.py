@@ -166,11 +166,7 @@ class MultilevelLoss(SampledLoss):
                 f"before all classes, got num_sampled={block}, num_draws={num}, chance={chance} "
                 f"and ids of shape {draw.ids.shape}; take it from {type(self).__name__}.draw."
             )
-
-        def terms(logits: FloatArray, losses: FloatArray) -> None:
-            multilevel_terms(logits, losses, block, num, 1.0 / chance)
-
-        return terms
+        return lambda logits, losses: multilevel_terms(logits, losses, block, num, 1.0 / chance)
 
 
 def _with_all(
