@@ -145,19 +145,6 @@ class HostArrays:
         return d_unit
 
     @classmethod
-    def norm_outside(
-        cls, rows: NDArray[Any], least: float, most: float
-    ) -> tuple[int, float] | None:
-        """Return the place and the norm of a row (N, d) whose norm is outside [least, most]."""
-        norms = np.sqrt(to_host(cls.squared_norms(rows)))
-        # the row that is farthest out makes the clearest message
-        worst = int(np.argmax(np.abs(norms - 0.5 * (least + most))))
-        if least <= norms[worst] <= most:
-            return None
-        # in float64, where its square is a number
-        return worst, float(np.linalg.norm(to_host(rows[worst : worst + 1]).astype(np.float64)))
-
-    @classmethod
     def largest_in_rows(cls, rows: NDArray[Any]) -> NDArray[Any]:
         """Return the largest absolute value in each row (N,), on the processor."""
         largest = cls.empty(rows.shape[0], rows.dtype)

@@ -108,17 +108,11 @@ def require_copyable(thing: Any, device: str) -> None:
 def _require_cuda() -> None:
     from samplesoft._cuda import cuda
 
-    if not cuda.is_available():
-        raise RuntimeError(
-            "`device` is 'cuda', but Numba finds no NVIDIA GPU that it can use "
-            f"({_why_not()}). Install NVIDIA's driver, and Numba's CUDA target with "
-            "pip install 'samplesoft[cuda12]' or 'samplesoft[cuda13]'; "
-            "or leave `device` at 'cpu'."
-        )
-
-
-def _why_not() -> str:
-    from samplesoft._cuda import cuda
-
-    reason = cuda.cuda_error()
-    return " ".join(str(reason).split()).split(". ")[0] if reason else "the compiler is missing"
+    if cuda.is_available():
+        return
+    why = " ".join(str(cuda.cuda_error() or "the compiler is missing").split()).split(". ")[0]
+    raise RuntimeError(
+        f"`device` is 'cuda', but Numba finds no NVIDIA GPU that it can use ({why}). Install "
+        "NVIDIA's driver, and Numba's CUDA target with pip install 'samplesoft[cuda12]' or "
+        "'samplesoft[cuda13]'; or leave `device` at 'cpu'."
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -159,12 +161,8 @@ class DenseSampler(Sampler):
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # vectors there are, or there would be nothing to update
-        self.class_embeddings = vectors = writable(self.class_embeddings)  # type: ignore[arg-type]
-
-        def commit() -> None:
-            vectors[ids] = rows
-
-        return commit
+        self.class_embeddings = writable(self.class_embeddings)  # type: ignore[arg-type]
+        return partial(setitem, self.class_embeddings, ids, rows)
 
 
 def invert(probs: FloatArray, uniforms: FloatArray) -> IntArray:

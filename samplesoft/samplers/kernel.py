@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device import ARRAYS
-from samplesoft._device.select import as_device, twin
+from samplesoft._device.select import as_device, to_host, twin
 from samplesoft._temperature import as_tau
-from samplesoft._validation import as_choice, as_count, as_flag, as_float_rows
+from samplesoft._validation import as_choice, as_flag, as_float_rows
 from samplesoft.feature_maps import (
     FeatureMap,
     PositiveRandomFeatures,
@@ -221,12 +221,7 @@ class PositiveSampler(KernelSampler):
         rows = twin(as_device(device), ARRAYS).float_rows("class_embeddings", class_embeddings)
         tau = as_tau(tau, unit_vectors=False)  # of the map too, which is drawn before the tree
         phi = PositiveRandomFeatures(
-            rows.shape[1],
-            as_count("num_features", num_features),
-            tau,
-            frequencies=frequencies,
-            rng=rng,
-            device=device,
+            rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
         )
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
         self.tau = tau  # of the kernel, whatever the leaf
@@ -318,10 +313,12 @@ class RFSoftmaxSampler(KernelSampler):
 
 
 def _require_unit(name: str, rows: Rows, device: str) -> None:
-    limits = 1.0 - UNIT_TOLERANCE, 1.0 + UNIT_TOLERANCE
-    outside = twin(device, ARRAYS).norm_outside(rows, *limits)
-    if outside is not None:
-        row, norm = outside
+    norms = np.sqrt(to_host(twin(device, ARRAYS).squared_norms(rows)))
+    # the row that is farthest out makes the clearest message
+    row = int(np.argmax(np.abs(norms - 1.0)))
+    if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:
+        # in float64, where its square is a number
+        norm = np.linalg.norm(to_host(rows[row : row + 1]).astype(np.float64))
         raise ValueError(
             f"rows of `{name}` must have norm 1, got {norm:.6g} at row {row}; divide each row by "
             "its norm."

@@ -261,12 +261,6 @@ def _mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
     return MixtureSampler(RFSoftmaxSampler(**options), UnigramSampler(counts, power=power))
 
 
-def _softmax_weights(logits: FloatArray, inputs: SamplerInputs) -> FloatArray:
-    # shifted, for a weight may underflow but none may overflow
-    weights: FloatArray = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return weights
-
-
 SAMPLERS: dict[str, SamplerSpec] = {
     "uniform": SamplerSpec(
         lambda inputs: UniformSampler(inputs.num_classes),
@@ -296,7 +290,8 @@ SAMPLERS: dict[str, SamplerSpec] = {
         SoftmaxSampler,
         "the softmax of all classes: no bias, at the price of all logits",
         "class_embeddings tau",
-        weights=_softmax_weights,
+        # shifted, for a weight may underflow but none may overflow
+        weights=lambda logits, inputs: np.exp(logits - logits.max(axis=1, keepdims=True)),
     ),
     # Blanc and Rendle (2018), section 3.3
     "quadratic": _of(

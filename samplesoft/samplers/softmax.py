@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from operator import setitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,12 +128,9 @@ class SoftmaxSampler(Sampler):
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         self._blocks = writable(self._blocks)
-
-        def commit() -> None:
-            # of a class named twice, NumPy keeps the last
-            self._blocks[ids // self.block_size, :, ids % self.block_size] = rows
-
-        return commit
+        # of a class named twice, NumPy keeps the last
+        places = ids // self.block_size, slice(None), ids % self.block_size
+        return partial(setitem, self._blocks, places, rows)
 
     def _first_pass(self, h: Rows, exclude: IntArray) -> _FirstPass:
         """Compute all logits of contexts (B, d), and keep the mass of each block."""

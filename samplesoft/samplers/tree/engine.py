@@ -65,7 +65,7 @@ class HostFeatures:
     A `FeatureMap` writes what it should, and need not check rows that have been checked.
     """
 
-    _arrays: Any = HostArrays
+    _arrays: type[HostArrays] = HostArrays
     _as_array: Callable[[Any], Any] = staticmethod(np.asarray)
 
     def __init__(self, transform: Callable[[Rows], NDArray[Any]], rows: Rows) -> None:
@@ -107,7 +107,7 @@ class HostTree:
 
     Features: Callable[..., Any] = HostFeatures
     Sums: Callable[..., Any] = TreeSums
-    _arrays: Any = HostArrays
+    _arrays: type[HostArrays] = HostArrays
 
     def __init__(
         self, rows: Rows, features: HostFeatures | None, rules: TreeRules, progress: bool = False
@@ -143,7 +143,8 @@ class HostTree:
 
     def rows(self, ids: Any) -> Rows:
         """Return a copy of the class vectors of some classes, or of all."""
-        return self._arrays.copied(self._rows) if ids is None else self._taken(ids)
+        rows, arrays = self._rows, self._arrays
+        return arrays.copied(rows) if ids is None else arrays.take_rows(rows, ids)
 
     def rebuild(self, progress: bool = False) -> None:
         """Sum the features of all classes again, where memory allows beside the old sums."""
@@ -161,7 +162,7 @@ class HostTree:
         """Return the sums of the features of `rows` (n, d), and the largest of each class (n,)."""
         num, size = self._rules.num_classes, self._rules.leaf_size
         sizes = np.empty(num, rows.dtype)
-        leaf_sums = self._empty((self._num_leaves, self._dim))
+        leaf_sums = self._arrays.empty((self._num_leaves, self._dim), rows.dtype)
         parts = self._leaf_chunks(self._num_leaves)
         with progress_bar(
             progress, total=len(parts), unit="block", desc="building the tree"
@@ -256,7 +257,7 @@ class HostTree:
             return self._prepare_rebuild(ids, rows)  # features of new and old rows would cost more
         leaves, starts = np.unique(ids // leaf_size, return_index=True)
         ends = np.append(starts, len(ids))
-        change = self._empty((len(leaves), self._dim))
+        change = arrays.empty((len(leaves), self._dim), rows.dtype)
         sizes = np.empty(len(ids), rows.dtype)
         # leaves are never cut: a part ends with its last leaf, and so may be larger by one
         at_a_time = min(_UPDATES, _BLOCK // (2 * self._dim) - leaf_size + 1)
@@ -268,7 +269,8 @@ class HostTree:
             part, some = slice(*parts[i]), slice(*ends[list(parts[i])])
             num = some.stop - some.start
             # in one call: BLAS may round the same row otherwise in a batch of another size
-            features = self._features(arrays.joined(rows[some], self._taken(ids[some])))
+            before = arrays.take_rows(self._rows, ids[some])
+            features = self._features(arrays.joined(rows[some], before))
             new, old = features[:num], features[num:]
             sizes[some] = arrays.largest_in_rows(new)
             # in float64, before the difference is rounded to the type of the features
@@ -322,7 +324,7 @@ class HostTree:
     def _prepare_renewal(self, num: int) -> Callable[[], None]:
         """Return what ends drift in the leaves whose turn comes with the next `num` updates."""
         leaves = self._leaves_due(num)
-        errors = self._empty((len(leaves), self._dim))
+        errors = self._arrays.empty((len(leaves), self._dim), self._rows.dtype)
         for part in self._leaf_chunks(len(leaves)):
             self._sum_leaves(self._features_in(leaves[part]), errors[part])
             self._sums.subtract(leaves[part], errors[part])
@@ -343,7 +345,8 @@ class HostTree:
         """Return the features of the classes in some leaves, one leaf after another."""
         size = self._rules.leaf_size
         ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
-        return self._features(self._taken(ids[ids < self._rules.num_classes]))
+        ids = ids[ids < self._rules.num_classes]
+        return self._features(self._arrays.take_rows(self._rows, ids))
 
     def _leaf_rows(self, h: Rows, phi: Rows, leaves: IntArray) -> Iterator[LeafRows]:
         """Yield what is multiplied in `leaves` (B, k): class vectors, or features of classes.
@@ -417,20 +420,11 @@ class HostTree:
         numbers = max(self._dim, self._arrays.workers(2 * batch))
         return chunks(num, max(1, _BLOCK // (self._rules.leaf_size * numbers)))
 
-    def _empty(self, shape: tuple[int, ...]) -> Rows:
-        empty: Rows = self._arrays.empty(shape, self._rows.dtype)
-        return empty
-
     def _room(self, num: int) -> Room:
         """Return room for the workers that weigh the classes of `num` leaves."""
         arrays = self._arrays
         shape = arrays.workers(num), whole_eights(self._rules.leaf_size)
         return Room(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
-
-    def _taken(self, ids: IntArray) -> Rows:
-        """Return the class vectors of some classes."""
-        rows: Rows = self._arrays.take_rows(self._rows, ids)
-        return rows
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
         """Write the sums (k, F) of the features of k leaves, one leaf after another."""

@@ -124,18 +124,6 @@ def top(num_leaves: int) -> int:
     return level
 
 
-@njit
-def stretch(u: float, left: float) -> tuple[bool, float]:
-    """Return whether a uniform lies below `left`, and its place in that part or in the other.
-
-    What rounds to 1 would enter a part without mass.
-    """
-    # what is left of the uniform is uniform again, and serves the next node
-    is_left = u < left
-    begin, width = (0.0, left) if is_left else (left, 1.0 - left)
-    return is_left, min((u - begin) / width, _BELOW_ONE)
-
-
 @njit_inline
 def split(ways: Ways, start: int, stop: int, mode: int, left: float, middle: int) -> int:
     """Return which is the first way that goes right, of those from `start` to `stop`.
@@ -149,9 +137,13 @@ def split(ways: Ways, start: int, stop: int, mode: int, left: float, middle: int
             first += 1
         return first
     for k in range(start, stop):
-        is_left, u = stretch(ways.numbers[k, UNIFORM], left)
+        u = ways.numbers[k, UNIFORM]
+        is_left = u < left
+        # what is left of the uniform is uniform again, and serves the next node
+        begin, width = (0.0, left) if is_left else (left, 1.0 - left)
         meet()  # all have read the uniform
-        ways.numbers[k, UNIFORM] = u
+        # what rounds to 1 would enter a part without mass
+        ways.numbers[k, UNIFORM] = min((u - begin) / width, _BELOW_ONE)
         first += is_left
     return first
 
