@@ -1,5 +1,11 @@
 """Layers, linear models and optimizers that are trained without a framework."""
 
+from samplesoft.models.hierarchical import (
+    ClassTree,
+    HierarchicalSoftmax,
+    huffman_tree,
+    two_level_tree,
+)
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import (
@@ -19,6 +25,8 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "ClassTree",
+    "HierarchicalSoftmax",
     "Linear",
     "LinearSoftmax",
     "LinearSoftmaxSettings",
@@ -26,5 +34,7 @@ __all__ = [
     "Optimizer",
     "SoftmaxLayer",
     "SoftmaxSettings",
+    "huffman_tree",
     "make_optimizer",
+    "two_level_tree",
 ]
