@@ -29,7 +29,9 @@ WEIGHTS: dict[str, Callable[[int], FloatArray]] = {
 TOY_LOSSES = tuple(
     name
     for name, spec in LOSSES.items()
-    if not spec.absolute and (not spec.draws or (spec.shares and spec.distinct))
+    if not spec.absolute
+    and not spec.on_tree
+    and (not spec.draws or (spec.shares and spec.distinct))
 )
 _PROJECTION, _SOFTMAX, _TEST, _STEP = range(4)  # streams of the seed
 

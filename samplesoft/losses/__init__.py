@@ -4,6 +4,7 @@
 loss                      what it is
 ========================  =====================================================================
 `FullSoftmaxLoss`         the full softmax, in blocks: never a matrix of all scores
+`HierarchicalLoss`        a softmax at each step down a tree of classes, such as Huffman's
 `FullLogisticLoss`        a logistic regression of each class, for several labels
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
@@ -24,6 +25,12 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 from samplesoft.losses.base import Batch, Cache, Gradients, Loss, SparseRows
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.hierarchical import (
+    ClassTree,
+    HierarchicalLoss,
+    huffman_tree,
+    two_level_tree,
+)
 from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
@@ -36,9 +43,11 @@ __all__ = [
     "Batch",
     "BilateralSoftmaxLoss",
     "Cache",
+    "ClassTree",
     "FullLogisticLoss",
     "FullSoftmaxLoss",
     "Gradients",
+    "HierarchicalLoss",
     "InBatchLoss",
     "JackknifeLoss",
     "Loss",
@@ -50,5 +59,7 @@ __all__ = [
     "SampledLoss",
     "SampledSoftmaxLoss",
     "SparseRows",
+    "huffman_tree",
     "make_loss",
+    "two_level_tree",
 ]

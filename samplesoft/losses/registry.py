@@ -14,6 +14,7 @@ from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.hierarchical import HierarchicalLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelLoss
@@ -45,7 +46,7 @@ class LossSpec:
     >>> LOSSES["sampled"].excludes_label, LOSSES["sampled"].masked
     (True, 'sampled-masked')
     >>> [name for name, spec in LOSSES.items() if not spec.draws]
-    ['full', 'full-absolute', 'full-logistic']
+    ['full', 'full-absolute', 'full-logistic', 'hierarchical']
     >>> LOSSES["jackknife"].bias_scheme, LOSSES["nce"].why_no_bias
     ('jackknife', 'it is no estimate of the full softmax loss')
     """
@@ -68,6 +69,11 @@ class LossSpec:
     def absolute(self) -> bool:
         """Whether it is a loss of absolute scores."""
         return bool(self.fixed.get("absolute"))
+
+    @property
+    def on_tree(self) -> bool:
+        """Whether it is over a tree of the classes, which it must be given as `tree`."""
+        return issubclass(self.make, HierarchicalLoss)
 
     @property
     def draws(self) -> bool:
@@ -144,6 +150,9 @@ LOSSES: dict[str, LossSpec] = {
     "full": LossSpec(FullSoftmaxLoss, classifier=True),
     "full-absolute": LossSpec(FullSoftmaxLoss, {"absolute": True}),
     "full-logistic": LossSpec(FullLogisticLoss, {"label_reduction": "ova"}, classifier=True),
+    "hierarchical": LossSpec(
+        HierarchicalLoss, {"normalize": False, "mask_other_labels": False}, classifier=True
+    ),
     "sampled": _softmax(masked="sampled-masked", classifier=True),
     "sampled-masked": _softmax(fixed={"scheme": "masked"}, classifier=True),
     "sampled-reject": _softmax(fixed={"scheme": "reject"}),

@@ -1,11 +1,6 @@
 """Layers, linear models and optimizers that are trained without a framework."""
 
-from samplesoft.models.hierarchical import (
-    ClassTree,
-    HierarchicalSoftmax,
-    huffman_tree,
-    two_level_tree,
-)
+from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.models.optimizers import (
@@ -25,7 +20,6 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
-    "ClassTree",
     "HierarchicalSoftmax",
     "Linear",
     "LinearSoftmax",
@@ -34,7 +28,5 @@ __all__ = [
     "Optimizer",
     "SoftmaxLayer",
     "SoftmaxSettings",
-    "huffman_tree",
     "make_optimizer",
-    "two_level_tree",
 ]

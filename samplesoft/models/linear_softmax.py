@@ -26,11 +26,13 @@ from samplesoft._validation import (
     as_real_array,
     require_instance,
 )
+from samplesoft.losses.hierarchical import two_level_tree
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
 from samplesoft.metrics.best_classes import check_k, check_leave_out, top_k_classes
 from samplesoft.models.feature_layer import FeatureLayer, with_intercept
+from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear import (
     Gradient,
     Linear,
@@ -50,7 +52,8 @@ _PENALTY = 0.003  # of all classes together, by default
 
 def normalizes(embedding_dim: int | None, loss: str) -> bool:
     """Return whether vectors are divided by their norms by default."""
-    return embedding_dim is not None and LOSSES[loss].make is not FullLogisticLoss
+    spec = LOSSES[loss]
+    return embedding_dim is not None and not spec.on_tree and spec.make is not FullLogisticLoss
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 f"`normalize` must be False with loss={self.loss!r}, got True: scores of vectors "
                 "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
             )
-        make_loss(self.loss, **self._loss_options())  # which checks those of labels
+        tree = {"tree": two_level_tree([1.0])} if LOSSES[self.loss].on_tree else {}
+        make_loss(self.loss, **tree, **self._loss_options())  # which checks those of labels
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
         as_nonnegative("dropout", self.dropout, below=1.0)
@@ -121,6 +125,11 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
     def _check_direct(self) -> None:
         """Raise ValueError unless a model on the inputs themselves can be so."""
+        if self.loss in LOSSES and LOSSES[self.loss].on_tree:
+            raise ValueError(
+                f"`embedding_dim` must be a number with loss={self.loss!r}, whose nodes have "
+                "vectors of that length, got None."
+            )
         if self.normalize:
             raise ValueError(
                 "`normalize` must be False with embedding_dim=None, got True; divide the inputs by "
@@ -161,7 +170,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         inputs, classes = as_count("num_inputs", num_inputs), as_count("num_classes", num_classes)
         dim = self.embedding_dim
         # one more input is the intercept
-        size = (inputs + 1) * classes if dim is None else (inputs + classes) * dim
+        nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
+        size = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
         require_bytes(
             f"vectors for `num_inputs` = {num_inputs:,} and `num_classes` = {num_classes:,}",
             size * dtype.itemsize,
@@ -362,6 +372,8 @@ class LinearSoftmax:
     def class_vectors(self) -> Rows:
         """Return class vectors (n, d), of norm 1 if the model normalises."""
         rows = self.softmax.class_embeddings
+        if isinstance(self.softmax, HierarchicalSoftmax):
+            raise ValueError("a model over a tree has vectors of nodes, and none of classes.")
         if not self.settings.normalize:
             return rows
         return unit_rows("class_embeddings", rows.copy())[0]
@@ -390,19 +402,17 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        loss, rows = self.softmax.loss, self.softmax.class_embeddings
-        x, k = self.check_inputs(x), check_k(k, len(rows))
-        absent = check_leave_out(leave_out, (x.shape[0], len(rows)))
-        best = [
-            top_k_classes(
-                *self._scored(x[part], rows),
-                k,
-                tau=loss.tau,
-                normalize=loss.normalize,
-                leave_out=None if absent is None else absent[part],
-            )
-            for part in chunks(x.shape[0], self._rows_at_a_time)
-        ]
+        layer, x, k = self.softmax, self.check_inputs(x), check_k(k, self.num_classes)
+        absent = check_leave_out(leave_out, (x.shape[0], self.num_classes))
+        best = []
+        for part in chunks(x.shape[0], self._rows_at_a_time):
+            without = None if absent is None else absent[part]
+            if isinstance(layer, HierarchicalSoftmax):
+                best.append(layer.top_k(self.embed(x[part]), k, leave_out=without))
+                continue
+            tau, normalize = layer.loss.tau, layer.loss.normalize
+            scored = self._scored(x[part], layer.class_embeddings)
+            best.append(top_k_classes(*scored, k, tau=tau, normalize=normalize, leave_out=without))
         ids, scores = (np.concatenate(parts) for parts in zip(*best, strict=True))
         return ids, scores
 
@@ -423,13 +433,18 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Their scores.
         """
+        layer, x, n = self.softmax, self.check_inputs(x), self.num_classes
+        on_tree = isinstance(layer, HierarchicalSoftmax)
         # divided by their norms once, not for each part of the inputs
-        rows, x = self.class_vectors(), self.check_inputs(x)
-        absent = check_leave_out(leave_out, (x.shape[0], len(rows)))
-        for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // len(rows)))):
-            h, vectors = self._scored(x[part], rows)
-            # tau goes into the contexts, of which there are fewer than scores
-            scores = times_tau(h, self.softmax.loss.tau) @ vectors.T
+        rows = layer.class_embeddings if on_tree else self.class_vectors()
+        absent = check_leave_out(leave_out, (x.shape[0], n))
+        for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // n))):
+            if isinstance(layer, HierarchicalSoftmax):
+                scores = layer.log_probs(self.embed(x[part])).astype(self.dtype)
+            else:
+                h, vectors = self._scored(x[part], rows)
+                # tau goes into the contexts, of which there are fewer than scores
+                scores = times_tau(h, layer.loss.tau) @ vectors.T
             if absent is not None:
                 # so that they are last in any order, and have a probability of 0
                 scores[absent[part].nonzero()] = -np.inf

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._temperature import as_tau
 from samplesoft._validation import as_choice, as_count, as_flag, as_positive
 from samplesoft.losses.base import Loss
+from samplesoft.losses.hierarchical import two_level_tree
 from samplesoft.losses.logistic import LogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.softmax_layer import SoftmaxLayer, as_shared
 from samplesoft.samplers.base import Rows, Sampler, as_sampler
 from samplesoft.samplers.registry import SAMPLERS, SamplerInputs, make_certain_sampler, make_sampler
@@ -89,6 +92,11 @@ class SoftmaxSettings:
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
         # settled values stand in the fields, so that a checkpoint's config holds them
         normalize = self._normalizes() if self.normalize is None else self.normalize
+        if normalize and loss.on_tree:
+            raise ValueError(
+                f"`normalize` must be False with loss={self.loss!r}, got {normalize!r}; leave it "
+                "out."
+            )
         object.__setattr__(self, "normalize", as_flag("normalize", normalize))
         object.__setattr__(self, "tau", as_tau(self.tau, unit_vectors=normalize))
         if as_count("num_certain", self.num_certain, 0) and not loss.takes_certain:
@@ -139,7 +147,7 @@ class SoftmaxSettings:
 
     def _normalizes(self) -> bool:
         """Return what `normalize` is by default, for the loss that is given."""
-        return True
+        return not LOSSES[self.loss].on_tree
 
     def _sampler_follows(self) -> bool:
         """Return whether draws depend on contexts and class vectors."""
@@ -148,8 +156,10 @@ class SoftmaxSettings:
         return as_sampler("sampler", self.sampler).dim is not None
 
     def _loss_options(self) -> dict[str, Any]:
-        """Return what the settings say of the loss."""
-        return {"tau": self.tau, "normalize": self.normalize}
+        """Return what the settings say of the loss, but for what its name says."""
+        said = LOSSES[self.loss].fixed
+        named = ("tau", "normalize")
+        return {name: getattr(self, name) for name in named if name not in said}
 
     def _offset(self, n: int, d: int) -> dict[str, float]:
         """Return the offset with which what random vectors say of all classes sums to 1.
@@ -175,7 +185,7 @@ class SoftmaxSettings:
         Parameters
         ----------
         rows : ndarray, shape (n, d)
-            Class vectors at the start.
+            Class vectors at the start; on a tree the other nodes start with zeros.
         counts : array_like, shape (n,), or None
             How often each class occurs, for samplers that draw by that, and for certain classes.
         seed : int
@@ -200,6 +210,11 @@ class SoftmaxSettings:
         >>> layer.num_sampled, layer.loss.scheme
         (100, 'negatives')
         """
+        if LOSSES[self.loss].on_tree:
+            tree = two_level_tree(np.ones(len(rows)) if counts is None else counts)
+            nodes = np.zeros((tree.num_nodes, rows.shape[1]), rows.dtype)
+            nodes[tree.places] = rows
+            return HierarchicalSoftmax(nodes, tree, reduction=reduction, **self._loss_options())
         loss = self.make_loss(rows.shape[0], rows.shape[1], reduction)
         sampler = None
         if self.sampler is not None:

@@ -41,7 +41,10 @@ _FEWEST, _MOST, _SHARE = 1000, 4000, 10  # draws, if the caller gives none: a te
 _OFFERED = [
     name
     for name, spec in LOSSES.items()
-    if spec.several_labels and not spec.absolute and "label_reduction" not in spec.fixed
+    if spec.several_labels
+    and not spec.absolute
+    and not spec.on_tree
+    and "label_reduction" not in spec.fixed
 ]  # labels have weights, which one versus all does not take
 
 # epochs

@@ -69,11 +69,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         removed, ``"multilevel"`` for no bias at all, from 4.4 m draws in the mean,
         or ``"negative-sampling"``, each with draws that leave out the label; the same
         names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
-        noise-contrastive estimation; ``"full"``; or ``"full-logistic"``, a logistic regression of
-        each class. Negative sampling learns how much more often a class is the label than a draw:
-        with draws by counts it puts rare classes too far up, the more so the more classes. Where
-        draws cannot leave out the label, as examples share them or have several labels, a name
-        without ``-masked`` stands for the one with it. ``"full"`` has no bias, and takes twice as
+        noise-contrastive estimation; ``"full"``; ``"full-logistic"``, a logistic regression of each
+        class; or ``"hierarchical"``, a softmax over cells of classes of similar frequency and one
+        over the classes of a cell (32,282 identifiers, in the first place and among the best five:
+        0.183 / 0.361 where the default has 0.194 / 0.386 in two thirds of the time). Negative
+        sampling learns how much more often a class is the label than a draw: with draws by counts
+        it puts rare classes too far up, the more so the more classes. Where draws cannot leave out
+        the label, as examples share them or have several labels, a name without ``-masked`` stands
+        for the one with it. ``"full"`` has no bias, and takes twice as
         long with 600 classes, 6 times with 10,000; see Notes.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; not used by ``loss="full"``. Samplers that draw by

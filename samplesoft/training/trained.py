@@ -13,6 +13,7 @@ from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, IntArray, shown
 from samplesoft.data.embeddings import Embeddings, choose
 from samplesoft.losses.vectors import unit_rows
+from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear_softmax import (
     LinearSoftmax,
     LinearSoftmaxSettings,
@@ -79,6 +80,7 @@ def linear_softmax_config(
         "num_inputs": model.num_inputs,
         "num_classes": model.num_classes,
         "embedding_dim": model.settings.embedding_dim,
+        "on_tree": isinstance(model.softmax, HierarchicalSoftmax),
         **softmax_config(model.softmax),
         "dtype": str(model.dtype),
         "unit_inputs": unit_inputs,
@@ -120,14 +122,21 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
                 "train xc or items, or what SampledSoftmaxClassifier.save wrote."
             )
         # prediction needs scores alone, so the model has no sampler, whatever it was trained with
+        on_tree = about.get("on_tree", False)
+        counts = arrays["counts" if "counts" in arrays else "examples/counts"]
         settings = LinearSoftmaxSettings(
-            loss="full",
+            loss="hierarchical" if on_tree else "full",
             sampler=None,
             num_sampled=None,
             **{name: about[name] for name in ("tau", "normalize", "embedding_dim")},
         )
         model = LinearSoftmax(
-            about["num_inputs"], about["num_classes"], settings, dtype=about["dtype"], rng=0
+            about["num_inputs"],
+            about["num_classes"],
+            settings,
+            counts=counts if on_tree else None,
+            dtype=about["dtype"],
+            rng=0,
         )
         parameters = part_of("parameters", arrays)
         if settings.embedding_dim is None:  # a model that draws classes keeps them in one row
@@ -139,7 +148,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             about["unit_inputs"],
             about["leave_out"],
             arrays.get("classes"),
-            arrays["counts" if "counts" in arrays else "examples/counts"],
+            counts,
             about["absolute"],
             values["step"] if "step" in values else values["learner"]["num_steps"],
         )
@@ -277,6 +286,8 @@ def linear_examples(
     ValueError
         If no example has a label.
     """
+    if isinstance(trained.model.softmax, HierarchicalSoftmax):
+        raise ValueError("`trained` must have class vectors, got a model over a tree.")
     # an example without a label has no loss whose bias could be looked at
     rows = np.flatnonzero(np.diff(labels.indptr))
     if not len(rows):

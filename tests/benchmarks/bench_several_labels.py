@@ -41,7 +41,7 @@ def main():
     several, one = labels_of(LABELS, rng), labels_of(1, rng)
     print(f"{'loss':26} {'draws':>14}  {LABELS} labels   one label   ratio")
     for name, spec in LOSSES.items():
-        if not spec.several_labels:
+        if not spec.several_labels or spec.on_tree:
             continue
         for m, shared in (
             ((1000, True), (100, False), (1000, False)) if spec.draws else ((0, True),)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from oracles import naive
+from oracles.loss_cases import NAMES
 
 import samplesoft
 from samplesoft import schemes
@@ -156,7 +157,7 @@ def test_verify_takes_samplers():
         assert of[0].to_dict() == of[1].to_dict()
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_loss_has_the_bias_of_its_scheme(name):
     loss = make_loss(name)
     if getattr(loss, "bias_scheme", None) is None:

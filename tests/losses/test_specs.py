@@ -15,7 +15,7 @@ def spec(request):
 
 
 def test_every_loss_has_an_oracle():
-    assert set(ORACLES) == set(LOSSES)
+    assert set(ORACLES) == set(NAMES)
 
 
 def test_a_loss_draws_or_refuses_draws(spec):

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.special import log_softmax
 
-from samplesoft.models import ClassTree, HierarchicalSoftmax, huffman_tree, two_level_tree
-from samplesoft.models.hierarchical import HierarchicalLoss
+from samplesoft.losses import ClassTree, HierarchicalLoss, huffman_tree, two_level_tree
+from samplesoft.models import HierarchicalSoftmax, LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.sklearn import SampledSoftmaxClassifier
+from samplesoft.training import read_linear_softmax
+from samplesoft.training.trained import linear_examples
 
 COUNTS = np.array([9, 1, 4, 0, 2, 7, 1, 3, 30, 5, 2, 2, 1.5])
 
@@ -282,3 +285,61 @@ def test_a_wrong_correction_would_be_seen():
     right = layer.backward(cache)[0]
     cache.saved[0][...] = 0.0
     assert np.abs(layer.backward(cache)[0] - right).max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    rng = np.random.default_rng(0)
+    X = sparse.csr_array(rng.random((300, 30)) * (rng.random((300, 30)) < 0.3))
+    y = np.asarray(X.toarray().argmax(axis=1))
+    options = {"loss": "hierarchical", "embedding_dim": 16, "max_iter": 40, "random_state": 0}
+    return SampledSoftmaxClassifier(**options).fit(X, y), X, y
+
+
+def test_the_classifier_learns_on_a_tree_and_ranks_by_branch_and_bound(fitted):
+    model, X, y = fitted
+    assert model.score(X, y) > 0.6
+    p, (best, scores) = model.predict_proba(X), model.predict_topk(X, 3)
+    np.testing.assert_allclose(p.sum(axis=1), 1.0, rtol=1e-5)
+    rows = np.arange(len(p))[:, None]
+    order = np.argsort(-p, axis=1, kind="stable")[:, :3]
+    np.testing.assert_allclose(p[rows, best], p[rows, order], rtol=1e-4)
+    logs = model.model_.softmax.log_probs(model.model_.embed(X))
+    np.testing.assert_allclose(scores, logs[rows, best], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_on_a_tree_is_saved_and_read(fitted, tmp_path):
+    model, X, _ = fitted
+    path = tmp_path / "model.npz"
+    model.save(path)
+    loaded, read = SampledSoftmaxClassifier.load(path), read_linear_softmax(path)
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(read.top_k(X, 2)[0], model.predict_topk(X, 2)[0])
+    labels = sparse.csr_array(np.eye(30)[:1].repeat(300, axis=0))
+    with pytest.raises(ValueError, match="class vectors"):
+        linear_examples(read, X, labels, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embedding_dim": None}, "`embedding_dim` must be a number"),
+        ({"normalize": True}, "`normalize` must be False"),
+        ({"label_reduction": "ova"}, "must not be 'ova'"),
+        ({"sampler": "uniform"}, "draws nothing"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_tree(options, message):
+    base = {"loss": "hierarchical", "sampler": None, "num_sampled": None}
+    with pytest.raises(ValueError, match=message):
+        LinearSoftmaxSettings(**{**base, **options})
+
+
+def test_options_that_a_tree_does_not_have():
+    with pytest.raises(ValueError, match="`absolute` must be False for HierarchicalLoss"):
+        HierarchicalLoss(TREES["deep"], absolute=True)
+    settings = LinearSoftmaxSettings(loss="hierarchical", sampler=None, num_sampled=None)
+    model = LinearSoftmax(4, 9, settings, rng=0)
+    assert model.softmax.tree.num_top == 3
+    with pytest.raises(ValueError, match="none of classes"):
+        model.class_vectors()

@@ -11,7 +11,8 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import SampledLoss
 from samplesoft.samplers.base import Draw
 
-NAMES = sorted(LOSSES)
+# those over a tree of classes have a suite of their own, for they have other vectors
+NAMES = sorted(name for name, spec in LOSSES.items() if not spec.on_tree)
 SAMPLED = [name for name in NAMES if LOSSES[name].draws]
 HITS = [name for name in SAMPLED if not LOSSES[name].excludes_label]  # take draws of the label
 
