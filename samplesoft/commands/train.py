@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from samplesoft._files import read_json
+from samplesoft._files import part, read_json
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
 from samplesoft._report import Column, Table
@@ -36,7 +36,7 @@ from samplesoft.training import (
     require_run,
 )
 from samplesoft.training.lock import LOCK, locked
-from samplesoft.training.trainer import train_locked
+from samplesoft.training.trainer import Run
 
 OPTIONS = "options.json"  # of the run, beside its checkpoint, so that --resume needs none of them
 _NOT_SAVED = ("command", "run", "out", "resume", "json")
@@ -114,15 +114,11 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     show_part(line)
     # times that are left are told by the epochs of this process
     pace = Pace(settings.epochs, done)
-    at = train_locked(
-        task,
-        settings,
-        out,
-        resume=options.resume,
-        progress=lambda line: show_part(
-            f"{_one_line(line, model.headline)}, {pace.times(line['epoch'])}"
-        ),
-    )
+
+    def show_epoch(line: dict[str, Any]) -> None:
+        show_part(f"{_one_line(line, model.headline)}, {pace.times(line['epoch'])}")
+
+    at = Run(task, settings, out).train(options.resume, show_epoch)
     records = _epochs(read_log(out / LOG))
     # the report is on the best epoch, and the parameters in memory are those of the last
     if not (out / BEST).exists():
@@ -131,18 +127,13 @@ def _run(options: argparse.Namespace, out: Path) -> int:
             f"{CHECKPOINT} to that name to use the parameters of the last epoch instead."
         )
     load_parameters(out / BEST, task)
+    best = next((line for line in records if line["epoch"] == at.best_epoch), {})
     results: dict[str, Any] = {
         "config": task.config(),
         "epochs": records,
         "best_epoch": at.best_epoch,
         # the checkpoint knows its loss, and the log, if it is there, the other figures
-        "validation": {"loss": at.best_loss}
-        | {
-            name.removeprefix("validation_"): value
-            for line in records
-            for name, value in line.items()
-            if line["epoch"] == at.best_epoch and name.startswith("validation_")
-        },
+        "validation": {"loss": at.best_loss, **part("validation", best, "_")},
         "num_unlabeled": task.num_unlabeled,
     }
     if task.test is not None:
@@ -220,9 +211,8 @@ def _words(name: str) -> str:
 
 def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
     rows, best, test = results["epochs"], results["validation"], results.get("test", {})
-    figures = {name: f"{_words(name)} {value:.4f}" for name, value in test.items()}
     reached = f", test {test[headline]:.4f}" if test else ""
-    lists = ", ".join(text for name, text in figures.items() if name != "loss")
+    lists = ", ".join(f"{_words(name)} {test[name]:.4f}" for name in test if name != "loss")
     return "\n".join(
         [
             Table(rows, _columns(headline), "Epochs").text()

@@ -13,8 +13,9 @@ from samplesoft._files import prefixed
 from samplesoft._memory import require_bytes
 from samplesoft._validation import IntArray, as_array, as_count, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
+from samplesoft.metrics.best_classes import best_classes
 from samplesoft.models.linear import Linear
-from samplesoft.recommend.training import Matrix, as_interactions, best_items, train, user_vectors
+from samplesoft.recommend.training import Matrix, as_interactions, train, user_vectors
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import (
     Checkpoint,
@@ -28,6 +29,7 @@ from samplesoft.training.checkpoint import (
 
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
+_FACTORS = ("item_factors", "user_factors")
 _FITTED = ("loss_curve_", "validation_scores_", "propagation_")
 
 
@@ -278,8 +280,8 @@ class SampledSoftmaxRecommender:
             )
         vectors = user_vectors(self._embedding, taken) if anew else self.user_factors[ids]
         absent = _absent(num_items, filter_items, items)
-        lists = best_items(vectors, self.item_factors, length, taken if liked else None, absent)
-        return _for_one(lists, single)
+        left_out = {"leave_out": taken if liked else None, "absent": absent}
+        return best_items(vectors, self.item_factors, length, single, **left_out)
 
     def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
         """Return the items whose vectors have the greatest cosines with that of an item.
@@ -396,11 +398,8 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         parameters = saved_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED}
-        arrays = {
-            "item_factors": self.item_factors,
-            "user_factors": self.user_factors,
-            **prefixed({"embedding": self._embedding.parameters}, "/"),
-        }
+        arrays = {name: getattr(self, name) for name in _FACTORS}
+        arrays |= prefixed({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
         write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
@@ -429,12 +428,9 @@ class SampledSoftmaxRecommender:
         """
         with reading(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
-            recommender.item_factors, recommender.user_factors = (
-                arrays[f"{name}_factors"] for name in ("item", "user")
-            )
+            vars(recommender).update(values, **{name: arrays[name] for name in _FACTORS})
             recommender._embedding = Linear(*recommender.item_factors.shape)
             copy_arrays(path, part_of("embedding", arrays), recommender._embedding.parameters)
-            vars(recommender).update(values)
         return recommender
 
     def _histories(self, user_items: Any, batch: int) -> Matrix:
@@ -469,11 +465,17 @@ def _similar(name: str, value: ArrayLike, factors: Rows, number: int, of: str) -
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
     vectors = unit_rows("factors", factors.copy())[0]  # propagated items have no norm of 1
-    return _for_one(best_items(vectors[ids], vectors, as_count("N", number)), array.ndim == 0)
+    return best_items(vectors[ids], vectors, as_count("N", number), array.ndim == 0)
 
 
-def _for_one(lists: Lists, single: bool) -> Lists:
-    """Return the one list of one user or item, where that was asked for without a sequence."""
+def best_items(users: Rows, items: Rows, number: int, single: bool, **left_out: Any) -> Lists:
+    """Return the best items (B, N) of user vectors (B, d), and their scores.
+
+    Those of `single`, who was asked for without a sequence, are (N,). What is `left_out` is as for
+    `best_classes`.
+    """
+    ids, scores = best_classes(users, items, number, **left_out)
+    lists = ids.astype(np.int32), scores
     return (lists[0][0], lists[1][0]) if single else lists
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from samplesoft._jit import chunks
@@ -29,7 +28,13 @@ from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings, some_entries
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows
-from samplesoft.training.linear_epochs import LinearEpochs, as_weights, held_out_order, unit_norm
+from samplesoft.training.linear_epochs import (
+    Examples,
+    LinearEpochs,
+    as_weights,
+    held_out_order,
+    unit_norm,
+)
 from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import sub_seed
 
@@ -119,19 +124,14 @@ def check_parameters(recommender: Any, num_items: int = 2) -> _Settings:
     )
 
 
-class Trained(NamedTuple):
-    """What training has found, and how it went."""
+def train(
+    recommender: Any, taken: Matrix
+) -> tuple[Linear, Rows, Rows, float, list[float], list[float]]:
+    """Train a model on interactions (users, items), as the parameters of a recommender say.
 
-    embedding: Linear  # of histories
-    item_factors: Rows  # (items, d), propagated
-    user_factors: Rows  # (users, d)
-    propagation: float
-    losses: list[float]
-    scores: list[float]
-
-
-def train(recommender: Any, taken: Matrix) -> Trained:
-    """Train a model on interactions (users, items), as the parameters of a recommender say."""
+    Returns the embedding of histories; the vectors of items (items, d), propagated, and of users
+    (users, d); the weight of the propagation; and the loss and the score of each round.
+    """
     settings = check_parameters(recommender, taken.shape[1])
     key = as_key(recommender.random_state, "random_state")
     held_out, seen = None, taken
@@ -141,14 +141,16 @@ def train(recommender: Any, taken: Matrix) -> Trained:
     num_items = seen.shape[1]
     settings.require_room(num_items, num_items, np.dtype(np.float32))
     item_counts = np.bincount(seen.indices, minlength=num_items)
-    epochs = DenoisingEpochs(settings, recommender.dropout, item_counts, sub_seed(key, _TRAINING))
+    seed = sub_seed(key, _TRAINING)
+    epochs = DenoisingEpochs(num_items, num_items, settings, item_counts, seed)
+    epochs.dropout, epochs.optimizer = recommender.dropout, make_optimizer("adagrad", 0.0)
     model, graph = epochs.model, normalized(seen)
     with progress_phase(recommender.verbose, "singular vectors"):
         _begin(model, seen, graph, sub_seed(key, _START))
     sizes = np.diff(seen.indptr)
     rows = np.flatnonzero(sizes)
     # the loss of a user is a mean over its items: the weights let each item count as much
-    inputs, weights = unit_norm(seen), sizes / sizes[rows].mean()
+    examples = Examples(unit_norm(seen), seen, sizes / sizes[rows].mean())
     weight = recommender.propagation
 
     def ndcg(weight: float) -> float:
@@ -158,7 +160,7 @@ def train(recommender: Any, taken: Matrix) -> Trained:
 
     def one_round(number: int) -> float:
         size, rate = recommender.batch_size, recommender.learning_rate
-        return epochs.epoch(inputs, seen, weights, rows, size, rate)
+        return epochs.epoch(examples, rows, size, rate)
 
     def score(number: int) -> float | None:
         return ndcg(_EPOCH_WEIGHT if weight == _AUTO else weight) if held_out else None
@@ -178,7 +180,7 @@ def train(recommender: Any, taken: Matrix) -> Trained:
             weight = max(_WEIGHTS, key=ndcg)
     users = user_vectors(model.embedding, taken)  # with what was held out
     items = propagated(model.class_vectors(), users, normalized(taken), weight)
-    return Trained(model.embedding, items, users, weight, losses, scores)
+    return model.embedding, items, users, weight, losses, scores
 
 
 def _begin(model: LinearSoftmax, seen: Matrix, graph: Matrix, seed: int) -> None:
@@ -207,20 +209,11 @@ class DenoisingEpochs(LinearEpochs):
     what was left out.
     """
 
-    def __init__(
-        self,
-        settings: LinearSoftmaxSettings,
-        dropout: float,
-        counts: IntArray,
-        seed: int | np.uint64,
-    ) -> None:
-        made = make_optimizer("adagrad", 0.0)
-        super().__init__(len(counts), len(counts), settings, counts, seed, made)
-        self._dropout, self._key = dropout, sub_seed(seed, _HISTORIES)
+    dropout = 0.0
 
     def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
         """Return histories without some of their items, and all items as labels."""
-        return thinned(x, labels, self._dropout, sub_seed(self._key, self.num_steps))
+        return thinned(x, labels, self.dropout, sub_seed(self._seed, _HISTORIES, self.num_steps))
 
 
 def thinned(
@@ -325,24 +318,8 @@ class HeldOut:
 
     def score(self, users: Rows, items: Rows) -> float:
         """Return nDCG at 20 of the hidden items, for vectors of all users and items."""
-        ids, _ = best_items(users[self._users], items, self._length, self._given)
+        ids, _ = best_classes(users[self._users], items, self._length, leave_out=self._given)
         return ranking_scores(ids, self._hidden, self._length)[f"ndcg_at_{self._length}"]
-
-
-def best_items(
-    users: Rows,
-    items: Rows,
-    number: int,
-    leave_out: Any = None,
-    absent: NDArray[np.bool_] | None = None,
-) -> tuple[NDArray[np.int32], Rows]:
-    """Return the best items (B, N) of user vectors (B, d), and their scores.
-
-    Without those in `leave_out`, a CSR matrix (B, items), and for all users those where `absent`
-    (items,) is true. Where fewer are left, a list ends with ids of -1 and scores of -inf.
-    """
-    ids, scores = best_classes(users, items, number, leave_out=leave_out, absent=absent)
-    return ids.astype(np.int32), scores
 
 
 def user_vectors(embedding: Linear, histories: Any) -> Rows:

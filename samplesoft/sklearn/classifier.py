@@ -33,7 +33,7 @@ from samplesoft.sklearn.labels import (
     infer_codec,
     owners_and_ids,
 )
-from samplesoft.sklearn.learner import Examples, Learner, auto_choice, mean_norm, train
+from samplesoft.sklearn.learner import Learner, auto_choice, mean_norm, train
 from samplesoft.sklearn.parameters import (
     check_parameters,
     is_full,
@@ -42,6 +42,7 @@ from samplesoft.sklearn.parameters import (
     require_same_model,
     wants_pilot,
 )
+from samplesoft.training.linear_epochs import Examples
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
@@ -484,7 +485,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if len(rows):
                 of_class = class_weights(self.class_weight, codec, codes, sample_weight)
                 weights = example_weights(of_class, codes, sample_weight)
-                self._learner.set_rate(learning_rate(self, self._learner.row_norm))
+                rate = learning_rate(self, self._learner.row_norm)
+                self._learner.optimizer.learning_rate = rate
                 self._learner.step(X[rows], codes[rows], weights[rows])
             self.n_iter_ += 1
         return self
@@ -512,9 +514,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             return self.classes_[self.model_.top_k(X, 1)[0][:, 0]]
         # by the block, of which few entries are left: no matrix of all probabilities
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
-        return self._learner.codec.decode_matrix(
-            sparse.csr_array(sparse.vstack(chosen, format="csr"))
-        )
+        matrix = sparse.csr_array(sparse.vstack(chosen, format="csr"))
+        return self._learner.codec.decode_matrix(matrix)
 
     def predict_topk(
         self, X: Any, k: int = 5, *, exclude: Any = None
@@ -694,14 +695,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 "vectors and one label of each to samplesoft.tune."
             )
         X = self._checked_examples(X, y, reset=False).astype(self.model_.dtype, copy=False)
-        known = {
-            "counts": self._learner.counts,
-            "tau": self.model_.settings.tau,
-            "batch": self.batch_size,
-        }
-        labels = self._learner.codec.encode(y)
-        vectors, contexts = self.model_.class_vectors(), self.model_.embed(X)
-        return tune(vectors, contexts, labels, **{**known, **options})
+        known = self._learner.tune_inputs(X, self._learner.codec.encode(y))
+        return tune(**{**known, "batch": self.batch_size, **options})
 
     def save(self, path: str | Path) -> None:
         """Write the model, as arrays and JSON without any pickled object.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -25,25 +25,13 @@ from samplesoft.sklearn.parameters import (
     num_draws,
     num_rounds,
 )
-from samplesoft.training.linear_epochs import LinearEpochs, held_out_order
+from samplesoft.training.linear_epochs import Examples, LinearEpochs, held_out_order
 from samplesoft.training.rounds import train_rounds
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT, choose, pilot_steps
 
 _CALIBRATED = 1000  # examples at most, and so many of their scores
 _SCORES = 1 << 24
-
-
-class Examples(NamedTuple):
-    """Inputs, their labels and their weights."""
-
-    X: Any  # (N, v)
-    codes: Any  # class numbers (N,), or a CSR matrix (N, n)
-    weights: FloatArray  # (N,)
-
-    def rows(self, rows: IntArray) -> Examples:
-        """Return some of them."""
-        return Examples(self.X[rows], self.codes[rows], self.weights[rows])
 
 
 class Learner(LinearEpochs):
@@ -66,8 +54,8 @@ class Learner(LinearEpochs):
         seed: int,
         optimizer: str,
     ) -> None:
-        made = make_optimizer(optimizer, 0.0)
-        super().__init__(num_inputs, len(codec.classes), settings, counts, seed, made, dtype)
+        super().__init__(num_inputs, len(codec.classes), settings, counts, seed, dtype)
+        self.optimizer = make_optimizer(optimizer, 0.0)
         self.codec, self.seed, self.optimizer_name = codec, seed, optimizer
         self.num_examples = self.num_labels = 0
 
@@ -172,7 +160,7 @@ def train(
     halfway = -(-most // 2) if len(apart) else None
 
     def one_round(number: int) -> float:
-        return float(learner.epoch(*examples, rows, size, rate))
+        return float(learner.epoch(examples, rows, size, rate))
 
     def score(number: int) -> float | None:
         if number == halfway:
@@ -182,7 +170,7 @@ def train(
     def after(number: int) -> None:
         nonlocal rows
         if number == halfway:  # from now on they are learned, and make up for this round
-            learner.epoch(*examples, apart, size, rate)
+            learner.epoch(examples, apart, size, rate)
             rows = np.sort(np.concatenate((rows, apart)))
 
     classifier.loss_curve_, classifier.validation_scores_ = train_rounds(
@@ -216,7 +204,7 @@ def auto_choice(
 
     The pilot is a learner of its own.
     """
-    X, codes, weights = examples
+    X = examples.X
     settings = model_settings(classifier, codec.multilabel, len(codec.classes), PILOT)
     settings = replace(settings, **PILOT)
     learner = Learner(codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer)
@@ -225,14 +213,14 @@ def auto_choice(
     steps = pilot_steps(num_rounds(classifier, len(rows)) * -(-len(rows) // size))
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     batches = chain.from_iterable(learner.next_batches(rows, size) for _ in count())
-    learner.set_rate(learning_rate(classifier, 1.0))
+    learner.optimizer.learning_rate = learning_rate(classifier, 1.0)
     with progress_bar(verbose, total=steps, unit="step", desc="pilot") as bar:
         for batch in islice(batches, steps):
-            learner.step(X[batch], codes[batch], weights[batch])
+            learner.step(*examples.rows(batch))
             bar.update()
     some = learner.next_batches(rows, max(size, NUM_EXAMPLES))[0]
     choice = choose(
-        learner.tune_inputs(X[some], codes[some]),
+        learner.tune_inputs(examples.X[some], examples.labels[some]),
         loss or classifier.loss,
         classifier.sampler,
         num_draws(classifier, len(codec.classes)),

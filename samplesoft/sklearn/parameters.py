@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from samplesoft._temperature import as_tau, tau_of_classes
+from samplesoft._temperature import tau_of_classes
 from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes
@@ -68,7 +68,12 @@ def model_settings(
         asked |= {name: chosen[name] for name in PILOT if name in chosen and name not in named}
     names = [field.name for field in fields(LinearSoftmaxSettings)]
     settings = {name: getattr(classifier, name) for name in names if hasattr(classifier, name)}
-    settings |= {**asked, "tau": _tau(classifier, num_classes)}
+    settings |= asked
+    unit_vectors = classifier.normalize
+    if unit_vectors is None:
+        unit_vectors = normalizes(classifier.embedding_dim, classifier.loss)
+    if classifier.tau is None and unit_vectors:  # of which a default grows with log n
+        settings["tau"] = tau_of_classes(num_classes)
     spec = LOSSES[asked["loss"]]
     if is_full(classifier, num_classes):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
@@ -123,16 +128,6 @@ def is_full(classifier: Any, num_classes: int) -> bool:
     spec = LOSSES[classifier.loss]
     few = classifier.num_sampled is None and num_classes <= NUM_SAMPLED
     return not spec.draws or num_classes < 2 or (few and spec.is_softmax)
-
-
-def _tau(classifier: Any, num_classes: int) -> float | None:
-    """Return the inverse temperature, by default of unit vectors one that grows with log n."""
-    unit_vectors = classifier.normalize
-    if unit_vectors is None:
-        unit_vectors = normalizes(classifier.embedding_dim, classifier.loss)
-    if classifier.tau is None and unit_vectors:
-        return tau_of_classes(num_classes)
-    return as_tau(classifier.tau, unit_vectors=False)
 
 
 def wants_pilot(classifier: Any, num_classes: int) -> bool:

@@ -102,7 +102,6 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, Learner]:
         copy_arrays(path, part_of("parameters", arrays), learner.model.parameters)
         learner.model.softmax.refresh()
         learner.model.load_state(part_of("state", arrays))
-        assert learner.optimizer is not None
         learner.optimizer.load_state(part_of("optimizer", arrays))
         vars(learner).update({name: counted[name] for name in _COUNTED})
         if values["calibrated"] is not None:

@@ -248,10 +248,8 @@ def part_of(name: str, arrays: Arrays) -> Arrays:
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
+        inner = isinstance(value, Mapping)
+        flat |= _flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
     return flat
 
 

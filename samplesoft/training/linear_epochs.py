@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,12 +21,26 @@ _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)  # streams of the se
 _FIRST_REFRESH = 64  # steps after which, and whenever they have doubled, the sampler is made anew
 
 
+class Examples(NamedTuple):
+    """Inputs, their labels and their weights."""
+
+    X: Any  # (N, v)
+    labels: Any  # class numbers (N,), or a CSR matrix (N, n)
+    weights: FloatArray  # (N,)
+
+    def rows(self, rows: IntArray) -> Examples:
+        """Return some of them."""
+        return Examples(self.X[rows], self.labels[rows], self.weights[rows])
+
+
 class LinearEpochs:
     """A linear softmax model, what each of its steps takes from one seed, and its optimizer.
 
     The seed, below ``2**64``, is that of parameters, order, dropout, draws and held-out examples.
-    The optimizer is None for a model that is not trained further, or not here.
+    The optimizer is set before the first step, by whoever takes it.
     """
+
+    optimizer: Optimizer
 
     def __init__(
         self,
@@ -35,7 +49,6 @@ class LinearEpochs:
         settings: LinearSoftmaxSettings,
         counts: ArrayLike,
         seed: int | np.uint64,
-        optimizer: Optimizer | None,
         dtype: Any = np.float32,
     ) -> None:
         self._seed, self.counts = seed, counts
@@ -47,34 +60,23 @@ class LinearEpochs:
             dtype=dtype,
             rng=sub_seed(seed, _MODEL),
         )
-        self.optimizer = optimizer
         self.num_steps = self.num_epochs = 0
 
     def epoch(
-        self,
-        x: Any,
-        labels: Any,
-        weights: FloatArray,
-        rows: IntArray,
-        batch_size: int,
-        learning_rate: float,
+        self, examples: Examples, rows: IntArray, batch_size: int, learning_rate: float
     ) -> float:
         """Go over some rows once; return the mean loss."""
-        batches, start = self.next_batches(rows, batch_size), self.num_steps
-        self.set_rate(learning_rate)
-        assert self.optimizer is not None
+        batches = self.next_batches(rows, batch_size)
+        self.optimizer.learning_rate = learning_rate
         losses: list[float] = []
         while len(losses) < len(batches):
             first = len(losses)
-            last = self.last_of_call(self.optimizer, x, batches, first)
+            last = self.last_of_call(examples.X, batches, first)
             if last is None:
-                rows_of_step = batches[first]
-                losses.append(self.step(*(array[rows_of_step] for array in (x, labels, weights))))
+                losses.append(self.step(*examples.rows(batches[first])))
             else:
                 try:
-                    losses += self.take(
-                        self.optimizer, x, labels, weights, batches, first, last, start
-                    )
+                    losses += self.take(examples, batches, first, last)
                 except FloatingPointError as error:
                     raise ValueError(
                         f"training has diverged: {error}; lower `learning_rate`, or bring inputs "
@@ -85,48 +87,33 @@ class LinearEpochs:
         sizes = [len(batch) for batch in batches]
         return float(np.dot(losses, sizes)) / len(rows)
 
-    def set_rate(self, learning_rate: float) -> None:
-        """Set the size of the next steps."""
-        assert self.optimizer is not None
-        self.optimizer.learning_rate = learning_rate
-
-    def last_of_call(
-        self, optimizer: Optimizer, x: Any, batches: list[IntArray], first: int
-    ) -> int | None:
+    def last_of_call(self, x: Any, batches: list[IntArray], first: int) -> int | None:
         """Return before which step of an epoch a call of `take` ends; None where there is none."""
-        if not is_compiled(self.model, optimizer, x):
+        if not is_compiled(self.model, self.optimizer, x):
             return None
         each = steps_at_once(self.model, len(batches[0]))
         return min((first // each + 1) * each, len(batches))
 
     def take(
-        self,
-        optimizer: Optimizer,
-        x: Any,
-        labels: Any,
-        weights: FloatArray,
-        batches: list[IntArray],
-        first: int,
-        last: int,
-        start: int,
+        self, examples: Examples, batches: list[IntArray], first: int, last: int
     ) -> list[float]:
         """Take steps [first, last) of an epoch in one call; return their mean losses.
 
-        `batches` are all of the epoch, which began after `start` steps, and `last` is at most
+        `batches` are all of the epoch, of which `first` have been taken, and `last` is at most
         `last_of_call`.
         """
         # whole calls are made ready, of which a run that goes on in the midst takes the rest
         size = len(batches[0])
         each = steps_at_once(self.model, size)
         begin = first // each * each
-        rows = np.concatenate(batches[begin : begin + each])
-        self.num_steps = start + begin
+        x, labels, weights = examples.rows(np.concatenate(batches[begin : begin + each]))
+        self.num_steps -= first - begin
         seeds = [sub_seed(self._seed, stream, self.num_steps) for stream in (_STEP, _DROPOUT)]
-        some = self.prepared(x[rows], labels[rows])
-        self.count(*some)
+        x, labels = self.prepared(x, labels)
+        self.count(x, labels)
         part = slice(first - begin, last - begin)
-        losses = take_steps(self.model, optimizer, *some, weights[rows], size, seeds, part)
-        self.num_steps = start + last
+        losses = take_steps(self.model, self.optimizer, x, labels, weights, size, seeds, part)
+        self.num_steps += last - begin
         return list(map(float, losses))
 
     def prepared(self, x: Any, labels: Any) -> tuple[Any, Any]:
@@ -144,7 +131,6 @@ class LinearEpochs:
 
     def step(self, x: Any, labels: Any, weights: FloatArray) -> float:
         """Take a step on a batch; return its mean loss."""
-        assert self.optimizer is not None
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
         loss, gradients = self.gradients(x, labels, weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,13 @@ from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_sco
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
 from samplesoft.training.checkpoint import Arrays, plain
-from samplesoft.training.linear_epochs import LinearEpochs, as_weights, held_out_order, unit_norm
+from samplesoft.training.linear_epochs import (
+    Examples,
+    LinearEpochs,
+    as_weights,
+    held_out_order,
+    unit_norm,
+)
 from samplesoft.training.task import NUM_EXAMPLES, Task, sub_seed
 from samplesoft.training.trained import linear_softmax_config, one_label_each
 
@@ -155,7 +162,7 @@ class RetrievalTask(Task):
         self._given, self._labels = inputs, labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
         self._rows, held_out = self._split()
-        self._inputs, self._weights = unit_norm(inputs), np.ones(inputs.shape[0])
+        self._examples = Examples(unit_norm(inputs), labels, np.ones(inputs.shape[0]))
         self._validation = self._held_out(held_out[:_VALIDATED])
         # their contexts go into checkpoints, for `verify --checkpoint`
         self._shown = held_out[:NUM_EXAMPLES]
@@ -163,12 +170,14 @@ class RetrievalTask(Task):
         settings.require_room(*sizes, np.dtype(np.float32))
         # held-out examples count too: a class that occurs in these alone must be drawn as well
         self._counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
-        self._steps = LinearEpochs(*sizes, settings, self._counts, self._key, None)
+        self._steps = LinearEpochs(*sizes, settings, self._counts, self._key)
         self.model = self._steps.model
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size
         self.num_steps = -(-len(self._rows) // settings.batch_size)
-        self._batches: tuple[int, list[IntArray]] = -1, []
+        # made once an epoch, and again after resuming within one: the order follows from the seed
+        batches = partial(self._steps.batches, self._rows, batch_size=settings.batch_size)
+        self._batches_of = lru_cache(1)(batches)
 
     def config(self) -> dict[str, Any]:
         """Return the settings, the sizes, and a fingerprint of the data."""
@@ -192,25 +201,18 @@ class RetrievalTask(Task):
         rows = self._batches_of(epoch)[index]
         # set, and not only counted: a resumed run begins in the midst
         self._steps.num_steps = epoch * self.num_steps + index
-        return self._steps.gradients(self._inputs[rows], self._labels[rows])
+        return self._steps.gradients(self._examples.X[rows], self._labels[rows])
 
     def last_of_call(self, optimizer: Any, epoch: int, index: int) -> int | None:
         """Return before which step a call of `take` ends, where the sampler is static."""
-        batches = self._batches_of(epoch)
-        return self._steps.last_of_call(optimizer, self._inputs, batches, index)
+        self._steps.optimizer = optimizer
+        return self._steps.last_of_call(self._examples.X, self._batches_of(epoch), index)
 
     def take(self, optimizer: Any, epoch: int, first: int, last: int) -> list[float]:
         """Take steps in one call."""
-        data = self._inputs, self._labels, self._weights
-        start, batches = epoch * self.num_steps, self._batches_of(epoch)
-        return self._steps.take(optimizer, *data, batches, first, last, start)
-
-    def _batches_of(self, epoch: int) -> list[IntArray]:
-        # made once an epoch, and again after resuming within one: the order follows from the seed
-        if self._batches[0] != epoch:
-            batches = self._steps.batches(self._rows, epoch, self.settings.batch_size)
-            self._batches = epoch, batches
-        return self._batches[1]
+        self._steps.optimizer = optimizer
+        self._steps.num_steps = epoch * self.num_steps + first
+        return self._steps.take(self._examples, self._batches_of(epoch), first, last)
 
     def after_step(self, gradients: dict[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that have changed."""
@@ -225,13 +227,10 @@ class RetrievalTask(Task):
 
         Of several labels one is drawn; with `leave_out` it is left out of the items of its user.
         """
-        inputs, labels = one_label_each(
-            self._given[self._shown],
-            self._labels[self._shown],
-            self.leave_out,
-            sub_seed(self._key, *_CHOSEN),
-        )
-        return {"h": self.model.embed(unit_norm(inputs)), "labels": labels, "counts": self._counts}
+        given, labels = self._given[self._shown], self._labels[self._shown]
+        seed = sub_seed(self._key, *_CHOSEN)
+        inputs, drawn = one_label_each(given, labels, self.leave_out, seed)
+        return {"h": self.model.embed(unit_norm(inputs)), "labels": drawn, "counts": self._counts}
 
     def state(self) -> Arrays:
         """Return what the sampler has learned."""

@@ -57,9 +57,8 @@ class TrainedLinearSoftmax:
 
     def top_k(self, inputs: Any, k: int) -> tuple[IntArray, Rows]:
         """Find the best classes, as `LinearSoftmax.top_k`, of inputs (B, v) as they were read."""
-        return self.model.top_k(
-            self._prepared(inputs), k, leave_out=inputs if self.leave_out else None
-        )
+        leave_out = inputs if self.leave_out else None
+        return self.model.top_k(self._prepared(inputs), k, leave_out=leave_out)
 
     def embed(self, inputs: Any) -> Rows:
         """Return contexts (B, d), as `LinearSoftmax.embed`, of inputs (B, v) as they were read."""
@@ -227,10 +226,9 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
         # language models say the first, models of sparse inputs the second; both hold what is asked
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
-            linear = "linear_softmax" in {**config, **task}
-            remedy = (
-                "name a file of examples with --input" if linear else "take one of samplesoft train"
-            )
+            remedy = "take one of samplesoft train"
+            if "linear_softmax" in {**config, **task}:
+                remedy = "name a file of examples with --input"
             raise ValueError(
                 f"{str(path)!r} must hold contexts of a softmax layer, got "
                 f"{', '.join(examples) or 'none'}; {remedy}."
@@ -246,10 +244,8 @@ def _trained_softmax(
 
     Where there is an array ``counts``, it says how often each class occurs.
     """
-    h, rows = (
-        array.astype(np.float64)
-        for array in (examples["h"], parameters["softmax.class_embeddings"])
-    )
+    h = examples["h"].astype(np.float64)
+    rows = parameters["softmax.class_embeddings"].astype(np.float64)
     if softmax["normalize"]:
         h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
     if "softmax.biases" in parameters:

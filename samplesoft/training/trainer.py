@@ -111,37 +111,7 @@ def train(
     with locked(folder):
         if not resume:
             require_free(folder)
-        return train_locked(task, settings, folder, resume=resume, progress=progress)
-
-
-def train_locked(
-    task: Task,
-    settings: Settings,
-    folder: str | Path,
-    *,
-    resume: bool,
-    progress: bool | Callable[[dict[str, Any]], object],
-) -> Progress:
-    """Do what `train` does, in a folder that the caller has locked and looked into."""
-    path = Path(folder, CHECKPOINT)
-    run = Run(task, settings, Path(folder))
-    with progress_phase(bool(progress), "checkpoint"):
-        if resume:
-            run.load(path)
-        else:
-            # the start is a checkpoint too: a run that is killed in its first epoch resumes
-            run.save()
-    try:
-        cut_log(run.log, run.at.step)
-        # a run that is resumed may be over already, for instance by its patience
-        while not run.at.is_over(settings):
-            run.epoch(progress)
-    except Exception:
-        if run.at.step == 0 and not resume:  # files would only be in the way of the next try
-            path.unlink()
-            run.log.unlink(missing_ok=True)
-        raise
-    return run.at
+        return Run(task, settings, Path(folder)).train(resume, progress)
 
 
 def require_free(folder: str | Path) -> None:
@@ -220,11 +190,31 @@ class Run:
             settings.optimizer, settings.learning_rate, **settings.optimizer_options
         )
 
+    def train(self, resume: bool, progress: bool | Callable[[dict[str, Any]], object]) -> Progress:
+        """Do what `train` does, in a folder that the caller has locked and looked into."""
+        path = self.folder / CHECKPOINT
+        with progress_phase(bool(progress), "checkpoint"):
+            if resume:
+                self.load(path)
+            else:
+                # the start is a checkpoint too: a run that is killed in its first epoch resumes
+                self.save()
+        try:
+            cut_log(self.log, self.at.step)
+            # a run that is resumed may be over already, for instance by its patience
+            while not self.at.is_over(self.settings):
+                self.epoch(progress)
+        except Exception:
+            if self.at.step == 0 and not resume:  # files would only be in the way of the next try
+                path.unlink()
+                self.log.unlink(missing_ok=True)
+            raise
+        return self.at
+
     def epoch(self, progress: bool | Callable[[dict[str, Any]], object]) -> None:
         """Do the rest of an epoch: steps, validation, a line of the log, checkpoints."""
-        self.optimizer.learning_rate = self.settings.learning_rate * self.task.rate_factor(
-            self.at.epoch
-        )
+        factor = self.task.rate_factor(self.at.epoch)
+        self.optimizer.learning_rate = self.settings.learning_rate * factor
         name = f"epoch {self.at.epoch + 1}"
         with progress_bar(
             bool(progress), desc=name, initial=self.at.index, total=self.task.num_steps, unit="step"
@@ -340,19 +330,13 @@ class Run:
             # written and when it is read, they do not depend on interruptions
             self.task.refresh()
             examples = self.task.examples()
-        checkpoint = Checkpoint(
-            self.config(),
-            asdict(self.at),
-            prefixed(
-                {
-                    "parameters": self.task.parameters,
-                    "optimizer": self.optimizer.state(),
-                    "state": self.task.state(),
-                    "examples": examples,
-                },
-                "/",
-            ),
-        )
+        parts = {
+            "parameters": self.task.parameters,
+            "optimizer": self.optimizer.state(),
+            "state": self.task.state(),
+            "examples": examples,
+        }
+        checkpoint = Checkpoint(self.config(), asdict(self.at), prefixed(parts, "/"))
         # the best first: if the process dies between the two, the run repeats the epoch, and finds
         # the same best
         if best:

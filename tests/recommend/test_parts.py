@@ -6,9 +6,9 @@ from oracles import naive_recommend as naive
 from scipy import sparse
 
 from samplesoft.models.linear import Linear
+from samplesoft.recommend.recommender import best_items
 from samplesoft.recommend.training import (
     as_interactions,
-    best_items,
     hide,
     item_directions,
     normalized,
@@ -53,7 +53,8 @@ def test_lists_leave_out_what_they_are_told():
     rng = np.random.default_rng(1)
     users, items = (rng.normal(size=(n, 3)).astype(np.float32) for n in (700, 8))
     taken = sparse.csr_array((rng.random((700, 8)) < 0.5).astype(np.float32))
-    ids, scores = best_items(users, items, 5, taken, np.isin(np.arange(len(items)), [2, 6]))
+    absent = np.isin(np.arange(len(items)), [2, 6])
+    ids, scores = best_items(users, items, 5, False, leave_out=taken, absent=absent)
     assert ids.dtype == np.int32
     for b in range(0, 700, 50):
         left_out = {2, 6, *taken[[b]].indices}

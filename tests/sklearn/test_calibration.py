@@ -214,9 +214,9 @@ def test_who_calibrates_is_learned_later(rounds, monkeypatch):
     X, y = noisy(100)
     trained, calibrated, epoch, calibrate = [], [], Learner.epoch, Learner.calibrate
 
-    def one_epoch(self, x, codes, weights, rows, *rest):
+    def one_epoch(self, examples, rows, *rest):
         trained.append(set(rows.tolist()))
-        return epoch(self, x, codes, weights, rows, *rest)
+        return epoch(self, examples, rows, *rest)
 
     def one_calibration(self, x, codes, weights, rows):
         calibrated.append((len(trained), set(rows.tolist())))

@@ -248,7 +248,7 @@ def test_labels_for_tune_are_one_of_each_example():
     labels = sparse.csr_array(rng.random((500, 9)) < 0.3, dtype=float)
     labels = labels[np.diff(labels.indptr) > 0]
     x = sparse.csr_array(rng.random((labels.shape[0], 4)), dtype=np.float32)
-    steps = LinearEpochs(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0, None)
+    steps = LinearEpochs(4, 9, LinearSoftmaxSettings(sampler="unigram"), np.ones(9), 0)
     found = steps.tune_inputs(x, labels)
     rows = np.arange(labels.shape[0])
     assert np.all(labels.toarray()[rows, found["labels"]] == 1.0)
