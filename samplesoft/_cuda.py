@@ -23,6 +23,8 @@ _config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small batch is no mistake
 
 _EVERY_LANE = 0xFFFFFFFF
 _NONE_FOUND = np.iinfo(np.int64).max
+# `found`, what a search of this thread writes to; it holds `_NONE_FOUND` between searches
+_OF_THREAD = threading.local()
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -73,7 +75,10 @@ def available_bytes() -> float:
 
 def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: Any) -> int | None:
     """Return the place of the first offender that a kernel of `checks_cuda` finds."""
-    found = _found()
+    context = cuda.current_context()
+    if getattr(_OF_THREAD, "context", None) is not context:
+        _OF_THREAD.context, _OF_THREAD.found = context, to_device(np.array([_NONE_FOUND]))
+    found = _OF_THREAD.found
     launch(search, num, *arguments, found)
     place = int(found.copy_to_host()[0])
     if place == _NONE_FOUND:
@@ -81,17 +86,6 @@ def first_found(launch: Callable[..., None], search: Any, num: int, *arguments: 
     # ready for the next search, which then needs no array and no launch of its own
     found.copy_to_device(np.array([_NONE_FOUND]))
     return place
-
-
-_OF_THREAD = threading.local()
-
-
-def _found() -> Any:
-    """Return what a search of this thread writes to; it holds `_NONE_FOUND` between searches."""
-    context = cuda.current_context()
-    if getattr(_OF_THREAD, "context", None) is not context:
-        _OF_THREAD.context, _OF_THREAD.found = context, to_device(np.array([_NONE_FOUND]))
-    return _OF_THREAD.found
 
 
 if SIMULATED:

@@ -85,7 +85,7 @@ def num_threads() -> int:
     Numba is asked only once its threading layer is loaded, as `numba.set_num_threads` does: to
     load OpenMP for the question would forbid parallel loops of Numba in forked children.
     """
-    if _is_worker():  # which works alone
+    if getattr(_thread, "is_worker", False):  # which works alone
         return 1
     try:
         cast(Any, numba).threading_layer()
@@ -203,18 +203,11 @@ def meet(arrived: Any, workers: int, number: int) -> None:
 _thread = threading.local()
 
 
-def _mark_worker() -> None:
-    _thread.is_worker = True
-
-
-def _is_worker() -> bool:
-    return getattr(_thread, "is_worker", False)
-
-
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Return the pool that all calls share, for starting threads costs more than a small draw."""
-    return ThreadPoolExecutor(workers, "samplesoft", _mark_worker)
+    # each marks itself when it starts
+    return ThreadPoolExecutor(workers, "samplesoft", setattr, (_thread, "is_worker", True))
 
 
 if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads

@@ -18,10 +18,6 @@ def quiet() -> np.errstate:
 
     Whoever has asked for errors in their place, as training does to see that it diverges, has them.
     """
-    asked = np.geterr()
-    kept: dict[str, Any] = {
-        kind: "raise" if how == "raise" else "ignore"
-        for kind, how in asked.items()
-        if kind in ("over", "invalid")
-    }
+    asked, kinds = dict(np.geterr()), ("over", "invalid")
+    kept: dict[str, Any] = {k: "raise" if asked[k] == "raise" else "ignore" for k in kinds}
     return np.errstate(**kept)

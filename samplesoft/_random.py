@@ -11,10 +11,7 @@ _WORD = 0xFFFFFFFF
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_S27 = np.uint64(27)
-_S30 = np.uint64(30)
-_S31 = np.uint64(31)
-_S11 = np.uint64(11)
+_S11, _S27, _S30, _S31 = map(np.uint64, (11, 27, 30, 31))  # shifts
 
 
 @njit

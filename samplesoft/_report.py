@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
+from importlib import import_module
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -454,15 +455,12 @@ style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
 def _versions() -> dict[str, Any]:
     """Return what results may depend on: versions, the platform, and the number of threads."""
     import numba
-    import numpy as np
-    import scipy
 
+    libraries = ("NumPy", "Numba", "SciPy")
     return {
         "samplesoft": __version__,
         "Python": platform.python_version(),
-        "NumPy": np.__version__,
-        "Numba": numba.__version__,
-        "SciPy": scipy.__version__,
+        **{name: import_module(name.lower()).__version__ for name in libraries},
         "platform": platform.platform(),
         "threads": numba.get_num_threads(),
     }

@@ -121,8 +121,7 @@ class Scheme:
     @property
     def adds_mean(self) -> bool:
         """Whether S is ``e_t`` plus a mean over m independent draws, to which no label adds."""
-        plain = self.base == "plain" and self.corrects_draws
-        return plain and self.hits in ("absent", "masked") and not self.independent
+        return self.takes_certain and not self.divides_by_kept
 
     @property
     def has_bounds(self) -> bool:
@@ -165,7 +164,7 @@ class Scheme:
 
         It must not count the draws, which these are not.
         """
-        return self.takes_certain and not (self.divides_by_kept or self.jackknife)
+        return self.adds_mean and not self.jackknife
 
     @property
     def has_exact_bias(self) -> bool:

@@ -60,13 +60,11 @@ def run(options: argparse.Namespace) -> int:
             f"--k must be at most {num_classes:,}, the classes of the model, got {options.k}."
         )
     inputs, _ = read_inputs(options.input, trained)
-    if not options.output:
-        # lines come out while the work goes on
+    if options.output:  # whose reader never finds half of the lines
+        with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
+            _write(stream, inputs, trained, k)
+    else:  # lines come out while the work goes on
         _write(sys.stdout, inputs, trained, k)
-        return 0
-    # a reader of the file never finds half of the lines
-    with replaced(Path(options.output)) as draft, draft.open("w", encoding="utf-8") as stream:
-        _write(stream, inputs, trained, k)
     return 0
 
 

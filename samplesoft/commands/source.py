@@ -158,12 +158,8 @@ def _trained(options: argparse.Namespace) -> TrainedSoftmax:
         return replace(trained, embeddings=embeddings)
     model = read_linear_softmax(options.checkpoint)
     inputs, labels = read_inputs(options.input, model)
-    _require_width(
-        "labels of the model",
-        model.model.num_classes,
-        labels,
-        "; number the model's classes from 0, in their order",
-    )
+    remedy = "; number the model's classes from 0, in their order"
+    _require_width("labels of the model", model.model.num_classes, labels, remedy)
     return linear_examples(model, inputs, labels, options.examples, options.seed)
 
 

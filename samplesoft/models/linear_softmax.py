@@ -18,7 +18,6 @@ from samplesoft._memory import require_bytes
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
-    FloatArray,
     IntArray,
     as_count,
     as_named_arrays,
@@ -328,29 +327,22 @@ class LinearSoftmax:
         of_examples = np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
         thin = self.thinned(x, np.uint64(mix64(key, _DROPOUT)))
         # the loss adds examples up, so that weights divided by the batch make its mean
-        return self._gradients(thin, labels, of_examples / size, int(np.uint64(mix64(key, _DRAWS))))
+        of_loss = {"weights": of_examples / size, "rng": int(np.uint64(mix64(key, _DRAWS)))}
+        if self.settings.embedding_dim is None:
+            loss, saved = self.softmax.forward(thin, labels, **of_loss)
+            return float(loss), prefixed({"softmax": self.softmax.backward(saved)[1]})
+        h, cache = self.embedding.forward(thin)
+        loss, saved = self.softmax.forward(h, labels, **of_loss)
+        dh, of_softmax = self.softmax.backward(saved)
+        # inputs are data: nothing asks for the derivative in them
+        _, of_embedding = self.embedding.backward(cache, dh)
+        parts: dict[str, Mapping[str, Gradient]]
+        parts = {"embedding": of_embedding, "softmax": of_softmax}
+        return float(loss), prefixed(parts)
 
     def check_inputs(self, x: Any) -> Any:
         """Return inputs (B, v) whose rows can be taken, for callers that look at them first."""
         return check_inputs(x, self.num_inputs, self.dtype)
-
-    def _gradients(
-        self, x: Any, labels: Any, weights: FloatArray, draws: int
-    ) -> tuple[float, dict[str, Gradient]]:
-        """Return the weighted sum of the losses of a batch, and its gradients."""
-        if self.settings.embedding_dim is None:
-            loss, saved = self.softmax.forward(x, labels, weights=weights, rng=draws)
-            return float(loss), prefixed({"softmax": self.softmax.backward(saved)[1]})
-        h, cache = self.embedding.forward(x)
-        loss, saved = self.softmax.forward(h, labels, weights=weights, rng=draws)
-        dh, of_softmax = self.softmax.backward(saved)
-        # inputs are data: nothing asks for the derivative in them
-        _, of_embedding = self.embedding.backward(cache, dh)
-        parts: dict[str, Mapping[str, Gradient]] = {
-            "embedding": of_embedding,
-            "softmax": of_softmax,
-        }
-        return float(loss), prefixed(parts)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Let the sampler follow the class vectors that an optimizer has changed."""

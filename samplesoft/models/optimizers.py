@@ -145,8 +145,7 @@ class Optimizer(ABC):
         # a step without a state has none to check
         states = [self._state_of(*update) if self._state_names else () for update in updates]
         # Adam's corrections need the number of this step; it is taken back where it is refused
-        self.steps += 1
-        numbers = self._numbers()
+        numbers = self.next_numbers()
         for _, update in updates:
             # a rate beyond float32 would become infinity on its way into the kernel; NaN fails too
             if not max(numbers) <= LARGEST[update.parameter.dtype]:

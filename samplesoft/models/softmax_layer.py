@@ -326,9 +326,8 @@ class SoftmaxLayer:
         # a two-pass sampler takes new candidates, by the seed of the step
         sampler.refresh(rng)
         draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
-        if not loss.needs_label_count:
-            return draw, None
-        return draw, self._label_log_count(contexts, targets)
+        log_count = self._label_log_count(contexts, targets) if loss.needs_label_count else None
+        return draw, log_count
 
     def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
         """Return the log expected count (P,) of each label in a draw for its example."""
