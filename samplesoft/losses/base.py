@@ -327,7 +327,7 @@ class Loss(ABC):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss, as `forward` does, of arguments that `check_batch` has checked."""
-        per_example = _checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
+        per_example = checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
         losses, saved = self._forward(batch, draw, label_log_count)
         # in float64 whatever the vectors are: float32 sums of long batches lose what training gains
         total = float(losses.dot(per_example))  # finite only where all losses are
@@ -402,7 +402,7 @@ def _not_finite(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
     )
 
 
-def _checked_weights(
+def checked_weights(
     weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
     """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""

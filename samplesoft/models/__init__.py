@@ -1,5 +1,6 @@
 """Layers, linear models and optimizers that are trained without a framework."""
 
+from samplesoft.models.adaptive import AdaptiveSoftmax
 from samplesoft.models.hierarchical import HierarchicalSoftmax
 from samplesoft.models.linear import Linear
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
@@ -20,6 +21,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AdaptiveSoftmax",
     "HierarchicalSoftmax",
     "Linear",
     "LinearSoftmax",
