@@ -408,9 +408,7 @@ def checked_weights(
     """Return the weights (B,) of the examples in the value; for a mean their sum is 1."""
     if weights is None:  # nothing to check in most steps
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
-    per_example = as_real_array("weights", to_host(weights), (1,))
-    if len(per_example) != batch:
-        raise ValueError(f"`weights` must have shape ({batch},), got {per_example.shape}.")
+    per_example = HostArrays.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
         per_example = in_small_unit(per_example)  # in which the sum is finite
         total = float(per_example.sum())

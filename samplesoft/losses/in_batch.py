@@ -101,9 +101,8 @@ class InBatchLoss(Loss):
     ) -> None:
         super().__init__(**options)
         for name, sampler in (("proposal", proposal), ("extra", extra)):
-            if sampler is None and name == "extra":
-                continue
-            require_instance(name, sampler, Sampler)
+            if name == "proposal" or sampler is not None:
+                require_instance(name, sampler, Sampler)
             if sampler is not None and sampler.dim is not None:
                 raise ValueError(
                     f"`{name}` must not look at contexts, got a {type(sampler).__name__}; take "

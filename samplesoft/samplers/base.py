@@ -33,6 +33,7 @@ from samplesoft._validation import (
 from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
+Hook = Callable[[Rows, IntArray, IntArray], FloatArray]  # of contexts, classes, excluded classes
 NO_CLASS = -1  # in arrays of classes inside the library: here there is none
 _LEAST = 32  # contexts of a shared set that are not pooled
 _GROUP = 20  # contexts of a large batch that one stands for, in the mean
@@ -348,12 +349,7 @@ class Sampler(ABC):
             )
 
     def _of_classes(
-        self,
-        hook: Callable[[Rows, IntArray, IntArray], FloatArray],
-        h: ArrayLike | None,
-        ids: Any,
-        exclude: Any,
-        shared: bool,
+        self, hook: Hook, h: ArrayLike | None, ids: Any, exclude: Any, shared: bool
     ) -> FloatArray:
         """Check arguments, and call a hook that returns logarithms; of their mean if `shared`."""
         contexts, excluded, shares = self._check(h, exclude, shared)

@@ -507,5 +507,4 @@ class TwoPassSampler(Sampler):
 
     def _of_one_pass(self) -> FloatArray:
         """Return the probabilities (n,) of the first pass without its only candidate."""
-        probs: FloatArray = self.candidates.probs(None, exclude=self.candidate_ids)[0]
-        return probs
+        return self.candidates.probs(None, exclude=self.candidate_ids).ravel()

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from samplesoft._device import ARRAYS
 from samplesoft._device.select import as_device, to_host, twin
 from samplesoft._temperature import as_tau
-from samplesoft._validation import as_choice, as_flag, as_float_rows
+from samplesoft._validation import as_choice, as_float_rows
 from samplesoft.feature_maps import (
     FeatureMap,
     PositiveRandomFeatures,
@@ -89,7 +89,6 @@ class KernelSampler(EngineSampler):
                 "`feature_map` must be a FeatureMap or a function from rows to features, got "
                 f"{type(feature_map).__name__}; samplesoft.feature_maps has some."
             )
-        as_flag("progress", progress)
         scale = as_tau(tau, unit_vectors=False)
         # draws by a kernel follow no softmax, so that there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None

@@ -36,6 +36,7 @@ class _Tables(NamedTuple):
     every: Table  # of all classes
     others: Table  # without class `top`, which may have more than half of the mass
     top: int
+    log_weights: FloatArray  # (n,), for draws without replacement that find no new class
 
 
 class WeightedSampler(Sampler):
@@ -211,11 +212,9 @@ class WeightedSampler(Sampler):
         """Fill `ids` (B, m) for examples from `first` on."""
         # the second table is not made before a context excludes the heaviest class
         others = self._others[0] if np.logical_or.reduce(exclude == self._top) else self._table
-        tables = _Tables(self._table, others, self._top)
-        if self.replace:
-            _alias_rows(key, first, tables, exclude, ids)
-        else:
-            _distinct_rows(key, first, tables, self._log_weights, exclude, ids)
+        tables = _Tables(self._table, others, self._top, self._log_weights)
+        draw = _alias_rows if self.replace else _distinct_rows
+        draw(key, first, tables, exclude, ids)
 
     def _inclusion(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the probability (B, k) that m draws without replacement contain classes (B, k)."""
@@ -331,19 +330,14 @@ def _place(members: IntArray, value: np.int64) -> np.int64:
 
 @njit
 def _distinct_rows(
-    key: np.uint64,
-    first: int,
-    tables: _Tables,
-    log_weights: FloatArray,
-    exclude: IntArray,
-    ids: IntArray,
+    key: np.uint64, first: int, tables: _Tables, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write successive draws without replacement into `ids`, as `_alias_rows` does.
 
     Draws from the table that repeat a class are dropped. Where that takes long, exponential
     clocks in the classes that are left decide: they have no memory, so the law is the same.
     """
-    n, num = len(log_weights), ids.shape[1]
+    n, num = len(tables.log_weights), ids.shape[1]
     tries = n + 4 * num  # about what the clocks would cost
     members = _new_set(num + 1)
     for b in range(len(ids)):
@@ -363,7 +357,8 @@ def _distinct_rows(
                 ids[b, taken] = drawn
                 taken += 1
         if taken < num:
-            _first_clocks(mix64(row, np.uint64(tries)), log_weights, members, ids[b, taken:])
+            later = mix64(row, np.uint64(tries))
+            _first_clocks(later, tables.log_weights, members, ids[b, taken:])
 
 
 @njit
