@@ -20,7 +20,14 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
 from samplesoft.bias.exact import with_replacement_bias
-from samplesoft.bias.inputs import Inputs, check_inputs, check_jacobian, times_power, with_room
+from samplesoft.bias.inputs import (
+    Example,
+    Inputs,
+    check_inputs,
+    check_jacobian,
+    times_power,
+    with_room,
+)
 from samplesoft.bias.negatives import EPS, Negatives, make_negatives
 from samplesoft.bias.transform import evaluate_nodes, make_atoms
 from samplesoft.kernels.exponential import exp64
@@ -90,9 +97,8 @@ class FiniteSampleBounds:
         lower, upper = np.atleast_2d(self.lower, self.upper)
         every = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
         rows = [_project(*row) for row in zip(lower, upper, every, strict=True)]
-        below, above = (np.array(side) for side in zip(*rows, strict=True))
-        shape = self.lower.shape[:-1] + jac.shape[-1:]
-        below, above = (times_power(side.reshape(shape), excess) for side in (below, above))
+        ends = times_power(np.array(rows).swapaxes(0, 1), excess)
+        below, above = ends.reshape(2, *self.lower.shape[:-1], jac.shape[-1])
         return np.minimum(below, _LARGEST), np.maximum(above, -_LARGEST)
 
 
@@ -272,7 +278,7 @@ def num_sampled_for(
     inputs = check_inputs(logits, labels, q, 2, scheme, h)
     require_bounds(inputs.scheme)
     wanted = as_positive("bias", bias)
-    rows = [_search(*row, inputs.scheme, wanted) for row in inputs.rows()]
+    rows = [_search(row, inputs.scheme, wanted) for row in inputs.rows()]
     return NumSampled(*inputs.columns(rows))
 
 
@@ -329,16 +335,14 @@ def _sum_to_zero(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, Floa
     return np.maximum(lower, least), np.minimum(upper, most)
 
 
-def _search(
-    logits: FloatArray, label: int, q: FloatArray, scheme: Scheme, wanted: float
-) -> tuple[int, int]:
+def _search(example: Example, scheme: Scheme, wanted: float) -> tuple[int, int]:
     """Return both numbers of draws of one example."""
 
     def exact(m: int) -> float:
-        return float(np.abs(with_replacement_bias(logits, label, q, m, scheme).bias).sum())
+        return float(np.abs(with_replacement_bias(*example, m, scheme).bias).sum())
 
     def bound(m: int) -> float:
-        lower, upper = example_bounds(make_draw_law(logits, label, q, m, scheme))
+        lower, upper = example_bounds(make_draw_law(*example, m, scheme))
         # the biases sum to 0: twice the sum of either sign is their norm
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 

@@ -136,8 +136,7 @@ class Classes:
     def log_distances(self) -> FloatArray:
         """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
         if np.abs(self.contrast).max() < _DIGITS_OF_KAPPA:
-            t: FloatArray = 2.0 * np.arctanh(self.contrast)
-            return t
+            return 2.0 * np.arctanh(self.contrast)
         return self.log_r - self.log_ref
 
     @property

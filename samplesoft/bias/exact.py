@@ -39,6 +39,7 @@ from samplesoft.bias.draw_law import (
     make_draw_law,
 )
 from samplesoft.bias.inputs import (
+    Example,
     Inputs,
     check_inputs,
     check_jacobian,
@@ -244,30 +245,27 @@ def exact_bias(
 
 def exact_bias_of(inputs: Inputs) -> ExactBias:
     """Return `exact_bias` of arguments that are checked."""
-    if inputs.scheme.independent:
-        rows = [poisson_bias(*row) for row in inputs.rows()]
-    else:
-        rows = [_of_row(row, inputs) for row in inputs.rows()]
-    result = ExactBias(*inputs.columns(rows))
+    result = ExactBias(*inputs.columns(_of_row(row, inputs) for row in inputs.rows()))
     _warn_of_lost_digits(result, inputs)
     return result
 
 
-def _of_row(row: tuple[FloatArray, int, FloatArray], inputs: Inputs) -> Row:
+def bias_of_example(example: Example, inputs: Inputs) -> Row:
+    """Return the exact bias of logits, label and q of one example, without certain classes."""
+    if inputs.scheme.independent:
+        return poisson_bias(*example)
+    return with_replacement_bias(*example, inputs.num_sampled, inputs.scheme)
+
+
+def _of_row(example: Example, inputs: Inputs) -> Row:
     """Return the exact bias of one example, whose label the certain classes join."""
-    how = inputs.num_sampled, inputs.scheme
     if not len(inputs.certain):
-        return with_replacement_bias(*row, *how)
-    joined = join(*row, inputs.certain)
-    row_of_joined = with_replacement_bias(joined.logits, joined.label, joined.q, *how)
-    shift = joined.rounding * float(np.abs(row_of_joined.bias).sum())
-    return Row(
-        joined.spread(row_of_joined.bias),
-        joined.spread(row_of_joined.probs),
-        row_of_joined.loss_bias,
-        row_of_joined.error + shift,
-        row_of_joined.loss_error + shift,
-    )
+        return bias_of_example(example, inputs)
+    joined = join(*example, inputs.certain)
+    row = bias_of_example(joined[:3], inputs)
+    shift = joined.rounding * float(np.abs(row.bias).sum())
+    errors = {"error": row.error + shift, "loss_error": row.loss_error + shift}
+    return row._replace(bias=joined.spread(row.bias), probs=joined.spread(row.probs), **errors)
 
 
 def _warn_of_lost_digits(result: ExactBias, inputs: Inputs) -> None:

@@ -26,6 +26,8 @@ from samplesoft._validation import (
 )
 from samplesoft.schemes import Scheme, as_scheme, certain_schemes
 
+Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -43,7 +45,7 @@ class Inputs:
     batched: bool
     certain: IntArray
 
-    def rows(self) -> Iterator[tuple[FloatArray, int, FloatArray]]:
+    def rows(self) -> Iterator[Example]:
         """Yield (logits (n,), label, q (n,)) for each example."""
         for i, (logits, label) in enumerate(zip(self.logits, self.labels, strict=True)):
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]

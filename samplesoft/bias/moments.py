@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,8 @@ from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, as_positive, as_real_array
 from samplesoft.bias import poisson
 from samplesoft.bias.draw_law import Classes, DrawLaw, make_classes, make_draw_law
-from samplesoft.bias.exact import with_replacement_bias
-from samplesoft.bias.inputs import Inputs, check_inputs, join
+from samplesoft.bias.exact import bias_of_example
+from samplesoft.bias.inputs import Example, Inputs, check_inputs, join
 from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import log_kept
 from samplesoft.bias.transform import (
@@ -151,7 +152,13 @@ def moments_by(
         if len(inputs.certain):
             joined = join(*example, inputs.certain)
             example, rows_of_c, joining = joined[:3], joined.mean_rows(vectors), joined.rounding
-        row, mse, rounding = _second_moment(*example, inputs, rows_of_c, square_of)
+        row = bias_of_example(example, inputs)
+        centred = centre(rows_of_c, row.probs)
+        if inputs.scheme.independent:
+            mse, rounding = _inclusion_square(example, centred)
+        else:
+            law = make_draw_law(*example, inputs.num_sampled, inputs.scheme)
+            mse, rounding = square_of(law, centred)
         squared_bias, error = _squared_bias(row, rows_of_c)
         squared_bias, mse = scale * squared_bias, scale * max(mse, squared_bias)
         error = scale * (error + rounding) + (joining + 4.0 * EPS) * mse
@@ -170,23 +177,6 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
     scale = as_positive("tau", tau)
     require_squares(vectors, scale)
     return vectors, scale * scale
-
-
-def _second_moment(
-    logits: FloatArray,
-    label: int,
-    q: FloatArray,
-    inputs: Inputs,
-    vectors: FloatArray,
-    square_of: Callable[[DrawLaw, FloatArray], tuple[float, float]],
-) -> tuple[Row, float, float]:
-    """Return the exact bias, the mean squared error for tau = 1, and the error of that."""
-    if inputs.scheme.independent:
-        row = poisson.poisson_bias(logits, label, q)
-        return row, *_inclusion_square(logits, label, q, centre(vectors, row.probs))
-    draws = logits, label, q, inputs.num_sampled, inputs.scheme
-    row = with_replacement_bias(*draws)
-    return row, *square_of(make_draw_law(*draws), centre(vectors, row.probs))
 
 
 def _squared_bias(row: Row, vectors: FloatArray) -> tuple[float, float]:
@@ -302,17 +292,14 @@ def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
     if at is None:
         return 0.0, 0.0
     with np.errstate(under="ignore", over="ignore"):
-        terms = _terms(law, at.classes, at.nodes, centred, at.unit)
-        mse, error = integrate(at.nodes.dx, *terms)
+        mse, error = integrate(at.nodes.dx, *_terms(law, at, centred))
     if law.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
         none_left = law.label_draw**law.num_draws * float(squared_norms(centred[[law.label]])[0])
         return mse + none_left, error + 4.0 * EPS * none_left
     return mse, error
 
 
-def _terms(
-    law: DrawLaw, classes: Classes, nodes: Nodes, centred: FloatArray, unit: float
-) -> tuple[FloatArray, FloatArray]:
+def _terms(law: DrawLaw, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the integrand of E|sum_i p'_i c_i|**2 for class vectors (n, d) of mean 0 under p.
 
     With A = B c_t + sum_k e_k psi_k c_k, it is (B28),
@@ -320,13 +307,13 @@ def _terms(
     where K is the number of draws that S is divided by: m, or for some schemes a random one. With
     it come bounds on its rounding.
     """
-    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
-    log_first, ratio = _count_moments(law, nodes.log_transform - v_base)
+    v_base = np.exp(np.minimum(at.nodes.x + law.log_base, LARGEST_EXPONENT))
+    log_first, ratio = _count_moments(law, at.nodes.log_transform - v_base)
     # half of the weight of each node; with it, in the exponents, no factor overflows
-    numerator = numerator_moments(law, classes, nodes, centred, 0.5 * log_first)
+    numerator = numerator_moments(law, at.classes, at.nodes, centred, 0.5 * log_first)
     change, scatter, size, scatter_size = numerator
     # an exponent is known to its relative rounding, and so is what it is the log of
-    units = unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
+    units = at.unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
     square, error = _square_and_error(change, size, units)
     return ratio * square + scatter, ratio * error + units * scatter_size
 
@@ -341,11 +328,7 @@ def numerator_moments(
     exp(`log_half`), (K,), the second times its square.
     """
     own, reach = centred[law.label], _reach(centred, law.probs)
-
-    def class_terms(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
-        rise, second = _class_terms(law, classes, nodes, log_half[:, None], part)
-        return rise, np.abs(rise), second
-
+    class_terms = partial(_class_terms, law, classes, nodes, log_half[:, None])
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
     change, size, square = _add_up_classes(class_terms, len(nodes.x), centred, reach)
@@ -394,10 +377,10 @@ def _label_change(
 
 def _class_terms(
     law: DrawLaw, classes: Classes, nodes: Nodes, log_half: FloatArray, part: slice
-) -> tuple[FloatArray, FloatArray]:
-    """Return v e (psi - psi_R) and v**2 e r psi, both (K, classes of `part`), weighted.
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return v e (psi - psi_R), its size, and v**2 e r psi, all (K, classes of `part`), weighted.
 
-    The first is times exp(log_half), the second times its square; `log_half` is (K, 1).
+    The first is times exp(log_half), the last times its square; `log_half` is (K, 1).
     """
     x = nodes.x[:, None]
     q = law.drawn[part]
@@ -412,17 +395,15 @@ def _class_terms(
     psi_ref = np.exp(nodes.log_psi_ref[:, None] + log_mass)
     far = np.exp(log_psi + log_mass) - psi_ref
     rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), far)
-    return rise, np.exp(log_mass + x + log_r + log_psi + log_half)
+    return rise, np.abs(rise), np.exp(log_mass + x + log_r + log_psi + log_half)
 
 
 # Independent inclusion
 
 
-def _inclusion_square(
-    logits: FloatArray, label: int, q: FloatArray, centred: FloatArray
-) -> tuple[float, float]:
+def _inclusion_square(example: Example, centred: FloatArray) -> tuple[float, float]:
     """Return E|sum_i p'_i c_i|**2 and its error, eq. (B78), or 0 where all p' are the same."""
-    law = poisson.make_inclusion_law(logits, label, q)
+    law = poisson.make_inclusion_law(*example)
     if law.others == 0.0:
         return 0.0, 0.0
     reach, classes, known = _reach(centred, law.probs), law.classes, law.known
@@ -430,10 +411,7 @@ def _inclusion_square(
         atoms = poisson.make_inclusion_atoms(classes)
         x, weights = poisson.make_nodes(classes, atoms, law.log_base, STEP)[:2]
         x, weights = x[weights > 0.0], weights[weights > 0.0]
-
-        def class_terms(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
-            return _inclusion_terms(classes, x, part)
-
+        class_terms = partial(_inclusion_terms, classes, x)
         change, size, scatter = _add_up_classes(class_terms, len(x), centred, reach)
         u_base = np.exp(np.minimum(x + law.log_base, LARGEST_EXPONENT))
         of_base = u_base * poisson.base_contrast(x, classes)

@@ -155,8 +155,7 @@ class Theorem1Bounds:
     @property
     def sign_holds(self) -> NDArray[np.bool_]:
         """Which coordinates have g >= 0, (P,) or (B, P); UB multiplies g by an upper bound."""
-        signs: NDArray[np.bool_] = self.g >= 0.0
-        return signs
+        return self.g >= 0.0
 
     @property
     def sign_condition(self) -> Any:

@@ -235,10 +235,15 @@ def evaluate_nodes(
 
     They are `TiltedNodes` where the scheme is a jackknife.
     """
-    sums = node_sums(x, atoms.points, classes.log_above_least, law.scheme.jackknife)
+    tilted = law.scheme.jackknife
+    sums = node_sums(x, atoms.points, classes.log_above_least, tilted)
     if len(x) > 0 and atoms.panel is not None and atoms.width > _NARROW:
         _replace_noise(law, classes, atoms, x, sums)
-    return _make_nodes(classes, x, dx, sums, law.scheme.jackknife)
+    columns = sums.transform, sums.drop, sums.excess
+    logs = _transform_logs(x, columns, (classes.log_least, *classes.log_above_least))
+    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = logs
+    nodes = Nodes(x, dx, v, v_least, log_t, log_t_least, log_psi_ref, sums.above, excess)
+    return _with_cumulants(classes, nodes, sums, d_mean) if tilted else nodes
 
 
 def _replace_noise(
@@ -281,17 +286,6 @@ def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float
     above = (of_panel >= first_high) & (of_panel <= atoms.panel.max())
     pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
     return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
-
-
-def _make_nodes(
-    classes: Classes, x: FloatArray, dx: FloatArray, sums: NodeSums, tilted: bool
-) -> Nodes:
-    """Return what follows from the sums (K,)."""
-    columns = sums.transform, sums.drop, sums.excess
-    logs = _transform_logs(x, columns, (classes.log_least, *classes.log_above_least))
-    v, v_least, log_t, log_t_least, log_psi_ref, excess, d_mean = logs
-    nodes = Nodes(x, dx, v, v_least, log_t, log_t_least, log_psi_ref, sums.above, excess)
-    return _with_cumulants(classes, nodes, sums, d_mean) if tilted else nodes
 
 
 @njit

@@ -234,7 +234,7 @@ def _look(
                 scores.append(by_means)
         # what takes longer is tried once there are enough calls to exclude what is quick
         if over or observed.calls >= _AT_LEAST[observer.with_gradient]:
-            simulated = simulated or distinct_hypotheses(observer)
+            simulated = simulated or list(distinct_hypotheses(observer))
             scores += [score(one, observed) for one in simulated]
             # nothing fits: first the right means with another spread, then no bias at all, then
             # mistakes with a number or a proposal that nobody gave

@@ -57,12 +57,12 @@ _JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
 _NCE = "noise-contrastive estimation"
 _NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
 _BATCH = f"{_SOFTMAX}, m the other labels of a batch"
-_AIMS = {
-    "candidate": _CANDIDATE,
-    "candidate_masked": _CANDIDATE,
-    "jackknife": _JACKKNIFE,
-    "jackknife_masked": _JACKKNIFE,
-}
+
+
+def _aim(scheme: Scheme) -> str:
+    if scheme.jackknife:
+        return _JACKKNIFE
+    return _CANDIDATE if scheme.corrects_label else _SOFTMAX
 
 
 def _methods() -> Iterator[Method]:
@@ -71,15 +71,15 @@ def _methods() -> Iterator[Method]:
     for name, scheme in SCHEMES.items():
         # "kept" is a mistake, unless nothing is corrected
         if name != "kept":
-            yield Method(name, scheme, _AIMS.get(name, _SOFTMAX))
+            yield Method(name, scheme, _aim(scheme))
     for name, scheme_name in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
         yield Method(name, SCHEMES[scheme_name], _NCE, logistic=True)
     for end, scheme_name in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
         scheme = SCHEMES[scheme_name].without_correction()
         yield Method(f"negative_sampling{end}", scheme, _NEGATIVE_SAMPLING, logistic=True)
     for name in ("negatives", "masked", "candidate", "candidate_masked"):
-        aim = _AIMS.get(name, _SOFTMAX)
-        yield Method(f"{name}_distinct", SCHEMES[name], aim, closed=False)
+        scheme = SCHEMES[name]
+        yield Method(f"{name}_distinct", scheme, _aim(scheme), closed=False)
     unbiased = "the full softmax loss without bias, from random draws"
     yield Method("unbiased", None, unbiased, closed=False)
     yield Method("in_batch", None, _BATCH, closed=False)

@@ -280,16 +280,15 @@ _DISTINCT: tuple[tuple[str | None, Variant, str], ...] = (
 )
 
 
-def distinct_hypotheses(observer: Observer) -> list[Hypothesis]:
-    """Return hypotheses of draws without replacement.
+def distinct_hypotheses(observer: Observer) -> Iterator[Hypothesis]:
+    """Yield hypotheses of draws without replacement.
 
     Classes are drawn until m different ones have come, as TensorFlow's samplers do by default.
     """
     problem, m = observer.problem, observer.num_sampled
     examples = range(len(problem.labels))
-    hypotheses: list[Hypothesis] = []
     if m >= problem.num_classes - 1:
-        return hypotheses
+        return
     trials = {exclude: [_trials(problem, e, exclude, m) for e in examples] for exclude in (0, 1)}
     for name, (fault, variant, counts) in product(
         ("negatives", "masked", "candidate", "candidate_masked"), _DISTINCT
@@ -316,10 +315,8 @@ def distinct_hypotheses(observer: Observer) -> list[Hypothesis]:
         parts = of_losses + of_gradients
         means = np.concatenate([part.mean(axis=0) for part in parts])
         errors = np.concatenate([part.std(axis=0) / np.sqrt(len(part)) for part in parts])
-        number = "means are simulated"
-        one = Hypothesis(f"{name}_distinct", fault, means, number=number, errors=errors)
-        hypotheses.append(one)
-    return hypotheses
+        words = "means are simulated"
+        yield Hypothesis(f"{name}_distinct", fault, means, number=words, errors=errors)
 
 
 def _trials(

@@ -60,8 +60,7 @@ class Recipe:
         """Log of what is in S for certain (E,)."""
         if self.certain is None:
             return self.base
-        mass: FloatArray = np.logaddexp(self.base, np.logaddexp.reduce(self.certain, axis=1))
-        return mass
+        return np.logaddexp(self.base, np.logaddexp.reduce(self.certain, axis=1))
 
     def with_hits(self, logits: FloatArray) -> Recipe:
         """Return the same with other logits (E,) of draws of the label."""
@@ -124,15 +123,13 @@ def make_recipe(
         law = np.log(-np.expm1(m * np.log1p(-problem.q)))
     elif scheme.excludes_label or scheme.divides_by_kept:  # given "not the label"
         law = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
-    kind = variant.kind or "sum"
-    if method.logistic:
-        kind = "logistic"
-    elif scheme.jackknife:
-        kind = "jackknife"
-    elif scheme.independent:
-        kind = "independent"
-    elif scheme.divides_by_kept and not variant.drops_count and variant.hits is None:
-        kind = "kept"
+    kinds = {
+        "logistic": method.logistic,
+        "jackknife": scheme.jackknife,
+        "independent": scheme.independent,
+        "kept": scheme.divides_by_kept and not variant.drops_count and variant.hits is None,
+    }
+    kind = next((kind for kind, holds in kinds.items() if holds), variant.kind or "sum")
     # kept draws are divided by their own number, and inclusion has none to divide by
     counted = 0.0 if kind in ("kept", "independent") else float(np.log(m))
     counts = Counts(law, law if scheme.independent else log_q, counted)

@@ -159,8 +159,7 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
 
 def _gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:
     _, cache = layer.forward(work.h, work.labels, rng=seed)
-    dh: FloatArray = layer.backward(cache)[0].astype(np.float64)
-    return dh
+    return layer.backward(cache)[0].astype(np.float64)
 
 
 def _step_seconds(layer: SoftmaxLayer, work: Workload) -> float:

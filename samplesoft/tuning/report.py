@@ -132,7 +132,7 @@ class TuneReport(Report):
         columns = [
             Column("sampler", lambda s: s.sampler or "full softmax"),
             Column("draws", lambda s: s.num_sampled, ","),
-            Column("for", lambda s: _whom(s)),
+            Column("for", lambda s: ("the batch" if s.shared else "each") if s.sampler else ""),
             Column("L1 bias", lambda s: s.bias, ".2g"),
             Column("+-", lambda s: s.bias_stderr or None, ".1g"),
             Column("error", lambda s: s.error, ".2g"),
@@ -191,10 +191,3 @@ class TuneReport(Report):
         axes.grid(True, which="major", color="0.92", linewidth=0.7)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return figure
-
-
-def _whom(setting: Setting) -> str:
-    """Return for whom the draws are."""
-    if setting.sampler is None:
-        return ""
-    return "the batch" if setting.shared else "each"

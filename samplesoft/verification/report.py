@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from samplesoft._report import (
@@ -295,10 +296,8 @@ Group = Sequence[VerificationRow]  # the rows of one sampler at one m, a block e
 
 
 def _groups(report: VerificationReport) -> list[Group]:
-    def place(row: VerificationRow) -> tuple[str, int]:
-        return row.sampler, row.num_sampled
-
-    return [list(rows) for _, rows in groupby(report.rows, place)]
+    by_place = groupby(report.rows, attrgetter("sampler", "num_sampled"))
+    return [list(rows) for _, rows in by_place]
 
 
 def _tested(group: Group) -> Group:

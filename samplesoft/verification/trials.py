@@ -252,8 +252,7 @@ def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray
     log_decay = log_transform[:, None] - np.minimum(np.outer(u, shift), 1e4)
     with np.errstate(over="ignore", under="ignore"):
         sums = [np.exp(k * log_u + log_decay).sum(axis=0) for k in (1, 2, 3)]
-    moments: FloatArray = _STEP * np.stack([sums[0], sums[1], sums[2] / 2.0])
-    return moments
+    return _STEP * np.stack([sums[0], sums[1], sums[2] / 2.0])
 
 
 def bin_classes(label: int, tails: Tails, num_trials: int) -> IntArray:

@@ -47,7 +47,7 @@ def kept_simulations():
     def simulated(observer):
         key = observer.problem.q.tobytes(), observer.num_sampled, observer.with_gradient
         if key not in kept:
-            kept[key] = distinct_hypotheses(observer)
+            kept[key] = list(distinct_hypotheses(observer))
         return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:
