@@ -83,9 +83,11 @@ def test_gradients_by_finite_differences(name):
 
 def test_equal_to_torch():
     torch = pytest.importorskip("torch")
-    layer, (h, labels) = make("two tails"), problem(40)
+    layer, (h, labels) = make("two tails", div_value=2.0), problem(40)
     ranks = np.argsort(np.argsort(-COUNTS, kind="stable"))[labels]
-    peer = torch.nn.AdaptiveLogSoftmaxWithLoss(8, len(COUNTS), [3, 6], dtype=torch.float64)
+    peer = torch.nn.AdaptiveLogSoftmaxWithLoss(
+        8, len(COUNTS), [3, 6], div_value=2.0, dtype=torch.float64
+    )
     weights = [layer.parameters["head"]]
     for i in (1, 2):
         weights += [layer.parameters[f"projection_{i}"], layer.parameters[f"tail_{i}"]]
