@@ -252,6 +252,7 @@ def sgd(data: Data) -> Iterator[tuple[str, float, Any]]:
 METHODS: dict[str, Any] = {
     "samplesoft": samplesoft,
     SMALL: lambda data: samplesoft(data, embedding_dim=64, num_sampled=100),
+    "samplesoft, hierarchical": lambda data: samplesoft(data, loss="hierarchical"),
     "fastText hs": lambda data: fast_text(data, "hs"),
     "fastText ns": lambda data: fast_text(data, "ns"),
     "fastText softmax": lambda data: fast_text(data, "softmax"),
@@ -272,7 +273,7 @@ def draw(rows: list[Row]) -> Figure:
                 if mine:
                     points = sorted((float(r["seconds"]), float(r[field])) for r in mine)
                     ours = method.startswith("samplesoft")
-                    style = "o-" if ours else "os^vDP"[index % 6]
+                    style = "o-" if ours else "os^vDPX"[index % 7]
                     axis.plot(*np.transpose(points), style, color=f"C{index}", ms=5, label=method)
                     for r in (r for r in mine if r["setting"].startswith("default ") and not index):
                         place = float(r["seconds"]), float(r[field])
