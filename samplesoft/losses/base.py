@@ -215,6 +215,7 @@ class Loss(ABC):
 
     device = "cpu"
     is_binary: ClassVar[bool] = False  # a sum of logistic losses of the label and of each draw
+    on_tree: ClassVar[bool] = False  # of vectors of the nodes of a tree, and not of the classes
 
     def __init__(
         self,

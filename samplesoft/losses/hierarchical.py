@@ -285,6 +285,8 @@ class HierarchicalLoss(Loss):
     0.693147
     """
 
+    on_tree = True
+
     def __init__(self, tree: ClassTree, **options: Any) -> None:
         super().__init__(**options)
         for name in ("normalize", "absolute", "mask_other_labels"):

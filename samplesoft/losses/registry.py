@@ -73,7 +73,7 @@ class LossSpec:
     @property
     def on_tree(self) -> bool:
         """Whether it is over a tree of the classes, which it must be given as `tree`."""
-        return issubclass(self.make, HierarchicalLoss)
+        return self.make.on_tree
 
     @property
     def draws(self) -> bool:

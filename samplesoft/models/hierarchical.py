@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks, njit, num_threads, thread_each
+from samplesoft._temperature import times_tau
 from samplesoft._validation import FloatArray, IntArray, as_float_rows
 from samplesoft.kernels.products import product, products
 from samplesoft.kernels.sort_ids import count_below
@@ -71,6 +72,8 @@ class HierarchicalSoftmax(SoftmaxLayer):
     >>> gradients["class_embeddings"].ids.tolist()  # three cells, and the classes of one
     [0, 1, 2, 6, 7, 8]
     """
+
+    _on_tree = True
 
     def __init__(self, node_embeddings: ArrayLike, tree: ClassTree, **options: Any) -> None:
         super().__init__(node_embeddings, HierarchicalLoss(tree, **options))
@@ -176,7 +179,13 @@ class HierarchicalSoftmax(SoftmaxLayer):
         rows = self.class_embeddings
         require_finite_rows(rows)
         contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
-        return contexts if self.loss.tau == 1.0 else contexts * rows.dtype.type(self.loss.tau)
+        largest = float(np.abs(rows).max()) * float(np.abs(contexts).max()) * self.loss.tau
+        if not largest * rows.shape[1] < np.finfo(rows.dtype).max:
+            raise ValueError(
+                f"`h` must have logits within the range of {rows.dtype}, got numbers up to "
+                f"{np.abs(contexts).max():.3g}; scale the vectors down, or use float64."
+            )
+        return times_tau(contexts, self.loss.tau)
 
 
 @njit

@@ -92,6 +92,8 @@ class SoftmaxLayer:
     >>> layer.update(gradients["class_embeddings"].ids)
     """
 
+    _on_tree = False
+
     def __init__(
         self,
         class_embeddings: ArrayLike,
@@ -108,6 +110,11 @@ class SoftmaxLayer:
             raise TypeError(
                 f"`loss` must be a Loss, got {type(loss).__name__}; make one with "
                 "samplesoft.losses.make_loss(name)."
+            )
+        if loss.on_tree != self._on_tree:  # the best classes and `evaluate` would be wrong
+            raise ValueError(
+                f"`loss` must not be over a tree for a {type(self).__name__}, got a "
+                f"{type(loss).__name__}; take a samplesoft.models.HierarchicalSoftmax."
             )
         as_flag("allow_other_tau", allow_other_tau)
         self._arrays: HostArrays = twin(loss.device, ARRAYS)

@@ -22,6 +22,7 @@ from samplesoft._validation import (
     require_instance,
 )
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
@@ -104,6 +105,11 @@ class RetrievalSettings(LinearSoftmaxSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if LOSSES[self.loss].on_tree:
+            raise ValueError(
+                f"`loss` must be of class vectors, by which runs are compared, got {self.loss!r}; "
+                "SampledSoftmaxClassifier takes it."
+            )
         as_count("batch_size", self.batch_size)
         as_count("seed", self.seed, 0)
         as_nonnegative("validation", self.validation, below=1.0)

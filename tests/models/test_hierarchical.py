@@ -12,9 +12,14 @@ from scipy import sparse
 from scipy.special import log_softmax
 
 from samplesoft.losses import ClassTree, HierarchicalLoss, huffman_tree, two_level_tree
-from samplesoft.models import HierarchicalSoftmax, LinearSoftmax, LinearSoftmaxSettings
+from samplesoft.models import (
+    HierarchicalSoftmax,
+    LinearSoftmax,
+    LinearSoftmaxSettings,
+    SoftmaxLayer,
+)
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training import read_linear_softmax
+from samplesoft.training import RetrievalSettings, read_linear_softmax
 from samplesoft.training.trained import linear_examples
 
 COUNTS = np.array([9, 1, 4, 0, 2, 7, 1, 3, 30, 5, 2, 2, 1.5])
@@ -268,6 +273,11 @@ def test_bad_arguments_are_refused():
         HierarchicalSoftmax(rows[:5], tree)
     with pytest.raises(ValueError, match="each of the 24 nodes"):
         HierarchicalLoss(tree).forward(h, rows[:20], labels)
+    with pytest.raises(ValueError, match="take a samplesoft.models.HierarchicalSoftmax"):
+        SoftmaxLayer(rows, HierarchicalLoss(tree))
+    for call in (layer.log_probs, lambda h: layer.top_k(h, 2)):
+        with pytest.raises(ValueError, match="`h` must have logits within the range of float64"):
+            call(h * 5e307)
     with pytest.raises(TypeError, match="`tree` must be"):
         HierarchicalSoftmax(rows, rows)
     with pytest.raises(ValueError, match="`counts` must be at least 0"):
@@ -343,3 +353,5 @@ def test_options_that_a_tree_does_not_have():
     assert model.softmax.tree.num_top == 3
     with pytest.raises(ValueError, match="none of classes"):
         model.class_vectors()
+    with pytest.raises(ValueError, match="`loss` must be of class vectors"):
+        RetrievalSettings(loss="hierarchical", sampler=None, num_sampled=None)
