@@ -115,7 +115,8 @@ class SoftmaxSettings:
             return
         as_count("num_sampled", self.num_sampled, loss.least_draws)
         if not callable(self.sampler):  # else it is known when it is made, in the layer
-            shared = as_shared(self.shared, loss.shares and not self._sampler_follows())
+            follows = self._sampler_follows()  # which looks at the sampler, whatever the loss
+            shared = as_shared(self.shared, loss.shares and not follows)
             # settled here, for it is part of the config of a checkpoint
             object.__setattr__(self, "shared", shared)
         # a sampler of one's own is known to fit only when the layer has its vectors
