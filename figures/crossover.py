@@ -25,7 +25,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -92,11 +91,12 @@ def main() -> None:
         "Time: a step with draws, loss, gradients, Adagrad and update; float32, the least of some "
         f"steps, {threads}. Bias: exact, mean over examples (at most 2)."
     )
-    for n, d in tqdm(list(product(sizes, DIMS)), "classes"):
-        if d != DIMS[0] and n > LARGEST or COPIES * 4 * n * d > available_bytes():
-            print(f"left out: n = {n:,} with d = {d}, for want of memory")
-            continue
-        rows += measure(n, d, rows)
+    for n in tqdm(sizes, "classes"):
+        for d in DIMS:
+            if d != DIMS[0] and n > LARGEST or COPIES * 4 * n * d > available_bytes():
+                print(f"left out: n = {n:,} with d = {d}, for want of memory")
+                continue
+            rows += measure(n, d, rows)
         add_crossovers(rows)  # many classes take long: what is there is written
         write_both(args.output, "crossover", rows, FIELDS, description, draw(rows, description))
     print(as_table(rows))

@@ -126,11 +126,9 @@ def _compiling_ahead(scheme: str) -> Iterator[None]:
 
     Only where they are not in Numba's cache on disk, through which they come back.
     """
-    cache = None
-    if COMPILES:
-        kernel: Any = sums_at_nodes
-        cache = Path(kernel.stats.cache_path or "")
-    if cache is None or num_threads() < 2 or any(cache.glob("*.sums_at_nodes-*.nbi")):
+    kernel: Any = sums_at_nodes
+    cache = kernel.stats.cache_path if COMPILES else None  # None where no folder is writable
+    if cache is None or num_threads() < 2 or any(Path(cache).glob("*.sums_at_nodes-*.nbi")):
         yield
         return
     command = sys.executable, "-c", _REHEARSAL, scheme

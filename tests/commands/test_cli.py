@@ -305,8 +305,8 @@ def test_the_rehearsal_of_verify_compiles_what_it_needs():
 
 
 @pytest.mark.skipif(not COMPILES, reason="nothing is compiled")
-@pytest.mark.parametrize("is_known", [False, True])
-def test_another_process_compiles_only_what_is_not_known(is_known, tmp_path, monkeypatch):
+@pytest.mark.parametrize("state", ["new", "known", "no cache"])
+def test_another_process_compiles_only_what_is_not_known(state, tmp_path, monkeypatch):
     started = []
 
     class Process(contextlib.nullcontext):
@@ -317,13 +317,13 @@ def test_another_process_compiles_only_what_is_not_known(is_known, tmp_path, mon
         def kill(self):
             started.append("killed")
 
-    stats = SimpleNamespace(cache_path=str(tmp_path))
+    stats = SimpleNamespace(cache_path=None if state == "no cache" else str(tmp_path))
     monkeypatch.setattr(verify_command, "sums_at_nodes", SimpleNamespace(stats=stats))
     monkeypatch.setattr(verify_command, "num_threads", lambda: 2)
     monkeypatch.setattr(verify_command.subprocess, "Popen", Process)
-    if is_known:
+    if state == "known":
         (tmp_path / "laplace.sums_at_nodes-1.py311.nbi").write_bytes(b"")
     with pytest.raises(KeyError), verify_command._compiling_ahead("masked"):
         raise KeyError
-    assert is_known == (not started)
-    assert is_known or (started[0][-1], started[1]) == ("masked", "killed")
+    assert bool(started) == (state == "new")
+    assert not started or (started[0][-1], started[1]) == ("masked", "killed")
