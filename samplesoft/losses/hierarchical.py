@@ -300,6 +300,10 @@ class HierarchicalLoss(Loss):
     ) -> Batch:
         """Check the arguments of `forward`; labels are numbers of nodes in what it returns."""
         tree, n = self.tree, self.tree.num_classes
+        if biases is not None:
+            raise ValueError(
+                "`biases` must be None for HierarchicalLoss; give contexts a coordinate that is 1."
+            )
         if sparse.issparse(labels):
             labels = as_csr("labels", labels)
             if labels.shape[1] != n:

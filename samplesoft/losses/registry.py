@@ -187,8 +187,8 @@ def make_loss(name: str, **options: Any) -> Loss:
         ``sampled_softmax_loss`` with ``remove_accidental_hits``, ``"sampled-candidate"`` that
         without, and CNTK's.
     **options
-        Those of `samplesoft.losses.base.Loss`, and ``scheme`` where the loss has several and the
-        name says none.
+        Those of `samplesoft.losses.base.Loss`, ``scheme`` where the loss has several and the name
+        says none, and ``tree``, a `samplesoft.losses.ClassTree`, for ``"hierarchical"``.
 
     Returns
     -------
@@ -212,6 +212,11 @@ def make_loss(name: str, **options: Any) -> Loss:
                 f"`{option}` must be left out for {name!r}, which says "
                 f"{option}={spec.fixed[option]!r}, got {options[option]!r}; take another name."
             )
+    if spec.on_tree and "tree" not in options:
+        raise TypeError(
+            f"`tree` must be given for {name!r}; make one with samplesoft.losses.two_level_tree or "
+            "huffman_tree."
+        )
     if not spec.cuda:
         require_cpu(repr(name), options.pop("device", "cpu"))
     return spec.make(**spec.fixed, **options)

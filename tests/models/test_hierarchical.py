@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.special import log_softmax
 
-from samplesoft.losses import ClassTree, HierarchicalLoss, huffman_tree, two_level_tree
+from samplesoft.losses import (
+    ClassTree,
+    HierarchicalLoss,
+    huffman_tree,
+    make_loss,
+    two_level_tree,
+)
 from samplesoft.models import (
     HierarchicalSoftmax,
     LinearSoftmax,
@@ -273,6 +279,11 @@ def test_bad_arguments_are_refused():
         HierarchicalSoftmax(rows[:5], tree)
     with pytest.raises(ValueError, match="each of the 24 nodes"):
         HierarchicalLoss(tree).forward(h, rows[:20], labels)
+    with pytest.raises(ValueError, match="`biases` must be None"):
+        HierarchicalLoss(tree).forward(h, rows, labels, biases=np.zeros(24))
+    with pytest.raises(TypeError, match="`tree` must be given for 'hierarchical'"):
+        make_loss("hierarchical")
+    assert make_loss("hierarchical", tree=tree).tree is tree
     with pytest.raises(ValueError, match="take a samplesoft.models.HierarchicalSoftmax"):
         SoftmaxLayer(rows, HierarchicalLoss(tree))
     for call in (layer.log_probs, lambda h: layer.top_k(h, 2)):
