@@ -27,7 +27,7 @@ from samplesoft.kernels.exponential import (
     second_order_series,
     third_order_series,
 )
-from samplesoft.kernels.rows import copy_row
+from samplesoft.kernels.rows import add_row, copy_row
 from samplesoft.kernels.sort_ids import count_below
 
 CENTRED_LIMIT = 600.0  # of v (mean - r0): beyond it exp(-y) leaves float64, and is not needed
@@ -346,10 +346,10 @@ def _add_atom_integrals(
                 rows = log_r[part], kappa[part], log_sum[part]
                 _write_bent(at, bend, decay_ref, rows, d, contrast)
             # one loop over all arrays would not be turned into vector code
-            _add(contrast, 1.0, out[0][part])
+            add_row(out[0][part], 1.0, contrast)
             if k % 2 == 0:
-                _add(contrast, 2.0, out[1][part])
-            _add(d, 1.0, out[2][part])
+                add_row(out[1][part], 2.0, contrast)
+            add_row(out[2][part], 1.0, d)
     add_far(x[num - 1], early, num, log_r, scales, slice(0, flat), out)
 
 
@@ -418,12 +418,6 @@ def _write_plain(c: float, rate: FloatArray, term: FloatArray, size: FloatArray)
         term[i] *= c * rate[i]
     for i in range(len(rate)):
         size[i] = abs(term[i])
-
-
-@njit
-def _add(terms: FloatArray, scale: float, out: FloatArray) -> None:
-    for i in range(len(out)):
-        out[i] += scale * terms[i]
 
 
 class _Bend(NamedTuple):

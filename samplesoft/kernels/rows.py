@@ -134,6 +134,14 @@ def copy_row(into: NDArray[Any], row: NDArray[Any]) -> None:
         into[i] = row[i]
 
 
+@njit_bare
+def add_row(total: NDArray[Any], factor: float, row: NDArray[Any]) -> None:
+    """Add a factor times the first numbers of a row to `total` (K,), in its type."""
+    typed = total.dtype.type(factor)
+    for i in range(len(total)):
+        total[i] += typed * row[i]
+
+
 @njit
 def weighted_rows(
     starts: NDArray[Any], rows: NDArray[Any], values: Real, matrix: Real, out: Real

@@ -22,6 +22,7 @@ from samplesoft._jit import chunks, meet, njit, njit_bare, num_threads, thread_e
 from samplesoft._limits import quiet
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.rows import (
+    add_row,
     copy_row,
     divide_by_norms,
     prefetch_row,
@@ -483,7 +484,7 @@ def _run(
             gradient = gradients[:dim].reshape((1, dim))
             gradient[:] = 0.0
             for b in range(end - begin):
-                _add_to(gradient[0], 1.0, room.slopes[b])
+                add_row(gradient[0], 1.0, room.slopes[b])
             bad += _update(
                 update.rule, update.row, gradient, update.intercept, numbers, update.limit
             )
@@ -491,13 +492,6 @@ def _run(
             job.trouble[0] = 1
         meetings += 1
         meet(arrived, workers, meetings)
-
-
-@njit_bare
-def _add_to(total: Rows, factor: float, row: Rows) -> None:
-    typed = total.dtype.type(factor)
-    for i in range(len(total)):
-        total[i] += typed * row[i]
 
 
 @njit_bare
@@ -516,7 +510,7 @@ def _embed(loss: _Loss, intercept: Rows, contexts: Rows, norms: FloatArray, z: R
     """Complete the contexts of a block of examples."""
     tau = z.dtype.type(loss.tau)
     for b in range(len(z)):
-        _add_to(contexts[b], 1.0, intercept)
+        add_row(contexts[b], 1.0, intercept)
     if loss.normalize:
         divide_by_norms(contexts, norms)
     for b in range(len(z)):
@@ -673,7 +667,7 @@ def _go_back(d_drawn: Rows, block: Rows, num: int, width: int, slopes: Rows, pro
         d_scores = d_drawn[start // width][: len(slopes) * wide].reshape((len(slopes), wide))
         np.dot(d_scores, block[start : start + wide], part)
         for b in range(len(slopes)):
-            _add_to(slopes[b], 1.0, part[b])
+            add_row(slopes[b], 1.0, part[b])
 
 
 @njit_bare
@@ -682,7 +676,7 @@ def _go_back_labels(loss: _Loss, pairs: _Pairs, block: Rows, first: int, slopes:
     tau = slopes.dtype.type(loss.tau)
     for b in range(len(slopes)):
         for p in range(pairs.firsts[first + b], pairs.firsts[first + b + 1]):
-            _add_to(slopes[b], pairs.slopes[p], block[pairs.labels[p]])
+            add_row(slopes[b], pairs.slopes[p], block[pairs.labels[p]])
         for i in range(slopes.shape[1]):
             slopes[b, i] *= tau
 
@@ -698,7 +692,7 @@ def _of_draws(d_drawn: Rows, j: int, z: Rows, num: int, gradient: Rows, product:
             d_scores = d_drawn[start // _EXAMPLES, j][: (stop - start) * num]
             np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], part)
             for k in range(num):
-                _add_to(gradient[k], 1.0, part[k])
+                add_row(gradient[k], 1.0, part[k])
 
 
 @njit_bare
@@ -713,7 +707,7 @@ def _of_labels(pairs: _Pairs, i: int, stop: int, first: int, z: Rows, gradient: 
             stop = middle
     while i < end and pairs.labels[pairs.by_place[i]] < first + len(gradient):
         p = pairs.by_place[i]
-        _add_to(gradient[pairs.labels[p] - first], pairs.slopes[p], z[pairs.owners[p]])
+        add_row(gradient[pairs.labels[p] - first], pairs.slopes[p], z[pairs.owners[p]])
         i += 1
 
 
