@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import chunks
-from samplesoft._validation import as_array, as_count, as_csr, as_flag, as_float_rows
+from samplesoft._validation import FloatArray, as_array, as_count, as_csr, as_flag, as_float_rows
 from samplesoft.losses.base import check_targets
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.vectors import check_class_embeddings, unit_rows
@@ -123,14 +123,20 @@ def evaluate(
         pairs = slice(*np.searchsorted(owners, [part.start, part.stop]))
         best = ids[owners[pairs] - part.start]
         in_place += (best == targets.labels[pairs, None]).sum(axis=0)
+    return evaluation_of(total / len(contexts), in_place, sizes, len(owners), len(contexts))
+
+
+def evaluation_of(
+    loss: float, in_place: FloatArray, sizes: Iterable[int], num_labels: int, num_examples: int
+) -> Evaluation:
+    """Return the figures of a mean loss, and of how many labels are in each place of the lists."""
     hits = {size: float(in_place[:size].sum()) for size in sizes}
-    mean = total / len(contexts)
     with np.errstate(over="ignore"):  # infinity is the answer then
-        perplexity = float(np.exp(mean))
+        perplexity = float(np.exp(loss))
     return Evaluation(
-        mean,
+        loss,
         perplexity,
-        {size: count / len(owners) for size, count in hits.items()},
-        {size: count / (size * len(contexts)) for size, count in hits.items()},
-        len(contexts),
+        {size: count / num_labels for size, count in hits.items()},
+        {size: count / (size * num_examples) for size, count in hits.items()},
+        num_examples,
     )

@@ -18,7 +18,7 @@ from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.hierarchical import ClassTree, HierarchicalLoss, Room, room_of
 from samplesoft.losses.vectors import require_finite_rows
 from samplesoft.metrics.best_classes import check_k, check_leave_out
-from samplesoft.metrics.evaluation import Evaluation
+from samplesoft.metrics.evaluation import Evaluation, evaluation_of
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 
@@ -142,7 +142,6 @@ class HierarchicalSoftmax(SoftmaxLayer):
         absent = check_leave_out(leave_out, (len(z), tree.num_classes))
         bounds, unwanted = np.zeros(len(z) + 1, np.int64), np.zeros(0, np.int64)
         if absent is not None:
-            absent.sort_indices()
             bounds, unwanted = absent.indptr.astype(np.int64), absent.indices.astype(np.int64)
         ids, logs = np.empty((len(z), k), np.int64), np.empty((len(z), k))
 
@@ -165,15 +164,8 @@ class HierarchicalSoftmax(SoftmaxLayer):
         targets, size = cache.batch.targets, len(cache.batch.z)
         classes, owners = self.tree.classes[targets.labels], targets.rows(np.arange(size))
         best, _ = self.top_k(h, max(k)) if k else (np.empty((size, 0), np.int64), None)
-        hits = best[owners] == classes[:, None]
-        shares = {each: float(hits[:, :each].sum()) for each in k}
-        return Evaluation(
-            float(value),
-            float(np.exp(min(value, 709.0))) if value < 709.0 else np.inf,
-            {each: found / len(classes) for each, found in shares.items()},
-            {each: found / (size * each) for each, found in shares.items()},
-            size,
-        )
+        in_place = (best[owners] == classes[:, None]).sum(axis=0)
+        return evaluation_of(value, in_place, k, len(classes), size)
 
     def _scaled(self, h: ArrayLike) -> Rows:
         rows = self.class_embeddings

@@ -101,6 +101,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
 
+    _of_loss = (*SoftmaxSettings._of_loss, "label_reduction", "mask_other_labels")
+
     def __post_init__(self) -> None:
         # first, for it explains more than what the default sampler says of its vectors
         if self.embedding_dim is None:
@@ -141,13 +143,6 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 f"`sampler` must not look at inputs with embedding_dim=None, got {self.sampler!r}; "
                 f"take one of {able}."
             )
-
-    def _loss_options(self) -> dict[str, Any]:
-        of_labels = ("label_reduction", "mask_other_labels")
-        # a loss such as ova's has no choice there, and refuses to be told
-        said = LOSSES[self.loss].fixed
-        mine = {name: getattr(self, name) for name in of_labels if name not in said}
-        return {**super()._loss_options(), **mine}
 
     def require_room(self, num_inputs: int, num_classes: int, dtype: np.dtype[Any]) -> None:
         """Raise MemoryError if the parameters of a model would not fit.
@@ -426,13 +421,13 @@ class LinearSoftmax:
             Their scores.
         """
         layer, x, n = self.softmax, self.check_inputs(x), self.num_classes
-        on_tree = isinstance(layer, HierarchicalSoftmax)
-        # divided by their norms once, not for each part of the inputs
-        rows = layer.class_embeddings if on_tree else self.class_vectors()
+        tree = layer if isinstance(layer, HierarchicalSoftmax) else None
+        if tree is None:  # divided by their norms once, not for each part of the inputs
+            rows = self.class_vectors()
         absent = check_leave_out(leave_out, (x.shape[0], n))
         for part in chunks(x.shape[0], max(1, min(self._rows_at_a_time, _SCORES // n))):
-            if isinstance(layer, HierarchicalSoftmax):
-                scores = layer.log_probs(self.embed(x[part])).astype(self.dtype)
+            if tree is not None:
+                scores = tree.log_probs(self.embed(x[part])).astype(self.dtype)
             else:
                 h, vectors = self._scored(x[part], rows)
                 # tau goes into the contexts, of which there are fewer than scores

@@ -632,7 +632,8 @@ class HostSteps:
             else:  # ids rise, each once, so that no two threads write to the same row
                 kernel(ids[part], rows[part], parameter, tuple(others), numbers)
 
-        count, parts = rows.shape[ids is None], 1 if rows.size <= _PART else num_threads()
+        count = rows.shape[1] if ids is None else rows.shape[0]
+        parts = 1 if rows.size <= _PART else num_threads()
         thread_each(change, chunks(count, max(1, -(-count // parts))))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -85,6 +85,8 @@ class SoftmaxSettings:
     shared: bool | None = None
     update_every: int = 1
 
+    _of_loss: ClassVar[tuple[str, ...]] = ("tau", "normalize")  # fields that the loss is given
+
     def __post_init__(self) -> None:
         for name in ("num_features", "update_every"):
             as_count(name, getattr(self, name))
@@ -158,8 +160,7 @@ class SoftmaxSettings:
     def _loss_options(self) -> dict[str, Any]:
         """Return what the settings say of the loss, but for what its name says."""
         said = LOSSES[self.loss].fixed
-        named = ("tau", "normalize")
-        return {name: getattr(self, name) for name in named if name not in said}
+        return {name: getattr(self, name) for name in self._of_loss if name not in said}
 
     def _offset(self, n: int, d: int) -> dict[str, float]:
         """Return the offset with which what random vectors say of all classes sums to 1.
