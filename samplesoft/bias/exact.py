@@ -35,12 +35,14 @@ from samplesoft.bias.draw_law import (
     NEAR_REFERENCE,
     Classes,
     DrawLaw,
+    log_softmax,
     make_classes,
     make_draw_law,
 )
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
+    check_correction,
     check_inputs,
     check_jacobian,
     contract,
@@ -50,6 +52,7 @@ from samplesoft.bias.inputs import (
 )
 from samplesoft.bias.jackknife import jackknife_weights
 from samplesoft.bias.laplace import atom_integrals
+from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import (
     NodeWeights,
     assemble,
@@ -139,6 +142,7 @@ def exact_bias(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
     certain: Any = None,
+    correction: ArrayLike | None = None,
 ) -> ExactBias:
     """Compute exactly what sampled softmax does to the gradient, for one example or a batch.
 
@@ -179,6 +183,12 @@ def exact_bias(
         `samplesoft.samplers.CertainSampler` as `q` brings its own. For ``negatives``, ``masked``,
         ``reject`` and their jackknives: there S gets the sum of e_j over those that are not the
         label, and a draw of one of them counts as one of the label does.
+    correction : array_like, shape (n,) or (B, n), optional
+        What draws are corrected by where it is not what they are drawn by: numbers above 0, by
+        which the formulas of `scheme` divide in place of ``q`` and ``qn``, as they are. Stale or
+        estimated probabilities, for example; or ``1 / m`` for a sum of e_j without correction, as
+        in InfoNCE. `q` may then be 0: such classes are never drawn. The correction of a label
+        counts where the scheme corrects its logit.
 
     Returns
     -------
@@ -219,6 +229,7 @@ def exact_bias(
 
     Examples
     --------
+    >>> import numpy as np
     >>> import samplesoft
     >>> result = samplesoft.exact_bias([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], num_sampled=5)
     >>> result.bias.round(4)
@@ -237,10 +248,28 @@ def exact_bias(
 
     >>> samplesoft.exact_bias([0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], 5, certain=[2]).bias.round(4)
     array([ 0., -0.,  0.])
+
+    Draws by counts that are corrected as if they were uniform: no number of draws mends that:
+
+    >>> logits, q, ones = [0.0, 1.0, 2.0], [0.2, 0.6, 0.2], np.ones(3)
+    >>> for m in 10, 1000:
+    ...     result = samplesoft.exact_bias(
+    ...         logits, 0, q, m, scheme="masked", correction=ones / 3
+    ...     )
+    ...     print(result.bias.round(3))
+    [ 0.012  0.258 -0.27 ]
+    [ 0.007  0.229 -0.236]
     """
-    return exact_bias_of(
-        check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
+    inputs = check_inputs(
+        *(logits, labels, q, num_sampled, scheme, h, certain),
+        takes_certain=True,
+        takes_missing=correction is not None,
     )
+    if correction is None:
+        return exact_bias_of(inputs)
+    rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
+    pairs = zip(inputs.rows(), rows, strict=True)
+    return ExactBias(*inputs.columns(_corrected_by(c, row, inputs) for row, c in pairs))
 
 
 def exact_bias_of(inputs: Inputs) -> ExactBias:
@@ -248,6 +277,52 @@ def exact_bias_of(inputs: Inputs) -> ExactBias:
     result = ExactBias(*inputs.columns(_of_row(row, inputs) for row in inputs.rows()))
     _warn_of_lost_digits(result, inputs)
     return result
+
+
+def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> Row:
+    """Return the exact bias of one example whose draws are corrected by `correction` (n,).
+
+    A weight ``e_j / (m c_j)`` is ``e'_j / (m q_j)`` with ``e'_j = e_j q_j / c_j``: the expectation
+    is that of other logits, and to the bias comes what parts their softmax from p, eq. (B81).
+    """
+    logits, label, q = example
+    scheme, n = inputs.scheme, len(q)
+    own = np.zeros(n, bool)
+    own[inputs.certain] = own[label] = True
+    moves_own = scheme.corrects_label or scheme.draws_label
+    moved = (q > 0.0) & (moves_own | ~own)
+    conditional = scheme.divides_by_kept or (scheme.excludes_label and not scheme.independent)
+    total = 1.0 if scheme.independent else float(q[~own].sum() if conditional else q.sum())
+    shift = np.zeros(n)
+    # a quotient first, for it is near 1 where the correction is nearly right
+    shift[moved] = np.log(q[moved] / total / correction[moved])
+    kept = np.flatnonzero(moved | own)
+    other = logits[kept] + shift[kept]
+    places = np.searchsorted(kept, np.append(inputs.certain, label))
+    row = _of_row((other, int(places[-1]), q[kept]), replace(inputs, certain=places[:-1]))
+
+    # what parts the two softmaxes
+    log_probs = log_softmax(logits)
+    probs = np.exp(log_probs)
+    with np.errstate(over="ignore"):
+        change = np.where(moved | own, probs * np.expm1(shift), -probs)
+    gain = float(change.sum())  # of the partition function
+    if gain < 1.0:
+        bias = (change - probs * gain) / (1.0 + gain)
+        log_gain = math.log1p(gain)
+        rounding = (np.abs(change).sum() + abs(gain)) / (1.0 + gain)
+    else:  # far apart, where a difference loses nothing
+        bias = -probs
+        bias[kept] += row.probs
+        log_gain = float(np.logaddexp.reduce(log_probs[kept] + shift[kept]))
+        rounding = 2.0
+    bias[kept] += row.bias
+    loss_bias = row.loss_bias + log_gain - (shift[label] if scheme.corrects_label else 0.0)
+    # the other logits are rounded, and with them the p' of the classes that they are of
+    unit = float(np.spacing(np.abs(other)).max()) + 4.0 * EPS
+    reached = 1.0 if moves_own else float((probs + bias)[~own].sum())
+    error = row.error + 2.0 * EPS * rounding + 2.0 * unit * reached
+    return Row(bias, probs, loss_bias, error, row.loss_error + unit * (1.0 + abs(log_gain)))
 
 
 def bias_of_example(example: Example, inputs: Inputs) -> Row:

@@ -71,13 +71,14 @@ def check_inputs(
     h: ArrayLike | None = None,
     certain: Any = None,
     takes_certain: bool = False,
+    takes_missing: bool = False,
 ) -> Inputs:
     """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
     They are those of `samplesoft.exact_bias`, and come back as float64 and int64 arrays of a
     batch. `takes_certain` says whether the caller knows of certain classes, for a sampler may have
-    some. TypeError or ValueError if one is malformed, or the proposal misses a class that the
-    scheme needs.
+    some, and `takes_missing` whether of classes that are never drawn. TypeError or ValueError if
+    one is malformed, or the proposal misses a class that the scheme needs.
     """
     facts = as_scheme(scheme)
     if not takes_certain:
@@ -97,8 +98,26 @@ def check_inputs(
         batched=o.ndim == 2,
         certain=check_certain(certain, q, n, facts),
     )
-    check_support(inputs)
+    check_support(inputs, takes_missing)
     return inputs
+
+
+def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
+    """Return what draws are corrected by, (1, n) or (B, n): above 0 where the proposal is."""
+    array = as_real_array("correction", to_host(value), (1, 2) if inputs.batched else (1,))
+    batch, n = inputs.logits.shape
+    rows = np.atleast_2d(array)
+    if rows.shape not in ((1, n), (batch, n)):
+        raise ValueError(
+            f"`correction` of shape {array.shape} does not match `logits` of {batch} x {n}; give "
+            "one row for all examples, or one row for each."
+        )
+    if rows.min() < 0.0 or ((rows == 0.0) & (inputs.q > 0.0)).any():
+        raise ValueError(
+            "`correction` must be greater than 0 on every class that `q` can draw, got "
+            f"{rows.min()}; a draw weighs e / (m * correction)."
+        )
+    return rows
 
 
 def probs_of(
@@ -175,8 +194,8 @@ def _check_proposal(
     return proposal
 
 
-def check_support(inputs: Inputs) -> None:
-    """Raise where a class that the scheme draws has probability zero."""
+def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
+    """Raise where a class that the scheme draws has probability 0, or is never a negative."""
     zeros = inputs.q == 0.0
     if not zeros.any() and inputs.logits.shape[1] > 1:
         return
@@ -196,6 +215,8 @@ def check_support(inputs: Inputs) -> None:
                     'use scheme="reject", whose loss takes no draw there.'
                 )
             missing[known] = False
+        if takes_missing and not (scheme.corrects_label and missing[label]):
+            continue
         if missing.any():
             raise ValueError(
                 f"`q` must be greater than 0 on every class that scheme "
