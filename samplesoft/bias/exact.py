@@ -307,7 +307,7 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
     with np.errstate(over="ignore"):
         change = np.where(moved | own, probs * np.expm1(shift), -probs)
     gain = float(change.sum())  # of the partition function
-    if gain < 1.0:
+    if abs(gain) < 0.5:
         bias = (change - probs * gain) / (1.0 + gain)
         log_gain = math.log1p(gain)
         rounding = (np.abs(change).sum() + abs(gain)) / (1.0 + gain)
@@ -322,7 +322,9 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
     unit = float(np.spacing(np.abs(other)).max()) + 4.0 * EPS
     reached = 1.0 if moves_own else float((probs + bias)[~own].sum())
     error = row.error + 2.0 * EPS * rounding + 2.0 * unit * reached
-    return Row(bias, probs, loss_bias, error, row.loss_error + unit * (1.0 + abs(log_gain)))
+    loss_error = row.loss_error + 2.0 * EPS * rounding
+    loss_error += unit * (1.0 + abs(log_gain) + abs(shift[label]))
+    return Row(bias, probs, loss_bias, error, loss_error)
 
 
 def bias_of_example(example: Example, inputs: Inputs) -> Row:
