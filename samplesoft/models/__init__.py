@@ -15,6 +15,7 @@ from samplesoft.models.optimizers import (
 )
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
+from samplesoft.models.spherical import SphericalSoftmax
 
 __all__ = [
     "OPTIMIZERS",
@@ -30,5 +31,6 @@ __all__ = [
     "Optimizer",
     "SoftmaxLayer",
     "SoftmaxSettings",
+    "SphericalSoftmax",
     "make_optimizer",
 ]

@@ -226,6 +226,11 @@ MADE: dict[str, Call] = {
         **{"sampler": samplers.UniformSampler(N), "num_sampled": 3, "shared": False},
         **{"update_every": 1, "allow_other_tau": False},
     ),
+    "SphericalSoftmax": _call(
+        models.SphericalSoftmax,
+        **{"num_classes": N, "embedding_dim": D, "kind": "spherical", "epsilon": 0.5},
+        **{"reduction": "mean", "dtype": np.float64, "rng": 0},
+    ),
     "make_optimizer": _call(
         models.make_optimizer, name="adam", learning_rate=0.1, beta1=0.9, epsilon=1e-8
     ),
@@ -361,6 +366,14 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "SoftmaxLayer": {
         "forward": {"h": H, "labels": LABELS, "weights": np.ones(2), "rng": 0},
         "update": {"ids": LABELS},
+        "evaluate": {"h": H, "labels": LABELS, "k": (1, 2)},
+    },
+    "SphericalSoftmax": {
+        "forward": {"h": H, "labels": LABELS, "weights": np.ones(2)},
+        "class_embeddings": {"ids": LABELS},
+        "set_class_embeddings": {"class_embeddings": W},
+        "log_probs": {"h": H},
+        "top_k": {"h": H, "k": 2},
         "evaluate": {"h": H, "labels": LABELS, "k": (1, 2)},
     },
     "Embeddings": {"take": {"num_examples": 1, "rng": 0}},
