@@ -22,6 +22,7 @@ from samplesoft._validation import (
     as_count,
     as_counts,
     as_csr,
+    as_labels,
     require_instance,
 )
 from samplesoft.kernels.products import product, products, whole_eights
@@ -207,15 +208,16 @@ def huffman_tree(counts: ArrayLike) -> ClassTree:
     return ClassTree.from_parents(above, n)
 
 
-def two_level_tree(counts: ArrayLike, num_cells: int | None = None) -> ClassTree:
-    """Divide classes into cells, from the most frequent to the rarest.
+def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
+    """Divide classes into cells, by default from the most frequent to the rarest.
 
     Parameters
     ----------
     counts : array_like, shape (n,)
         How often each class occurs, in any unit.
-    num_cells : int, optional
-        Number of cells, by default the root of n. There may be fewer of them.
+    cells : int or array_like of int, shape (n,), optional
+        Number of cells, by default the root of n, of which there may be fewer. Or the number of
+        the cell that each class is in, as by clusters of class vectors.
 
     Returns
     -------
@@ -239,17 +241,28 @@ def two_level_tree(counts: ArrayLike, num_cells: int | None = None) -> ClassTree
     --------
     >>> two_level_tree([4, 4, 4, 4, 4, 4, 4, 4, 4]).num_nodes  # three cells of three
     12
+
+    Cells of similar classes, by k-means of vectors from another model:
+
+    >>> from scipy.cluster.vq import kmeans2
+    >>> vectors = np.array([[0.0, 1.0], [0.9, 0.1], [0.1, 1.0], [1.0, 0.0]])
+    >>> _, cells = kmeans2(vectors, 2, minit="++", seed=0)
+    >>> tree = two_level_tree([1, 1, 1, 1], cells)
     """
     frequencies = as_counts("counts", counts)
     n = len(frequencies)
-    num = as_count("num_cells", math.isqrt(n) if num_cells is None else num_cells)
-    order = np.argsort(-frequencies, kind="stable")
-    roots = np.sqrt(frequencies[order])
-    shares = 0.5 / n + 0.5 * roots / roots.sum()
-    cells = np.minimum((num * (np.cumsum(shares) - 0.5 * shares)).astype(np.int64), num - 1)
-    _, cells = np.unique(cells, return_inverse=True)
-    above = np.full(n + cells.max() + 2, n + cells.max() + 1)
-    above[order], above[-1] = n + cells, -1
+    if cells is None or np.ndim(cells) == 0:
+        num = as_count("cells", math.isqrt(n) if cells is None else cells)
+        order = np.argsort(-frequencies, kind="stable")
+        roots = np.sqrt(frequencies[order])
+        shares = 0.5 / n + 0.5 * roots / roots.sum()
+        chosen = np.empty(n, np.int64)
+        chosen[order] = np.minimum(num * (np.cumsum(shares) - 0.5 * shares), num - 1)
+    else:
+        chosen = as_labels("cells", cells, n, (n,))
+    _, chosen = np.unique(chosen, return_inverse=True)
+    above = np.append(n + chosen, np.full(chosen.max() + 2, n + chosen.max() + 1))
+    above[-1] = -1
     return ClassTree.from_parents(above, n)
 
 
