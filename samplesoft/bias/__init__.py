@@ -1,3 +1,5 @@
 """Exact bias of sampled softmax, bounds, limit, second moments, Monte Carlo; see README.md here."""
 
 from samplesoft.bias import theorems as theorems
+from samplesoft.bias.chain import metropolis_bias as metropolis_bias
+from samplesoft.bias.truncation import truncated_bias as truncated_bias

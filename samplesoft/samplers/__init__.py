@@ -18,6 +18,7 @@ sampler                              draws in proportion to                     
 `MixtureSampler`                     two samplers, mixed                         of both
 `CertainSampler`                     another, beside classes that always come    of the other
 `TwoPassSampler`                     the softmax among some candidates           O(candidates)
+`MetropolisSampler`                  the law of a Metropolis chain from counts   O(n d)
 `DenseSampler`                       weights that you write                      O(n)
 ===================================  ==========================================  ==============
 
@@ -32,6 +33,9 @@ their bias off for the scores of some hundred frequent classes. ``figures/bias_v
 bias against time, ``figures/throughput.png`` the time of a step.
 `UniformSampler`, `LogUniformSampler`, `UnigramSampler` and `WeightedSampler` take
 ``replace=False``, with exact probabilities of inclusion.
+
+Beside these, `gumbel_top_k` draws distinct classes from a softmax whose logits are given, and
+`LazyGumbel` draws from a softmax by the nearest neighbours of a context.
 """
 
 from samplesoft.samplers.base import Draw, Sampler
@@ -43,12 +47,14 @@ from samplesoft.samplers.frequency import (
     LogUniformSampler,
     UnigramSampler,
 )
+from samplesoft.samplers.gumbel import GumbelDraw, LazyGumbel, gumbel_top_k
 from samplesoft.samplers.kernel import (
     KernelSampler,
     PositiveSampler,
     QuadraticSampler,
     RFSoftmaxSampler,
 )
+from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.registry import (
     SAMPLERS,
     SamplerInputs,
@@ -67,10 +73,13 @@ __all__ = [
     "SAMPLERS",
     "DenseSampler",
     "Draw",
+    "GumbelDraw",
     "KernelSampler",
     "KernelTree",
+    "LazyGumbel",
     "LearnedUnigramSampler",
     "LogUniformSampler",
+    "MetropolisSampler",
     "MixtureSampler",
     "PositiveSampler",
     "QuadraticSampler",
@@ -84,6 +93,7 @@ __all__ = [
     "UnigramSampler",
     "WeightedSampler",
     "dense_proposals",
+    "gumbel_top_k",
     "make_certain_sampler",
     "make_sampler",
 ]

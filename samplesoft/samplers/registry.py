@@ -37,6 +37,7 @@ from samplesoft.samplers.frequency import (
     unigram_weights,
 )
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler, RFSoftmaxSampler
+from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
@@ -323,6 +324,12 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "the softmax in leaves of similar classes, reached by the estimated mass of cells",
         "class_embeddings tau rng",
         cuda=True,
+    ),
+    # Bengio and Senécal (2003), Metropolis-Hastings
+    "metropolis": _of(
+        MetropolisSampler,
+        "the softmax as a Metropolis chain has it after ten steps from a unigram, for study",
+        "class_embeddings counts tau power",
     ),
     # Bai et al. (2017), TAPAS
     "two-pass": _of(

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 
 import samplesoft
 from samplesoft import data, feature_maps, losses, metrics, models, samplers, schemes, training
-from samplesoft.bias import theorems
+from samplesoft.bias import metropolis_bias, theorems, truncated_bias
 from samplesoft.sklearn import SampledSoftmaxClassifier, predict_topk
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -28,7 +28,7 @@ PACKAGES += ("sklearn",)
 
 NOT_CALLED = {
     "holds what a function has computed": (
-        "Batch Cache Gradients SparseRows Evaluation Draw "
+        "Batch Cache Gradients SparseRows Evaluation Draw GumbelDraw "
         "MultilevelDraw "
         "SparseExamples Checkpoint Progress TrainedLinearSoftmax TrainedSoftmax"
     ),
@@ -118,6 +118,10 @@ MADE: dict[str, Call] = {
     "monte_carlo_bias": _call(
         samplesoft.monte_carlo_bias, **_bias, num_trials=20, scheme="masked", rng=0
     ),
+    "metropolis_bias": _call(
+        metropolis_bias, logits=LOGITS, q=Q, num_steps=[1, 20], start=LABELS, h=None
+    ),
+    "truncated_bias": _call(truncated_bias, logits=LOGITS, labels=LABELS, ids=IDS),
     "theorem1_bounds": _call(theorems.theorem1_bounds, **_bias, jacobian=W),
     "theorem1_corrected": _call(theorems.theorem1_corrected, **_bias, jacobian=W),
     "theorem2_corrected": _call(
@@ -255,6 +259,10 @@ MADE: dict[str, Call] = {
         samplers.LearnedUnigramSampler, num_classes=N, power=0.75, initial=COUNTS
     ),
     "LogUniformSampler": _call(samplers.LogUniformSampler, num_classes=N, replace=True),
+    "LazyGumbel": _call(samplers.LazyGumbel, **_vectors, num_head=2),
+    "MetropolisSampler": _call(
+        samplers.MetropolisSampler, **_vectors, counts=COUNTS, num_steps=3, power=0.5
+    ),
     "MixtureSampler": _call(
         samplers.MixtureSampler,
         first=samplers.SoftmaxSampler(W),
@@ -286,6 +294,7 @@ MADE: dict[str, Call] = {
         names=["softmax", "quadratic", "rff"],
         inputs=samplers.SamplerInputs(W, h=H, logits=LOGITS, num_features=8),
     ),
+    "gumbel_top_k": _call(samplers.gumbel_top_k, logits=LOGITS, k=2, rng=0),
     "make_sampler": _call(
         samplers.make_sampler,
         name="mixture",
@@ -376,6 +385,10 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "top_k": {"h": H, "k": 2},
         "evaluate": {"h": H, "labels": LABELS, "k": (1, 2)},
     },
+    "LazyGumbel": {
+        "sample": {"h": H, "num_sampled": 3, "head": IDS, "tail_bound": np.full(2, 9.0), "rng": 0},
+        "log_partition": {"h": H, "num_tail": 3, "head": IDS, "rng": 0},
+    },
     "Embeddings": {"take": {"num_examples": 1, "rng": 0}},
     "SampledSoftmaxClassifier": {
         "fit": {"X": X, "y": FOUR, "sample_weight": np.ones(4), "eval_set": (X, FOUR)},
@@ -425,7 +438,8 @@ def methods_of(thing: Any) -> dict[str, dict[str, Any]]:
     """Return new arguments of each method that has some, for an object."""
     kinds = [kind.__name__ for kind in type(thing).__mro__]
     known = next((METHODS[kind] for kind in kinds if kind in METHODS), {})
-    methods = deepcopy({name: known[name] for name in known if hasattr(thing, name)})
+    there = [name for name in known if callable(getattr(thing, name, None))]
+    methods = deepcopy({name: known[name] for name in there})
     if "load_state" in methods and hasattr(thing, "state") and "steps" not in thing.state():
         methods["load_state"]["state"] = thing.state()
     if isinstance(thing, losses.SampledLoss):

@@ -50,6 +50,7 @@ FOLLOW_THE_SOFTMAX = [
     "clusters",
     "rff+softmax-leaf",
     "two-pass",
+    "metropolis",
 ]  # as few classes as this
 
 
@@ -106,7 +107,7 @@ def test_mean_gradient_with_each_sampler(name, sampler_name):
     assert p_value(blocks, wanted) > 1e-3 / tests
     seen = np.where((q > 0.0) | (np.arange(N) == label), o, -np.inf)
     unbiased = np.exp(seen - np.logaddexp.reduce(seen)) - (np.arange(N) == label)
-    if np.abs(wanted - unbiased).max() > 0.01:
+    if np.abs(wanted - unbiased).max() > 0.02:
         assert p_value(blocks, unbiased) < 1e-8
     else:
         assert name == "jackknife" or sampler_name in FOLLOW_THE_SOFTMAX

@@ -179,6 +179,34 @@ def _mixture(sampler, h, inputs, excluded):
     return naive_draws.mixture(first, _unigram(sampler.second, h, inputs, excluded), 0.5)
 
 
+def metropolis_law(logits, q, steps, start=None):
+    """Law after some steps of independent Metropolis-Hastings, by its matrix, and the softmax.
+
+    It starts at a class, or from a law; from q if that is None.
+    """
+    q, n = conditional(q), len(q)
+    p = naive_draws.normalised([mp.exp(x if isinstance(x, mpf) else float(x)) for x in logits])
+    matrix = mp.zeros(n)
+    for i in range(n):
+        for j in range(n):
+            if i != j:
+                matrix[i, j] = q[j] * min(mpf(1), (p[j] * q[i]) / (q[j] * p[i]))
+        matrix[i, i] = 1 - mp.fsum(matrix[i, j] for j in range(n) if j != i)
+    if start is None:
+        law = q
+    else:
+        law = conditional(start if np.ndim(start) else np.arange(n) == start)
+    after = mp.matrix([law]) * matrix**steps
+    return [after[0, j] for j in range(n)], p
+
+
+def _metropolis(sampler, h, inputs, excluded):
+    with mp.workdps(60):
+        logits = [mpf(inputs.tau) * naive_draws.inner(h, c) for c in inputs.class_embeddings]
+        q = [mpf(float(c)) ** mpf(inputs.power) for c in inputs.counts]
+        return naive_draws.normalised(metropolis_law(logits, q, 10)[0], excluded)
+
+
 ORACLES = {
     "uniform": _uniform,
     "log-uniform": _log_uniform,
@@ -192,6 +220,7 @@ ORACLES = {
     "rff+softmax-leaf": _rff_softmax_leaf,
     "positive": _positive,
     "clusters": _clusters,
+    "metropolis": _metropolis,
     "two-pass": _two_pass,
     "mixture": _mixture,
 }

@@ -1,0 +1,144 @@
+"""The bias of one state of a Metropolis-Hastings chain in place of a draw from the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray, as_array, as_count, as_labels, as_proposal
+from samplesoft.bias.draw_law import log_softmax
+from samplesoft.bias.inputs import Inputs, check_inputs
+from samplesoft.kernels.independence import after_steps, make_chain
+
+_NEAR = 0.5  # of a log ratio: below it, 1 - p / q has more digits than q - p
+
+
+@dataclass(frozen=True)
+class ChainBias:
+    """The law of a chain after some numbers of steps, beside the softmax that it tends to.
+
+    Attributes
+    ----------
+    bias : ndarray, shape (n,) or (B, n), or for K numbers of steps (K, n) or (B, K, n)
+        The law minus the softmax, with digits of its own however small it is. It sums to 0.
+    law : ndarray, of the shape of `bias`
+        The law of the state after the last step.
+    probs : ndarray, shape (n,) or (B, n)
+        The softmax p.
+    rate : float or ndarray, shape (B,)
+        ``1 - 1 / max(p / q)``: each further step multiplies the bias by this, or by less.
+    """
+
+    bias: FloatArray
+    law: FloatArray
+    probs: FloatArray
+    rate: Any
+
+
+def metropolis_bias(
+    logits: ArrayLike, q: Any, num_steps: Any, *, start: Any = None, h: ArrayLike | None = None
+) -> ChainBias:
+    """Compute exactly how far Metropolis-Hastings is from the softmax after T steps.
+
+    A step proposes a class j from q, whatever the state i is, and goes there with the chance
+    ``min(1, w_j / w_i)``, ``w = p / q``; Z is not needed for it. The gradient of the loss, with the
+    state in place of a draw from the softmax, has the bias ``jacobian.T @ bias``.
+
+    Parameters
+    ----------
+    logits : array_like, shape (n,) or (B, n)
+        Finite logits.
+    q : array_like, shape (n,) or (B, n), or sampler
+        Proposal, above 0 on every class, as for `samplesoft.exact_bias`.
+    num_steps : int or array_like of int, shape (K,)
+        Numbers T of steps, at least 0. None makes the others dearer.
+    start : int, array_like, optional
+        Where the chain begins: a class, one for each example as integers (B,), or a law (n,) or
+        (B, n); q if left out, which is a first proposal that is always taken.
+    h : array_like, shape (d,) or (B, d), optional
+        Context vectors, where `q` is a sampler that looks at them.
+
+    Returns
+    -------
+    ChainBias
+        The bias, the law, the softmax, and the rate.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or q is 0 on a class.
+
+    Notes
+    -----
+    The eigenvalues of the chain are its chances to refuse, one for each class, and the law after T
+    steps has a closed form in their T-th powers [2]_, [3]_: O(n log n) for the order of the classes
+    by w, and O(n) for each T, as large as it may be. Nothing is subtracted from the softmax: the
+    powers multiply ``start - p``. So the bias was right to 1e-13 of its L1 norm, also where that
+    was 1e-40; only where q or a `start` is near p does the rounding of these take more.
+
+    T steps cost as much as T + 1 draws of sampled softmax with their logits, whose bias falls like
+    1/T, and here like ``rate ** T``: with 1,000 normal logits of standard deviation 2 and uniform
+    q, where w is at most 48, 99 steps leave an L1 norm of 0.030, and 999 steps 8e-11; as many draws
+    of scheme ``importance`` leave 0.108 and 0.012. But all that remains of a chain is one state: a
+    gradient has the variance of one draw. Take it where bias is what matters and q is good.
+
+    References
+    ----------
+    .. [1] Y. Bengio and J.-S. Senécal, "Quick training of probabilistic neural nets by importance
+       sampling", AISTATS 2003, and "Adaptive importance sampling to accelerate training of a
+       neural probabilistic language model", 2008: chains with a fixed proposal.
+    .. [2] J. S. Liu, "Metropolized independent sampling with comparisons to rejection sampling and
+       importance sampling", Statistics and Computing 6, 1996: the eigenvalues.
+    .. [3] R. L. Smith and L. Tierney, "Exact transition probabilities for the independence
+       Metropolis sampler", technical report, University of North Carolina, 1996.
+
+    Examples
+    --------
+    >>> from samplesoft.bias.chain import metropolis_bias
+    >>> result = metropolis_bias([0.0, 1.0, 2.0], [0.4, 0.3, 0.3], [0, 1, 20])
+    >>> result.bias.round(5)
+    array([[ 0.30997,  0.05527, -0.36524],
+           [ 0.11526,  0.08527, -0.20053],
+           [ 0.     ,  0.     , -0.     ]])
+    >>> f"{result.bias[2, 2] / result.bias[1, 2]:.2e}, {result.rate ** 19:.2e}"
+    '1.13e-05, 1.13e-05'
+    """
+    inputs = check_inputs(logits, 0, q, 1, "importance", h)
+    steps = as_array("num_steps", num_steps)
+    counts = [as_count("num_steps", step, 0) for step in steps.ravel()]
+    rows, shape = [], (*steps.shape, inputs.logits.shape[1])
+    for (o, _, q_row), law in zip(inputs.rows(), _starts(start, inputs), strict=True):
+        log_p, log_q = log_softmax(o), np.log(q_row / q_row.sum())
+        top = int(log_p.argmax())
+        if log_p[top] > -_NEAR:
+            log_p[top] = np.log1p(-np.exp(np.delete(log_p, top)).sum())
+        chain, p = make_chain(log_p, log_q), np.exp(log_p)
+        with np.errstate(divide="ignore"):
+            near = log_p - np.log(law)
+        # near p the difference has the digits of a ratio
+        of_ratio = -law * np.expm1(np.clip(near, -_NEAR, _NEAR))
+        gap = np.where(np.abs(near) < _NEAR, of_ratio, law - p)
+        biases = np.reshape([after_steps(chain, gap, count, True) for count in counts], shape)
+        laws = np.reshape([after_steps(chain, law, count) for count in counts], shape)
+        rows.append((biases, laws, p, np.exp(chain.log_stay[-1])))
+    return ChainBias(*inputs.columns(rows))
+
+
+def _starts(start: Any, inputs: Inputs) -> FloatArray:
+    """Return the laws (B, n) in which chains begin."""
+    batch, n = inputs.logits.shape
+    outer = (batch,) if inputs.batched else ()
+    if start is None:
+        laws = inputs.q
+    elif as_array("start", start).dtype.kind in "iu":
+        labels = np.atleast_1d(as_labels("start", start, n, outer))
+        return np.asarray(labels[:, None] == np.arange(n), np.float64)
+    else:
+        laws = as_proposal("start", start, n)
+        if laws.shape not in ((n,), (*outer, n)):
+            wanted = f"({n},) or {(*outer, n)}"
+            raise ValueError(f"`start` must have shape {wanted} as a law, got {laws.shape}.")
+    return np.broadcast_to(laws / laws.sum(axis=-1, keepdims=True), (batch, n))
