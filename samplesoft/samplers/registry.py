@@ -37,6 +37,7 @@ from samplesoft.samplers.frequency import (
     unigram_weights,
 )
 from samplesoft.samplers.kernel import PositiveSampler, QuadraticSampler, RFSoftmaxSampler
+from samplesoft.samplers.lsh import LSHSampler
 from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
@@ -324,6 +325,12 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "the softmax in leaves of similar classes, reached by the estimated mass of cells",
         "class_embeddings tau rng",
         cuda=True,
+    ),
+    # Spring and Shrivastava (2017), with the probabilities that draws have
+    "lsh": _of(
+        LSHSampler,
+        "any class of the context's bucket in one of 64 hash tables; half the draws uniform",
+        "class_embeddings rng",
     ),
     # Bengio and Senécal (2003), Metropolis-Hastings
     "metropolis": _of(

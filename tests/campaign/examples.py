@@ -255,6 +255,10 @@ MADE: dict[str, Call] = {
         **{"class_embeddings": W, "feature_map": feature_maps.QuadraticFeatures(D)},
         **{"leaf": "softmax", "leaf_size": 2, "tau": 2.0, "floor": 1e-6},
     ),
+    "LSHSampler": _call(
+        samplers.LSHSampler,
+        **{"class_embeddings": W, "num_tables": 3, "num_bits": 2, "uniform_share": 0.2, "rng": 0},
+    ),
     "LearnedUnigramSampler": _call(
         samplers.LearnedUnigramSampler, num_classes=N, power=0.75, initial=COUNTS
     ),
@@ -345,6 +349,7 @@ SAMPLER = {
     "load_state": {"state": {}},
     "inclusion_probs": {"num_sampled": 3, "exclude": LABELS},
     "class_embeddings": {"ids": LABELS},
+    "collision_log_prob": {"h": H, "class_embeddings": W, "num_tables": 2},
 }
 MAP = {
     "transform": {"X": H},

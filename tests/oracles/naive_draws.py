@@ -35,6 +35,22 @@ def mixture(first, second, weight):
     return [weight * a + (1 - weight) * b for a, b in zip(first, second, strict=True)]
 
 
+def lsh(h, vectors, directions, share, excluded=None):
+    """Probabilities of a class at random in the bucket of a table, or with a share of them all."""
+
+    def code(x, table):
+        return [inner(x, direction) > 0 for direction in table]
+
+    n, share = len(vectors), mpf(share)
+    masses = [share / n] * n
+    for table in directions:
+        mine = code(h, table)
+        bucket = [j for j, c in enumerate(vectors) if code(c, table) == mine] or list(range(n))
+        for j in bucket:
+            masses[j] += (1 - share) / len(directions) / len(bucket)
+    return normalised(masses, excluded)
+
+
 def two_pass(h, vectors, candidates, tau=1.0, excluded=None):
     """Softmax among candidates, 0 elsewhere."""
     kept = [j for j in candidates if j != excluded]

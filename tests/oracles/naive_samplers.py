@@ -169,6 +169,11 @@ def _clusters(sampler, h, inputs, excluded):
     return naive_draws.clusters(h, inputs.class_embeddings, cells, inputs.tau, excluded)
 
 
+def _lsh(sampler, h, inputs, excluded):
+    rows, share = inputs.class_embeddings, sampler.uniform_share
+    return naive_draws.lsh(h, rows, sampler.directions, share, excluded)
+
+
 def _two_pass(sampler, h, inputs, excluded):
     candidates = sampler.candidate_ids
     return naive_draws.two_pass(h, inputs.class_embeddings, candidates, inputs.tau, excluded)
@@ -220,6 +225,7 @@ ORACLES = {
     "rff+softmax-leaf": _rff_softmax_leaf,
     "positive": _positive,
     "clusters": _clusters,
+    "lsh": _lsh,
     "metropolis": _metropolis,
     "two-pass": _two_pass,
     "mixture": _mixture,
