@@ -12,7 +12,8 @@ from samplesoft.losses.base import Batch, Gradients, Loss
 from samplesoft.losses.candidates import no_draw
 from samplesoft.losses.sampled import SampledSoftmaxLoss
 from samplesoft.samplers.base import Draw, Sampler
-from samplesoft.schemes import select
+
+_INFONCE = "infonce"
 
 
 class InBatchLoss(Loss):
@@ -23,13 +24,14 @@ class InBatchLoss(Loss):
 
     Parameters
     ----------
-    proposal : Sampler
+    proposal : Sampler, optional
         The distribution of labels, one that looks at no context: ``UnigramSampler(counts,
         power=1.0)`` where counts are known, a `LearnedUnigramSampler` that is told of labels as
         they come (call its ``observe`` after each step), or a `WeightedSampler` of probabilities.
-    scheme : {"masked", "candidate_masked"}
-        Whether the label's logit stays as it is, or is corrected as those of the negatives are;
-        see Notes.
+        None for ``"infonce"``, which corrects nothing.
+    scheme : {"masked", "candidate_masked", "infonce"}
+        Whether the label's logit stays as it is, is corrected as those of the negatives are, or
+        none is corrected; see Notes.
     extra : Sampler, optional
         What more negatives are drawn from, such as a `UniformSampler`, that looks at no context
         either: then `forward` takes a draw of it (mixed negatives).
@@ -73,12 +75,26 @@ class InBatchLoss(Loss):
     class is then rare in q and in the negatives both. S is unbiased, and section 13 of
     ``samplesoft/bias/README.md`` has the mean of the loss and of its gradient.
 
+    **InfoNCE** [3]_ is the same without the correction, ``scheme="infonce"``: with K = B examples
+    it is :math:`-\log (e_t / \sum_{i=1}^{B} e_{s_i})`, the softmax loss of which of the batch's
+    labels is the example's, and has K - 1 negatives of the distribution of labels. As in CLIP [4]_,
+    only the example's own place in the batch is positive: the same label in another place, or among
+    draws of `extra`, is a negative, and the loss then at least the logarithm of how often it is
+    there. At its minimum :math:`o_j` is :math:`\log(p_j / q_j)` and a constant of the context, an
+    estimate of information, and no logit of a probability: to rank classes by probability, add
+    :math:`\log q_j`, or take ``"masked"``. CLIP adds the same loss of the batch's contexts for each
+    label, and `tau` is the inverse of its temperature.
+
     References
     ----------
     .. [1] X. Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
        Recommendations", RecSys 2019, eq. 3.
     .. [2] "Correcting the LogQ Correction: Revisiting Sampled Softmax for Large-Scale Retrieval",
        RecSys 2025, arXiv 2507.09331.
+    .. [3] A. van den Oord, Y. Li and O. Vinyals, "Representation learning with contrastive
+       predictive coding", 2018, arXiv 1807.03748, eq. 4.
+    .. [4] A. Radford et al., "Learning transferable visual models from natural language
+       supervision", ICML 2021, figure 3.
 
     Examples
     --------
@@ -93,27 +109,32 @@ class InBatchLoss(Loss):
 
     def __init__(
         self,
-        proposal: Sampler,
+        proposal: Sampler | None = None,
         *,
         scheme: str = "masked",
         extra: Sampler | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.scheme = as_choice("scheme", scheme, ("masked", "candidate_masked", _INFONCE))
+        if scheme == _INFONCE and proposal is not None:
+            raise ValueError(
+                "`proposal` must be None with scheme='infonce', which corrects nothing, got a "
+                f"{type(proposal).__name__}; leave it out, or take scheme='masked'."
+            )
         for name, sampler in (("proposal", proposal), ("extra", extra)):
-            if name == "proposal" or sampler is not None:
+            if sampler is not None or (name == "proposal" and scheme != _INFONCE):
                 require_instance(name, sampler, Sampler)
             if sampler is not None and sampler.dim is not None:
                 raise ValueError(
                     f"`{name}` must not look at contexts, got a {type(sampler).__name__}; take "
                     "for example a UnigramSampler of the counts of the labels."
                 )
-        self.scheme = as_choice("scheme", scheme, select("masked", "candidate_masked"))
         self.proposal, self.extra = proposal, extra
         # what the batch and the draw hold together is sampled softmax with a draw of both
-        self._softmax = SampledSoftmaxLoss(
-            scheme=scheme, tau=self.tau, normalize=self.normalize, absolute=self.absolute
-        )
+        inner = "candidate_masked" if scheme == _INFONCE else scheme
+        options = {"tau": self.tau, "normalize": self.normalize, "absolute": self.absolute}
+        self._softmax = SampledSoftmaxLoss(scheme=inner, **options)
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
@@ -151,19 +172,28 @@ class InBatchLoss(Loss):
         if draw is not None:
             rows = len(draw.ids)
             ids = np.concatenate([np.repeat(ids, rows, axis=0), draw.ids], axis=1)
-        log_counts = self._log_counts(ids, len(labels), draw)
-        own = None  # what is taken off the label's logit, for "candidate_masked"
-        if self._softmax.needs_label_count:
+        own, more = None, 0.0  # what is taken off the label's logit, and is added to the loss
+        if self.scheme == _INFONCE:
+            # all c places of the label have its score: masked, they are c times its own mass, and
+            # log(c e_t + ...) - o_t is log c more than the loss of a logit o_t + log c
+            log_counts = np.zeros(ids.shape)
+            more = np.log(np.count_nonzero(ids == labels[:, None], axis=1))
+            own = -more
+        else:
+            log_counts = self._log_counts(ids, len(labels), draw)
+        if self.scheme == "candidate_masked":
             own = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
         # as `log_inclusion`, for no one law was drawn from so many times
         every = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
-        return self._softmax._forward(batch, every, own)
+        losses, saved = self._softmax._forward(batch, every, own)
+        return losses + more, saved
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         return self._softmax._backward(batch, saved, weights)
 
     def _log_counts(self, ids: IntArray, size: int, draw: Draw | None) -> FloatArray:
         """Return how often classes are expected among the other labels and the draw, as logs."""
+        assert self.proposal is not None
         classes = ids.reshape(1, -1)
         with np.errstate(divide="ignore"):  # a batch of one has no other labels
             found: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)

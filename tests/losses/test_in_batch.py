@@ -100,12 +100,55 @@ def test_the_mean_of_mixed_negatives_is_the_exact_one(scheme):
     np.testing.assert_allclose(slope, (probs - np.eye(4)[label]) @ C, rtol=1e-7)
 
 
-@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
+def info_nce(h, c, labels, drawn=None, tau=1.0):
+    """The plain formula: which of the batch's labels is the example's own."""
+    losses = []
+    for b, t in enumerate(labels):
+        others = [] if drawn is None else drawn[b % len(drawn)]
+        scores = [tau * h[b] @ c[s] for s in (*labels, *others)]
+        losses.append(np.log(np.sum(np.exp(scores))) - tau * h[b] @ c[t])
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 0, 3], [2, 2, 2, 2]])
+def test_info_nce_is_the_softmax_of_the_batch(labels):
+    """A label that another example has too is a negative there."""
+    found, _ = InBatchLoss(scheme="infonce", reduction="none", tau=1.5).forward(H, C, labels)
+    np.testing.assert_allclose(found, info_nce(H, C, labels, tau=1.5), rtol=1e-13)
+    # WRONG where a label comes twice: its other places left out
+    mass = np.exp(found + 1.5 * np.sum(H * C[labels], axis=1))
+    for b, t in enumerate(labels):
+        wrong = np.log(mass[b] - (labels.count(t) - 1) * np.exp(1.5 * H[b] @ C[t]))
+        differs = abs(wrong - 1.5 * H[b] @ C[t] - found[b]) > 0.01
+        assert differs == (labels.count(t) > 1)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_info_nce_with_more_negatives(rows):
+    extra, labels = UniformSampler(4), [0, 1, 0, 3]
+    draw = extra.sample(H, 5, shared=rows == 1, rng=0)
+    loss = InBatchLoss(scheme="infonce", extra=extra, reduction="none")
+    np.testing.assert_allclose(
+        loss.forward(H, C, labels, draw)[0], info_nce(H, C, labels, draw.ids), rtol=1e-13
+    )
+
+
+def test_small_losses_of_info_nce_keep_their_digits():
+    vectors = 80.0 * np.eye(4)
+    loss = InBatchLoss(scheme="infonce", reduction="none")
+    found, cache = loss.forward(np.eye(4), vectors, [0, 1, 2, 3])
+    np.testing.assert_allclose(found, 3.0 * np.exp(-80.0), rtol=1e-13)
+    slopes = loss.backward(cache).dh
+    np.testing.assert_allclose(np.diag(slopes), -240.0 * np.exp(-80.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["masked", "candidate_masked", "infonce"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_gradients(scheme, rows):
     extra = UniformSampler(4)
     options = {"tau": 2.0, "normalize": True, "reduction": "sum"}
-    loss = InBatchLoss(UnigramSampler([4, 3, 2, 1]), scheme=scheme, extra=extra, **options)
+    proposal = None if scheme == "infonce" else UnigramSampler([4, 3, 2, 1])
+    loss = InBatchLoss(proposal, scheme=scheme, extra=extra, **options)
     draw = extra.sample(H, 5, shared=rows == 1, rng=0)
     labels, biases = np.array([0, 1, 0, 3]), np.array([0.1, -0.2, 0.3, 0.0])
 
@@ -145,7 +188,11 @@ def test_in_a_layer_it_learns():
 LOSS = InBatchLoss(WeightedSampler(Q))
 MIXED = InBatchLoss(WeightedSampler(Q), extra=UniformSampler(4))
 BAD = {
-    "`proposal` must be Sampler": lambda: InBatchLoss(Q),
+    "`proposal` must be Sampler, got ndarray": lambda: InBatchLoss(Q),
+    "`proposal` must be Sampler, got NoneType": lambda: InBatchLoss(),
+    "`proposal` must be None with scheme='infonce'": lambda: InBatchLoss(
+        UniformSampler(4), scheme="infonce"
+    ),
     "`proposal` must not look at contexts": lambda: InBatchLoss(SoftmaxSampler(C)),
     "`extra` must not look at contexts": lambda: InBatchLoss(
         WeightedSampler(Q), extra=SoftmaxSampler(C)
