@@ -227,6 +227,11 @@ def as_nonnegative(name: str, value: Any, below: float = np.inf) -> float:
     return _as_number(name, value, wanted, lambda x: 0.0 <= x < below)
 
 
+def as_share(name: str, value: Any) -> float:
+    """Return `value` as a float from 0 to 1."""
+    return _as_number(name, value, "from 0 to 1", lambda x: 0.0 <= x <= 1.0)
+
+
 def as_finite(name: str, value: Any) -> float:
     """Return `value` as a finite float."""
     return _as_number(name, value, "finite", np.isfinite)

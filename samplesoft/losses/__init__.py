@@ -13,6 +13,9 @@ loss                      what it is
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
 `NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
 `NegativeSamplingLoss`    the same question without the correction, as in word2vec
+`GBCELoss`                the same with a label that weighs less, so that scores are calibrated
+`BPRLoss`                 ranking: the label against each draw by itself
+`WARPLoss`                ranking: the label against the first draw that comes too near
 ========================  =====================================================================
 
 Schemes ``"negatives"``, ``"masked"`` and ``"reject"`` tend to the full loss of each example as m
@@ -25,6 +28,7 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 from samplesoft.losses.base import Batch, Cache, Gradients, Loss, SparseRows
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.gbce import GBCELoss
 from samplesoft.losses.hierarchical import (
     ClassTree,
     HierarchicalLoss,
@@ -35,17 +39,20 @@ from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
+from samplesoft.losses.ranking import BPRLoss, WARPLoss
 from samplesoft.losses.registry import LOSSES, LossSpec, make_loss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
 
 __all__ = [
     "LOSSES",
+    "BPRLoss",
     "Batch",
     "BilateralSoftmaxLoss",
     "Cache",
     "ClassTree",
     "FullLogisticLoss",
     "FullSoftmaxLoss",
+    "GBCELoss",
     "Gradients",
     "HierarchicalLoss",
     "InBatchLoss",
@@ -59,6 +66,7 @@ __all__ = [
     "SampledLoss",
     "SampledSoftmaxLoss",
     "SparseRows",
+    "WARPLoss",
     "huffman_tree",
     "make_loss",
     "two_level_tree",

@@ -66,7 +66,7 @@ class JackknifeLoss(SampledLoss):
     is_softmax = True
     with_replacement = True
 
-    def _terms_of(self, draw: Draw) -> Kernel:
+    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
         if draw.ids.shape[1] < self.facts.least_draws:
             raise ValueError(
                 f"`draw` must hold at least {self.facts.least_draws} draws for the jackknife, "

@@ -222,8 +222,8 @@ class FullLogisticLoss(Loss):
 
 
 @njit
-def logistic_terms(logits: FloatArray, losses: FloatArray) -> None:
-    """Write ``softplus(-logits[0]) + sum(softplus(logits[1:]))``, and turn rows into its gradient.
+def logistic_terms(logits: FloatArray, losses: FloatArray, weight: float = 1.0) -> None:
+    """Write ``weight * softplus(-logits[0]) + sum(softplus(logits[1:]))``; rows become gradients.
 
     Logits (P, 1 + m) have the label's in column 0; losses (P,) are written.
     """
@@ -234,10 +234,11 @@ def logistic_terms(logits: FloatArray, losses: FloatArray) -> None:
         rows = logits[first : first + step]
         rows[:, 0] = -rows[:, 0]  # the label is the positive: softplus of minus its logit
         softplus(rows.reshape(-1), small, large)
-        rows[:, 0] = -rows[:, 0]
         for b in range(len(rows)):
-            place = slice(b * width, (b + 1) * width)
-            losses[first + b] = total(large[place]) + total(small[place])
+            own, draws = b * width, slice(b * width + 1, (b + 1) * width)
+            of_draws = total(large[draws]) + total(small[draws])
+            losses[first + b] = weight * (large[own] + small[own]) + of_draws
+            rows[b, 0] *= -weight
 
 
 @njit

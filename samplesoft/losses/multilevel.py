@@ -151,7 +151,7 @@ class MultilevelLoss(SampledLoss):
             ids, log_q = _with_all(ids, log_q, num_classes, targets, self.excludes_label)
         return MultilevelDraw(ids, log_q, None, num_sampled, num, chance)
 
-    def _terms_of(self, draw: Draw) -> Kernel:
+    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
         if not isinstance(draw, MultilevelDraw):
             raise TypeError(
                 f"`draw` must be a MultilevelDraw, got {type(draw).__name__}; take it from "

@@ -14,10 +14,12 @@ from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.gbce import GBCELoss
 from samplesoft.losses.hierarchical import HierarchicalLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelLoss
+from samplesoft.losses.ranking import BPRLoss, WARPLoss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
 from samplesoft.schemes import Scheme
 
@@ -170,6 +172,9 @@ LOSSES: dict[str, LossSpec] = {
     "negative-sampling-masked": LossSpec(
         NegativeSamplingLoss, {"scheme": "masked"}, classifier=True
     ),
+    "gbce": LossSpec(GBCELoss, classifier=True),
+    "bpr": LossSpec(BPRLoss, classifier=True),
+    "warp": LossSpec(WARPLoss, classifier=True),
     "bilateral": LossSpec(BilateralSoftmaxLoss),
 }
 
@@ -182,10 +187,10 @@ def make_loss(name: str, **options: Any) -> Loss:
     name : str
         A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"`` and
         ``"negative-sampling"`` take draws that exclude the label; ``"sampled-reject"`` and names
-        that end in ``-masked`` leave accidental hits of the label out, and so can share one set of
-        draws among a batch; ``"sampled-candidate-masked"`` is TensorFlow's
-        ``sampled_softmax_loss`` with ``remove_accidental_hits``, ``"sampled-candidate"`` that
-        without, and CNTK's.
+        that end in ``-masked``, and ``"gbce"``, ``"bpr"`` and ``"warp"``, leave accidental hits of
+        the label out, and so can share one set of draws among a batch;
+        ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
+        ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
     **options
         Those of `samplesoft.losses.base.Loss`, ``scheme`` where the loss has several and the name
         says none, and ``tree``, a `samplesoft.losses.ClassTree`, for ``"hierarchical"``.

@@ -148,7 +148,7 @@ class SampledLoss(Loss):
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
-        terms = self._terms_of(draw)
+        terms = self._terms_of(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
             label_count = check_label_count(label_log_count, targets, facts)
 
@@ -207,8 +207,8 @@ class SampledLoss(Loss):
         scores, d_own, d_drawn = saved
         return score_gradients(batch, scores, d_own, d_drawn, weights)
 
-    def _terms_of(self, draw: Draw) -> Kernel:
-        """Return `_terms`; a loss whose terms need more of the draw than logits overrides it."""
+    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
+        """Return `_terms`; a loss whose terms need more than logits overrides it."""
         return self._terms
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:

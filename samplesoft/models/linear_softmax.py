@@ -79,7 +79,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     label_reduction : {"pal-n", "pal", "ova"}
         What the loss of an example with several labels is: the mean of their losses, which leads
         to lists of high recall, or their sum, for precision; ``"ova"``, one versus all, is for
-        ``"nce"`` and ``"negative-sampling-masked"``. See `samplesoft.losses.base.Loss`.
+        ``"nce"``, ``"negative-sampling-masked"`` and ``"gbce"``. See `samplesoft.losses.base.Loss`.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label. On held-out parts of
         the training data (3 seeds, ``"unigram"``, 100 draws on Bibtex and 1,000 on Gowalla) it

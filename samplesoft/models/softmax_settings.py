@@ -33,7 +33,7 @@ class SoftmaxSettings:
         A key of `samplesoft.losses.LOSSES`. ``"nce"`` and ``"negative-sampling"`` get an `offset`
         with which random vectors start at probabilities that sum to 1: with ``"nce"`` and draws by
         counts, a part of the Penn Treebank comes to a perplexity of 407 in two epochs, and without
-        one to 4.6 million (``"sampled-masked"``: 359).
+        one to 4.6 million (``"sampled-masked"``: 359). ``"gbce"`` gets that of negative sampling.
     tau : float, optional
         Inverse temperature; by default 10 if `normalize`, else 1.
     normalize : bool, optional

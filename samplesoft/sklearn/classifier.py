@@ -70,10 +70,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         removed, ``"multilevel"`` for no bias at all, from 4.4 m draws in the mean,
         or ``"negative-sampling"``, each with draws that leave out the label; the same
         names with ``-masked`` for draws in which the label has no weight; ``"nce"`` for
-        noise-contrastive estimation; ``"full"``; ``"full-logistic"``, a logistic regression of each
-        class; or ``"hierarchical"``, a softmax over cells of classes of similar frequency and one
-        over the classes of a cell (32,282 identifiers, in the first place and among the best five:
-        0.176 / 0.355 in 34 s, where the default has 0.194 / 0.386 in 23 s). Negative
+        noise-contrastive estimation; ``"gbce"``, ``"bpr"`` and ``"warp"``, which recommenders are
+        compared with, and which are meant for uniform draws; ``"full"``; ``"full-logistic"``, a
+        logistic regression of each class; or ``"hierarchical"``, a softmax over cells of classes of
+        similar frequency and one over the classes of a cell (32,282 identifiers, in the first place
+        and among the best five: 0.176 / 0.355 in 34 s, where the default has 0.194 / 0.386 in
+        23 s). Negative
         sampling learns how much more often a class is the label than a draw: with draws by counts
         it puts rare classes too far up, the more so the more classes. Where draws cannot leave out
         the label, as examples share them or have several labels, a name without ``-masked`` stands

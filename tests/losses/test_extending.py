@@ -11,30 +11,30 @@ from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings, make_optimiz
 from samplesoft.schemes import SCHEMES
 
 
-class RankingLoss(SampledLoss):
-    """Sum over the draws of softplus of how far each scores above the label.
+class HingeLoss(SampledLoss):
+    """Sum over the draws of how much each lacks to a score of 1 below the label.
 
-    Rendle et al. (2009), "BPR: Bayesian personalized ranking from implicit feedback", section 4.
+    Weston and Watkins (1999), "Support vector machines for multi-class pattern recognition".
     """
 
     schemes = {"masked": SCHEMES["masked"].without_correction()}
 
     def _terms(self, logits, losses):
-        margins = logits[:, 1:] - logits[:, :1]
-        losses[:] = np.logaddexp(0.0, margins).sum(axis=1)
-        logits[:, 1:] = np.exp(-np.logaddexp(0.0, -margins))  # the derivative of softplus
+        gaps = 1.0 + logits[:, 1:] - logits[:, :1]
+        losses[:] = np.maximum(gaps, 0.0).sum(axis=1)
+        logits[:, 1:] = gaps > 0.0  # the derivative
         logits[:, 0] = -logits[:, 1:].sum(axis=1)
 
 
-def ranking(scores, label, ids, counts, own_count):
+def hinge(scores, label, ids, counts, own_count):
     """Its oracle: the formula in many digits."""
-    return mp.fsum(mp.log(1 + mp.exp(scores[j] - scores[label])) for j in ids if j != label)
+    return mp.fsum(max(0, 1 + scores[j] - scores[label]) for j in ids if j != label)
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(LOSSES, "ranking", LossSpec(RankingLoss, classifier=True))
-    monkeypatch.setitem(naive_losses.ORACLES, "ranking", ranking)
+    monkeypatch.setitem(LOSSES, "hinge", LossSpec(HingeLoss, classifier=True))
+    monkeypatch.setitem(naive_losses.ORACLES, "hinge", hinge)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -42,29 +42,29 @@ def registered(monkeypatch):
     "options", [{}, {"tau": 2.0, "normalize": True}, {"absolute": True, "reduction": "sum"}]
 )
 def test_it_follows_its_formula(options, shared):
-    loss = make_loss("ranking", **options)
+    loss = make_loss("hinge", **options)
     case = make_case(loss, shared=shared, full=True, batch=2, n=5, dim=2)
-    check_value_and_gradients("ranking", loss, case)
+    check_value_and_gradients("hinge", loss, case)
 
 
 # WRONG: a draw of the label ranks it against itself.
 def test_the_formula_notices_a_wrong_loss():
-    class Wrong(RankingLoss):
+    class Wrong(HingeLoss):
         schemes = {"masked": SCHEMES["kept"].without_correction()}
 
     loss = Wrong()
     with pytest.raises(AssertionError):
-        check_value_and_gradients("ranking", loss, make_case(make_loss("ranking")))
+        check_value_and_gradients("hinge", loss, make_case(make_loss("hinge")))
 
 
 def test_its_facts_follow_from_its_scheme():
-    spec = LOSSES["ranking"]
+    spec = LOSSES["hinge"]
     assert spec.draws and spec.shares and spec.several_labels and not spec.cuda
     assert spec.bias_scheme is None and spec.why_no_bias
 
 
 def test_a_model_learns_by_it():
-    settings = LinearSoftmaxSettings(loss="ranking", sampler="uniform", num_sampled=3, shared=True)
+    settings = LinearSoftmaxSettings(loss="hinge", sampler="uniform", num_sampled=3, shared=True)
     model, optimizer = LinearSoftmax(6, 6, settings, rng=0), make_optimizer("adagrad", 0.1)
     x, labels = np.eye(6, dtype=np.float32), np.array([1, 2, 3, 4, 5, 0])
     for step in range(60):
@@ -80,6 +80,6 @@ def test_the_classifier_offers_it():
 
     X, y = np.eye(4), np.array(["ape", "bee", "cat", "dog"])
     classifier = SampledSoftmaxClassifier(
-        loss="ranking", num_sampled=2, num_features=16, max_iter=50, random_state=0
+        loss="hinge", num_sampled=2, num_features=16, max_iter=50, random_state=0
     )
     assert classifier.fit(X, y).score(X, y) == 1.0

@@ -187,7 +187,9 @@ def test_every_draw_of_the_label_is_left_out(name):
     gradients = loss.backward(cache)
     assert set(gradients.dW.ids) == {label, 3, 4}
     score_gradient = dense(gradients.dW, 5) @ case.h[0] / (case.h[0] @ case.h[0])
-    assert score_gradient[label] < 0.0 < min(score_gradient[3], score_gradient[4])
+    assert score_gradient[label] < 0.0 < score_gradient[3]
+    # of a loss of one draw the rest have no part
+    assert score_gradient[4] > 0.0 or (name == "warp" and score_gradient[4] == 0.0)
     single = loss.is_softmax or loss.is_binary  # the label has one term, not one a draw
     if single and loss.facts.label_in_sum and not loss.facts.jackknife:
         assert score_gradient[label] > -1.0

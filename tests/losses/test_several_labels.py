@@ -93,7 +93,8 @@ def ova(name, o, labels, ids, counts, own, masked):
         positives = [o[j] - mp.log(own[j]) for j in labels]
     else:
         negatives, positives = [o[j] for j in ids if j not in labels], [o[j] for j in labels]
-    return mp.fsum(map(softplus, negatives)) + mp.fsum(softplus(-x) for x in positives)
+    power = mpf("0.25") + mpf("0.75") * len(ids) / len(o) if name == "gbce" else 1
+    return mp.fsum(map(softplus, negatives)) + power * mp.fsum(softplus(-x) for x in positives)
 
 
 def random_case(seed=0, n=7, m=5, batch=3, shared=False):

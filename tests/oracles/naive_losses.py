@@ -107,6 +107,31 @@ def negative_sampling_masked(scores, label, ids, counts, own_count):
     return negative_sampling(scores, label, others, counts, own_count)
 
 
+def gbce(scores, label, ids, counts, own_count, calibration="0.75"):
+    """The formula of the paper, in which a class is drawn m / n times."""
+    alpha, t = mpf(len(ids)) / len(scores), mpf(calibration)
+    beta = alpha * (t * (1 - 1 / alpha) + 1 / alpha)
+    sigma = [1 / (1 + mp.exp(-o)) for o in scores]
+    rest = mp.fsum(mp.log(1 / (1 + mp.exp(scores[j]))) for j in ids if j != label)
+    return -mp.log(sigma[label] ** beta) - rest
+
+
+def bpr(scores, label, ids, counts, own_count):
+    others = [j for j in ids if j != label and scores[j] > -mp.inf]
+    pairs = [_softplus(scores[j] - scores[label]) for j in others]
+    return mp.fsum(pairs) / max(1, len(pairs))
+
+
+def warp(scores, label, ids, counts, own_count):
+    """Go through the draws, as algorithm 1 of the paper."""
+    others = [j for j in ids if j != label and scores[j] > -mp.inf]
+    for trials, j in enumerate(others, start=1):
+        if 1 + scores[j] - scores[label] > 0:
+            rank = (len(scores) - 1) // trials
+            return mp.harmonic(rank) * (1 + scores[j] - scores[label])
+    return mpf(0)
+
+
 def full_logistic(scores, label, ids, counts, own_count):
     """One versus all: of every class, a logistic regression."""
     rest = [o for j, o in enumerate(scores) if j != label]
@@ -130,6 +155,9 @@ ORACLES = {  # of the losses by their names
     "nce": nce,
     "negative-sampling": negative_sampling,
     "negative-sampling-masked": negative_sampling_masked,
+    "gbce": gbce,
+    "bpr": bpr,
+    "warp": warp,
     "bilateral": bilateral,
 }
 

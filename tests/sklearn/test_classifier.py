@@ -217,7 +217,7 @@ def test_forms_of_several_labels_give_one_model(loss):
     X, Y = several()
     lists = [np.flatnonzero(row).tolist() for row in Y]
     dense, matrix, listed = (
-        make(loss=loss, max_iter=15).fit(X, y) for y in (Y, sparse.csr_matrix(Y), lists)
+        make(loss=loss, max_iter=25).fit(X, y) for y in (Y, sparse.csr_matrix(Y), lists)
     )
     for other in (matrix, listed):
         for name, array in dense.model_.parameters.items():

@@ -1,0 +1,170 @@
+"""Losses that put the label above drawn classes, and say nothing of probabilities."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import digamma
+
+from samplesoft._jit import njit
+from samplesoft._validation import FloatArray
+from samplesoft.kernels.weights import total
+from samplesoft.losses.logistic import softplus
+from samplesoft.losses.sampled import Kernel, SampledLoss
+from samplesoft.samplers.base import Draw
+from samplesoft.schemes import SCHEMES, Scheme
+
+_MASKED = {"masked": SCHEMES["masked"].without_correction()}
+
+
+class BPRLoss(SampledLoss):
+    r"""Bayesian personalised ranking: logistic regression of the label's lead over each draw.
+
+    With K draws that are not the label the loss is
+
+    .. math:: \frac{1}{K} \sum_{i:\, s_i \ne t} \log\big(1 + \exp(o_{s_i} - o_t)\big)
+
+    Parameters
+    ----------
+    scheme : {"masked"}
+        Draws of the label are left out, with `mask_other_labels` those of other labels of its
+        example too. Where no draw is left, the loss is 0.
+    **options
+        Those of `samplesoft.losses.base.Loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    [1]_ draws one class, uniformly, for each pair of an example and a label. The mean over more has
+    the same expectation and less noise: with uniform draws it is a smooth bound of the label's mean
+    rank, in which the first ranks count no more than the last. Take it to compare with what others
+    report: for lists of the best a sampled softmax, of equally many draws, is better and quicker,
+    as the figures of `samplesoft.recommend.SampledSoftmaxRecommender` show. Every pair of a label
+    and a draw has a logarithm here, so that several labels an example take time by their number.
+
+    References
+    ----------
+    .. [1] S. Rendle, C. Freudenthaler, Z. Gantner and L. Schmidt-Thieme, "BPR: Bayesian
+       personalized ranking from implicit feedback", UAI 2009, section 4.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.samplers import UniformSampler
+    >>> h, labels = np.ones((1, 1)), np.array([1])
+    >>> draw = UniformSampler(2).sample(h, 3, exclude=labels, rng=0)
+    >>> value, cache = BPRLoss().forward(h, [[0.0], [0.0]], labels, draw)
+    >>> round(value, 6), BPRLoss().backward(cache).dW.rows[:, 0].tolist()
+    (0.693147, [0.5, -0.5])
+    """
+
+    schemes: ClassVar[dict[str, Scheme]] = _MASKED
+
+    def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
+        bpr_terms(logits, losses)
+
+
+class WARPLoss(SampledLoss):
+    r"""Weighted approximate-rank pairwise loss: a hinge on the first draw that comes too near.
+
+    Let the N-th of the draws :math:`s_1, s_2, \dots` that are not the label be the first with
+    :math:`1 + o_{s_N} - o_t > 0`. Then the label's rank is taken to be
+    :math:`r = \lfloor (n - 1) / N \rfloor`, and the loss is
+
+    .. math:: \Phi(r) \, (1 + o_{s_N} - o_t), \qquad \Phi(r) = \sum_{i = 1}^{r} \frac{1}{i}
+
+    and 0 where none of the m draws comes so near. Its gradient has :math:`\Phi` held constant.
+
+    Parameters
+    ----------
+    scheme : {"masked"}
+        Draws of the label are left out, and not counted, with `mask_other_labels` those of other
+        labels of its example too.
+    **options
+        Those of `samplesoft.losses.base.Loss`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed; in `forward` also for draws without replacement.
+
+    Notes
+    -----
+    Draws must be uniform for N to say anything of the rank. `tau` is the inverse of the margin: a
+    label is to lead by 1 / tau in scores without it. A label that leads all m draws has no
+    gradient, so that m is how far the loss looks; only one draw of m has one, so that steps are
+    noisy, the more so where a batch shares its draws: examples then go through them in the same
+    order. Take it to compare with what others report.
+
+    References
+    ----------
+    .. [1] J. Weston, S. Bengio and N. Usunier, "WSABIE: Scaling up to large vocabulary image
+       annotation", IJCAI 2011, algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.samplers import UniformSampler
+    >>> h, labels = np.ones((1, 1)), np.array([3])
+    >>> draw = UniformSampler(4).sample(h, 9, exclude=labels, rng=0)
+    >>> value, cache = WARPLoss().forward(h, [[0.0], [0.0], [0.0], [0.5]], labels, draw)
+    >>> round(value, 6)  # the first draw is too near: (1 + 1/2 + 1/3) (1 + 0 - 0.5)
+    0.916667
+    """
+
+    schemes: ClassVar[dict[str, Scheme]] = _MASKED
+    with_replacement = True  # for N to be how long one waits for a violation
+
+    def _terms_of(self, draw: Draw, num_classes: int) -> Kernel:
+        ranks = (num_classes - 1) // np.arange(1, 1 + draw.ids.shape[1])
+        harmonic = digamma(ranks + 1.0) + np.euler_gamma
+
+        def terms(logits: FloatArray, losses: FloatArray) -> None:
+            warp_terms(logits, losses, harmonic)
+
+        return terms
+
+
+@njit
+def bpr_terms(logits: FloatArray, losses: FloatArray) -> None:
+    """Write the mean of ``softplus(logits[1:] - logits[0])`` over the draws that have weight.
+
+    Rows of logits (P, 1 + m) become its gradient.
+    """
+    small, large = np.empty(logits.shape[1] - 1), np.empty(logits.shape[1] - 1)
+    for b in range(len(logits)):
+        label, draws, kept = logits[b, 0], logits[b, 1:], 0
+        for k in range(len(draws)):
+            kept += draws[k] > -np.inf
+            draws[k] -= label
+        softplus(draws, small, large)
+        share = 1.0 / max(kept, 1)
+        losses[b] = share * (total(large) + total(small))
+        for k in range(len(draws)):
+            draws[k] *= share
+        logits[b, 0] = -total(draws)
+
+
+@njit
+def warp_terms(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> None:
+    """Write ``harmonic[N - 1] * (1 + logits[k] - logits[0])`` for the N-th draw k of weight.
+
+    It is the first with a loss above 0. Rows of logits (P, 1 + m) become the gradient.
+    """
+    for b in range(len(logits)):
+        label, draws, tried, slope = logits[b, 0], logits[b, 1:], 0, 0.0
+        losses[b] = 0.0
+        for k in range(len(draws)):
+            margin = 1.0 + (draws[k] - label)
+            tried += draws[k] > -np.inf
+            draws[k] = 0.0
+            if slope == 0.0 and margin > 0.0:
+                slope = harmonic[tried - 1]  # 0 from the n-th on, as is that of all later ones
+                losses[b] = slope * margin
+                draws[k] = slope
+        logits[b, 0] = -slope
