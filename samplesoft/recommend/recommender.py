@@ -49,7 +49,8 @@ class SampledSoftmaxRecommender:
         Length d of the vectors.
     loss : str
         A key of `samplesoft.losses.LOSSES` that takes several labels: ``"bilateral"`` and
-        ``"sampled-masked"`` are quick; ``"full"`` draws nothing.
+        ``"sampled-masked"`` are quick; ``"full"`` draws nothing; ``"bpr"``, ``"warp"`` and
+        ``"gbce"`` are there to compare with, by uniform draws.
     sampler : str
         A key of `samplesoft.samplers.SAMPLERS`: ``"uniform"``; ``"unigram"`` by how often items are
         taken, which is corrected; ``"clusters"`` among items that are likely for each user.
@@ -142,6 +143,13 @@ class SampledSoftmaxRecommender:
     **The weight of negatives.** Of texts, where frequent words are right for all, it should be low;
     on Gowalla, of few draws, high: it makes up for hard negatives that were not drawn. With 4,000
     draws 1.1 does there what 1.2 does.
+
+    **Losses that others compare with.** On the test data of Gowalla, with vectors of 64 after 8
+    rounds, on one thread, ``"bilateral"`` and ``"sampled-masked"`` come to a recall and an nDCG of
+    0.180 / 0.150 in 18 s. With 1,000 draws ``"sampled-masked"`` comes to 0.173 / 0.144 in 12 s,
+    ``"warp"`` to 0.165 / 0.135 in 23 s and ``"bpr"`` to 0.162 / 0.134 in 42 s; ``"gbce"``, with
+    4,000, to 0.152 / 0.128 in 29 s, with a `tau` of 7 to 0.162 / 0.137. The first two take their
+    steps in compiled code, the others do not.
 
     **Others.** Of a few thousand items a ridge regression on items, EASE, is trained in a second
     and about as good: 0.357 / 0.415 of those words, split in another way, where the defaults have

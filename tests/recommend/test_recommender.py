@@ -38,6 +38,10 @@ def hits(model, taken, number=3):
         {},
         {"loss": "sampled-masked"},
         {"loss": "full"},
+        {"loss": "bpr"},
+        {"loss": "warp"},
+        {"loss": "warp", "shared": False},
+        {"loss": "gbce"},
         {"sampler": "unigram"},
         {"sampler": "clusters"},
         {"sampler": "clusters", "loss": "sampled-masked"},
@@ -148,6 +152,24 @@ def test_the_weight_of_negatives_is_that_of_the_loss(loss, weight):
     assert getattr(layer.loss, "negative_weight", None) == weight
 
 
+@pytest.mark.parametrize("loss", ["bpr", "warp", "gbce"])
+def test_losses_that_others_compare_with(loss, tmp_path):
+    """They draw uniformly, from one set for a batch, and a file holds them as any other."""
+    settings = check_parameters(make(loss=loss))
+    assert (settings.sampler, settings.shared, settings.mask_other_labels) == (
+        "uniform",
+        True,
+        True,
+    )
+    model = make(loss=loss, max_iter=1).fit(TAKEN)
+    model.save(tmp_path / "model.npz")
+    again = SampledSoftmaxRecommender.load(tmp_path / "model.npz")
+    assert again.loss == loss
+    np.testing.assert_array_equal(again.item_factors, model.item_factors)
+    with pytest.raises(ValueError, match=f"`loss` must be one of .*{loss}.*got 'triplet'"):
+        make(loss="triplet").fit(TAKEN)
+
+
 @pytest.mark.parametrize(("items", "draws"), [(30, 1000), (25_000, 2500), (10**6, 4000)])
 def test_more_items_are_given_more_draws(items, draws):
     assert check_parameters(make(num_sampled=None), items).num_sampled == draws
@@ -163,12 +185,16 @@ def test_early_stopping_keeps_the_best():
     assert whole.validation_scores_ == [] and whole.n_iter_ == 8
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "clusters"])
-def test_seeds_and_threads(sampler, threads):
+@pytest.mark.parametrize(
+    "options",
+    [{"sampler": "clusters"}, *({"loss": name} for name in ("bilateral", "bpr", "warp", "gbce"))],
+    ids=str,
+)
+def test_seeds_and_threads(options, threads):
     found = []
     for seed, number in ((0, 1), (0, 2), (1, 1)):
         threads(number)
-        model = make(random_state=seed, sampler=sampler, max_iter=2).fit(TAKEN)
+        model = make(random_state=seed, max_iter=2, **options).fit(TAKEN)
         found.append((model.item_factors.tobytes(), model.loss_curve_, model.propagation_))
     assert found[0] == found[1] != found[2]
 

@@ -83,10 +83,18 @@ def test_what_several_labels_are(options, reduction, masked, files, tmp_path):
     assert (task["label_reduction"], task["mask_other_labels"]) == (reduction, masked)
 
 
-@pytest.mark.parametrize("kind", ["xc", "items"])
-def test_a_run_that_was_resumed_ends_with_the_same_bits(kind, files, tmp_path):
-    assert run(kind, files, tmp_path / "whole", *DRAWS) == 0
-    assert run(kind, files, tmp_path / "parts", *DRAWS, "--epochs", "1") == 0
+UNIFORM = ["--sampler", "uniform", "--num-sampled", "6"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("xc", DRAWS), ("items", DRAWS)]
+    + [("items", [*UNIFORM, "--loss", loss]) for loss in ("bpr", "warp", "gbce")],
+    ids=str,
+)
+def test_a_run_that_was_resumed_ends_with_the_same_bits(kind, options, files, tmp_path):
+    assert run(kind, files, tmp_path / "whole", *options) == 0
+    assert run(kind, files, tmp_path / "parts", *options, "--epochs", "1") == 0
     assert main(["train", kind, "--out", str(tmp_path / "parts"), "--resume", "--epochs", "3"]) == 0
     one, two = (
         read_checkpoint(tmp_path / name / "checkpoint.npz").arrays for name in ("whole", "parts")
