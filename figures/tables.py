@@ -44,6 +44,26 @@ def write_csv(
             )
 
 
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Return rows that `write_csv` has written, numbers as numbers, and None where there is none.
+
+    There are none where there is no file.
+    """
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
+    return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(lines)]
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
+
+
 def write_both(
     folder: Path,
     name: str,

@@ -2,12 +2,18 @@
 
 Writes ``unbiased.csv`` and ``unbiased.png`` beside this script. For next words of a text, three
 proposals and several numbers of draws: the squared bias of the gradient in h and its variance,
-averaged over the examples, for sampled softmax, its jackknife, the loss "multilevel", and two
-losses by Markov chains, in ``chains.py``. All have the same number of draws in the mean. The last
-two are simulated, the others exact. The committed files come from the source of the Python
-standard library, ten minutes on one core::
+averaged over the examples, for sampled softmax, its jackknife, the losses "multilevel",
+"one-vs-each" and `DoubleSumLoss`, and two losses by Markov chains, in ``chains.py``. All have the
+same number of draws in the mean. The last two are simulated, the others exact. The committed files
+come from the source of the Python standard library, ten minutes on one core::
 
     python figures/unbiased.py
+
+With ``--losses``, rows of other losses are those of the files that are there. `DoubleSumLoss` has a
+row with the best u of each example, and a stale one with the u of a model whose scores were a tenth
+less far apart: then u is off by 0.06 to 0.6, as in the last steps of ``unbiased_training.py``. The
+gradient of one-vs-each is that of another loss, hundreds of times as long. It is multiplied by the
+number that brings its mean nearest to the full gradient, as a learning rate would be.
 
 References
 ----------
@@ -16,6 +22,9 @@ expectations via multi-level randomization", Winter Simulation Conference 2015.
 G. Cardoso et al., "BR-SNIS: Bias Reduced Self-Normalized Importance Sampling", NeurIPS 2022.
 G. Deligiannidis et al., "On importance sampling and independent Metropolis-Hastings with an
 unbounded weight function", arXiv 2411.09514.
+F. Fagan and G. Iyengar, "Unbiased scalable softmax optimization", arXiv 1803.08577.
+M. K. Titsias, "One-vs-each approximation to softmax for scalable estimation of probabilities",
+NeurIPS 2016.
 """
 
 from __future__ import annotations
@@ -35,8 +44,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 from multilevel_moments import expected_draws, multilevel_moments
 from numpy.typing import NDArray
-from scipy.special import softmax
-from tables import write_both
+from scipy.special import logsumexp, softmax
+from sums_moments import double_sum_moments, one_vs_each_moments
+from tables import read_csv, write_both
 from tqdm import tqdm
 from words import next_words
 
@@ -55,9 +65,13 @@ STYLES = {
     "jackknife": ("jackknife", "#E69F00", "s"),
     "multilevel": ("multilevel", "#009E73", "D"),
     "coupled": ("coupled chains", "#CC79A7", "X"),
+    "double-sum": ("double-sum, best u", "#0072B2", "P"),
+    "double-sum-stale": ("double-sum, stale u", "#882255", "^"),
+    "one-vs-each": ("one-vs-each, rescaled", "#D55E00", "h"),
 }
 EXACT = {"sampled": exact_gradient_moments, "jackknife": jackknife_moments}
-UNBIASED = ("multilevel", "coupled")
+UNBIASED = {"coupled": 0.45, "double-sum": 0.95, "multilevel": 1.7}  # places in the margin
+STALE = 0.9  # times the scores of which u is stale
 FIELDS = (
     "proposal",
     "loss",
@@ -121,7 +135,11 @@ def main() -> None:
     """Read the command line, compute, write both files."""
     args = parse_arguments()
     data = next_words(args.corpus, args.vocabulary_size, args.dim, args.num_examples, args.seed)
-    rows = list(measure(data, args))
+    old = [row for row in read_csv(args.output / "unbiased.csv") if row["loss"] not in args.losses]
+    rows = [*old, *measure(data, args)]
+    places = {loss: place for place, loss in enumerate(STYLES)}
+    proposals = list(dict.fromkeys(row["proposal"] for row in rows))
+    rows.sort(key=lambda x: (proposals.index(x["proposal"]), x["budget"], places[x["loss"]]))
     description = describe(data, args)
     write_both(args.output, "unbiased", rows, FIELDS, description, draw(rows, description))
 
@@ -138,6 +156,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", type=int, nargs="+", default=[32, 128, 512, 2048])
     parser.add_argument("--num-trials", type=int, default=2048, help="of simulations, an example")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--losses", nargs="+", choices=STYLES, default=list(STYLES))
     return parser.parse_args()
 
 
@@ -149,14 +168,14 @@ def measure(data: Embeddings, args: argparse.Namespace) -> Iterator[dict[str, An
         "unigram": UnigramSampler(data.counts),
         "clusters": ClusterSampler(vectors, tau=args.tau, leaf_size=16, rng=args.seed),
     }
-    bar = tqdm(total=len(proposals) * len(args.budgets) * len(STYLES), unit="point")
+    bar = tqdm(total=len(proposals) * len(args.budgets) * len(args.losses), unit="point")
     for name, sampler in proposals.items():
         examples = [
             Example(h.astype(np.float64), int(label), vectors, args.tau, sampler)
             for h, label in zip(data.h, data.labels, strict=True)
         ]
         for budget in args.budgets:
-            for loss in STYLES:
+            for loss in args.losses:
                 found = [measure_one(example, loss, budget, args) for example in examples]
                 yield {"proposal": name, "loss": loss, "budget": budget} | average(found)
                 bar.update()
@@ -176,6 +195,8 @@ def measure_one(
         m = multilevel_size(budget, n)
         levels = multilevel_moments(*case, m, example.vectors, tau=tau)
         return row(m, levels.num_draws, 0.0, levels.variance)
+    if loss in ("double-sum", "double-sum-stale", "one-vs-each"):
+        return row(budget, budget, *moments_of_sums(example, loss, budget))
     if loss == "br-snis":
         return simulate(example, loss, budget, args.num_trials, args.seed)
     m = max(budget // 4, 1)
@@ -183,6 +204,21 @@ def measure_one(
         pilot = simulate(example, loss, m, PILOT, args.seed)
         m = max(round(m * budget / pilot["num_draws"]), 1)
     return simulate(example, loss, m, args.num_trials, args.seed + 1)
+
+
+def moments_of_sums(example: Example, loss: str, m: int) -> tuple[float, float]:
+    """Return the squared bias and the variance of a loss that is a sum over the classes."""
+    case = example.logits, example.label, example.q, m, example.tau * example.vectors
+    full, scale = example.gradient, 1.0
+    if loss == "one-vs-each":
+        mean, variance = one_vs_each_moments(*case)
+        scale = float(mean @ full / (mean @ mean))
+    else:
+        scores = (1.0 if loss == "double-sum" else STALE) * example.logits
+        log_sum = logsumexp(scores) - scores[example.label]
+        mean, variance = double_sum_moments(*case, log_sum)
+    bias = scale * mean - full
+    return (0.0 if loss in UNBIASED else float(bias @ bias)), scale**2 * variance
 
 
 def row(m: int, num_draws: float, squared_bias: float, variance: float) -> dict[str, float]:
@@ -265,7 +301,8 @@ def describe(data: Embeddings, args: argparse.Namespace) -> str:
         f"{args.num_trials} trials an example of coupled and br-snis (2 rounds, the first left "
         f"out) with bars of two standard errors, the others exact; seed {args.seed}. Coupled: "
         "draws of a batch of one. Numbers at the points: draws in the mean. BR-SNIS "
-        "below its noise: at the upper end of its bar, and not among the averages."
+        "below its noise: at the upper end of its bar, and not among the averages. Stale: u of "
+        f"scores {STALE:g} times as far apart. One-vs-each: times the number best for its mean."
     )
 
 
@@ -289,9 +326,7 @@ def draw(rows: list[dict[str, Any]], description: str) -> Figure:
         for loss, (_, colour, marker) in STYLES.items()
     ]
     labels = [label for label, _, _ in STYLES.values()]
-    figure.legend(
-        handles, labels, loc="upper center", ncols=len(labels), frameon=False, fontsize=10
-    )
+    figure.legend(handles, labels, loc="upper center", ncols=8, frameon=False, fontsize=9)
     figure.text(0.01, 0.01, textwrap.fill(description, 210), fontsize=8, color="0.3")
     figure.tight_layout(rect=(0.0, 0.05, 1.0, 0.96))
     return figure
@@ -310,7 +345,7 @@ def draw_products(axes: Any, rows: list[dict[str, Any]]) -> None:
         y = draws * [row["h_variance"] for row in own]
         dy = 2.0 * draws * [row["h_variance_stderr"] for row in own]
         if loss in UNBIASED:
-            x = np.full(len(own), none * (0.6 if loss == "coupled" else 1.4))
+            x = np.full(len(own), none * UNBIASED[loss])
             low = high = x
         else:
             low, high = np.sqrt(np.maximum([squares - reach, squares + reach], least**2))
@@ -359,7 +394,9 @@ def draw_averages(axes: Any, rows: list[dict[str, Any]]) -> None:
             continue  # its bias is not known
         square = 0.0 if row["loss"] in UNBIASED else row["h_squared_bias"]
         left = row["h_variance"] / STEPS + square
-        axes.loglog(STEPS, left, color=colour, linewidth=1.5, label=label)
+        # where losses agree, the line below shows between the dashes
+        dashes = "--" if row["loss"].startswith("double-sum") else "-"
+        axes.loglog(STEPS, left, dashes, color=colour, linewidth=1.5, label=label)
     axes.set_xlabel("gradients of an example that are averaged")
     finish(axes)
 

@@ -9,6 +9,8 @@ loss                      what it is
 `SampledSoftmaxLoss`      label and draws, corrected; its schemes are in `samplesoft.schemes`
 `JackknifeLoss`           the same with a bias of order 1/m**2 and not 1/m, and more variance
 `MultilevelLoss`          the same without any bias, from a random number of draws
+`DoubleSumLoss`           the same without bias where a number for each example is learned too
+`OneVsEachLoss`           a bound of the full softmax, without bias for that
 `InBatchLoss`             draws are the labels of the other examples, with more or without
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
 `NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
@@ -42,6 +44,7 @@ from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
 from samplesoft.losses.ranking import BPRLoss, WARPLoss
 from samplesoft.losses.registry import LOSSES, LossSpec, make_loss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
+from samplesoft.losses.sums import DoubleSumLoss, OneVsEachLoss
 
 __all__ = [
     "LOSSES",
@@ -50,6 +53,7 @@ __all__ = [
     "BilateralSoftmaxLoss",
     "Cache",
     "ClassTree",
+    "DoubleSumLoss",
     "FullLogisticLoss",
     "FullSoftmaxLoss",
     "GBCELoss",
@@ -63,6 +67,7 @@ __all__ = [
     "MultilevelLoss",
     "NCELoss",
     "NegativeSamplingLoss",
+    "OneVsEachLoss",
     "SampledLoss",
     "SampledSoftmaxLoss",
     "SparseRows",

@@ -70,16 +70,19 @@ class Gradients:
         With respect to the class vectors: k rows of d.
     db : SparseRows or None
         With respect to the class biases, k numbers; None where there are none.
+    d_log_sums : ndarray of float64, shape (B,), or None
+        With respect to the numbers of the examples of a `DoubleSumLoss`.
     """
 
     dh: NDArray[Any]
     dW: SparseRows
     db: SparseRows | None
+    d_log_sums: FloatArray | None = None
 
     def to_host(self) -> Gradients:
         """Return the same in NumPy arrays, copied if they lie on a GPU."""
         db = None if self.db is None else self.db.to_host()
-        return Gradients(to_host(self.dh), self.dW.to_host(), db)
+        return Gradients(to_host(self.dh), self.dW.to_host(), db, self.d_log_sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +127,8 @@ class Batch:
         Labels.
     biases : ndarray, shape (n,), or None
         Class biases.
+    log_sums : ndarray of float64, shape (B,), or None
+        Numbers of the examples of a `DoubleSumLoss`, which `forward` may have raised.
     """
 
     contexts: Rows
@@ -132,6 +137,7 @@ class Batch:
     class_embeddings: Rows
     targets: Targets
     biases: Rows | None
+    log_sums: FloatArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,7 +370,7 @@ class Loss(ABC):
         dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
         if batch.norms is not None:
             dh = arrays.unit_rows_backward(dh, batch.contexts, batch.norms)
-        return Gradients(dh, gradients.dW, gradients.db)
+        return Gradients(dh, gradients.dW, gradients.db, gradients.d_log_sums)
 
     @abstractmethod
     def _forward(

@@ -21,6 +21,7 @@ from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSampli
 from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.ranking import BPRLoss, WARPLoss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
+from samplesoft.losses.sums import OneVsEachLoss
 from samplesoft.schemes import Scheme
 
 
@@ -135,10 +136,10 @@ class LossSpec:
         # the first reason that holds, from the most general on
         if self.scheme is None:
             return "it sums over all classes, and has no bias"
-        if not self.is_softmax:
-            return "it is no estimate of the full softmax loss"
         if why := getattr(self.make, "why_no_bias", ""):
             return str(why)
+        if not self.is_softmax:
+            return "it is no estimate of the full softmax loss"
         if not self.scheme.has_exact_bias:
             return f"no exact bias is known for scheme {self.scheme.name!r}"
         return ""
@@ -176,6 +177,7 @@ LOSSES: dict[str, LossSpec] = {
     "bpr": LossSpec(BPRLoss, classifier=True),
     "warp": LossSpec(WARPLoss, classifier=True),
     "bilateral": LossSpec(BilateralSoftmaxLoss),
+    "one-vs-each": LossSpec(OneVsEachLoss),
 }
 
 
@@ -187,8 +189,8 @@ def make_loss(name: str, **options: Any) -> Loss:
     name : str
         A key of `LOSSES`. ``"sampled"``, ``"jackknife"``, ``"multilevel"`` and
         ``"negative-sampling"`` take draws that exclude the label; ``"sampled-reject"`` and names
-        that end in ``-masked``, and ``"gbce"``, ``"bpr"`` and ``"warp"``, leave accidental hits of
-        the label out, and so can share one set of draws among a batch;
+        that end in ``-masked``, and ``"gbce"``, ``"bpr"``, ``"warp"`` and ``"one-vs-each"``, leave
+        accidental hits of the label out, and so can share one set of draws among a batch;
         ``"sampled-candidate-masked"`` is TensorFlow's ``sampled_softmax_loss`` with
         ``remove_accidental_hits``, ``"sampled-candidate"`` that without, and CNTK's.
     **options

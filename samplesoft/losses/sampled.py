@@ -91,6 +91,10 @@ class SampledLoss(Loss):
     # float32 vectors then come in float32, of which they keep the digits less their greatest.
     _of_differences = False
 
+    # Whether terms are given a third array, weights (P, m) of the draws, 1 over how often each is
+    # expected, and logits that are not corrected.
+    _weighs_terms = False
+
     # `_merge(logits, merged)` computes logits (B,) that stand for the rows of logits (B, m) of
     # draws in the loss, and replaces rows by their derivatives.
     _merge: Kernel | None = None
@@ -173,7 +177,8 @@ class SampledLoss(Loss):
         # Logits: what a draw stands for is its weight divided by how often it is expected.
         # In float64: of float32 the logarithm of a small probability would lose digits.
         own = np.add(own, self.offset, dtype=np.float64)
-        if not facts.corrects_draws:
+        weights = np.exp(-log_counts) if self._weighs_terms else None
+        if self._weighs_terms or not facts.corrects_draws:
             log_counts = np.zeros_like(log_counts)
         if self.offset != 0.0:  # so that scores of draws gain it too
             log_counts = log_counts - self.offset
@@ -195,7 +200,7 @@ class SampledLoss(Loss):
         # where an example has several labels, one logit may stand for most of its draws
         if targets.owners is None or self._merge is None:
             narrow = drawn.dtype if self._of_differences else np.dtype(np.float64)
-            losses, d_own, d_drawn = row_terms(pairs, targets, terms, narrow)
+            losses, d_own, d_drawn = row_terms(pairs, targets, terms, narrow, weights)
         else:
             losses, d_own, d_drawn = merged_terms(pairs, targets, terms, self._merge)
         if self.absolute:  # from derivatives in |o| to those in o
@@ -327,9 +332,15 @@ class Pairs(NamedTuple):
 
 
 def row_terms(
-    pairs: Pairs, targets: Targets, terms: Kernel, dtype: np.dtype[Any]
+    pairs: Pairs,
+    targets: Targets,
+    terms: Kernel,
+    dtype: np.dtype[Any],
+    weights: FloatArray | None = None,
 ) -> tuple[FloatArray, Rows, Rows]:
     """Compute `terms` of a row of logits of a type for each pair: of its label, and of each draw.
+
+    They are given `weights`, (B, m) or (1, m) for all, of the draws of each pair, if there are any.
 
     Returns losses (P,), times `shares`, and the
     derivatives of what each example loses in scores of labels (P,) and of draws (B, m); where each
@@ -346,7 +357,10 @@ def row_terms(
             part = slice(first, first + most if first + most < job.stop else job.stop)
             logits = np.empty((part.stop - first, width), dtype)
             pair_logits(pairs, first, logits)
-            terms(logits, losses[part])
+            if weights is None:
+                terms(logits, losses[part])
+            else:
+                terms(logits, losses[part], weights[pairs.owners[part] % len(weights)])
             share_out_slopes(pairs, first, logits, losses, d_own, d_drawn)
 
     # the pairs of an example are all in one job, for they add to the same derivatives

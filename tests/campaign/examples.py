@@ -205,6 +205,8 @@ MADE: dict[str, Call] = {
     "BilateralSoftmaxLoss": _call(losses.BilateralSoftmaxLoss, **_loss, negative_weight=1.2),
     "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
     "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
+    "OneVsEachLoss": _call(losses.OneVsEachLoss, **_loss),
+    "DoubleSumLoss": _call(losses.DoubleSumLoss, **_loss, slack=1.0),
     "NCELoss": _call(losses.NCELoss, **_loss, scheme="candidate"),
     "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
     "GBCELoss": _call(losses.GBCELoss, **_loss, scheme="masked", calibration=0.5),
@@ -454,6 +456,8 @@ def methods_of(thing: Any) -> dict[str, dict[str, Any]]:
         methods["forward"] |= {"draw": _draw(thing)}
         if not thing.needs_label_count:
             methods["forward"]["label_log_count"] = None
+    if isinstance(thing, losses.DoubleSumLoss):
+        methods["forward"]["log_sums"] = np.ones(2)
     if isinstance(thing, losses.InBatchLoss):  # it follows from the proposal
         methods["forward"]["label_log_count"] = None
     return methods

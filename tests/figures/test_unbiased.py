@@ -20,6 +20,8 @@ COLUMNS = [
     "h_variance_stderr",
 ]
 LOSSES = {"sampled", "jackknife", "br-snis", "multilevel", "coupled"}
+SUMS = {"double-sum", "double-sum-stale", "one-vs-each"}
+LOSSES |= SUMS
 
 
 def check(folder):
@@ -34,10 +36,10 @@ def check(folder):
     assert len(found) == len(table)
     for key, row in found.items():
         assert row["h_variance"] > 0.0
-        exact = key[1] in {"sampled", "jackknife", "multilevel"}
+        exact = key[1] in {"sampled", "jackknife", "multilevel"} | SUMS
         assert (row["h_variance_stderr"] == 0.0) == exact
         assert (row["h_squared_bias_stderr"] == 0.0) == exact
-        if key[1] == "multilevel":
+        if key[1] in ("multilevel", "double-sum"):
             assert row["h_squared_bias"] == 0.0
         elif key[1] == "coupled":  # simulated
             assert abs(row["h_squared_bias"]) < 5.0 * row["h_squared_bias_stderr"]
@@ -61,6 +63,16 @@ def test_committed_unbiased():
             )
             assert levels["h_variance"] > 1.4 * plain["h_variance"]
             assert fold["h_squared_bias"] < plain["h_squared_bias"]
+            double, stale = (found[proposal, x, budget] for x in ("double-sum", "double-sum-stale"))
+            assert double["h_variance"] < stale["h_variance"] and stale["h_squared_bias"] > 1.0
+            # levels pay with m**2 for a block of few draws
+            assert budget > 512 or double["h_variance"] < levels["h_variance"]
+    ratios = {
+        proposal: found[proposal, "double-sum", 128]["h_variance"]
+        / found[proposal, "sampled", 128]["h_variance"]
+        for proposal in ("clusters", "unigram", "uniform")
+    }
+    assert ratios == pytest.approx({"clusters": 1.03, "unigram": 22, "uniform": 176}, rel=0.01)
     ahead, ratio = {}, {}
     for proposal in ("uniform", "unigram", "clusters"):
         plain, fold, levels = (

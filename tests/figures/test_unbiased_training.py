@@ -8,7 +8,8 @@ import pytest
 from scripts import run_script
 
 FIGURES = Path(__file__).parents[2] / "figures"
-LOSSES = {"full", "sampled", "br-snis", "jackknife", "multilevel"}
+LOSSES = {"full", "sampled", "br-snis", "jackknife", "multilevel", "double-sum"}
+LOSSES |= {"one-vs-each"}
 COLUMNS = ["proposal", "loss", "budget", "num_sampled", "learning_rate", "full_loss"]
 
 
@@ -36,6 +37,13 @@ def test_committed():
         elif loss == "multilevel":
             few = (proposal, budget) == ("uniform", "20")
             assert (found[proposal, loss, budget] < jackknife) == few
+        elif loss == "one-vs-each":
+            many_good = proposal == "unigram" and budget != "20"
+            behind = found[proposal, loss, budget] > found[proposal, "sampled", budget]
+            assert behind == many_good
+    names = ("one-vs-each", "double-sum", "jackknife", "sampled")
+    few = [round(found["uniform", loss, "20"], 2) for loss in names]
+    assert few == [3.26, 3.97, 4.88, 5.31]
 
 
 @pytest.mark.slow

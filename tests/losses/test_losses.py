@@ -228,7 +228,7 @@ def test_extreme_scores_and_probabilities(name, kind):
     case = extreme_case(loss, o, q, ids)
     value, cache = case.forward(loss)
     found = dense(loss.backward(cache).dW, len(o))
-    with mp.workdps(80):
+    with mp.workdps(400 if "tiny" in kind else 80):  # sums of weights of 1e300 and of 1
         total = oracle_value(name, loss, case)
         rounding = 1e-15 * np.abs(o).max() if np.abs(o).max() > 100.0 else 1e-75
         assert value == pytest.approx(float(total), rel=2e-13, abs=rounding)

@@ -132,6 +132,12 @@ def warp(scores, label, ids, counts, own_count):
     return mpf(0)
 
 
+def one_vs_each(scores, label, ids, counts, own_count):
+    """Of each draw, how hard it is to tell the label from it, times how rare it is."""
+    pairs = zip(ids, counts, strict=True)
+    return mp.fsum(_softplus(scores[j] - scores[label]) / c for j, c in pairs if j != label)
+
+
 def full_logistic(scores, label, ids, counts, own_count):
     """One versus all: of every class, a logistic regression."""
     rest = [o for j, o in enumerate(scores) if j != label]
@@ -159,6 +165,7 @@ ORACLES = {  # of the losses by their names
     "bpr": bpr,
     "warp": warp,
     "bilateral": bilateral,
+    "one-vs-each": one_vs_each,
 }
 
 
