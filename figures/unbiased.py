@@ -11,9 +11,10 @@ come from the source of the Python standard library, ten minutes on one core::
 
 With ``--losses``, rows of other losses are those of the files that are there. `DoubleSumLoss` has a
 row with the best u of each example, and a stale one with the u of a model whose scores were a tenth
-less far apart: then u is off by 0.06 to 0.6, as in the last steps of ``unbiased_training.py``. The
-gradient of one-vs-each is that of another loss, hundreds of times as long. It is multiplied by the
-number that brings its mean nearest to the full gradient, as a learning rate would be.
+less far apart: then u is off by 0.06 to 0.6, about what it is in the last steps of
+``unbiased_training.py``. The gradient of one-vs-each is that of another loss, here 22 to 6,900
+times as long. For each example it is multiplied by the number that brings its mean nearest to the
+full gradient, which is more than a learning rate does.
 
 References
 ----------
@@ -302,7 +303,8 @@ def describe(data: Embeddings, args: argparse.Namespace) -> str:
         f"out) with bars of two standard errors, the others exact; seed {args.seed}. Coupled: "
         "draws of a batch of one. Numbers at the points: draws in the mean. BR-SNIS "
         "below its noise: at the upper end of its bar, and not among the averages. Stale: u of "
-        f"scores {STALE:g} times as far apart. One-vs-each: times the number best for its mean."
+        f"scores {STALE:g} times as far apart. One-vs-each: times a number, the best for each "
+        "example."
     )
 
 
