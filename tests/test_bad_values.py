@@ -35,6 +35,7 @@ from samplesoft.samplers import (
     MixtureSampler,
     SamplerInputs,
     SoftmaxSampler,
+    StreamingUnigramSampler,
     TwoPassSampler,
     UniformSampler,
     UnigramSampler,
@@ -171,6 +172,7 @@ def test_numbers_near_the_least_are_taken():
 STATES = {
     "sampler": lambda: UniformSampler(4),
     "learned": lambda: LearnedUnigramSampler(4),
+    "streaming": lambda: StreamingUnigramSampler(4),
     "mixture": lambda: MixtureSampler(UniformSampler(4), UniformSampler(4)),
     "optimizer": lambda: make_optimizer("adam", 0.1),
     "layer": lambda: SoftmaxLayer(W.copy(), FullSoftmaxLoss()),

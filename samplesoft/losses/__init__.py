@@ -12,6 +12,7 @@ loss                      what it is
 `DoubleSumLoss`           the same without bias where a number for each example is learned too
 `OneVsEachLoss`           a bound of the full softmax, without bias for that
 `InBatchLoss`             draws are the labels of the other examples, with more or without
+`ImportanceSoftmaxLoss`   draws alone, without a term for the label: importance sampling
 `BilateralSoftmaxLoss`    label against a weighted log-sum-exp of the draws, for ranking
 `NCELoss`                 noise-contrastive estimation: is a class the label, or drawn from q?
 `NegativeSamplingLoss`    the same question without the correction, as in word2vec
@@ -28,7 +29,7 @@ example or one set for all, and labels as (B,) or as a sparse matrix (B, n), of 
 """
 
 from samplesoft.losses.base import Batch, Cache, Gradients, Loss, SparseRows
-from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.bilateral import BilateralSoftmaxLoss, ImportanceSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gbce import GBCELoss
 from samplesoft.losses.hierarchical import (
@@ -59,6 +60,7 @@ __all__ = [
     "GBCELoss",
     "Gradients",
     "HierarchicalLoss",
+    "ImportanceSoftmaxLoss",
     "InBatchLoss",
     "JackknifeLoss",
     "Loss",

@@ -26,9 +26,10 @@ class InBatchLoss(Loss):
     ----------
     proposal : Sampler, optional
         The distribution of labels, one that looks at no context: ``UnigramSampler(counts,
-        power=1.0)`` where counts are known, a `LearnedUnigramSampler` that is told of labels as
-        they come (call its ``observe`` after each step), or a `WeightedSampler` of probabilities.
-        None for ``"infonce"``, which corrects nothing.
+        power=1.0)`` where counts are known, a `StreamingUnigramSampler` or a
+        `LearnedUnigramSampler` that is told of labels as they come (call its ``observe`` after
+        each step), or a `WeightedSampler` of probabilities. None for ``"infonce"``, which corrects
+        nothing.
     scheme : {"masked", "candidate_masked", "infonce"}
         Whether the label's logit stays as it is, is corrected as those of the negatives are, or
         none is corrected; see Notes.

@@ -12,7 +12,7 @@ from typing import Any
 from samplesoft._device.select import require_cpu
 from samplesoft._validation import as_choice
 from samplesoft.losses.base import Loss
-from samplesoft.losses.bilateral import BilateralSoftmaxLoss
+from samplesoft.losses.bilateral import BilateralSoftmaxLoss, ImportanceSoftmaxLoss
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gbce import GBCELoss
 from samplesoft.losses.hierarchical import HierarchicalLoss
@@ -162,6 +162,7 @@ LOSSES: dict[str, LossSpec] = {
     "sampled-candidate": _softmax(fixed={"scheme": "candidate"}),
     "sampled-candidate-masked": _softmax(fixed={"scheme": "candidate_masked"}),
     "sampled-absolute": _softmax(fixed={"absolute": True}),
+    "importance": LossSpec(ImportanceSoftmaxLoss, classifier=True),
     "jackknife": LossSpec(JackknifeLoss, masked="jackknife-masked", classifier=True),
     "jackknife-masked": LossSpec(JackknifeLoss, {"scheme": "masked"}, classifier=True),
     "multilevel": LossSpec(MultilevelLoss, masked="multilevel-masked", classifier=True),

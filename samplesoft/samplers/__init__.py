@@ -9,6 +9,7 @@ sampler                              draws in proportion to                     
 `LogUniformSampler`                  1 / rank, for classes sorted by frequency   O(1)
 `UnigramSampler`, `WeightedSampler`  counts to a power; weights of your own      O(1)
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
+`StreamingUnigramSampler`            how often of late, by gaps between labels   O(log n)
 `SoftmaxSampler`                     the softmax itself                          O(n d)
 `ClusterSampler`                     about exp(tau h.c), by cells of classes     O(d n**(1/3))
 `LSHSampler`                         how often one shares a bucket of L tables   O(L)
@@ -47,6 +48,7 @@ from samplesoft.samplers.dense import DenseSampler
 from samplesoft.samplers.frequency import (
     LearnedUnigramSampler,
     LogUniformSampler,
+    StreamingUnigramSampler,
     UnigramSampler,
 )
 from samplesoft.samplers.gumbel import GumbelDraw, LazyGumbel, gumbel_top_k
@@ -92,6 +94,7 @@ __all__ = [
     "SamplerInputs",
     "SamplerSpec",
     "SoftmaxSampler",
+    "StreamingUnigramSampler",
     "TwoPassSampler",
     "UniformSampler",
     "UnigramSampler",

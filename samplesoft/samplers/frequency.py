@@ -1,4 +1,4 @@
-"""Samplers by how frequent classes are: Zipf's law, counts, and counts of what has been seen.
+"""Samplers by how frequent classes are: Zipf's law, counts, and what has been seen.
 
 A new one of fixed frequencies makes weights for a `WeightedSampler`.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.select import to_host
+from samplesoft._jit import njit
 from samplesoft._memory import require_room
 from samplesoft._validation import (
     FloatArray,
@@ -22,11 +23,14 @@ from samplesoft._validation import (
     as_ids,
     as_named_arrays,
     as_positive,
+    as_share,
     writable,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import SMALLEST_FLOOR, KernelTree
+
+_MOST_LABELS = 1 << 62  # that a sampler may follow
 
 
 class LogUniformSampler(WeightedSampler):
@@ -205,6 +209,138 @@ class LearnedUnigramSampler(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return self._tree._probs(np.ones((len(h), 1)), exclude)
+
+
+class StreamingUnigramSampler(LearnedUnigramSampler):
+    r"""Classes in proportion to a power of how often they occur of late, by the gaps between them.
+
+    Of each class there is kept when it was last observed, and a moving mean of the gaps between
+    its observations, counted in labels. Its frequency is one over that. So the estimates follow
+    a stream whose frequencies change, as `LearnedUnigramSampler` does ever less.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes n.
+    rate : float
+        Weight of a new gap, above 0 and at most 1. Estimates remember some ``1 / rate`` gaps, and
+        are off by about ``sqrt(rate / 2)`` of themselves.
+    power : float
+        Distortion: 1 for the frequencies as they are, near 0 for uniform.
+    initial : float or array_like, shape (n,)
+        Count of every class, or of each, in any unit, before the first observation; greater than
+        0. A class has the frequency that follows from it until it is observed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+    MemoryError
+        If so many classes do not fit.
+
+    Notes
+    -----
+    The paper [1]_ counts time in batches, in which a class is seen or not; so classes that are in
+    every batch are alike to it. Here each label is a moment, and their order within a batch
+    counts. While a class has had fewer than ``1 / rate`` gaps, all of them and the initial one
+    weigh the same, so that rare classes do not keep what they began with. The paper's hashing of
+    classes into fewer places is left out: n numbers fit where class vectors do.
+
+    Estimates of all classes need not sum to 1; what is drawn from is divided by their sum, and q
+    is exact. `counts` are the estimates times the sum of `initial`.
+
+    References
+    ----------
+    .. [1] X. Yi et al., "Sampling-bias-corrected neural modeling for large corpus item
+       recommendations", RecSys 2019, Algorithm 2.
+
+    Examples
+    --------
+    >>> sampler = StreamingUnigramSampler(3)
+    >>> sampler.observe([0, 1, 0, 2] * 1000)
+    >>> sampler.probs(None).round(3)
+    array([[0.5 , 0.25, 0.25]])
+    >>> sampler.observe([0, 2, 1, 2] * 1000)
+    >>> sampler.probs(None).round(3)
+    array([[0.25, 0.25, 0.5 ]])
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        rate: float = 0.01,
+        power: float = 1.0,
+        initial: ArrayLike = 1.0,
+    ) -> None:
+        super().__init__(num_classes, power=power, initial=initial)
+        self.rate = as_positive("rate", as_share("rate", rate))
+        self._total = float(self._counts.sum())  # of which a class with a gap of 1 has all
+        self._gaps = self._total / self._counts  # means
+        self._seen, self._last = np.zeros((2, self.num_classes), np.int64)  # how often, and when
+        self._time = 0  # labels so far
+
+    def observe(self, labels: Any) -> None:
+        """Follow labels (k,) in their order; none of them if one is malformed."""
+        ids = as_ids("labels", labels, self.num_classes).reshape(-1)
+        if len(ids) == 0:
+            return
+        for name in ("_gaps", "_seen", "_last"):
+            setattr(self, name, writable(getattr(self, name)))
+        _follow(ids, self._time, self.rate, self._gaps, self._seen, self._last)
+        self._time += len(ids)
+        classes = np.unique(ids)
+        self._count(classes, self._total / self._gaps[classes])
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return counts, mean gaps, how often and when last observed, (n,), and the time."""
+        times = {"seen": self._seen.copy(), "last": self._last.copy()}
+        numbers = {"counts": self.counts, "gaps": self._gaps.copy()}
+        return {**numbers, **times, "time": np.array([self._time])}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a `state`."""
+        names = {"counts", "gaps", "seen", "last", "time"}
+        if set(as_named_arrays("state", state)) != names:
+            raise ValueError(
+                f"`state` must hold {', '.join(sorted(names))}, got "
+                f"{', '.join(state) or 'nothing'}; it is that of another sampler."
+            )
+        counts, gaps = (
+            as_counts(f"state['{name}']", state[name], self.num_classes).copy()
+            for name in ("counts", "gaps")
+        )
+        seen, last, time = (
+            as_ids(f"state['{name}']", state[name], _MOST_LABELS)
+            for name in ("seen", "last", "time")
+        )
+        same = seen.shape == last.shape == gaps.shape and time.shape == (1,)
+        if (
+            not same
+            or min(gaps.min(), counts.min()) <= 0.0
+            or max(seen.max(), last.max()) > time[0]
+        ):
+            raise ValueError(
+                "`state` must hold counts and gaps greater than 0, and of each class when it was "
+                f"last seen, before the time; got gaps from {gaps.min()}, and times of shapes "
+                f"{seen.shape}, {last.shape} and {time.shape}."
+            )
+        self._count(np.arange(self.num_classes), counts)
+        self._gaps, self._seen, self._last = gaps, seen.copy(), last.copy()
+        self._time = int(time[0])
+
+
+@njit
+def _follow(
+    ids: IntArray, time: int, rate: float, gaps: FloatArray, seen: IntArray, last: IntArray
+) -> None:
+    """Move the mean gaps of classes by observations (k,) after a time."""
+    for i in range(len(ids)):
+        j, now = ids[i], time + i + 1
+        seen[j] += 1
+        weight = max(rate, 1.0 / (seen[j] + 1))  # of the first gaps, and the initial one, a mean
+        gaps[j] += weight * (now - last[j] - gaps[j])
+        last[j] = now
 
 
 def log_uniform_weights(num_classes: int) -> FloatArray:

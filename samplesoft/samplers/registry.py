@@ -32,6 +32,7 @@ from samplesoft.samplers.composed import CertainSampler, MixtureSampler, TwoPass
 from samplesoft.samplers.frequency import (
     LearnedUnigramSampler,
     LogUniformSampler,
+    StreamingUnigramSampler,
     UnigramSampler,
     log_uniform_weights,
     unigram_weights,
@@ -235,9 +236,9 @@ def _paper(frequencies: str) -> SamplerSpec:
     return _of(make, summary, reads, unit_vectors=True, cuda=True)
 
 
-def _learned(counts: FloatArray, power: float) -> Sampler:
+def _learned(kind: type[LearnedUnigramSampler], counts: FloatArray, power: float) -> Sampler:
     """Start as if the counts, of one unit, had been observed, each class once more than that."""
-    return LearnedUnigramSampler(len(counts), power=power, initial=counts + 1.0)
+    return kind(len(counts), power=power, initial=counts + 1.0)
 
 
 def _quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampler:
@@ -283,8 +284,14 @@ SAMPLERS: dict[str, SamplerSpec] = {
         weights=lambda logits, inputs: unigram_weights(inputs.counts, inputs.power),
     ),
     "learned-unigram": _of(
-        _learned,
+        partial(_learned, LearnedUnigramSampler),
         "a power of the counts, which go on with the labels seen in training",
+        "counts power",
+    ),
+    # Yi et al. (2019), Algorithm 2
+    "streaming-unigram": _of(
+        partial(_learned, StreamingUnigramSampler),
+        "a power of the frequencies of late, by the gaps between the labels seen in training",
         "counts power",
     ),
     # Blanc and Rendle (2018), Theorem 2.1: the only proposal without bias

@@ -203,6 +203,7 @@ MADE: dict[str, Call] = {
         losses.InBatchLoss, proposal=samplers.UnigramSampler(COUNTS), scheme="masked", **_loss
     ),
     "BilateralSoftmaxLoss": _call(losses.BilateralSoftmaxLoss, **_loss, negative_weight=1.2),
+    "ImportanceSoftmaxLoss": _call(losses.ImportanceSoftmaxLoss, **_loss),
     "JackknifeLoss": _call(losses.JackknifeLoss, **_loss, scheme="masked"),
     "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
     "OneVsEachLoss": _call(losses.OneVsEachLoss, **_loss),
@@ -266,6 +267,9 @@ MADE: dict[str, Call] = {
     ),
     "LearnedUnigramSampler": _call(
         samplers.LearnedUnigramSampler, num_classes=N, power=0.75, initial=COUNTS
+    ),
+    "StreamingUnigramSampler": _call(
+        samplers.StreamingUnigramSampler, num_classes=N, rate=0.1, power=0.75, initial=COUNTS
     ),
     "LogUniformSampler": _call(samplers.LogUniformSampler, num_classes=N, replace=True),
     "LazyGumbel": _call(samplers.LazyGumbel, **_vectors, num_head=2),

@@ -19,6 +19,11 @@ def negatives(scores, label, ids, counts, own_count):
     return mp.log(mp.exp(scores[label]) + mp.fsum(kept)) - scores[label]
 
 
+def importance(scores, label, ids, counts, own_count):
+    every = [mp.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
+    return mp.log(mp.fsum(every)) - scores[label]
+
+
 def reject(scores, label, ids, counts, own_count):
     m, kept = len(ids), [(j, c) for j, c in zip(ids, counts, strict=True) if j != label]
     given_kept = [mp.exp(scores[j]) / (len(kept) * c / (m - own_count)) for j, c in kept]
@@ -154,6 +159,7 @@ ORACLES = {  # of the losses by their names
     "sampled-candidate": candidate,
     "sampled-candidate-masked": candidate_masked,
     "sampled-absolute": negatives,
+    "importance": importance,
     "jackknife": jackknife,
     "jackknife-masked": jackknife,
     "multilevel": multilevel,

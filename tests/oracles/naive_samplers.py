@@ -217,6 +217,7 @@ ORACLES = {
     "log-uniform": _log_uniform,
     "unigram": _unigram,
     "learned-unigram": _learned_unigram,
+    "streaming-unigram": _learned_unigram,
     "softmax": _softmax,
     "quadratic": _quadratic,
     "rff": _rff,
