@@ -16,7 +16,7 @@ pytest.importorskip("ipykernel", reason="needs the extra samplesoft[notebooks]")
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MAX_BYTES = 400_000
+MAX_BYTES = 450_000
 FOLDERS = "|".join(("home", "Users", "tmp", "work", "opt"))
 MACHINE_PATH = re.compile(rf"(/(?:{FOLDERS})/|[A-Z]:\\\\)")
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
