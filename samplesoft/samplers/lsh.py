@@ -137,8 +137,10 @@ class LSHSampler(Sampler):
     draws), and a tenth of their time. `ClusterSampler` has a twentieth of its bias and less, in
     five times its time: take that, unless draws must be quick and a bias of a tenth of that of
     uniform draws will do. More than some 128 tables gain little, and a bias does not go to 0 with
-    their number: what tables tell is a power of the angle, not the softmax. With vectors that
-    change it is slower than clusters: 2,000 new vectors of 41,369 take 15 to 30 ms, theirs 2 to 6.
+    their number: what tables tell is a power of the angle, not the softmax. Nor are such contexts
+    the only ones: in a language model trained with tau = 11, ``figures/wrong_corrections.py``,
+    draws by counts have a bias of 0.06, and these 0.18. With vectors that change it is slower than
+    clusters: 2,000 new vectors of 41,369 take 15 to 30 ms, theirs 2 to 6.
 
     References
     ----------
