@@ -10,6 +10,7 @@ sampler                              draws in proportion to                     
 `UnigramSampler`, `WeightedSampler`  counts to a power; weights of your own      O(1)
 `LearnedUnigramSampler`              counts that `observe` adds to               O(log n)
 `StreamingUnigramSampler`            how often of late, by gaps between labels   O(log n)
+`BigramSampler`                      counts by the state before, no vectors      O(log n)
 `SoftmaxSampler`                     the softmax itself                          O(n d)
 `ClusterSampler`                     about exp(tau h.c), by cells of classes     O(d n**(1/3))
 `LSHSampler`                         how often one shares a bucket of L tables   O(L)
@@ -42,6 +43,7 @@ Beside these, `gumbel_top_k` draws distinct classes from a softmax whose logits 
 """
 
 from samplesoft.samplers.base import Draw, Sampler
+from samplesoft.samplers.bigram import BigramSampler, effective_sample_size
 from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.composed import CertainSampler, MixtureSampler, TwoPassSampler
 from samplesoft.samplers.dense import DenseSampler
@@ -73,6 +75,7 @@ from samplesoft.samplers.static import UniformSampler, WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import KernelTree
 
 __all__ = [
+    "BigramSampler",
     "CertainSampler",
     "ClusterSampler",
     "SAMPLERS",
@@ -100,6 +103,7 @@ __all__ = [
     "UnigramSampler",
     "WeightedSampler",
     "dense_proposals",
+    "effective_sample_size",
     "gumbel_top_k",
     "make_certain_sampler",
     "make_sampler",

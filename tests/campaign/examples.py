@@ -268,6 +268,10 @@ MADE: dict[str, Call] = {
     "LearnedUnigramSampler": _call(
         samplers.LearnedUnigramSampler, num_classes=N, power=0.75, initial=COUNTS
     ),
+    "BigramSampler": _call(samplers.BigramSampler, counts=sparse.csr_array(np.eye(3, N))),
+    "effective_sample_size": _call(
+        samplers.effective_sample_size, scores=LOGITS, log_q=np.log(Q)[None]
+    ),
     "StreamingUnigramSampler": _call(
         samplers.StreamingUnigramSampler, num_classes=N, rate=0.1, power=0.75, initial=COUNTS
     ),

@@ -1,0 +1,150 @@
+"""Bigrams: probabilities against whole fractions, draws by chi-square, and effective sizes."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+from oracles.naive_samplers import chi_square
+from scipy import sparse
+
+from samplesoft import exact_bias
+from samplesoft.samplers import BigramSampler, UniformSampler, effective_sample_size
+
+COUNTS = np.array(
+    [[0, 3, 1, 0, 9, 0], [0, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
+)  # state 1 was never seen, and class 5 never came
+STATES, N = np.arange(4), 6
+
+
+def by_hand(counts, state, excluded=None):
+    """Return the mixture, from its definition."""
+    row = [Fraction(int(c)) for c in counts[state]]
+    unigram = [Fraction(int(c)) for c in counts.sum(axis=0)]
+    least = min(c for c in unigram if c)
+    unigram = [c or least / 2 for c in unigram]
+    total, distinct = sum(row), sum(c > 0 for c in row)
+    share = total / (total + distinct) if total else Fraction(0)
+    q = [
+        (share * c / total if total else 0) + (1 - share) * u / sum(unigram)
+        for c, u in zip(row, unigram, strict=True)
+    ]
+    if excluded is not None:
+        q[excluded] = Fraction(0)
+    return [float(x / sum(q)) for x in q]
+
+
+@pytest.fixture
+def sampler():
+    return BigramSampler(sparse.csr_array(COUNTS))
+
+
+@pytest.mark.parametrize("excluded", [None, [4, 5, 0, 2], [1, 0, 1, 5]])
+def test_probabilities(sampler, excluded):
+    wanted = [by_hand(COUNTS, s, None if excluded is None else excluded[s]) for s in STATES]
+    found = sampler.probs(STATES, exclude=excluded)
+    np.testing.assert_allclose(found, wanted, rtol=1e-13)
+    some = sampler.log_prob(STATES, [[0, 5]] * 4, exclude=excluded)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(some, np.log(np.array(wanted)[:, [0, 5]]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("excluded", [None, [4, 5, 0, 2]])
+def test_draws_have_their_probabilities(sampler, excluded):
+    draw = sampler.sample(STATES, 40_000, exclude=excluded, rng=1)
+    q = sampler.probs(STATES, exclude=excluded)
+    for s in STATES:
+        counts = np.bincount(draw.ids[s], minlength=N)
+        assert chi_square(counts, q[s]) > 1e-3 / 8
+        np.testing.assert_allclose(np.exp(draw.log_q[s]), q[s][draw.ids[s]], rtol=1e-12)
+        if excluded is not None:
+            assert not counts[excluded[s]]
+    wrong = sampler.probs(STATES)[0] if excluded else q[3]  # the twin that forgets the label
+    assert chi_square(np.bincount(draw.ids[0], minlength=N), wrong) < 1e-9
+
+
+def test_one_set_for_a_batch_is_from_the_mean_over_its_states(sampler):
+    states = np.array([0, 0, 2, 1, 0])
+    mean = sampler.probs(states).mean(axis=0)
+    np.testing.assert_allclose(sampler.probs(states, shared=True)[0], mean, rtol=1e-13)
+    draw = sampler.sample(states, 30_000, shared=True, rng=0)
+    assert chi_square(np.bincount(draw.ids[0], minlength=N), mean) > 1e-3
+    np.testing.assert_allclose(draw.log_q[0], np.log(mean)[draw.ids[0]], rtol=1e-12)
+
+
+def test_a_label_with_nearly_all_of_the_mass_is_excluded_without_cancellation():
+    counts = sparse.csr_array(np.array([[1.0, 1e15, 2.0, 3.0]]))
+    found = BigramSampler(counts).probs([0], exclude=[1])[0]
+    np.testing.assert_allclose(found, [1 / 6, 0, 1 / 3, 1 / 2], rtol=1e-12)
+
+
+def test_units_duplicates_and_zeros_do_not_matter(sampler):
+    rows, columns = np.nonzero(COUNTS)
+    values = COUNTS[rows, columns] / 2
+    twice = [np.concatenate([x, x, [1]]) for x in (rows, columns)]
+    data = np.concatenate([values, values, [0]])
+    matrix = sparse.coo_array((data, tuple(twice)), shape=COUNTS.shape)
+    np.testing.assert_array_equal(BigramSampler(matrix).probs(STATES), sampler.probs(STATES))
+    np.testing.assert_allclose(
+        BigramSampler(matrix * 1e-200).probs(STATES), sampler.probs(STATES), rtol=1e-13
+    )
+
+
+def test_one_class_one_state_and_many_threads(sampler, monkeypatch):
+    one = BigramSampler(sparse.csr_array([[3.0]]))
+    draw = one.sample([0, 0], 5, rng=0)
+    assert not draw.ids.any() and not draw.log_q.any()
+    states = np.arange(400) % 4
+    at_once = sampler.sample(states, 300, rng=5)
+    monkeypatch.setattr("samplesoft.samplers.bigram._DRAWS", 1000)
+    in_parts = sampler.sample(states, 300, rng=5)
+    np.testing.assert_array_equal(at_once.ids, in_parts.ids)
+    np.testing.assert_array_equal(at_once.log_q, in_parts.log_q)
+
+
+def test_the_exact_bias_takes_its_probabilities(sampler):
+    logits = np.random.default_rng(0).normal(size=(4, N))
+    q = sampler.probs(STATES, exclude=[0, 1, 2, 3])
+    q[STATES, STATES] = 0.5  # is conditioned away
+    q /= q.sum(axis=1, keepdims=True)
+    assert np.isfinite(exact_bias(logits, [0, 1, 2, 3], q, 10).bias).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: BigramSampler(COUNTS), TypeError, "`counts` must be a scipy.sparse matrix"),
+        (lambda: BigramSampler(sparse.csr_array((3, 3))), ValueError, "some greater, got none"),
+        (lambda: BigramSampler(sparse.csr_array([[1.0, -1.0]])), ValueError, "at least 0"),
+        (lambda: BigramSampler(sparse.csr_array([[1.0, np.nan]])), ValueError, "`counts`"),
+    ],
+)
+def test_bad_counts(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("h", "error"),
+    [(None, TypeError), ([0.5], TypeError), ([4], ValueError), ([-1], ValueError), ([], ValueError)]
+    + [([[0, 1]], ValueError), (np.ones((2, 3)), TypeError)],
+)
+def test_bad_states(sampler, h, error):
+    with pytest.raises(error, match="`h` must"):
+        sampler.sample(h, 2)
+
+
+def test_effective_sample_size():
+    rng = np.random.default_rng(0)
+    scores, log_q = rng.normal(size=(3, 7)) * 4, rng.normal(size=(3, 7))
+    with mp.workdps(40):
+        for b, found in enumerate(effective_sample_size(scores, log_q)):
+            w = [mp.exp(mpf(x) - mpf(y)) for x, y in zip(scores[b], log_q[b], strict=True)]
+            assert found == pytest.approx(float(sum(w) ** 2 / sum(x * x for x in w)), rel=1e-13)
+    moved = effective_sample_size(scores + 1e4, log_q - 1e4)
+    np.testing.assert_allclose(moved, effective_sample_size(scores, log_q), rtol=1e-10)
+    draw = UniformSampler(5).sample(None, 6, rng=0)
+    assert effective_sample_size(np.zeros((2, 6)), draw.log_q).tolist() == [6.0, 6.0]
+    for bad in (np.zeros((2, 5)), np.zeros((3, 6))):
+        with pytest.raises(ValueError, match="`log_q` must have the shape"):
+            effective_sample_size(np.zeros((2, 6)), bad)
