@@ -163,6 +163,20 @@ def test_an_update_of_all_classes_divides_them_anew():
     np.testing.assert_array_equal(sampler.probs(h), anew.probs(h))
 
 
+def test_as_many_updates_as_classes_divide_them_anew_and_then_twice_as_many():
+    rows, h = vectors(300), vectors(2, seed=1)
+    sampler = ClusterSampler(rows, rng=3)
+    divided = []
+    for step in range(24):
+        ids = np.arange(step % 3, 300, 3)
+        rows[ids] = vectors(100, seed=10 + step)
+        sampler.update(ids, rows[ids])
+        anew = ClusterSampler(rows, rng=3)
+        if np.array_equal(sampler.probs(h), anew.probs(h)):
+            divided.append(step + 1)
+    assert divided == [3, 6, 12, 24]
+
+
 def test_staleness_tells_when_to_cluster():
     rows, h = vectors(2000), vectors(2, seed=1)
     sampler = ClusterSampler(rows, rng=0)

@@ -48,6 +48,7 @@ class HostClusters:
         self, rows: Rows, tau: float, leaf_size: int, key: np.uint64, progress: bool = False
     ) -> None:
         self.tau, self._leaf_size, self._key = tau, leaf_size, key
+        self._changed, self._due = 0, len(rows)  # vectors so far, and when to divide anew
         self._divide(to_host(rows), progress)
 
     @property
@@ -198,6 +199,11 @@ class HostClusters:
             arrays.put_rows(rows, places, self._tree.rows)
             self._largest = max(self._largest, largest)
             self._sum_up(leaves)
+            # at growing distances, for vectors move ever less: it costs a few times in all
+            self._changed += len(ids)
+            if self._changed >= self._due:
+                self._due = 2 * self._changed
+                self.cluster()
 
         return commit
 
