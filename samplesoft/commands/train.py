@@ -223,8 +223,8 @@ def _report(results: dict[str, Any], at: Progress, headline: str) -> str:
             f"validation {_words(headline)} {best.get(headline, math.nan):.4f}{reached}.",
             *([f"Test: {lists}."] if lists else []),
             f"{at.step:,} steps in {at.seconds:.1f} s.",
-            "Losses are in nats: in training the one that was minimised, in validation that of the",
-            "full softmax.",
+            "Losses are in nats: in training the one that was minimised, in validation that of all",
+            "classes.",
             "",
         ]
     )

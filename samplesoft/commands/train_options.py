@@ -39,7 +39,7 @@ RATES_OF_INPUTS = {"adagrad": 2.0}  # without an embedding
 
 # how options are read, where their type does not say it
 _KINDS: dict[str, Any] = {
-    "loss": [n for n, spec in LOSSES.items() if spec.several_labels and not spec.on_tree],
+    "loss": [name for name, spec in LOSSES.items() if spec.several_labels],
     "sampler": SAMPLERS,
     "label_reduction": LABEL_REDUCTIONS,
     "optimizer": OPTIMIZERS,

@@ -105,11 +105,6 @@ class RetrievalSettings(LinearSoftmaxSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if LOSSES[self.loss].on_tree:
-            raise ValueError(
-                f"`loss` must be of class vectors, by which runs are compared, got {self.loss!r}; "
-                "SampledSoftmaxClassifier takes it."
-            )
         as_count("batch_size", self.batch_size)
         as_count("seed", self.seed, 0)
         as_nonnegative("validation", self.validation, below=1.0)
@@ -251,7 +246,7 @@ class RetrievalTask(Task):
         return self.evaluate(*self._validation)
 
     def evaluate(self, inputs: Any, labels: Any) -> dict[str, float]:
-        """Return loss of the full softmax, and scores of lists of the best classes.
+        """Return loss of all classes, and scores of lists of the best ones.
 
         Parameters
         ----------
@@ -284,6 +279,8 @@ class RetrievalTask(Task):
         return {"loss": self._loss(x, wanted), **scores}
 
     def _loss(self, x: Any, labels: Any) -> float:
+        if LOSSES[self.settings.loss].on_tree:  # which has no softmax of class vectors
+            return float(self.model.softmax.evaluate(self.model.embed(x), labels).loss)
         # the same loss for all models, so that runs of different losses can be compared
         full = FullSoftmaxLoss(tau=self.settings.tau, reduction="sum")
         rows = self.model.class_vectors()

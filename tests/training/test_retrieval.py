@@ -39,7 +39,11 @@ def run(kind, files, out, *options, test=True):
 
 
 @pytest.mark.parametrize("kind", ["xc", "items"])
-@pytest.mark.parametrize("options", [["--loss", "full"], DRAWS], ids=["full", "sampled"])
+@pytest.mark.parametrize(
+    "options",
+    [["--loss", "full"], ["--loss", "hierarchical"], DRAWS],
+    ids=["full", "tree", "sampled"],
+)
 def test_what_is_learned_written_and_printed(kind, options, files, tmp_path, capsys):
     out, results = tmp_path / "run", tmp_path / "results.json"
     assert run(kind, files, out, "--json", str(results), "--epochs", "12", *options) == 0
@@ -88,7 +92,7 @@ UNIFORM = ["--sampler", "uniform", "--num-sampled", "6"]
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("xc", DRAWS), ("items", DRAWS)]
+    [("xc", DRAWS), ("items", DRAWS), ("xc", ["--loss", "hierarchical"])]
     + [("items", [*UNIFORM, "--loss", loss]) for loss in ("bpr", "warp", "gbce")],
     ids=str,
 )
@@ -122,9 +126,10 @@ def test_every_sampler_trains(name, files, tmp_path):
     assert losses[-1] < 1.6  # even scores have log 10 = 2.3
 
 
+@pytest.mark.parametrize("loss", ["full", "hierarchical"])
 @pytest.mark.parametrize("kind", ["xc", "items"])
-def test_predictions(kind, files, tmp_path, capsys):
-    assert run(kind, files, tmp_path / "run", "--loss", "full", "--epochs", "10") == 0
+def test_predictions(kind, loss, files, tmp_path, capsys):
+    assert run(kind, files, tmp_path / "run", "--loss", loss, "--epochs", "10") == 0
     capsys.readouterr()
     model, given = str(tmp_path / "run" / "best.npz"), str(files / f"{kind}-train.txt")
     output = tmp_path / "out.jsonl"
