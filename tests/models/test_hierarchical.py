@@ -25,7 +25,7 @@ from samplesoft.models import (
     SoftmaxLayer,
 )
 from samplesoft.sklearn import SampledSoftmaxClassifier
-from samplesoft.training import RetrievalSettings, read_linear_softmax
+from samplesoft.training import read_linear_softmax
 from samplesoft.training.trained import linear_examples
 
 COUNTS = np.array([9, 1, 4, 0, 2, 7, 1, 3, 30, 5, 2, 2, 1.5])
@@ -365,8 +365,6 @@ def test_options_that_a_tree_does_not_have():
     assert model.softmax.tree.num_top == 3
     with pytest.raises(ValueError, match="none of classes"):
         model.class_vectors()
-    with pytest.raises(ValueError, match="`loss` must be of class vectors"):
-        RetrievalSettings(loss="hierarchical", sampler=None, num_sampled=None)
 
 
 def test_given_cells_are_those_of_the_tree():
