@@ -1,6 +1,7 @@
 """Bigrams: probabilities against whole fractions, draws by chi-square, and effective sizes."""
 
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -148,3 +149,45 @@ def test_effective_sample_size():
     for bad in (np.zeros((2, 5)), np.zeros((3, 6))):
         with pytest.raises(ValueError, match="`log_q` must have the shape"):
             effective_sample_size(np.zeros((2, 6)), bad)
+
+
+def blocks(sampler, states, logits, least, most, rng):
+    """Return draws in blocks of 4, until they are worth `least` for each example."""
+    parts, sizes = [], np.zeros(len(states))
+    while sizes.min() < least and 4 * len(parts) < most:
+        parts.append(sampler.sample(states, 4, rng=rng))
+        ids, log_q = (np.hstack([getattr(p, x) for p in parts]) for x in ("ids", "log_q"))
+        sizes = effective_sample_size(np.take_along_axis(logits, ids, axis=1), log_q)
+    return ids, log_q, sizes
+
+
+def test_draws_in_blocks_end_where_they_are_worth_enough(sampler):
+    logits = np.random.default_rng(0).normal(size=(4, N))
+    ids, log_q, sizes = blocks(sampler, STATES, logits, 12.0, 400, np.random.default_rng(3))
+    assert sizes.min() >= 12.0 and 12 < ids.shape[1] < 400
+    fewer = np.take_along_axis(logits, ids[:, :-4], axis=1)
+    assert effective_sample_size(fewer, log_q[:, :-4]).min() < 12.0  # a block less is too little
+    again, *_ = blocks(sampler, STATES, logits, 12.0, 400, np.random.default_rng(3))
+    np.testing.assert_array_equal(ids, again)
+    assert blocks(sampler, STATES, logits, 1e9, 20, np.random.default_rng(3))[0].shape == (4, 20)
+
+
+@pytest.mark.parametrize(
+    ("q", "weights", "sign"),  # great weights are rare, and small ones
+    [([0.7, 0.3], [1.0, 5.0], -1), ([0.3, 0.7], [1.0, 5.0], 1), ([0.1, 0.9], [0.01, 1.0], 1)],
+)
+def test_an_end_by_effective_sizes_is_a_bias(q, weights, sign):
+    """Over all pairs of draws, and two more where the first are worth too little."""
+
+    def mean_sum(least):
+        mean = 0.0
+        for ids in product(range(2), repeat=4):
+            w = np.array(weights)[list(ids)]
+            enough = effective_sample_size([np.log(w[:2])], [[0.0, 0.0]])[0] >= least
+            mean += np.prod(np.array(q)[list(ids)]) * w[: 2 if enough else 4].mean()
+        return mean
+
+    exact = np.dot(q, weights)
+    assert mean_sum(1.0) == pytest.approx(exact, rel=1e-13)  # two draws always
+    assert mean_sum(3.0) == pytest.approx(exact, rel=1e-13)  # four
+    assert sign * (mean_sum(1.9) - exact) > 0.01
