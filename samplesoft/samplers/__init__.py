@@ -43,7 +43,7 @@ Beside these, `gumbel_top_k` draws distinct classes from a softmax whose logits 
 """
 
 from samplesoft.samplers.base import Draw, Sampler
-from samplesoft.samplers.bigram import BigramSampler, effective_sample_size
+from samplesoft.samplers.bigram import BigramSampler, effective_sample_size, sample_until
 from samplesoft.samplers.clusters.sampler import ClusterSampler
 from samplesoft.samplers.composed import CertainSampler, MixtureSampler, TwoPassSampler
 from samplesoft.samplers.dense import DenseSampler
@@ -107,4 +107,5 @@ __all__ = [
     "gumbel_top_k",
     "make_certain_sampler",
     "make_sampler",
+    "sample_until",
 ]

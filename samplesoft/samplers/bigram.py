@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._jit import njit, row_chunks, thread_each
-from samplesoft._random import uniform_block
+from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._validation import (
     FloatArray,
     IntArray,
+    as_count,
     as_csr,
     as_ids,
+    as_positive,
     as_real_array,
     in_small_unit,
 )
-from samplesoft.samplers.base import Draw, Rows, Sampler
+from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
 _DRAWS = 1 << 14  # in one task of a thread
@@ -201,38 +204,17 @@ def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
 
     Notes
     -----
-    Bengio and Senécal [2]_ draw more until it is large enough, in blocks, as below. That is a good
-    rule for the variance; but a number of draws that depends on the draws is a bias more. Even
-    weights end it, early where no rare one is among them: the estimated sum comes out too small
-    where the rare weights are great, and too large where they are small.
+    `sample_until` draws until it is large enough.
 
     References
     ----------
-    .. [1] A. Kong, J. S. Liu and W. H. Wong, "Sequential imputations and Bayesian missing data
-       problems", JASA 1994.
-    .. [2] Y. Bengio and J.-S. Senécal, "Adaptive importance sampling to accelerate training of a
-       neural probabilistic language model", IEEE Transactions on Neural Networks, 2008.
+    A. Kong, J. S. Liu and W. H. Wong, "Sequential imputations and Bayesian missing data problems",
+    JASA 1994.
 
     Examples
     --------
     >>> effective_sample_size([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], [[-1.0, -1.0, -1.0]]).round(3)
     array([3., 1.])
-
-    Blocks of 8 draws, until they are worth 20 of the softmax for each example, or are 64; a
-    generator, as blocks of one seed would be alike:
-
-    >>> from samplesoft.samplers import Draw, UniformSampler
-    >>> sampler, h, rng = UniformSampler(50), np.ones((2, 1)), np.random.default_rng(0)
-    >>> logits = np.linspace([0.0, 0.0], [2.0, 4.0], 50).T
-    >>> def worth(draw):
-    ...     scores = np.take_along_axis(logits, draw.ids, axis=1)
-    ...     return effective_sample_size(scores, draw.log_q)
-    >>> draw = sampler.sample(h, 8, rng=rng)
-    >>> while worth(draw).min() < 20.0 and draw.ids.shape[1] < 64:
-    ...     more = sampler.sample(h, 8, rng=rng)
-    ...     draw = Draw(np.hstack([draw.ids, more.ids]), np.hstack([draw.log_q, more.log_q]))
-    >>> draw.ids.shape, worth(draw).round(1)
-    ((2, 56), array([42.3, 21.9]))
     """
     o, logs = as_real_array("scores", scores, (2,)), as_real_array("log_q", log_q, (2,))
     if 0 in o.shape or logs.shape not in (o.shape, (1, o.shape[1])):
@@ -244,6 +226,103 @@ def effective_sample_size(scores: ArrayLike, log_q: ArrayLike) -> FloatArray:
     weights = np.exp(x - x.max(axis=1, keepdims=True))
     sizes: FloatArray = weights.sum(axis=1) ** 2 / (weights**2).sum(axis=1)
     return sizes
+
+
+def sample_until(
+    sampler: Sampler,
+    h: ArrayLike | None,
+    score: Callable[[IntArray], ArrayLike],
+    least: float,
+    *,
+    block: int = 32,
+    most: int = 1024,
+    exclude: Any = None,
+    rng: int | np.random.Generator | None = None,
+) -> Draw:
+    """Draw in blocks, until the draws of each example are worth enough of the softmax.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        What to draw from, with replacement.
+    h : array_like, shape (B, d) or (d,), or None
+        Contexts, or what else ``sampler.sample`` takes for them.
+    score : callable
+        ``score(ids)`` returns the logits (B, k) of classes (B, k), a block of draws.
+    least : float
+        `effective_sample_size` that is enough, greater than 0 and at most `most`.
+    block : int
+        Draws of each example in a block.
+    most : int
+        Draws of each example after which it ends in any case; it cuts the last block short.
+    exclude : int or array_like of int, shape (B,), optional
+        A class for each context that is never drawn, such as its label.
+    rng : int or numpy.random.Generator or None
+        Seed of the draws. Each block has a stream of its own.
+
+    Returns
+    -------
+    Draw
+        ``ids`` and ``log_q`` (B, m). All examples have as many draws as the last one needs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, draws are without replacement, or `score` returns no logits.
+
+    Notes
+    -----
+    A rule of Bengio and Senécal [1]_, and a good one for the variance; but a number of draws that
+    depends on the draws is a bias more. Even weights end it, early where no rare one is among them:
+    the estimated sum comes out too small where the rare weights are great, and too large where they
+    are small.
+
+    References
+    ----------
+    .. [1] Y. Bengio and J.-S. Senécal, "Adaptive importance sampling to accelerate training of a
+       neural probabilistic language model", IEEE Transactions on Neural Networks, 2008.
+
+    Examples
+    --------
+    Draws that are worth 20 of the softmax for each of two examples, or 64 draws:
+
+    >>> from samplesoft.samplers import UniformSampler
+    >>> sampler, h = UniformSampler(50), np.ones((2, 1))
+    >>> logits = np.linspace([0.0, 0.0], [2.0, 4.0], 50).T
+    >>> def score(ids):
+    ...     return np.take_along_axis(logits, ids, axis=1)
+    >>> draw = sample_until(sampler, h, score, 20.0, block=8, most=64, rng=0)
+    >>> draw.ids.shape, effective_sample_size(score(draw.ids), draw.log_q).round(1)
+    ((2, 48), array([36.4, 20.2]))
+    """
+    as_sampler("sampler", sampler)
+    block, most, key = as_count("block", block), as_count("most", most), as_key(rng)
+    if as_positive("least", least) > most:
+        raise ValueError(
+            f"`least` must be at most `most`, {most}, which so many draws of the softmax itself "
+            f"are worth, got {least}; raise `most`."
+        )
+    blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []
+    drawn, worth = 0, 0.0
+    while drawn < most and worth < least:
+        seed = int(mix64(key, np.uint64(len(blocks))))
+        m = min(block, most - drawn)
+        draw = sampler.sample(h, m, exclude=exclude, rng=seed).to_host()
+        if draw.log_inclusion is not None:
+            raise ValueError(
+                "`sampler` must draw with replacement, got draws with probabilities of inclusion, "
+                "which hold for one block; make it with replace=True."
+            )
+        scores = as_real_array("score", score(draw.ids), (2,))
+        if scores.shape != draw.ids.shape:
+            raise ValueError(
+                f"`score` must return logits of shape {draw.ids.shape}, one for each class that "
+                f"it is given, got {scores.shape}."
+            )
+        blocks.append((draw.ids, draw.log_q, scores))
+        ids, log_q, logits = map(np.hstack, zip(*blocks, strict=True))
+        drawn, worth = drawn + m, effective_sample_size(logits, log_q).min()
+    return Draw(ids, log_q)
 
 
 @njit

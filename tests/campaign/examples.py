@@ -101,6 +101,11 @@ def _full(class_embeddings: Any, h: Any, labels: Any, num_sampled: int, seed: in
     return np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
 
 
+def _scores_of(ids: Any) -> Any:
+    """Return the logits of some classes of each context."""
+    return np.take_along_axis(LOGITS, ids, axis=1)
+
+
 MADE: dict[str, Call] = {
     "to_host": _call(samplesoft.to_host, value={"a": H}),
     "exact_bias": _call(samplesoft.exact_bias, **_bias, scheme="candidate"),
@@ -271,6 +276,11 @@ MADE: dict[str, Call] = {
     "BigramSampler": _call(samplers.BigramSampler, counts=sparse.csr_array(np.eye(3, N))),
     "effective_sample_size": _call(
         samplers.effective_sample_size, scores=LOGITS, log_q=np.log(Q)[None]
+    ),
+    "sample_until": _call(
+        samplers.sample_until,
+        **{"sampler": samplers.UnigramSampler(COUNTS), "h": H, "score": _scores_of, "least": 5.0},
+        **{"block": 4, "most": 20, "exclude": LABELS, "rng": 0},
     ),
     "StreamingUnigramSampler": _call(
         samplers.StreamingUnigramSampler, num_classes=N, rate=0.1, power=0.75, initial=COUNTS

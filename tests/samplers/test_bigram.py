@@ -10,7 +10,7 @@ from oracles.naive_samplers import chi_square
 from scipy import sparse
 
 from samplesoft import exact_bias
-from samplesoft.samplers import BigramSampler, UniformSampler, effective_sample_size
+from samplesoft.samplers import BigramSampler, UniformSampler, effective_sample_size, sample_until
 
 COUNTS = np.array(
     [[0, 3, 1, 0, 9, 0], [0, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
@@ -151,25 +151,63 @@ def test_effective_sample_size():
             effective_sample_size(np.zeros((2, 6)), bad)
 
 
-def blocks(sampler, states, logits, least, most, rng):
-    """Return draws in blocks of 4, until they are worth `least` for each example."""
-    parts, sizes = [], np.zeros(len(states))
-    while sizes.min() < least and 4 * len(parts) < most:
-        parts.append(sampler.sample(states, 4, rng=rng))
-        ids, log_q = (np.hstack([getattr(p, x) for p in parts]) for x in ("ids", "log_q"))
-        sizes = effective_sample_size(np.take_along_axis(logits, ids, axis=1), log_q)
-    return ids, log_q, sizes
+# --- draws in blocks --------------------------------------------------------------------------
+
+LOGITS = np.random.default_rng(0).normal(size=(4, N))
+
+
+def score(ids):
+    return np.take_along_axis(LOGITS, ids, axis=1)
 
 
 def test_draws_in_blocks_end_where_they_are_worth_enough(sampler):
-    logits = np.random.default_rng(0).normal(size=(4, N))
-    ids, log_q, sizes = blocks(sampler, STATES, logits, 12.0, 400, np.random.default_rng(3))
-    assert sizes.min() >= 12.0 and 12 < ids.shape[1] < 400
-    fewer = np.take_along_axis(logits, ids[:, :-4], axis=1)
-    assert effective_sample_size(fewer, log_q[:, :-4]).min() < 12.0  # a block less is too little
-    again, *_ = blocks(sampler, STATES, logits, 12.0, 400, np.random.default_rng(3))
-    np.testing.assert_array_equal(ids, again)
-    assert blocks(sampler, STATES, logits, 1e9, 20, np.random.default_rng(3))[0].shape == (4, 20)
+    draw = sample_until(sampler, STATES, score, 12.0, block=4, most=400, rng=3)
+    ids, log_q = draw.ids, draw.log_q
+    assert 12 < ids.shape[1] < 400 and not ids.shape[1] % 4
+    assert effective_sample_size(score(ids), log_q).min() >= 12.0
+    # a block less is too little
+    assert effective_sample_size(score(ids[:, :-4]), log_q[:, :-4]).min() < 12.0
+    np.testing.assert_allclose(log_q, sampler.log_prob(STATES, ids), rtol=1e-12)
+    fewer = sample_until(sampler, STATES, score, 11.0, block=4, most=ids.shape[1] - 2, rng=3)
+    np.testing.assert_array_equal(fewer.ids, ids[:, : fewer.ids.shape[1]])
+    cut = sample_until(sampler, STATES, score, 10.0, block=4, most=10, rng=3)
+    np.testing.assert_array_equal(cut.ids, ids[:, :10])  # the last block has two draws
+    assert sample_until(sampler, STATES, score, 1e-9, block=7, most=70, rng=3).ids.shape[1] == 7
+
+
+def test_blocks_are_draws_on_streams_of_their_own(sampler):
+    labels = [4, 5, 0, 2]
+    options = {"block": 2000, "most": 40_000, "exclude": labels}
+    draw = sample_until(sampler, STATES, score, 40_000.0, **options, rng=1)
+    q = sampler.probs(STATES, exclude=labels)
+    for s in STATES:
+        assert chi_square(np.bincount(draw.ids[s], minlength=N), q[s]) > 1e-3 / 8
+    # the twin has one stream for all blocks: the same draws 20 times
+    twin = np.tile(sampler.sample(STATES, 2000, exclude=labels, rng=1).ids, 20)
+    fits = [chi_square(np.bincount(twin[s], minlength=N), q[s]) for s in STATES]
+    assert min(fits) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sampler": None}, TypeError, "`sampler` must be a Sampler"),
+        ({"sampler": UniformSampler(N, replace=False)}, ValueError, "must draw with replacement"),
+        ({"least": 0.0}, ValueError, "`least` must be finite and greater than 0"),
+        ({"least": 21.0}, ValueError, "`least` must be at most `most`, 20,.* got 21.0"),
+        ({"block": 0}, ValueError, "`block` must be at least 1"),
+        ({"most": 0.5}, TypeError, "`most` must be an integer"),
+        ({"rng": "seed"}, TypeError, "`rng` must be"),
+        ({"score": lambda ids: ids[:, :1]}, ValueError, r"`score` must return .* \(4, 4\)"),
+        ({"score": lambda ids: ids + np.nan}, ValueError, "`score` must be finite"),
+    ],
+)
+def test_bad_arguments_of_draws_in_blocks(sampler, change, error, message):
+    given = {"sampler": sampler, "h": STATES, "score": score, "least": 5.0, "block": 4, "most": 20}
+    if isinstance(change.get("sampler"), UniformSampler):
+        given["h"] = np.ones((4, 1))
+    with pytest.raises(error, match=message):
+        sample_until(**given | change)
 
 
 @pytest.mark.parametrize(
