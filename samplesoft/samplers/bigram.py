@@ -19,6 +19,7 @@ from samplesoft._validation import (
     as_ids,
     as_positive,
     as_real_array,
+    as_share,
     in_small_unit,
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
@@ -78,8 +79,8 @@ class BigramSampler(Sampler):
     bigrams and 0.007 with `ClusterSampler`; 100 draws are worth 18 of the softmax itself by the
     unigram, 31 by bigrams, and 71 by clusters (`effective_sample_size`).
 
-    [1]_ also adapts the bigrams to the model while it is trained. Here they stay counts, which are
-    good from the start.
+    [1]_ adapts the bigrams to the model while it is trained, as `adapt` does here. Counts are good
+    from the start, and of a trained model little is left to gain.
 
     **Shares of the bigrams** need no held-out text. By expectation maximisation on some, the
     perplexity of q is 208.7 on the test text of the Penn Treebank with one share for all states,
@@ -129,7 +130,7 @@ class BigramSampler(Sampler):
         ids = np.concatenate([matrix.indices.astype(np.int64), np.arange(n)])
         values = np.concatenate([values, unigram])
         below, above = np.empty_like(values), np.empty_like(values)
-        _add_up(starts, values, below, above)
+        _add_up(starts, values, below, above, np.arange(self.num_states + 1))
         self._table = _Table(starts, ids, values, below, above, self._shares(matrix))
 
     @staticmethod
@@ -140,6 +141,84 @@ class BigramSampler(Sampler):
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
         shares: FloatArray = totals / np.maximum(totals + distinct, 1.0)
         return shares
+
+    def adapt(self, h: ArrayLike, ids: Any, scores: ArrayLike, *, rate: float = 0.01) -> None:
+        r"""Move the bigrams of drawn classes towards the model, as after a step of training.
+
+        Let A be the distinct classes that were drawn for an example in state s, of those that have
+        ever followed s. Their part of the bigram's mass goes to the softmax of their logits o,
+
+        .. math:: c(s, w) \leftarrow (1 - r)\, c(s, w) + r\, c(s, A)\,
+            \frac{e^{o_w}}{\sum_{v \in A} e^{o_v}}, \qquad w \in A,
+
+        with the rate r. The sum over A stays what it was.
+
+        Parameters
+        ----------
+        h : array_like of int, shape (B,)
+            Numbers of states.
+        ids : array_like of int, shape (B, m) or (1, m)
+            Classes, such as `Draw.ids` and the label. Of those that come twice the first counts.
+        scores : array_like, shape (B, m)
+            Their logits o by the model.
+        rate : float
+            From 0, which changes nothing, to 1.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed.
+
+        Notes
+        -----
+        **The formula is ours**, in the spirit of [1]_. Examples are taken in their order, each with
+        the counts that the last one has left; logits of contexts that share a state are averaged so
+        over about 1 / r examples. Bigrams that are in proportion to the model stay so in the mean.
+
+        **What stays**: the shares of bigrams and unigram in q, the unigram, and the set of bigrams.
+        A class that has never followed a state has none there, and gets none: it goes on to be
+        drawn by the unigram. Draws that were made before keep their ``log_q``, which is that of
+        the sampler at the time.
+
+        **What it brings** is little. For a trained log-bilinear model of the Penn Treebank
+        (perplexity 173, 400 held-out examples, m = 100) a pass over the text at a rate of 0.01
+        takes the L1 norm of the bias from 0.0395 to 0.0386, and what 100 draws are worth from 41
+        of the softmax to 44. At 0.1 the bias is 0.0389. With counts of a tenth of the text they are
+        0.0815 and 31, and after 300,000 examples at 0.03 0.0803 and 36. Counts of the text that a
+        model learns already say what it does in the mean after a word; and the classes that never
+        followed it, which adapt to nothing, have 30% of the model's mass and 62% of the sum of
+        p^2 / q, with which the bias grows.
+
+        References
+        ----------
+        .. [1] Y. Bengio and J.-S. Senécal, "Adaptive importance sampling to accelerate training of
+           a neural probabilistic language model", IEEE Transactions on Neural Networks, 2008.
+
+        Examples
+        --------
+        Class 0 was followed by class 1 twice and by class 2 twice; the model now prefers class 2:
+
+        >>> from scipy import sparse
+        >>> sampler = BigramSampler(sparse.csr_array([[0, 2, 2], [1, 1, 0]]))
+        >>> sampler.probs([0]).round(3)
+        array([[0.056, 0.5  , 0.444]])
+        >>> sampler.adapt([0], [[2, 1, 2]], [[1.0, 0.0, 1.0]], rate=0.5)
+        >>> sampler.probs([0]).round(3)
+        array([[0.056, 0.423, 0.521]])
+        """
+        states = self._check_contexts(h)
+        drawn = as_ids("ids", ids, self.num_classes, len(states))
+        o, share = as_real_array("scores", scores, (2,)), as_share("rate", rate)
+        if o.shape != drawn.shape:
+            raise ValueError(
+                f"`scores` must have the shape of `ids`, {drawn.shape}, got {o.shape}; give one "
+                "logit for each class."
+            )
+        order = np.argsort(drawn, axis=1, kind="stable")
+        drawn, o = np.take_along_axis(drawn, order, axis=1), np.take_along_axis(o, order, axis=1)
+        table = self._table
+        _move(table, states, drawn, o, share)
+        _add_up(table.starts, table.counts, table.below, table.above, np.unique(states))
 
     def _check(
         self, h: ArrayLike | None, exclude: Any, shared: bool
@@ -326,9 +405,11 @@ def sample_until(
 
 
 @njit
-def _add_up(starts: IntArray, counts: FloatArray, below: FloatArray, above: FloatArray) -> None:
-    """Write, in each row, the sums of counts up to each and from each on, both with it."""
-    for s in range(len(starts) - 1):
+def _add_up(
+    starts: IntArray, counts: FloatArray, below: FloatArray, above: FloatArray, states: IntArray
+) -> None:
+    """Write, in rows of states, the sums of counts up to each and from each on, both with it."""
+    for s in states:
         total = 0.0
         for k in range(starts[s], starts[s + 1]):
             total += counts[k]
@@ -337,6 +418,26 @@ def _add_up(starts: IntArray, counts: FloatArray, below: FloatArray, above: Floa
         for k in range(starts[s + 1] - 1, starts[s] - 1, -1):
             total += counts[k]
             above[k] = total
+
+
+@njit
+def _move(table: _Table, states: IntArray, ids: IntArray, scores: FloatArray, rate: float) -> None:
+    """Move counts of classes (B, k), which rise in a row, towards the softmax of their scores."""
+    counts, places = table.counts, np.empty(ids.shape[1], np.int64)
+    for b in range(len(states)):
+        greatest, mass, total = -np.inf, 0.0, 0.0
+        for k in range(len(places)):
+            again = k > 0 and ids[b, k] == ids[b, k - 1]
+            places[k] = -1 if again else _find(table, states[b], ids[b, k])
+            if places[k] >= 0:
+                greatest = max(greatest, scores[b, k])
+                mass += counts[places[k]]
+        for k in range(len(places)):
+            total += math.exp(scores[b, k] - greatest) if places[k] >= 0 else 0.0
+        for k in range(len(places)):
+            if places[k] >= 0:
+                share = math.exp(scores[b, k] - greatest) / total
+                counts[places[k]] = (1.0 - rate) * counts[places[k]] + rate * share * mass
 
 
 @njit

@@ -413,6 +413,10 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         "top_k": {"h": H, "k": 2},
         "evaluate": {"h": H, "labels": LABELS, "k": (1, 2)},
     },
+    "BigramSampler": {
+        **{name: given | {"h": [0, 2]} for name, given in SAMPLER.items() if "h" in given},
+        "adapt": {"h": [0, 2], "ids": IDS, "scores": LOGITS[:, :2], "rate": 0.1},
+    },
     "LazyGumbel": {
         "sample": {"h": H, "num_sampled": 3, "head": IDS, "tail_bound": np.full(2, 9.0), "rng": 0},
         "log_partition": {"h": H, "num_tail": 3, "head": IDS, "rng": 0},

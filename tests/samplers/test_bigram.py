@@ -1,5 +1,6 @@
 """Bigrams: probabilities against whole fractions, draws by chi-square, and effective sizes."""
 
+from copy import deepcopy
 from fractions import Fraction
 from itertools import product
 
@@ -11,6 +12,7 @@ from scipy import sparse
 
 from samplesoft import exact_bias
 from samplesoft.samplers import BigramSampler, UniformSampler, effective_sample_size, sample_until
+from samplesoft.samplers.bigram import _move
 
 COUNTS = np.array(
     [[0, 3, 1, 0, 9, 0], [0, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
@@ -133,6 +135,167 @@ def test_bad_counts(make, error, message):
 def test_bad_states(sampler, h, error):
     with pytest.raises(error, match="`h` must"):
         sampler.sample(h, 2)
+
+
+# --- bigrams that adapt -----------------------------------------------------------------------
+
+BATCH = np.array([0, 3, 0, 1, 2, 0])  # states, one of which was never seen
+DRAWN = np.array(
+    [[4, 1, 4, 5], [0, 2, 5, 4], [1, 2, 3, 0], [0, 1, 2, 3], [0, 0, 0, 1], [2, 2, 4, 4]]
+)
+
+
+def adapted_by_hand(counts, states, ids, scores, rate):
+    """Return counts after one example after another, in dicts of what has a count."""
+    rows = [{w: float(c) for w, c in enumerate(row) if c} for row in counts]
+    for s, drawn, o in zip(states, ids, scores, strict=True):
+        first = {}
+        for w, x in zip(drawn, o, strict=True):
+            if w in rows[s]:
+                first.setdefault(w, x)
+        mass = sum(rows[s][w] for w in first)
+        total = sum(np.exp(x) for x in first.values())
+        for w, x in first.items():
+            rows[s][w] = (1 - rate) * rows[s][w] + rate * mass * np.exp(x) / total
+    return np.array([[row.get(w, 0.0) for w in range(N)] for row in rows])
+
+
+def mixed_by_hand(adapted, excluded=None):
+    """Return q of all states: shares and unigram are still those of `COUNTS`."""
+    totals = np.maximum(COUNTS.sum(axis=1, keepdims=True), 1)
+    shares = (
+        totals / (totals + (COUNTS > 0).sum(axis=1, keepdims=True)) * (COUNTS.any(axis=1)[:, None])
+    )
+    unigram = COUNTS.sum(axis=0) + 0.5 * (COUNTS.sum(axis=0) == 0)
+    q = shares * adapted / totals + (1 - shares) * unigram / unigram.sum()
+    if excluded is not None:
+        q[STATES, excluded] = 0.0
+    return q / q.sum(axis=1, keepdims=True)
+
+
+def scores_of(ids, seed=0):
+    return 2.0 * np.random.default_rng(seed).normal(size=ids.shape)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("excluded", [None, [4, 5, 0, 2], [1, 0, 1, 4]])
+def test_adapted_probabilities(sampler, rate, excluded):
+    scores = scores_of(DRAWN)
+    before = sampler.probs(STATES)
+    sampler.adapt(BATCH, DRAWN, scores, rate=rate)
+    wanted = adapted_by_hand(COUNTS, BATCH, DRAWN, scores, rate)
+    found = sampler.probs(STATES, exclude=excluded)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-14)
+    np.testing.assert_allclose(found, mixed_by_hand(wanted, excluded), rtol=1e-12)
+    after = sampler.probs(STATES)
+    assert (after[0] != before[0]).any() or rate == 0.0
+    np.testing.assert_array_equal(after[1], before[1])  # never seen: all of it is the unigram
+    np.testing.assert_allclose(after[:, [3, 5]][:3], before[:, [3, 5]][:3], rtol=1e-14)  # no count
+    # the sums of counts, from both ends
+    starts, _, counts, below, above, _ = sampler._table
+    for first, last in zip(starts, starts[1:], strict=False):
+        row = counts[first:last]
+        np.testing.assert_allclose(below[first:last], np.cumsum(row), rtol=1e-14)
+        np.testing.assert_allclose(above[first:last], np.cumsum(row[::-1])[::-1], rtol=1e-14)
+
+
+@pytest.mark.parametrize("state", [0, 2, 3])
+def test_an_adapted_set_keeps_its_mass_and_all_others_theirs(sampler, state):
+    ids = np.array([[1, 0, 2, 5]])
+    before = sampler.probs([state])[0]
+    sampler.adapt([state], ids, scores_of(ids), rate=0.7)
+    after = sampler.probs([state])[0]
+    assert after[ids[0]].sum() == pytest.approx(before[ids[0]].sum(), rel=1e-14)
+    np.testing.assert_allclose(after[[3, 4]], before[[3, 4]], rtol=1e-14)
+    assert (np.abs(after - before).max() > 1e-3) == (state != 2)  # which one class has followed
+
+
+@pytest.mark.parametrize("excluded", [None, [4, 5, 0, 2]])
+def test_draws_after_an_adaptation_have_their_probabilities(sampler, excluded):
+    scores, old = scores_of(DRAWN), sampler.probs(STATES, exclude=excluded)
+    stale = deepcopy(sampler)
+    sampler.adapt(BATCH, DRAWN, scores, rate=0.5)
+    draw = sampler.sample(STATES, 40_000, exclude=excluded, rng=1)
+    q = sampler.probs(STATES, exclude=excluded)
+    for s in STATES:
+        assert chi_square(np.bincount(draw.ids[s], minlength=N), q[s]) > 1e-3 / 8
+        np.testing.assert_allclose(np.exp(draw.log_q[s]), q[s][draw.ids[s]], rtol=1e-12)
+    assert chi_square(np.bincount(draw.ids[0], minlength=N), old[0]) < 1e-9
+    # the twin moves counts and forgets their sums
+    order = np.argsort(DRAWN, axis=1, kind="stable")
+    arrays = (np.take_along_axis(x, order, axis=1) for x in (DRAWN, scores))
+    _move(stale._table, BATCH, *arrays, 0.5)
+    drawn = stale.sample(STATES, 40_000, exclude=excluded, rng=1).ids
+    assert chi_square(np.bincount(drawn[0], minlength=N), q[0]) < 1e-9
+
+
+def test_adaptations_of_a_fixed_set_come_to_the_model_and_stay_there(sampler):
+    ids, scores = np.array([[1, 4]]), np.array([[0.3, -0.5]])
+    for _ in range(1500):
+        sampler.adapt([0], ids, scores, rate=0.02)
+    counts = sampler._table.counts[:3]  # of classes 1, 2 and 4
+    assert counts[0] / counts[2] == pytest.approx(np.exp(0.8), rel=1e-12)
+    kept = counts.copy()
+    sampler.adapt([0], ids, scores, rate=0.5)
+    np.testing.assert_allclose(sampler._table.counts[:3], kept, rtol=1e-13)
+
+
+def test_adaptations_by_own_draws_come_near_the_model(sampler):
+    scores = np.array([0.5, -1.0, 0.0, 2.0, 0.3, 1.0])
+    model = np.exp(scores[:5]) / np.exp(scores[:5]).sum()  # of the five that followed state 3
+    for k in range(3000):
+        ids = sampler.sample([3], 3, rng=k).ids
+        sampler.adapt([3], ids, scores[ids], rate=0.02)
+    row = sampler._table.counts[sampler._table.starts[3] : sampler._table.starts[4]]
+    np.testing.assert_allclose(row / row.sum(), model, rtol=0.15)
+
+
+def test_adaptations_depend_on_order_only_within_a_state(sampler):
+    scores, again, turned = scores_of(DRAWN), deepcopy(sampler), deepcopy(sampler)
+    sampler.adapt(BATCH, DRAWN, scores, rate=0.5)
+    again.adapt(BATCH, DRAWN, scores, rate=0.5)
+    np.testing.assert_array_equal(sampler.probs(STATES), again.probs(STATES))
+    by_state = np.argsort(BATCH, kind="stable")
+    turned.adapt(BATCH[by_state], DRAWN[by_state], scores[by_state], rate=0.5)
+    np.testing.assert_array_equal(sampler.probs(STATES), turned.probs(STATES))
+    # one row of classes serves all
+    one, each = (BigramSampler(sparse.csr_array(COUNTS)) for _ in range(2))
+    one.adapt([0, 3], DRAWN[:1], scores[:2])
+    each.adapt([0, 3], DRAWN[[0, 0]], scores[:2])
+    np.testing.assert_array_equal(one.probs(STATES), each.probs(STATES))
+
+
+@pytest.mark.parametrize("far", [1e4, 1e308])
+def test_adaptations_by_far_logits_leave_every_class_a_probability(sampler, far):
+    for _ in range(3):
+        sampler.adapt([0], [[1, 2, 4]], [[far, -far, -far]], rate=1.0)
+    q = sampler.probs([0])[0]
+    np.testing.assert_allclose(q, mixed_by_hand(np.array([[0, 13, 0, 0, 0, 0], *COUNTS[1:]]))[0])
+    assert q.min() > 0.0
+    draw = sampler.sample([0], 1000, exclude=[1], rng=0)
+    assert np.isfinite(draw.log_q).all() and 1 not in draw.ids
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"h": [4, 0]}, ValueError, r"`h` must lie in 0\.\.3"),
+        ({"h": None}, TypeError, "`h` must"),
+        ({"ids": [[0, 6], [0, 1]]}, ValueError, r"`ids` must lie in 0\.\.5"),
+        ({"ids": [[0.0, 1.0]]}, TypeError, "`ids` must hold integers"),
+        ({"ids": [[0, 1]] * 3}, ValueError, r"`ids` must have shape \(2, k\)"),
+        ({"scores": [[0.0, 1.0]]}, ValueError, r"`scores` must have the shape of `ids`, \(2, 2\)"),
+        ({"scores": [[np.inf, 1.0]] * 2}, ValueError, "`scores` must be finite"),
+        ({"rate": 1.5}, ValueError, "`rate` must be from 0 to 1"),
+        ({"rate": "0.1"}, TypeError, "`rate` must be a number"),
+    ],
+)
+def test_bad_adaptations_change_nothing(sampler, change, error, message):
+    before = sampler.probs(STATES)
+    given = {"h": [0, 3], "ids": [[0, 1], [2, 4]], "scores": np.ones((2, 2)), "rate": 0.5}
+    with pytest.raises(error, match=message):
+        sampler.adapt(**given | change)
+    np.testing.assert_array_equal(sampler.probs(STATES), before)
 
 
 def test_effective_sample_size():
