@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +29,7 @@ from samplesoft._validation import (
 )
 from samplesoft.kernels.rows import row_dot
 from samplesoft.samplers.base import Draw, Rows
+from samplesoft.samplers.k_means import k_means, require_distances
 
 Rng = int | np.random.Generator | None
 _S12 = np.uint64(12)
@@ -117,6 +119,18 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
 
 
+class _Cells(NamedTuple):
+    """Cells (K,) of similar classes: those of cell i are ``order[starts[i] : starts[i + 1]]``.
+
+    No logit of one exceeds ``q . center + |q| reach`` for a query q.
+    """
+
+    order: IntArray  # (n,)
+    starts: IntArray  # (K + 1,)
+    centers: FloatArray  # (K, d)
+    reach: FloatArray  # (K,)
+
+
 class LazyGumbel:
     r"""Exact draws from ``softmax(tau h . c)`` that look at about sqrt(n) logits each.
 
@@ -132,6 +146,8 @@ class LazyGumbel:
         One row for each class, float32 or float64.
     num_head : int, optional
         Size k of the head, the square root of n if left out.
+    num_clusters : int, optional
+        Number of clusters of classes by which heads are found. Left out, all n logits are computed.
     tau : float, optional
         Inverse temperature, 1 by default.
 
@@ -146,8 +162,38 @@ class LazyGumbel:
     ``(n - k) e^c / Z_head`` of the tail: ``e^-M`` is ``1 / Z_head`` in the mean, and Z_head is at
     least ``k e^c`` with an exact head, which makes it n / k. The head itself costs all n logits of
     a context, as much as `SoftmaxSampler` needs for any number of draws; so there is something to
-    gain only with a `head` from an index, and a `tail_bound` to go with it. A bound that does not
-    hold makes other draws: a class of the tail that is seen above it is an error, but not all are.
+    gain only with clusters, or with a `head` from an index and a `tail_bound` to go with it. A
+    bound that does not hold makes other draws: a class of the tail that is seen above it is an
+    error, but not all are.
+
+    **Heads by clusters.** K-means divides the classes into cells. No logit of a cell with the mean
+    :math:`\mu` exceeds :math:`\tau (h \cdot \mu + |h| r)`, with the greatest distance r of its
+    classes from it. Cells are scored in the order of these bounds, until there are k classes and a
+    draw is to look at no more than k others: ``(n - k) e^c <= k Z``, with the bound c of the next
+    cell and the Z of what is scored. The best k are the head, and the greater of c and their least
+    logit is a bound on all others. So draws are from the softmax, whatever the cells.
+
+    **When clusters pay**: for few draws of each of many contexts, and for vectors in tight groups.
+    With 100,000 classes of 64 numbers and k = 317, in the mean over 100 contexts, beside a bound
+    for each cluster (the last column is ``(n - k) e^c / Z_head``):
+
+    =======================================  ========  =============  ========================
+    vectors                                  clusters  logits scored  looked at by a draw, <=
+    =======================================  ========  =============  ========================
+    any of these                             none      100,000        50
+    names, in a trained language model       316       41,400         443
+    the same                                 3,162     21,600         467
+    1,000 groups, with 0.3 of the spread     1,000     15,800         343
+    that their centers have
+    the same                                 3,162     461            152
+    one Gaussian                             3,162     99,600         308
+    =======================================  ========  =============  ========================
+
+    Ten draws of a name with 3,162 clusters take a third of the time that they take with none. A
+    hundred take about as long, for each looks at more of the tail, and k-means takes as long as
+    2,000 to 3,000 heads without it. In one Gaussian cells are as wide as the whole, and bounds by
+    their radius say nothing. To stop at k classes would not do: a draw of a name would look at
+    nearly all of the tail.
 
     **Not a `Sampler`.** The probability of a draw, ``exp(logit) / Z``, needs Z. `sample` gives
     ``logit - log Z-hat`` with the estimate of `log_partition`: all draws of a context are off by
@@ -170,15 +216,31 @@ class LazyGumbel:
     array([0.1012, 0.2009, 0.4964, 0.2015])
     >>> lazy.log_partition([1.0], 100, rng=0).round(2)  # log 10
     array([2.28])
+
+    The same law with clusters, of 1,000 classes in four groups:
+
+    >>> groups = np.arange(1000) % 4
+    >>> lazy = LazyGumbel(np.eye(4)[groups], num_clusters=4)
+    >>> draw = lazy.sample(np.log([1.0, 2.0, 5.0, 2.0]), 10_000, rng=0)
+    >>> np.bincount(groups[draw.ids[0]]) / 10_000
+    array([0.099 , 0.1984, 0.5038, 0.1988])
     """
 
     def __init__(
-        self, class_embeddings: ArrayLike, *, num_head: int | None = None, tau: float | None = None
+        self,
+        class_embeddings: ArrayLike,
+        *,
+        num_head: int | None = None,
+        num_clusters: int | None = None,
+        tau: float | None = None,
     ) -> None:
         self._rows: Rows = as_float_rows("class_embeddings", class_embeddings)
         n = len(self._rows)
         size = math.isqrt(n - 1) + 1 if num_head is None else as_count("num_head", num_head)
         self.num_head, self.tau = min(size, n), as_tau(tau, unit_vectors=False)
+        self._cells: _Cells | None = None
+        if num_clusters is not None:
+            self._cells = _divide(self._rows, min(n, as_count("num_clusters", num_clusters)))
         self._largest_norm = float(np.linalg.norm(self._rows, axis=1).max())
 
     def sample(
@@ -194,11 +256,11 @@ class LazyGumbel:
             Number of draws m of each, independent.
         head : array_like of int, shape (B, k) or (k,), optional
             Distinct classes with large logits, as of an index of nearest neighbours; the classes of
-            the `num_head` largest if left out.
+            the `num_head` largest, of those that are scored, if left out.
         tail_bound : float or array_like, shape (B,), optional
-            What no logit of another class exceeds. Left out, it is the least of a head that is
-            found here, and for a given `head` the product of the norms of the context and of the
-            longest class vector, which always holds.
+            What no logit of another class exceeds. Left out, it is known of a head that is found
+            here, and for a given `head` the product of the norms of the context and of the longest
+            class vector, which always holds.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
 
@@ -215,16 +277,12 @@ class LazyGumbel:
             above `tail_bound`.
         """
         m, key = as_count("num_sampled", num_sampled), as_key(rng)
-        queries, ids, scores = self._head(h, head)
+        queries, ids, scores, bounds = self._head(h, head)
         batch, k = ids.shape
         if tail_bound is not None:
             bounds = as_real_array("tail_bound", tail_bound, (0, 1))
             if bounds.size not in (1, batch):
                 raise ValueError(f"`tail_bound` must have shape ({batch},), got {bounds.shape}.")
-        elif head is None:
-            bounds = scores.min(axis=1)
-        else:
-            bounds = self._largest_norm * np.linalg.norm(queries.astype(np.float64), axis=1)
         bounds = np.broadcast_to(bounds, batch)
         drawn, logits = np.empty((batch, m), np.int64), np.empty((batch, m))
         for b, bound in enumerate(bounds):
@@ -257,7 +315,7 @@ class LazyGumbel:
         num_tail : int
             Number l of draws from the tail.
         head : array_like of int, shape (B, k) or (k,), optional
-            As in `sample`; the classes of the `num_head` largest logits if left out.
+            As in `sample`.
         rng : int or numpy.random.Generator or None
             Seed of the draws.
 
@@ -272,10 +330,11 @@ class LazyGumbel:
             If an argument is malformed, or a logit is not finite.
         """
         count, key = as_count("num_tail", num_tail), as_key(rng)
-        return self._estimate(*self._head(h, head), count, key)
+        queries, ids, scores, _ = self._head(h, head)
+        return self._estimate(queries, ids, scores, count, key)
 
-    def _head(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray]:
-        """Return queries tau h, and the classes of the head (B, k), sorted, with their logits."""
+    def _head(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
+        """Return queries tau h, sorted heads (B, k), their logits, and bounds on all others."""
         rows, k = self._rows, self.num_head
         queries = times_tau(as_float_rows("h", h, rows.shape[1], rows.dtype), self.tau)
         ids = np.empty((len(queries), k), np.int64)
@@ -284,16 +343,35 @@ class LazyGumbel:
             if not ids.shape[1] or not np.diff(ids).all():
                 what = f"a class twice, or none, in shape {ids.shape}; take numpy.unique of a row"
                 raise ValueError(f"`head` must hold distinct classes, got {what}.")
-        scores = np.empty(ids.shape)
+        scores, bounds = np.empty(ids.shape), np.empty(len(queries))
         for b, query in enumerate(queries):
             with quiet():
                 if head is None:
-                    ids[b] = np.sort(np.argpartition(rows @ query, len(rows) - k)[-k:])
+                    some, logits, bounds[b] = self._candidates(queries, b)
+                    ids[b] = np.sort(some[np.argpartition(logits, len(logits) - k)[-k:]])
                 scores[b] = rows[ids[b]] @ query
         if not np.isfinite(scores).all():
             what = f"within the range of {rows.dtype}, got {scores.max()}"
             raise ValueError(f"`h` must have logits {what}; scale vectors down, or use float64.")
-        return queries, ids, scores
+        if head is None:  # candidates that are left out are no better than the worst of the head
+            return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+        return queries, ids, scores, self._largest_norm * norms
+
+    def _candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
+        """Return classes of query b with their logits, and a bound on the logits of all others."""
+        n = len(self._rows)
+        if self._cells is None:
+            return np.arange(n), self._rows @ queries[b], -np.inf
+        query = queries[b].astype(np.float64)
+        bounds = self._cells.centers @ query + self._cells.reach * np.linalg.norm(query)
+        turn = np.argsort(-bounds)
+        bounds = np.append(bounds[turn], -np.inf)
+        ids, logits = np.empty(n, np.int64), np.empty(n)
+        num, seen = _scan(
+            self._rows, queries, b, self._cells, turn, bounds, self.num_head, ids, logits
+        )
+        return ids[:seen], logits[:seen], bounds[num]
 
     def _estimate(
         self, queries: Rows, ids: IntArray, scores: FloatArray, count: int, key: np.uint64
@@ -309,6 +387,56 @@ class LazyGumbel:
             of_tail = np.logaddexp.reduce(logits) + math.log(size / count)
             log_z[b] = np.logaddexp(log_z[b], of_tail)
         return log_z
+
+
+def _divide(rows: Rows, num: int) -> _Cells:
+    """Divide classes with vectors (n, d) into at most `num` cells by k-means."""
+    require_distances(float(np.abs(rows).max()), rows.dtype)
+    labels = k_means(rows, num, np.uint64(0))  # draws are from the same law, whatever the cells
+    order = np.argsort(labels, kind="stable")
+    starts = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
+    centers, reach = np.empty((len(starts) - 1, rows.shape[1])), np.empty(len(starts) - 1)
+    # rounding of a product is below d eps / 2 |q| |c|: four times that, for centers and norms too
+    slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
+    with quiet():
+        for i, (first, last) in enumerate(pairwise(starts)):
+            some = rows[order[first:last]].astype(np.float64)
+            centers[i] = some.mean(axis=0)
+            radius = np.linalg.norm(some - centers[i], axis=1).max()
+            reach[i] = radius + slack * (radius + np.linalg.norm(centers[i]))
+    return _Cells(order, starts, centers, reach)
+
+
+@njit
+def _scan(
+    rows: Rows,
+    queries: Rows,
+    b: int,
+    cells: _Cells,
+    turn: IntArray,
+    bounds: FloatArray,
+    k: int,
+    ids: IntArray,
+    logits: FloatArray,
+) -> tuple[int, int]:
+    """Write classes of cells in turn, and logits for query b; return how many of cells and classes.
+
+    It ends where a draw is to look at no more than k classes of the tail; `bounds` fall.
+    """
+    seen, greatest, total = 0, -np.inf, 0.0
+    for c in range(len(turn)):
+        # a draw looks at (n - k) e^bound / Z of them in the mean; Z is of what is seen
+        if seen >= k and bounds[c] - greatest <= math.log(k * total / (len(rows) - k)):
+            return c, seen
+        for i in range(cells.starts[turn[c]], cells.starts[turn[c] + 1]):
+            ids[seen] = cells.order[i]
+            logits[seen] = row_dot(rows, ids[seen], queries, b)
+            if logits[seen] > greatest:
+                total *= math.exp(greatest - logits[seen])
+                greatest = logits[seen]
+            total += math.exp(logits[seen] - greatest)
+            seen += 1
+    return len(turn), seen
 
 
 @njit

@@ -286,7 +286,7 @@ MADE: dict[str, Call] = {
         samplers.StreamingUnigramSampler, num_classes=N, rate=0.1, power=0.75, initial=COUNTS
     ),
     "LogUniformSampler": _call(samplers.LogUniformSampler, num_classes=N, replace=True),
-    "LazyGumbel": _call(samplers.LazyGumbel, **_vectors, num_head=2),
+    "LazyGumbel": _call(samplers.LazyGumbel, **_vectors, num_head=2, num_clusters=3),
     "MetropolisSampler": _call(
         samplers.MetropolisSampler, **_vectors, counts=COUNTS, num_steps=3, power=0.5
     ),

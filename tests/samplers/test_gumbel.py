@@ -1,14 +1,19 @@
 """Draws by perturbed logits: k distinct ones, and the best of a head and a lazy tail."""
 
 from collections import Counter
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from oracles.naive_samplers import chi_square, sequences
 
 from samplesoft import exact_bias
 from samplesoft._random import mix64
+from samplesoft.kernels.rows import row_dot
 from samplesoft.samplers import LazyGumbel, SoftmaxSampler, gumbel_top_k
 from samplesoft.samplers.gumbel import _race, _uniform
 
@@ -119,18 +124,24 @@ def heads(kind, logits):
         ("exact", N, np.float64),
         ("approximate", None, np.float64),
         ("any", None, np.float64),
+        ("clusters", None, np.float64),
+        ("clusters", 1, np.float32),
+        ("clusters", N, np.float64),
     ],
 )
 def test_lazy_draws_are_from_the_softmax(kind, num_head, dtype):
     rows, h = world(dtype)
-    lazy = LazyGumbel(rows, num_head=num_head, tau=0.7)
+    options = {"num_head": num_head, "tau": 0.7} | (
+        {"num_clusters": 15} if kind == "clusters" else {}
+    )
+    lazy = LazyGumbel(rows, **options)
     logits = 0.7 * h.astype(np.float64) @ rows.T
     draw = lazy.sample(h, DRAWS, **heads(kind, logits), rng=8)
     for counts, p in zip(counted(draw), softmax(logits), strict=True):
         assert chi_square(counts, p) > LEVEL
         assert chi_square(counts, 0.9 * p + 0.1 / N) < 1e-8
     # of a context alone, and with more draws, the draws are the same
-    alone = LazyGumbel(rows, num_head=num_head, tau=0.7)
+    alone = LazyGumbel(rows, **options)
     some = {name: value[:1] for name, value in heads(kind, logits).items()}
     np.testing.assert_array_equal(alone.sample(h[:1], 50, **some, rng=8).ids, draw.ids[:1, :50])
     # log q is right but for one factor
@@ -222,6 +233,104 @@ def test_large_logits_draw_the_largest():
     np.testing.assert_array_equal(any_head.ids, draw.ids)
 
 
+# --- heads by clusters ------------------------------------------------------------------------
+
+
+def grouped(num=2000, groups=40):
+    """Return vectors near some centers, and contexts near others."""
+    rng = np.random.default_rng(1)
+    centers = 3.0 * rng.normal(size=(groups, 6))
+    rows = centers[np.arange(num) % groups] + 0.2 * rng.normal(size=(num, 6))
+    return rows, centers[:3] / 3.0
+
+
+SIZES = (
+    st.floats(2.0**-9, 1024.0, width=32) | st.floats(-1024.0, -(2.0**-9), width=32) | st.just(0.0)
+)
+
+
+@given(
+    rows=arrays(np.float32, st.tuples(st.integers(1, 12), st.integers(1, 4)), elements=SIZES),
+    data=st.data(),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    tau=st.sampled_from([0.1, 1.0, 7.0]),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_logit_outside_the_head_exceeds_its_bound(rows, data, dtype, tau):
+    h = data.draw(arrays(np.float32, (1, rows.shape[1]), elements=SIZES))
+    num = {n: data.draw(st.integers(1, 14)) for n in ("num_head", "num_clusters")}
+    rows, h = (10 * rows).astype(dtype), h.astype(dtype)
+    lazy = LazyGumbel(rows, **num, tau=tau)
+    queries, ids, scores, bounds = lazy._head(h, None)
+    # by whole fractions, and as the kernel rounds them
+    query = [Fraction(float(x)) for x in queries[0]]
+    exact = [sum(Fraction(float(x)) * y for x, y in zip(r, query, strict=True)) for r in rows]
+    rounded = [row_dot(rows, j, queries, 0) for j in range(len(rows))]
+    seen, logits, bound = lazy._candidates(queries, 0)
+    assert len({*seen.tolist()}) == len(seen) >= ids.shape[1] == min(num["num_head"], len(rows))
+    assert {*ids[0].tolist()} <= {*seen.tolist()}
+    unseen = {*range(len(rows))} - {*seen.tolist()}
+    assert all(max(exact[j], rounded[j]) <= bound for j in unseen) and bound <= bounds[0]
+    np.testing.assert_allclose(logits, np.array(rounded)[seen], rtol=1e-5, atol=1e-3)
+    # the best of those that are seen are in the head: up to rounding of the products
+    room = 8.0 * np.finfo(dtype).eps * (np.abs(rows) @ np.abs(queries[0])).max()
+    assert all(exact[j] <= bounds[0] + room for j in {*range(len(rows))} - {*ids[0].tolist()})
+
+
+def test_the_bound_of_a_cell_is_reached_by_its_farthest_class():
+    rows, _ = grouped(200)
+    order, starts, centers, reach = LazyGumbel(rows, num_clusters=9)._cells
+    np.testing.assert_array_equal(np.sort(order), np.arange(200))
+    for i, center in enumerate(centers):
+        some = rows[order[starts[i] : starts[i + 1]]]
+        away = some - some.mean(axis=0)
+        query = away[np.argmax((away**2).sum(axis=1))]
+        bound = query @ center + np.linalg.norm(query) * reach[i]
+        assert (some @ query).max() <= bound == pytest.approx((some @ query).max(), rel=1e-12)
+
+
+def test_a_head_of_clusters_sees_few_classes_and_has_the_best_of_them():
+    rows, h = grouped()
+    lazy, exact = LazyGumbel(rows, num_clusters=80), LazyGumbel(rows)
+    queries, ids, scores, bounds = lazy._head(h, None)
+    tail = (len(rows) - lazy.num_head) * np.exp(bounds - np.logaddexp.reduce(scores, axis=1))
+    for b in range(3):
+        seen, logits, _ = lazy._candidates(queries, b)
+        assert lazy.num_head <= len(seen) < 0.2 * len(rows)
+        np.testing.assert_allclose(logits, rows[seen] @ h[b], rtol=1e-12)
+        # which the model knows as well: a draw looks at few classes of the tail
+        assert tail[b] < 1.5 * lazy.num_head
+    np.testing.assert_allclose(scores.max(axis=1), exact._head(h, None)[2].max(axis=1), rtol=1e-12)
+    log_z = lazy.log_partition(np.repeat(h[:1], 3000, axis=0), 20, rng=1)
+    error = np.exp(log_z).std() / 3000**0.5
+    assert abs(np.exp(log_z).mean() - np.exp(rows @ h[0]).sum()) < 5.0 * error
+
+
+@pytest.mark.parametrize("reach", [1.0, 0.0])
+def test_draws_by_clusters_need_a_reach_that_holds(reach):
+    """The twin, with cells that are taken for their centers, is told apart."""
+    rng = np.random.default_rng(0)
+    rows, h = rng.normal(size=(N, 2)), np.array([[2.0, 0.0]])
+    lazy = LazyGumbel(rows, num_head=12, num_clusters=10)
+    lazy._cells = lazy._cells._replace(reach=reach * lazy._cells.reach)
+    assert len(lazy._candidates(h, 0)[0]) < N  # there is a bound on some
+    counts = np.bincount(lazy.sample(h, DRAWS, rng=2).ids[0], minlength=N)
+    fits = chi_square(counts, softmax(h @ rows.T)[0])
+    assert (fits > LEVEL) if reach else (fits < 1e-12)
+
+
+@pytest.mark.parametrize("num_clusters", [1, 3, 1000])
+def test_clusters_at_the_ends(num_clusters):
+    one = LazyGumbel([[3.0]], num_clusters=num_clusters).sample([1e4], 3, rng=0)
+    assert not one.ids.any() and not one.log_q.any()
+    equal = LazyGumbel(np.ones((30, 2)), num_clusters=num_clusters)
+    draws = equal.sample([1.0, -5.0], 30_000, rng=0).ids[0]
+    assert chi_square(np.bincount(draws, minlength=30), np.full(30, 1 / 30)) > LEVEL
+    rows, h = world()
+    draw = LazyGumbel(1e4 * rows, num_clusters=num_clusters).sample(h, 100, rng=0)
+    np.testing.assert_array_equal(draw.ids, np.repeat(np.argmax(h @ rows.T, 1)[:, None], 100, 1))
+
+
 def lazy(h=((0.0, 1.0),), m=2, rows=((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)), **options):
     return LazyGumbel(rows).sample(h, m, **options)
 
@@ -255,6 +364,16 @@ REFUSED = {
         ValueError,
         "`num_head` must be at least 1",
         lambda: LazyGumbel([[1.0]], num_head=0),
+    ),
+    "num_clusters": (
+        ValueError,
+        "`num_clusters` must be at least 1",
+        lambda: LazyGumbel([[1.0]], num_clusters=0),
+    ),
+    "far classes": (
+        ValueError,
+        "`class_embeddings` must be less than",
+        lambda: LazyGumbel([[1e200]], num_clusters=1),
     ),
     "tau": (ValueError, "`tau` must be finite", lambda: LazyGumbel([[1.0]], tau=-1.0)),
 }
