@@ -118,14 +118,19 @@ def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
     return ids
 
 
-def as_labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]) -> IntArray:
-    """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``."""
+def as_labels(
+    name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...], *, of: str = "classes"
+) -> IntArray:
+    """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``.
+
+    `of` says what they are, if not classes.
+    """
     array = as_array(name, value)
-    _require_integers(name, array, "labels are class indices counted from 0")
+    _require_integers(name, array, f"{of} are counted from 0")
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
     array = array if array.shape == batch_shape else np.broadcast_to(array, batch_shape)
-    return _as_classes(name, array, num_classes)
+    return _as_classes(name, array, num_classes, of)
 
 
 def _require_integers(name: str, array: NDArray[Any], remedy: str) -> None:

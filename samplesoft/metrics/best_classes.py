@@ -154,13 +154,13 @@ def check_k(k: Any, n: int) -> int:
     return int(k)
 
 
-def check_leave_out(leave_out: Any, shape: tuple[int, int]) -> Any:
-    """Return the classes to leave out as a canonical CSR matrix, or None."""
+def check_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_out") -> Any:
+    """Return the classes to leave out, or others, as a canonical CSR matrix, or None."""
     if leave_out is None:
         return None
-    matrix = as_csr("leave_out", leave_out)
+    matrix = as_csr(name, leave_out)
     if matrix.shape != shape:
-        raise ValueError(f"`leave_out` must have shape {shape}, got {matrix.shape}.")
+        raise ValueError(f"`{name}` must have shape {shape}, got {matrix.shape}.")
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     return matrix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._files import prefixed
+from samplesoft._jit import row_chunks
 from samplesoft._memory import require_bytes
-from samplesoft._validation import IntArray, as_array, as_count, as_flag, as_ids
+from samplesoft._validation import IntArray, as_array, as_count, as_csr, as_flag, as_ids
 from samplesoft.losses.vectors import unit_rows
-from samplesoft.metrics.best_classes import best_classes
+from samplesoft.metrics.best_classes import best_classes, check_leave_out
+from samplesoft.metrics.sampled import TargetRanks, sampled_metrics, target_ranks
 from samplesoft.models.linear import Linear
 from samplesoft.recommend.training import Matrix, as_interactions, train, user_vectors
 from samplesoft.samplers.base import Rows
@@ -290,6 +293,58 @@ class SampledSoftmaxRecommender:
         absent = _absent(num_items, filter_items, items)
         left_out = {"leave_out": taken if liked else None, "absent": absent}
         return best_items(vectors, self.item_factors, length, single, **left_out)
+
+    def evaluate(
+        self, user_items: Any, hidden: Any, k: int | Sequence[int] = 20, sampled: int | None = None
+    ) -> dict[str, float]:
+        """Score the lists of users by items that are hidden from `fit`.
+
+        Parameters
+        ----------
+        user_items : scipy.sparse matrix, shape (users, items)
+            What users have taken, the rows of `fit`. It is in no list.
+        hidden : scipy.sparse matrix, shape (users, items)
+            Items to be found, where it is not 0, others than those in `user_items`. Users without
+            any are left out.
+        k : int or sequence of int
+            Lengths of the lists.
+        sampled : int, optional
+            Rank the hidden items of a user among so many of the user's other items only, drawn
+            uniformly and without replacement. By default they are ranked among all.
+
+        Returns
+        -------
+        dict of str to float
+            ``recall@k``, ``precision@k``, ``ndcg@k`` and ``mrr@k`` for each k, and ``auc``. With
+            `sampled` these are other metrics, which may order recommenders otherwise, and have
+            other names: ``sampled_recall@k`` and so on. They are exact expectations over the draws.
+
+        Raises
+        ------
+        AttributeError
+            If `fit` has not been called.
+        TypeError, ValueError
+            If an argument is malformed, or a user has fewer other items than are to be drawn.
+
+        Notes
+        -----
+        `samplesoft.metrics.sampled_metrics` says more: variances, draws with replacement or by any
+        q, from `samplesoft.metrics.target_ranks` of ``user_factors @ item_factors.T``.
+        """
+        self._require_fitted()
+        taken = self._histories(user_items, len(self.user_factors))
+        wanted, found = check_leave_out(as_csr("hidden", hidden), taken.shape, "hidden"), []
+        if not wanted.nnz or wanted.multiply(taken).nnz:
+            raise ValueError("`hidden` must hold items to be found, and none of `user_items`.")
+        users = np.flatnonzero(np.diff(wanted.indptr))
+        for part in row_chunks((len(users), taken.shape[1]), 1 << 23):
+            rows = users[part]
+            scores = self.user_factors[rows] @ self.item_factors.T
+            places = target_ranks(scores, wanted[rows], leave_out=taken[rows])
+            found.append((places.ranks, places.num_candidates, rows[places.examples]))
+        targets = TargetRanks(*map(np.concatenate, zip(*found, strict=True)))
+        metrics = sampled_metrics(targets, 1 if sampled is None else sampled, k)
+        return metrics.full if sampled is None else metrics.expected
 
     def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
         """Return the items whose vectors have the greatest cosines with that of an item.

@@ -76,6 +76,8 @@ _settings = {"loss": "sampled-masked", "tau": 2.0, "normalize": True, "sampler":
 _settings |= {"num_sampled": 3, "nu": 2.0, "num_features": 8, "shared": True, "update_every": 1}
 _linear = {**_settings, "embedding_dim": 3, "dropout": 0.1}
 _linear |= {"label_reduction": "pal", "mask_other_labels": False}
+_places = {"ranks": [2, 3, 1], "num_candidates": 9, "examples": [0, 0, 1], "better": [0.2, 0.3, 0]}
+_sampled = {"targets": metrics.TargetRanks(**_places), "num_sampled": 2, "replacement": True}
 _layer = {"init_scale": 0.1, "dtype": np.float64, "rng": 0}
 
 
@@ -222,6 +224,17 @@ MADE: dict[str, Call] = {
     "evaluate": _call(metrics.evaluate, **_scores, labels=LABELS, k=(1, 2), batch_size=2),
     "propensities": _call(metrics.propensities, counts=COUNTS, num_examples=9, a=0.55, b=1.5),
     "ranking_scores": _call(metrics.ranking_scores, ids=IDS, labels=Y[:2], k=[1, 2]),
+    "TargetRanks": _call(metrics.TargetRanks, **_places),
+    "correct_metric": _call(
+        metrics.correct_metric, metric=Q, num_sampled=2, gamma=0.2, prior=Q, replacement=True
+    ),
+    "estimate_rank_distribution": _call(
+        metrics.estimate_rank_distribution, counts=[3, 2, 1], num_candidates=9, tol=1e-3
+    ),
+    "rank_metric": _call(metrics.rank_metric, name="ndcg", k=2, ranks=[1, 3]),
+    "sampled_metrics": _call(metrics.sampled_metrics, **_sampled, k=[1, 2]),
+    "sampled_rank_law": _call(metrics.sampled_rank_law, **_sampled),
+    "target_ranks": _call(metrics.target_ranks, scores=LOGITS, labels=Y[: len(LOGITS)], q=Q),
     "top_k_classes": _call(metrics.top_k_classes, **_scores, k=2),
     "SGD": _call(models.SGD, learning_rate=0.1),
     "Momentum": _call(models.Momentum, learning_rate=0.1, momentum=0.9, nesterov=True),

@@ -8,6 +8,7 @@ from oracles import naive_recommend as naive
 from scipy import sparse
 
 from samplesoft._random import as_key
+from samplesoft.metrics import ranking_scores
 from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.recommend.training import _HELD_OUT, HeldOut, check_parameters
 from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -356,3 +357,48 @@ def test_progress_lines(capsys):
     figures = r"loss -?\d\.\d{4}, ndcg_at_20 \d\.\d{4}"
     assert re.fullmatch(rf"fit: round 1 of 2, {figures}, {times}, about {times} left", lines[0])
     assert re.fullmatch(rf"fit: round 2 of 2, {figures}, {times}", lines[1])
+
+
+HIDDEN = sparse.csr_array(np.kron(np.ones((20, 1)), np.kron(np.eye(3), np.ones((1, 10)))) - TAKEN)
+
+
+def test_the_recommender_is_scored_by_its_lists(model):
+    hidden = HIDDEN.multiply(np.arange(60)[:, None] % 7 > 0).tocsr()
+    found = model.evaluate(TAKEN, hidden, [3, 10])
+    ids, _ = model.recommend(np.arange(60), TAKEN, N=10)
+    for name, value in ranking_scores(ids, hidden, [3, 10]).items():
+        assert found[name.replace("_at_", "@")] == pytest.approx(value, abs=1e-12)
+    assert found["recall@3"] > 0.6 and found["auc"] > 0.9
+
+
+def test_sampled_metrics_of_a_recommender_have_other_names_and_are_no_estimates(model):
+    full, found = (model.evaluate(TAKEN, HIDDEN, 5, sampled=m) for m in (None, 6))
+    assert list(found) == [f"sampled_{name}" for name in full]
+    scores = model.user_factors @ model.item_factors.T
+    rng, total = np.random.default_rng(0), []
+    for u in range(60):
+        own, taken = (np.flatnonzero(x[[u]].toarray()) for x in (HIDDEN, TAKEN))
+        others = np.setdiff1d(np.arange(30), [*own, *taken])
+        for _ in range(50):
+            listed = [*own, *rng.choice(others, 6, replace=False)]
+            best = sorted(listed, key=lambda i, u=u: -scores[u, i])[:5]
+            total.append(np.isin(best, own).sum() / len(own))
+    error = np.std(total) / np.sqrt(len(total))
+    assert abs(np.mean(total) - found["sampled_recall@5"]) < 4 * error + 1e-12
+    every = model.evaluate(TAKEN, HIDDEN, 5, sampled=20)  # as many as there are
+    assert list(every.values()) == pytest.approx(list(full.values()), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "hidden, sampled, message",
+    [
+        (HIDDEN * 0, None, "`hidden` must hold items to be found"),
+        (HIDDEN[:5], None, r"`hidden` must have shape \(60, 30\), got \(5, 30\)"),
+        (TAKEN, None, "`hidden` must hold items to be found, and none of `user_items`"),
+        (HIDDEN, 21, "`num_sampled` must be at most the number of negatives, got 21 of 20"),
+        (HIDDEN, 0, "`num_sampled` must be at least 1"),
+    ],
+)
+def test_hidden_items_that_are_refused(model, hidden, sampled, message):
+    with pytest.raises(ValueError, match=message):
+        model.evaluate(TAKEN, hidden, 5, sampled=sampled)
