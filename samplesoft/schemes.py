@@ -51,6 +51,10 @@ class Scheme:
         with replacement.
     jackknife : bool
         Whether the loss is the jackknife of log S, which leaves out each draw in turn.
+    distinct : bool
+        Whether the m draws are without replacement: in turn, in proportion to q among the classes
+        that are left. What a draw is corrected by, with replacement its mean number ``m q_j``, is
+        then the probability that the set holds the class.
 
     Raises
     ------
@@ -72,12 +76,13 @@ class Scheme:
     corrects_draws: bool = True
     independent: bool = False
     jackknife: bool = False
+    distinct: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "formula"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"`{name}` must be a text, got {getattr(self, name)!r}.")
-        for name in ("corrects_draws", "independent", "jackknife"):
+        for name in ("corrects_draws", "independent", "jackknife", "distinct"):
             as_flag(name, getattr(self, name))
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
@@ -91,6 +96,11 @@ class Scheme:
             raise ValueError(
                 "`jackknife` must be False where `independent` is True, for it leaves out one of m "
                 "draws, got both; set one of them."
+            )
+        if self.distinct and (self.jackknife or self.independent):
+            raise ValueError(
+                "`distinct` must be False where `jackknife` or `independent` is True, for only a "
+                "given number of draws can be a set; set one of them."
             )
 
     @property
@@ -156,7 +166,7 @@ class Scheme:
     def takes_certain(self) -> bool:
         """Whether classes may be in S for certain, beside the label and the draws."""
         plain = self.base == "plain" and self.corrects_draws
-        return plain and not (self.draws_label or self.independent)
+        return plain and not (self.draws_label or self.independent or self.distinct)
 
     @property
     def loss_takes_certain(self) -> bool:
@@ -169,6 +179,10 @@ class Scheme:
     @property
     def has_exact_bias(self) -> bool:
         """Whether `samplesoft.exact_bias` covers it."""
+        if self.distinct:
+            return (
+                self.corrects_draws and self.hits in _EXACT[self.base] and not self.divides_by_kept
+            )
         if self.jackknife:
             return self.adds_mean
         if self.independent:
@@ -216,6 +230,41 @@ SCHEMES: dict[str, Scheme] = {
             hits="masked",
             jackknife=True,
         ),
+        Scheme(
+            "distinct",
+            "e_t + sum of e_j / pi_j over a set, pi_j its chance to hold j",
+            base="plain",
+            hits="absent",
+            distinct=True,
+        ),
+        Scheme(
+            "distinct_masked",
+            "e_t + sum of e_j / pi_j over a set, j != t",
+            base="plain",
+            hits="masked",
+            distinct=True,
+        ),
+        Scheme(
+            "distinct_candidate",
+            "e_t / pi_t + sum of e_j / pi_j over a set",
+            base="corrected",
+            hits="kept",
+            distinct=True,
+        ),
+        Scheme(
+            "distinct_candidate_masked",
+            "e_t / pi_t + sum of e_j / pi_j over a set, j != t",
+            base="corrected",
+            hits="masked",
+            distinct=True,
+        ),
+        Scheme(
+            "distinct_importance",
+            "sum of e_j / pi_j over a set",
+            base="none",
+            hits="kept",
+            distinct=True,
+        ),
     )
 }
 
@@ -226,9 +275,16 @@ def select(*names: str) -> dict[str, Scheme]:
     return {name: SCHEMES[name] for name in names}
 
 
-def exact_schemes() -> tuple[str, ...]:
-    """Return the names in `SCHEMES` of those with an exact bias, as they are now."""
-    return tuple(name for name, scheme in SCHEMES.items() if scheme.has_exact_bias)
+def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
+    """Return the names in `SCHEMES` of those with an exact bias, as they are now.
+
+    `distinct` says which: draws without replacement, or all others.
+    """
+    return tuple(
+        name
+        for name, scheme in SCHEMES.items()
+        if scheme.has_exact_bias and scheme.distinct == distinct
+    )
 
 
 def certain_schemes() -> tuple[str, ...]:
@@ -236,9 +292,10 @@ def certain_schemes() -> tuple[str, ...]:
     return tuple(name for name in exact_schemes() if SCHEMES[name].takes_certain)
 
 
-def as_scheme(name: Any) -> Scheme:
+def as_scheme(name: Any, takes_distinct: bool = False) -> Scheme:
     """Return the scheme of a name, which must have an exact bias."""
-    return SCHEMES[as_choice("scheme", name, exact_schemes())]
+    names = exact_schemes() + (exact_schemes(distinct=True) if takes_distinct else ())
+    return SCHEMES[as_choice("scheme", name, names)]
 
 
 # the multilevel loss draws levels, with chances that fall by DECAY from one to the next:

@@ -1,5 +1,7 @@
 """Facts of the schemes, and what follows from them."""
 
+from dataclasses import replace
+
 import pytest
 
 from samplesoft.bias.exact import exact_bias
@@ -9,9 +11,7 @@ from samplesoft.schemes import SCHEMES, Scheme, as_scheme, exact_schemes
 
 def test_schemes_stand_under_their_names():
     assert all(name == scheme.name for name, scheme in SCHEMES.items())
-    assert len({(s.base, s.hits, s.independent, s.jackknife) for s in SCHEMES.values()}) == len(
-        SCHEMES
-    )
+    assert len({replace(s, name="", formula="") for s in SCHEMES.values()}) == len(SCHEMES)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
@@ -20,15 +20,28 @@ def test_the_formula_says_what_the_facts_say(scheme):
     if scheme.jackknife:
         one_draw = SCHEMES[scheme.formula.split()[-1]].formula
     assert one_draw.startswith("e_t") is scheme.label_in_sum
-    assert one_draw.startswith("e_t / (m q_t)") is scheme.corrects_label
+    corrected = "e_t / pi_t" if scheme.distinct else "e_t / (m q_t)"
+    assert one_draw.startswith(corrected) is scheme.corrects_label
+    assert ("over a set" in one_draw) is scheme.distinct
     assert ("(K qn_j)" in one_draw) is scheme.divides_by_kept
-    assert ("(m qn_j)" in one_draw) is (scheme.excludes_label and not scheme.independent)
+    assert ("(m qn_j)" in one_draw) is (
+        scheme.excludes_label and not (scheme.independent or scheme.distinct)
+    )
     assert one_draw.endswith("j != t") is (scheme.hits in ("masked", "counted"))
 
 
 def test_only_one_scheme_has_bounds():
     assert [name for name, scheme in SCHEMES.items() if scheme.has_bounds] == ["negatives"]
     assert not SCHEMES["negatives"].without_correction().has_bounds
+
+
+def test_few_functions_take_draws_without_replacement():
+    names = exact_schemes(distinct=True)
+    assert names and not set(names) & set(exact_schemes())
+    for name in names:
+        assert as_scheme(name, takes_distinct=True) is SCHEMES[name]
+        with pytest.raises(ValueError, match=f"got '{name}'"):
+            as_scheme(name)
 
 
 def test_only_the_jackknife_needs_a_second_draw():
@@ -57,6 +70,8 @@ def test_as_scheme_takes_names():
         {"base": "plain", "hits": "kept", "independent": True},
         {"base": "none", "hits": "absent", "independent": True},
         {"base": "plain", "hits": "absent", "independent": True, "corrects_draws": False},
+        {"base": "plain", "hits": "counted", "distinct": True},
+        {"base": "plain", "hits": "absent", "distinct": True, "corrects_draws": False},
     ],
 )
 def test_facts_without_an_exact_bias(facts, monkeypatch):
@@ -71,6 +86,7 @@ def test_facts_without_an_exact_bias(facts, monkeypatch):
     ("facts", "message"),
     [
         ({"jackknife": True, "independent": True}, "`jackknife` must be False"),
+        ({"distinct": True, "independent": True}, "`distinct` must be False"),
         ({"base": "corrected"}, "`hits` must not be 'absent' where `base` is 'corrected'"),
     ],
 )

@@ -21,6 +21,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,7 @@ from samplesoft.bias.node_weights import (
     make_node_weights,
 )
 from samplesoft.bias.poisson import poisson_bias
+from samplesoft.bias.successive import set_bias
 from samplesoft.bias.transform import (
     ENOUGH,
     STEP,
@@ -98,6 +100,9 @@ class ExactBias:
         Estimated numerical error of `bias` in the L1 norm: quadrature and rounding.
     loss_error : float or ndarray, shape (B,)
         Estimated numerical error of `loss_bias`, in nats.
+    inclusion : ndarray, shape (n,) or (B, n), or None
+        Where draws are without replacement, the probability that the set of the draws holds a
+        class.
     """
 
     bias: FloatArray
@@ -105,6 +110,7 @@ class ExactBias:
     loss_bias: Any
     error: Any
     loss_error: Any
+    inclusion: FloatArray | None = None
 
     @property
     def expected_probs(self) -> FloatArray:
@@ -176,6 +182,12 @@ def exact_bias(
         - ``poisson``: class j is included with probability q_j, S = e_t + sum of e_j / q_j.
         - ``jackknife``, ``jackknife_masked``: m L'_m - (m - 1) times the mean of L'_{m-1} over the
           draws left out, with the losses L' of ``negatives`` and of ``masked``.
+        - ``distinct``: S = e_t + sum of e_j / pi_j over m distinct negatives, drawn without
+          replacement: in turn, each in proportion to q among those that are left. pi_j is the
+          probability that class j is among them.
+        - ``distinct_masked``, ``distinct_candidate``, ``distinct_candidate_masked``,
+          ``distinct_importance``: the same of all classes, with the label as in the schemes of
+          these names: pi_j in place of m q_j.
     h : array_like, shape (d,) or (B, d), optional
         Context vectors, where `q` is a sampler that looks at them.
     certain : array_like of int, shape (k,), optional
@@ -188,7 +200,7 @@ def exact_bias(
         which the formulas of `scheme` divide in place of ``q`` and ``qn``, as they are. Stale or
         estimated probabilities, for example; or ``1 / m`` for a sum of e_j without correction, as
         in InfoNCE. `q` may then be 0: such classes are never drawn. The correction of a label
-        counts where the scheme corrects its logit.
+        counts where the scheme corrects its logit. Without replacement it takes the place of pi.
 
     Returns
     -------
@@ -264,17 +276,33 @@ def exact_bias(
         *(logits, labels, q, num_sampled, scheme, h, certain),
         takes_certain=True,
         takes_missing=correction is not None,
+        takes_distinct=True,
     )
     if correction is None:
         return exact_bias_of(inputs)
     rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
+    if inputs.scheme.distinct:
+        return _exact_set_bias(inputs, rows)
     pairs = zip(inputs.rows(), rows, strict=True)
     return ExactBias(*inputs.columns(_corrected_by(c, row, inputs) for row, c in pairs))
 
 
 def exact_bias_of(inputs: Inputs) -> ExactBias:
     """Return `exact_bias` of arguments that are checked."""
+    if inputs.scheme.distinct:
+        return _exact_set_bias(inputs)
     result = ExactBias(*inputs.columns(_of_row(row, inputs) for row in inputs.rows()))
+    _warn_of_lost_digits(result, inputs)
+    return result
+
+
+def _exact_set_bias(inputs: Inputs, corrections: FloatArray | None = None) -> ExactBias:
+    """Return `exact_bias` of draws without replacement, corrected by `corrections` (B, n) or pi."""
+    strata = (inputs.num_sampled,), np.zeros(inputs.logits.shape[1], np.int64)
+    rows = repeat(None) if corrections is None else corrections
+    pairs = zip(inputs.rows(), rows, strict=False)
+    found = (set_bias(row, strata, inputs.scheme, c) for row, c in pairs)
+    result = ExactBias(*inputs.columns(found))
     _warn_of_lost_digits(result, inputs)
     return result
 

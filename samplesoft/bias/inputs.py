@@ -72,15 +72,17 @@ def check_inputs(
     certain: Any = None,
     takes_certain: bool = False,
     takes_missing: bool = False,
+    takes_distinct: bool = False,
 ) -> Inputs:
     """Check the arguments that the bias functions share, copied from a GPU if they are there.
 
     They are those of `samplesoft.exact_bias`, and come back as float64 and int64 arrays of a
     batch. `takes_certain` says whether the caller knows of certain classes, for a sampler may have
-    some, and `takes_missing` whether of classes that are never drawn. TypeError or ValueError if
-    one is malformed, or the proposal misses a class that the scheme needs.
+    some, `takes_missing` whether of classes that are never drawn, and `takes_distinct` whether of
+    draws without replacement. TypeError or ValueError if one is malformed, or the proposal misses a
+    class that the scheme needs.
     """
-    facts = as_scheme(scheme)
+    facts = as_scheme(scheme, takes_distinct)
     if not takes_certain:
         require_none_certain("q", q)
     logits, labels = to_host(logits), to_host(labels)
@@ -99,7 +101,21 @@ def check_inputs(
         certain=check_certain(certain, q, n, facts),
     )
     check_support(inputs, takes_missing)
+    if facts.distinct:
+        _check_room(inputs)
     return inputs
+
+
+def _check_room(inputs: Inputs) -> None:
+    """Raise where there are fewer classes than draws without replacement."""
+    for row, (_, label, q) in enumerate(inputs.rows()):
+        held = int((q > 0.0).sum()) - (inputs.scheme.excludes_label and bool(q[label] > 0.0))
+        if inputs.num_sampled > held:
+            raise ValueError(
+                f"`num_sampled` must be at most {held}, the number of classes that can be drawn "
+                f"without replacement (example {row}), got {inputs.num_sampled}; draw fewer, or "
+                f"take a scheme with replacement."
+            )
 
 
 def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
@@ -115,7 +131,7 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
     if rows.min() < 0.0 or ((rows == 0.0) & (inputs.q > 0.0)).any():
         raise ValueError(
             "`correction` must be greater than 0 on every class that `q` can draw, got "
-            f"{rows.min()}; a draw weighs e / (m * correction)."
+            f"{rows.min()}; the weight of a draw is divided by it."
         )
     return rows
 
@@ -143,10 +159,10 @@ def probs_of(
             f"`h` must hold context vectors of shape (B, {q.dim}) where `{name}` is a sampler "
             "that looks at them, got None; give h, or probabilities as an array."
         )
-    if not getattr(q, "replace", True):
+    if not getattr(q, "replace", True) and not scheme.distinct:
         raise ValueError(
             f"`{name}` must draw with replacement, got a {type(q).__name__} with replace=False; "
-            "give one with replace=True, or scheme='poisson' and its inclusion probabilities."
+            "give one with replace=True, or take scheme='distinct' of exact_bias."
         )
     excludes = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
     if not excludes or n == 1 or getattr(q, "num_classes", n) != n:

@@ -70,7 +70,7 @@ def _methods() -> Iterator[Method]:
     yield Method("full", None, "the full softmax loss, of which it is no estimate: it is the same")
     for name, scheme in SCHEMES.items():
         # "kept" is a mistake, unless nothing is corrected
-        if name != "kept":
+        if name != "kept" and not scheme.distinct:
             yield Method(name, scheme, _aim(scheme))
     for name, scheme_name in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
         yield Method(name, SCHEMES[scheme_name], _NCE, logistic=True)

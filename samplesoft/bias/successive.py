@@ -1,0 +1,735 @@
+"""Draws without replacement: m distinct classes in turn, each by its q among those that are left.
+
+Give class j an exponential clock of rate q_j. The clocks ring in the order of such draws, and the
+set is what has rung when the next one does. At a given time the clocks are independent. So with
+``1/S = int exp(-u S) du`` an expectation over the sets is an integral over u, one over the time t,
+and one around a circle that picks the products of m classes: (B82), in section 22 of ``README.md``
+beside this file.
+
+Nothing cancels on a circle through the saddle point. Most classes are *light*: on it the odds that
+they have rung are small, and sums of powers of the odds are all that is needed of them, real
+numbers that serve every point of the circle. Only *heavy* classes are gone through point by point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samplesoft._jit import chunks, njit, njit_sum, thread_each
+from samplesoft._validation import FloatArray, IntArray
+from samplesoft.bias.draw_law import log_softmax
+from samplesoft.bias.inputs import Example
+from samplesoft.bias.negatives import EPS
+from samplesoft.bias.transform import estimate_error, rounding_unit
+from samplesoft.samplers.without_replacement import SuccessiveInclusion
+from samplesoft.schemes import Scheme
+
+_LIGHT = 0.15  # odds, below which a class is light
+_POWERS = 27  # of odds up to 0.2: the next one is 1e-19 of them
+_FARTHEST = 0.28  # from log r to where the odds were summed, and they are 0.2 at most
+_TINY = -44.0  # log of what is left out
+_PROBABLE = -12.0  # and of what decides the step
+_STEP = 0.22  # in log u: the error falls as exp(-pi**2 / step)
+_TIME_STEP = 0.19  # in log t, at most
+_LEFT = -3.6  # log u = z - exp(-z) has fallen by 40 here
+_BEFORE = 1.5  # from z = 0 to where the largest sums begin to count
+_GROWN = 30.0  # q t: above it exp(q t) is not formed
+_SMALL = 0.03  # q t: below it exp(q t) - 1 is a series
+_TILE = 256
+_CLASS_CHUNK = 1 << 14
+_TIME_CHUNK = 4
+_HEAVY_CHUNK = 256
+_POINTS = 40  # of a half circle; at most 32 matter, where the variance of the number is 22
+_NOTHING = 1e-20
+_MOST_GUESSES = 100
+_LARGEST = 690.0  # of an exponent
+_FLAT = -42.0  # log of u w: below it exp(-u w) is 1
+_GONE = 6.7  # and above it 0
+_SEEN = 1e-9  # inclusion probabilities below it are taken from `SuccessiveInclusion`
+
+Strata = tuple[Sequence[int], IntArray]
+
+
+class SetRow(NamedTuple):
+    """The exact bias of one example: a `Row`, and how likely the classes are in the set."""
+
+    bias: FloatArray  # (n,)
+    probs: FloatArray  # (n,) the softmax
+    loss_bias: float
+    error: float  # estimated, of the bias in the L1 norm
+    loss_error: float  # estimated, of the loss bias
+    inclusion: FloatArray  # (n,)
+
+
+def set_bias(
+    example: Example, strata: Strata, scheme: Scheme, correction: FloatArray | None = None
+) -> SetRow:
+    """Return the exact bias of one example whose draws are a set of distinct classes.
+
+    `strata` are the number of draws in each stratum, and that of each class (n,). `correction` (n,)
+    takes the place of the inclusion probabilities.
+    """
+    logits, label, q = example
+    drawn = q > 0.0
+    if scheme.excludes_label:
+        drawn[label] = False
+    log_probs = log_softmax(logits)
+    probs = np.exp(log_probs)
+    if probs[label] > 0.5:  # 1 - p_t has more digits
+        log_probs[label] = np.log1p(-np.delete(probs, label).sum())
+    counts, stratum = strata
+    groups: list[Group] = []
+    members: list[IntArray] = []
+    for g, count in enumerate(counts):
+        which = np.flatnonzero(drawn & (stratum == g))
+        if count and len(which):
+            groups.append(_group(q[which], count, scheme))
+            members.append(which)
+    inclusion = np.zeros((2, len(q)))
+    for group, which in zip(groups, members, strict=True):
+        inclusion[:, which] = group.inclusion
+    with np.errstate(divide="ignore"):
+        log_divisors = np.log(inclusion[0] if correction is None else correction)
+    log_w = log_probs - log_divisors
+    if not scheme.draws_label:
+        log_w[label] = -np.inf
+    log_base = float(log_probs[label]) if scheme.label_in_sum else -np.inf
+    shift = float(log_divisors[label]) if scheme.corrects_label else 0.0
+    every = np.concatenate([*members, np.empty(0, np.int64)])
+    unit = rounding_unit(log_probs[every], log_divisors[every])
+    if all(isinstance(group, Certain) for group in groups):
+        weight = np.zeros(len(q))
+        weight[every] = np.exp(-log_divisors[every])
+        if not scheme.draws_label:
+            weight[label] = 0.0
+        weight[label] += np.exp(-shift) if scheme.label_in_sum else 0.0
+        bias, log_sum = _fixed_bias(probs, weight)
+        error = unit * float(np.abs(bias).sum())
+        return SetRow(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
+    sums = expect(groups, [log_w[which] for which in members], log_base - shift)
+    expected = np.zeros((3, len(q)))
+    expected[:, every] = sums.shares
+    expected[:, label] += sums.base
+    # all have the error by which they do not add up to 1
+    total = expected.sum(axis=1, keepdims=True)
+    expected /= total
+    bias = expected[0] - probs
+    norm = float(np.abs(bias).sum())
+    error = unit * (1.0 + norm) + abs(float(total[0, 0]) - 1.0)
+    loss_error = unit * (1.0 + abs(float(sums.log_sum[0]))) + sums.log_noise
+    changes = [np.abs(expected[i] - expected[0]).sum() for i in (1, 2)]
+    if correction is None:
+        changes.append(probs[every] @ np.abs(inclusion[1, every] / inclusion[0, every] - 1.0))
+    for change in changes:
+        error += estimate_error(float(change), 0.0, 1.0, 0.0)
+    for coarse in sums.log_sum[1:]:
+        loss_error += estimate_error(abs(float(coarse - sums.log_sum[0])), 0.0, 1.0, 0.0)
+    return SetRow(bias, probs, float(sums.log_sum[0]) + shift, error, loss_error, inclusion[0])
+
+
+def _fixed_bias(probs: FloatArray, weight: FloatArray) -> tuple[FloatArray, float]:
+    """Return p' - p and log S where class j has ``p_j`` times its `weight` (n,) for certain."""
+    change = probs * (weight - 1.0)  # which is 0 where the sum is that of the softmax
+    gain = float(change.sum())
+    if abs(gain) < 0.5:
+        return (change - probs * gain) / (1.0 + gain), math.log1p(gain)
+    mass = probs * weight
+    return mass / mass.sum() - probs, math.log(mass.sum())
+
+
+def _group(q: FloatArray, count: int, scheme: Scheme) -> Group:
+    if not scheme.distinct:
+        return Draws(q, count)
+    return Race(q, count) if count < len(q) else Certain(q)
+
+
+class Sums(NamedTuple):
+    """Expectations over the sets: first by all nodes, then by half of those in u, and in t."""
+
+    shares: FloatArray  # (3, N) E[w_k I_k / S]
+    base: FloatArray  # (3,) E[base / S]
+    log_sum: FloatArray  # (3,) E[log S]
+    log_noise: float  # rounding error of that
+
+
+class Race:
+    """Clocks of rates `q` (N,), above 0, of which the first m < N to ring are the set."""
+
+    def __init__(self, q: FloatArray, m: int) -> None:
+        self._order = np.argsort(-q, kind="stable")
+        self._q, self._m = q[self._order] / q.sum(), m
+        self._t, self._log_r, self._step = _time_grid(self._q, m)
+        # what has rung for certain is never light
+        self._always = int(np.searchsorted(-self._q, -_GROWN / self._t[-1]))
+        self._chance = np.ones(2)
+        self._chance, rings = self.at(np.zeros(len(q)), [])
+        # of a chance, which should be 1
+        self.noise = 8.0 * EPS + 2.0 * abs(float(self._chance[0]) - 1.0)
+        rare = rings[0] < _SEEN  # to which t beyond the nodes may add as much
+        if rare.any():
+            ids = np.flatnonzero(rare)[None]
+            rings[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
+        self.inclusion = rings  # (2, N), by all nodes in t, and by half of them
+
+    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return E[exp(-sum of `decay` (N,) over the set)], and its parts by the classes in it.
+
+        They are (2,) and (2, N), by all nodes in t and by half of them. `past` is a list to begin
+        with, in which saddle points are kept for calls that follow at equal distances.
+        """
+        guess = _extrapolate(past) if past else self._log_r
+        survival, own, log_r = self._at(decay[self._order], guess)
+        past[:] = [*past[-2:], log_r]
+        rings = np.empty_like(own)
+        rings[:, self._order] = own / self._chance[:, None]
+        return survival / self._chance, rings
+
+    def _at(self, decay: FloatArray, log_r: FloatArray) -> tuple[FloatArray, ...]:
+        """Return what `at` does, for classes in order, and log r (T,) from a guess of it."""
+        q, m, t, rings = self._q, self._m, self._t, np.zeros((2, len(self._q)))
+        level = float(np.partition(decay, m - 1)[m - 1])
+        if level > _LARGEST:
+            return np.zeros(2), rings, log_r
+        weights = np.exp(np.minimum(level - decay, _LARGEST))
+        powers = self._powers(weights, decay - level, log_r - level)
+        for _ in range(_MOST_GUESSES):
+            if np.abs(powers.shift).max() <= _FARTHEST:
+                break
+            powers = self._powers(weights, decay - level, powers.log_r + powers.shift)
+        log_r, shift, few = powers.log_r, powers.shift, powers.few
+        # terms of the circle at each time, and the sums of them that light classes need
+        values = np.zeros((len(t), 6, _POINTS))
+        series, found = np.zeros((2, len(t), _POWERS + 1)), np.empty(len(t))
+
+        def integrate(part: slice) -> None:
+            at = t[part], log_r[part], shift[part], powers.sums[:, part]
+            found[part] = _circles(*few, m, level, len(q), *at, values[part], series[:, part])
+
+        thread_each(integrate, chunks(len(t), _TIME_CHUNK))
+        scale = np.stack([np.full(len(t), self._step), np.zeros(len(t))])
+        scale[1, ::2] = 2.0 * self._step
+        heavy, own = powers.heavy, np.zeros((2, len(few[0])))
+
+        def ring(part: slice) -> None:
+            here = q[part], weights[part], t, powers.r, heavy[part], powers.orders[_tiles(part)]
+            _light_rings(*here, series, scale, rings[:, part])
+
+        def ring_heavy(part: slice) -> None:
+            here = few[0][part], few[1][part], t, log_r + shift
+            _heavy_rings(*here, values, scale, own[:, part])
+
+        thread_each(ring, chunks(len(q), _CLASS_CHUNK))
+        thread_each(ring_heavy, chunks(len(own[0]), _HEAVY_CHUNK))
+        rings[:, heavy] = own
+        return scale @ found, rings, log_r + shift + level
+
+    def _powers(self, weights: FloatArray, decay: FloatArray, log_r: FloatArray) -> _Powers:
+        """Tell light classes from heavy ones on circles of radius exp(log_r), (T,), and sum."""
+        q, t = self._q, self._t
+        r = np.exp(np.clip(log_r, -_LARGEST, _LARGEST))
+        heavy = np.zeros(len(q), np.bool_)
+        heavy[: self._always] = True
+        orders = np.zeros(-(-len(q) // _TILE), np.int64)
+        parts = list(chunks(len(q), _CLASS_CHUNK))
+        sums = np.zeros((len(parts), 2, len(t), _POWERS + 1))
+
+        def add(number: int) -> None:
+            part = parts[number]
+            here = q[part], weights[part], t, r
+            _add_light(*here, heavy[part], orders[_tiles(part)], sums[number])
+
+        thread_each(add, range(len(parts)))
+        total, few, shift = sums.sum(axis=0), (q[heavy], decay[heavy]), np.empty(len(t))
+
+        def centre(part: slice) -> None:
+            at = t[part], log_r[part], total[:, part]
+            _recentre(*few, self._m, *at, shift[part])
+
+        thread_each(centre, chunks(len(t), _TIME_CHUNK))
+        return _Powers(log_r, r, shift, total, heavy, orders, few)
+
+
+class _Powers(NamedTuple):
+    """Circles at times t, (T,), and what light classes add to their terms."""
+
+    log_r: FloatArray  # (T,) at which the odds are taken
+    r: FloatArray  # (T,)
+    shift: FloatArray  # (T,) from there to the saddle points
+    sums: FloatArray  # (2, T, powers) of powers of the odds, plain and times q
+    heavy: NDArray[np.bool_]  # (N,)
+    orders: IntArray  # (tiles,) how many powers matter
+    few: tuple[FloatArray, FloatArray]  # q and decay of the heavy classes
+
+
+def _tiles(part: slice) -> slice:
+    return slice(part.start // _TILE, -(-part.stop // _TILE))
+
+
+class Draws:
+    """The same for m draws with replacement by `q` (N,)."""
+
+    def __init__(self, q: FloatArray, m: int) -> None:
+        self._q, self._m = q / q.sum(), m
+        self.inclusion = np.stack([m * self._q] * 2)  # how often they are drawn, as the mean
+        self.noise = (8.0 + m) * EPS
+
+    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `Race.at` does; a class counts as often as it is drawn."""
+        one = self._q * np.exp(-decay)
+        total = float(one.sum())
+        return np.full(2, total**self._m), np.stack([self._m * one * total ** (self._m - 1)] * 2)
+
+
+class Certain:
+    """The same where all N classes are drawn."""
+
+    def __init__(self, q: FloatArray) -> None:
+        self.inclusion, self.noise = np.ones((2, len(q))), 8.0 * EPS
+
+    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `Race.at` does."""
+        every = math.exp(-float(decay.sum()))
+        return np.full(2, every), np.full((2, len(decay)), every)
+
+
+Group = Race | Draws | Certain
+
+
+def expect(groups: list[Group], log_w: list[FloatArray], log_base: float) -> Sums:
+    """Return expectations where S is a base and the weights of what independent groups draw.
+
+    `log_w` (N,) are those of the classes of each group.
+    """
+    edges = np.cumsum([0, *(len(one) for one in log_w)])
+    parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
+    logs = np.concatenate([*log_w, [log_base]])
+    # the largest of what S is made of, and its mean
+    often = np.append(np.concatenate([group.inclusion[0] for group in groups]), 1.0)
+    some = (often > 1e-22) & (logs > -np.inf)
+    top = float(logs[some].max())
+    mean = float((often[some] * np.exp(logs[some] - top)).sum())
+    reference = top + math.log(mean)
+    log_scale = max(top, reference) + _BEFORE
+    shares, base, log_sum = np.zeros((3, edges[-1])), np.zeros(3), np.full(3, reference)
+    log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
+    past: list[list[FloatArray]] = [[] for _ in groups]
+    survival, z, number, left = np.ones(2), _LEFT, 0, 2
+    while left:
+        x, weight = z - math.exp(-z) - log_scale, _STEP * (1.0 + math.exp(-z))
+        log_decay = x + logs
+        rings, of_base = np.zeros((2, edges[-1])), np.zeros(2)
+        # between scales of S that are far apart nothing changes
+        if not number or ((log_decay > _FLAT) & (log_decay < _GONE)).any():
+            decay = np.exp(np.minimum(log_decay, _LARGEST))
+            pairs = zip(groups, parts, past, strict=True)
+            found = [group.at(decay[part], before) for group, part, before in pairs]
+            survival = np.full(2, math.exp(-decay[-1]))
+            for one, _ in found:
+                survival = survival * one
+            for g, part in enumerate(parts):
+                rest = np.full(2, math.exp(-decay[-1]))
+                for h, (one, _) in enumerate(found):
+                    rest *= one if h != g else 1.0
+                rings[:, part] = found[g][1] * rest[:, None]
+            rings *= decay[:-1]
+            of_base = decay[-1] * survival
+        fall = math.exp(-math.exp(min(x + reference, _LARGEST))) - survival
+        log_noise += weight * noise * survival[0]
+        even = 2.0 * weight if number % 2 == 0 else 0.0
+        for total, one in (shares, rings), (base, of_base), (log_sum, fall):
+            total[0] += weight * one[0]
+            total[1] += even * one[0]
+            total[2] += weight * one[1]
+        z, number = z + _STEP, number + 1
+        # one node more than the last, for half of the nodes
+        left = left - 1 if survival[0] < _NOTHING and x + reference > 4.0 else 2
+    return Sums(shares, base, log_sum, log_noise)
+
+
+def _extrapolate(past: list[FloatArray]) -> FloatArray:
+    """Return what follows the last three of `past`, which stand at equal distances."""
+    if len(past) < 3:
+        return past[-1]
+    return 3.0 * past[-1] - 3.0 * past[-2] + past[-3]
+
+
+# --- the nodes in t ------------------------------------------------------------------------------
+
+
+def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
+    """Return t and log r (T,) as far as the next ring after m is to be expected, and the step."""
+    low, high = -math.log(len(q)) - 40.0, math.log(60.0) - math.log(q[-1])
+    while high - low > 1e-3:
+        middle = 0.5 * (low + high)
+        if _mean_rung(q, math.exp(middle)) < m + 0.5:
+            low = middle
+        else:
+            high = middle
+    step = _TIME_STEP
+    while True:
+        nodes = {0: _saddle(q, math.exp(low), m, 0.0)}
+        for side in -1, 1:
+            k = 0
+            while nodes[k][1] > _TINY:
+                ahead = nodes[k][0]
+                if k:
+                    ahead += min(max(ahead - nodes[k - side][0], -3.0), 3.0)
+                k += side
+                nodes[k] = _saddle(q, math.exp(low + k * step), m, ahead)
+        shortest = min(node[2] for node in nodes.values() if node[1] > _PROBABLE)
+        if shortest >= 0.75 * step:
+            break
+        step = shortest
+    places = sorted(nodes)
+    t = np.exp(low + step * np.array(places))
+    return t, np.array([nodes[k][0] for k in places]), step
+
+
+@njit_sum
+def _mean_rung(q: FloatArray, t: float) -> float:
+    """Return how many clocks are expected to have rung by `t`."""
+    total = 0.0
+    for j in range(len(q)):
+        total -= math.expm1(-q[j] * t)
+    return total
+
+
+@njit
+def _log_growth(age: float) -> float:
+    """Return log (exp(age) - 1), the log odds that a clock has rung at that age."""
+    if age < _GROWN:
+        return math.log(math.expm1(age))
+    return age + math.log1p(-math.exp(-age))
+
+
+@njit
+def _saddle(q: FloatArray, t: float, m: int, log_r: float) -> tuple[float, float, float]:
+    """Return log r of the circle at `t`, a bound of the log density of the next ring, and a step.
+
+    The step in log t follows the law of the number of rings. `log_r` is a guess.
+    """
+    low, high, variance, hazard, slope, free = -1e300, 1e300, 0.0, 0.0, 0.0, 0.0
+    value = 0.0
+    for _ in range(200):
+        mean = variance = hazard = slope = free = 0.0
+        value = -m * log_r
+        for j in range(len(q)):
+            age = q[j] * t
+            silent = math.exp(-age)
+            if age < _GROWN:
+                odds = math.exp(min(log_r, _LARGEST)) * math.expm1(age)
+                value += math.log1p(odds) - age
+                share = odds / (1.0 + odds)
+            else:
+                log_odds = log_r + age
+                share = 1.0 / (1.0 + math.exp(-log_odds))
+                # log (silent + r rung)
+                value += log_r + math.log1p(math.exp(-log_odds)) if log_odds > 0.0 else -age
+            mean += share
+            variance += share * (1.0 - share)
+            hazard += age * (1.0 - share)
+            slope += age * silent
+            free += silent * (1.0 - silent)
+        if mean > m:
+            high = log_r
+        else:
+            low = log_r
+        gap = m - mean
+        if abs(gap) < 1e-2 * math.sqrt(variance) or high - low < 1e-9 * (1.0 + abs(low)):
+            break
+        log_r += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
+        if not low < log_r < high:
+            log_r = 0.5 * (low + high)
+    density = value + (math.log(hazard) if hazard > 0.0 else -1e300)
+    return log_r, density, 1.0 / math.sqrt(28.0 + 6.0 * slope * slope / (free + 1.0))
+
+
+# --- one u: classes and circles ----------------------------------------------------------------
+
+
+@njit
+def _odds(
+    q: FloatArray, weights: FloatArray, start: int, size: int, t: float, r: float, out: FloatArray
+) -> None:
+    """Write the odds r (exp(q t) - 1) w of a tile, whose first class has the largest q."""
+    if q[start] * t < _SMALL:
+        for i in range(size):
+            x = q[start + i] * t
+            tail = 1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0 + x / 5040.0))
+            growth = x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * tail)))
+            out[i] = r * growth * weights[start + i]
+    else:
+        for i in range(size):
+            age = min(q[start + i] * t, 2.0 * _GROWN)  # of those above no use is made
+            out[i] = r * math.expm1(age) * weights[start + i]
+
+
+@njit
+def _powers_of(largest: float) -> int:
+    """Return how many powers of odds up to `largest` matter."""
+    if largest <= 0.0:
+        return 1
+    return min(_POWERS, 1 + int(_TINY / math.log(largest)))
+
+
+@njit_sum
+def _add_light(
+    q: FloatArray,
+    weights: FloatArray,
+    t: FloatArray,
+    r: FloatArray,
+    heavy: NDArray[np.bool_],
+    orders: IntArray,
+    sums: FloatArray,
+) -> None:
+    """Add the powers of the odds of light classes to `sums` (2, T, powers), plain and times q.
+
+    The others are marked as heavy.
+    """
+    odds, highest = np.empty((len(t), _TILE)), np.empty(_TILE)
+    power, times_q = np.empty(_TILE), np.empty(_TILE)
+    for start in range(0, len(q), _TILE):
+        size = min(_TILE, len(q) - start)
+        highest[:size] = 0.0
+        for k in range(len(t)):
+            _odds(q, weights, start, size, t[k], r[k], odds[k])
+            for i in range(size):
+                highest[i] = max(highest[i], odds[k, i])
+        largest = 0.0
+        for i in range(size):
+            if heavy[start + i] or not highest[i] <= _LIGHT:
+                heavy[start + i] = True
+                for k in range(len(t)):
+                    odds[k, i] = 0.0
+            else:
+                largest = max(largest, highest[i])
+        orders[start // _TILE] = top = _powers_of(largest)
+        for k in range(len(t)):
+            total = 0.0
+            for i in range(size):
+                times_q[i] = 0.0 if heavy[start + i] else q[start + i]
+                power[i] = 1.0
+                total += times_q[i]
+            sums[1, k, 0] += total
+            for j in range(1, top + 1):
+                total = of_q = 0.0
+                for i in range(size):
+                    power[i] *= odds[k, i]
+                    total += power[i]
+                    of_q += power[i] * times_q[i]
+                sums[0, k, j] += total
+                sums[1, k, j] += of_q
+
+
+@njit
+def _recentre(
+    q: FloatArray,
+    decay: FloatArray,
+    m: int,
+    t: FloatArray,
+    log_r: FloatArray,
+    sums: FloatArray,
+    shift: FloatArray,
+) -> None:
+    """Write how far the saddle points (T,) are from `log_r`.
+
+    `q` and `decay` are those of heavy classes.
+    """
+    log_odds = np.empty(len(q))
+    for k in range(len(t)):
+        for j in range(len(q)):
+            log_odds[j] = log_r[k] + _log_growth(q[j] * t[k]) - decay[j]
+        x, low, high = 0.0, -np.inf, np.inf
+        for _ in range(100):
+            mean = variance = 0.0
+            rho, power = math.exp(x), 1.0
+            for i in range(1, _POWERS + 1):
+                power *= -rho
+                mean -= power * sums[0, k, i]
+                variance -= i * power * sums[0, k, i]
+            for j in range(len(q)):
+                share = 1.0 / (1.0 + math.exp(-log_odds[j] - x))
+                mean += share
+                variance += share * (1.0 - share)
+            gap = m - mean
+            if abs(gap) <= 0.1 * math.sqrt(max(variance, 0.0)):
+                break
+            if gap > 0.0:
+                low = x
+            else:
+                high = x
+            x += gap / variance if abs(gap) < variance else math.copysign(1.0, gap)
+            if abs(x) > 2.0 * _FARTHEST:  # beyond what the powers are good for
+                break
+            if not low < x < high:
+                x = 0.5 * (low + high)
+        shift[k] = x
+
+
+@njit
+def _circles(
+    q: FloatArray,
+    decay: FloatArray,
+    m: int,
+    level: float,
+    num_classes: int,
+    t: FloatArray,
+    log_r: FloatArray,
+    shift: FloatArray,
+    sums: FloatArray,
+    values: FloatArray,
+    series: FloatArray,
+) -> FloatArray:
+    """Return the density of the next ring in log t, with the weights of the set, at times (T,).
+
+    Written are the points z / r, the terms of the product at them and their hazards, `values`
+    (T, 6, points), each in two rows; and `series` (2, T, powers), sums of the terms times powers of
+    z / r0, with the hazard and without it, where r0 is that of the light odds.
+    """
+    density = np.zeros(len(t))
+    share = np.empty(len(q))
+    for k in range(len(t)):
+        centre, rho = log_r[k] + shift[k], math.exp(shift[k])
+        # the height of the saddle point, and the variance of the number of rings there
+        height = -m * (centre + level) - t[k] * sums[1, k, 0]
+        variance, power = 0.0, 1.0
+        for i in range(1, _POWERS + 1):
+            power *= -rho
+            variance -= i * power * sums[0, k, i]
+            height -= power * sums[0, k, i] / i
+        for j in range(len(q)):
+            age = q[j] * t[k]
+            log_odds = centre + _log_growth(age) - decay[j]
+            share[j] = 1.0 / (1.0 + math.exp(-log_odds))
+            variance += (
+                share[j] * math.exp(-log_odds) * share[j]
+                if log_odds > 0.0
+                else share[j] * (1.0 - share[j])
+            )
+            if log_odds > 0.0:  # log (silent + r rung), silent = exp(-age)
+                height += centre + math.log(-math.expm1(-age)) - decay[j]
+                height += math.log1p(math.exp(-log_odds))
+            else:
+                height += math.log1p(math.exp(log_odds)) - age
+        if height < -_LARGEST:
+            continue
+        full = min(num_classes + 1, int(10.0 * math.sqrt(variance) + 14.0)) | 1
+        step = 2.0 * math.pi / full
+        points = 1
+        while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -_TINY:
+            points += 1
+        x, y, real, imag, rate, rate_y = values[k]
+        for s in range(points):
+            x[s], y[s] = math.cos(s * step), math.sin(s * step)
+            # the light classes: log of the product, and the hazard
+            a = b = c = d = 0.0
+            for i in range(_POWERS, 0, -1):
+                sign = rho**i if i % 2 else -(rho**i)
+                a, b = a + sign * sums[0, k, i] / i, b
+                a, b = a * x[s] - b * y[s], a * y[s] + b * x[s]
+                c -= sign * sums[1, k, i]
+                c, d = c * x[s] - d * y[s], c * y[s] + d * x[s]
+            if s == 0:
+                first = a
+            # z**-m, the angle by whole numbers
+            turn = b - step * ((m * s) % full)
+            size = math.exp(height + a - first) * (1.0 if s == 0 else 2.0) / full * t[k]
+            real[s], imag[s] = size * math.cos(turn), size * math.sin(turn)
+            rate[s], rate_y[s] = c + sums[1, k, 0], d
+        for j in range(len(q)):
+            p = share[j]
+            silent = (
+                math.exp(-(centre + _log_growth(q[j] * t[k]) - decay[j])) * p
+                if p > 0.5
+                else 1.0 - p
+            )
+            for s in range(points):
+                u, v = silent + p * x[s], p * y[s]
+                real[s], imag[s] = real[s] * u - imag[s] * v, real[s] * v + imag[s] * u
+                inverse = q[j] * silent / (u * u + v * v)
+                rate[s] += u * inverse
+                rate_y[s] -= v * inverse
+        for s in range(points):
+            u, v = real[s], imag[s]
+            a, b = u * rate[s] - v * rate_y[s], u * rate_y[s] + v * rate[s]
+            density[k] += a
+            scale = 1.0
+            for i in range(1, _POWERS + 1):
+                u, v = u * x[s] - v * y[s], u * y[s] + v * x[s]
+                a, b = a * x[s] - b * y[s], a * y[s] + b * x[s]
+                scale *= rho
+                sign = scale if i % 2 else -scale
+                series[0, k, i] += sign * a
+                series[1, k, i] += sign * i * u
+    return density
+
+
+@njit
+def _light_rings(
+    q: FloatArray,
+    weights: FloatArray,
+    t: FloatArray,
+    r: FloatArray,
+    heavy: NDArray[np.bool_],
+    orders: IntArray,
+    series: FloatArray,
+    scale: FloatArray,
+    rings: FloatArray,
+) -> None:
+    """Write what light classes in the set have, `rings` (2, n), by the weights `scale` (2, T)."""
+    odds, value = np.empty(_TILE), np.empty(_TILE)
+    for start in range(0, len(q), _TILE):
+        size = min(_TILE, len(q) - start)
+        for k in range(len(t)):
+            _odds(q, weights, start, size, t[k], r[k], odds)
+            for i in range(size):
+                odds[i] = 0.0 if heavy[start + i] else odds[i]
+                value[i] = 0.0
+            for j in range(orders[start // _TILE], 0, -1):
+                c, d = series[0, k, j], series[1, k, j]
+                for i in range(size):
+                    value[i] = (value[i] + c - d * q[start + i]) * odds[i]
+            for i in range(size):
+                rings[0, start + i] += scale[0, k] * value[i]
+                rings[1, start + i] += scale[1, k] * value[i]
+
+
+@njit
+def _heavy_rings(
+    q: FloatArray,
+    decay: FloatArray,
+    t: FloatArray,
+    log_r: FloatArray,
+    values: FloatArray,
+    scale: FloatArray,
+    rings: FloatArray,
+) -> None:
+    """Write what heavy classes in the set have, `rings` (2, n), by the weights `scale` (2, T)."""
+    for k in range(len(t)):
+        x, y, real, imag, rate, rate_y = values[k]
+        points = 0
+        while points < _POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
+            points += 1
+        for j in range(len(q)):
+            log_odds = log_r[k] + _log_growth(q[j] * t[k]) - decay[j]
+            p = 1.0 / (1.0 + math.exp(-log_odds))
+            silent = math.exp(-log_odds) * p if p > 0.5 else 1.0 - p
+            total = 0.0
+            for s in range(points):
+                u, v = silent + p * x[s], p * y[s]
+                inverse = 1.0 / (u * u + v * v)
+                # p z / (1 - p + p z), and the hazard of the others
+                a, b = p * (x[s] * u + y[s] * v) * inverse, p * (y[s] * u - x[s] * v) * inverse
+                c, d = (
+                    rate[s] - q[j] * silent * u * inverse,
+                    rate_y[s] + q[j] * silent * v * inverse,
+                )
+                c, d = a * c - b * d, a * d + b * c
+                total += real[s] * c - imag[s] * d
+            rings[0, j] += scale[0, k] * total
+            rings[1, j] += scale[1, k] * total

@@ -1,0 +1,228 @@
+"""Draws without replacement: the exact bias against all sets, a closed form, and simulation."""
+
+from functools import cache
+from itertools import permutations
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp, mpf
+from scipy.stats import hypergeom
+
+from samplesoft import exact_bias
+from samplesoft.bias.successive import Race, expect
+from samplesoft.samplers import UniformSampler, WeightedSampler
+from samplesoft.samplers.without_replacement import SuccessiveInclusion
+from samplesoft.schemes import SCHEMES, exact_schemes
+from tests.oracles.naive import l1_error, softmax
+
+NAMES = exact_schemes(distinct=True)
+
+
+def sets_of(q, m, skip):
+    """Chances, mpf, of the sets of m classes by all orders in which they may be drawn."""
+    left = [j for j in range(len(q)) if j != skip]
+    total = mp.fsum(q[j] for j in left)
+    chances = {}
+    for order in permutations(left, m):
+        chance, rest = mpf(1), total
+        for place, j in enumerate(order):
+            if place:  # never a difference: what is left may be nearly nothing
+                rest = mp.fsum(q[i] for i in left if i not in order[:place])
+            chance *= q[j] / rest
+        key = frozenset(order)
+        chances[key] = chances.get(key, mpf(0)) + chance
+    return chances
+
+
+def by_enumeration(logits, label, q, m, scheme, correction=None):
+    """Bias (n,), loss bias and inclusion probabilities (n,), all mpf."""
+    p, q = softmax(logits), [mpf(float(x)) for x in q]
+    facts, n = SCHEMES[scheme], len(q)
+    chances = sets_of(q, m, label if facts.excludes_label else None)
+    pi = [mp.fsum(c for members, c in chances.items() if j in members) for j in range(n)]
+    c = pi if correction is None else [mpf(float(x)) for x in correction]
+    base = p[label] if facts.label_in_sum else mpf(0)
+    if facts.corrects_label:
+        base /= c[label]
+    bias, loss = [-x for x in p], mp.log(c[label]) if facts.corrects_label else mpf(0)
+    for members, chance in chances.items():
+        drawn = [j for j in members if facts.draws_label or j != label]
+        total = base + mp.fsum(p[j] / c[j] for j in drawn)
+        for j in drawn:
+            bias[j] += chance * p[j] / c[j] / total
+        bias[label] += chance * base / total
+        loss += chance * mp.log(total)
+    return bias, loss, pi
+
+
+def check(logits, label, q, m, scheme, correction=None, room=1e-12):
+    result = exact_bias(logits, label, q, m, scheme=scheme, correction=correction)
+    with mp.workdps(50):
+        bias, loss, pi = by_enumeration(logits, label, q, m, scheme, correction)
+        wrong, size = l1_error(result.bias, bias)
+        assert wrong <= max(result.error, 1e-15)
+        assert wrong <= max(room * size, 1e-15)
+        assert abs(loss - mpf(result.loss_bias)) <= max(result.loss_error, 1e-15)
+        for got, exact in zip(result.inclusion, pi, strict=True):
+            assert abs(mpf(float(got)) - exact) <= 1e-11 * exact
+    return result
+
+
+def corrections(q, m):
+    return {"own": None, "m q": m * q / q.sum(), "none": np.ones(len(q))}
+
+
+@pytest.mark.parametrize("correction", ["own", "m q", "none"])
+@pytest.mark.parametrize("scheme", NAMES)
+@pytest.mark.parametrize(("n", "m"), [(2, 1), (3, 2), (5, 3), (6, 5)])
+def test_agrees_with_all_orders_of_draws(n, m, scheme, correction):
+    rng = np.random.default_rng([n, m])
+    logits, q = 2.0 * rng.standard_normal(n), rng.dirichlet(np.ones(n))
+    check(logits, 1, q, m, scheme, corrections(q, m)[correction], room=1e-10)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_agrees_at_random(data):
+    n = data.draw(st.integers(2, 6))
+    numbers = st.floats(-8.0, 8.0, allow_nan=False)
+    logits = data.draw(st.lists(numbers, min_size=n, max_size=n))
+    q = np.exp(data.draw(st.lists(numbers, min_size=n, max_size=n)))
+    q /= q.sum()
+    scheme = data.draw(st.sampled_from(NAMES))
+    label, m = data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, n - 1))
+    check(np.array(logits), label, q, m, scheme, room=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:the bias of scheme")
+@pytest.mark.parametrize("scheme", ["distinct", "distinct_masked"])
+@pytest.mark.parametrize(
+    ("logits", "q"),
+    [
+        ([0.0, 1e4, -1e4, 3.0, 1.0], [0.2] * 5),
+        ([0.0, 1.0, 2.0, 3.0, 4.0], [0.6, 1e-300, 0.4, 1e-100, 1e-5]),
+        ([0.0, 300.0, 2.0, -300.0, 4.0], [1.0, 1e-30, 1e-60, 1e-90, 1e-120]),
+    ],
+    ids=["logits", "q", "both"],
+)
+def test_extremes(logits, q, scheme):
+    for m in (2,) if max(logits) > 1e3 else (1, 2, 3):
+        check(np.array(logits), 0, np.array(q), m, scheme, room=1e-9)
+
+
+@pytest.mark.parametrize("scheme", NAMES)
+def test_one_draw_needs_no_replacement(scheme):
+    rng = np.random.default_rng(1)
+    logits, q = 2.0 * rng.standard_normal(60), rng.dirichlet(np.ones(60))
+    plain = "negatives" if scheme == "distinct" else scheme.removeprefix("distinct_")
+    one, other = (exact_bias(logits, 7, q, 1, scheme=name) for name in (scheme, plain))
+    assert np.abs(one.bias - other.bias).sum() <= one.error + other.error
+    assert one.loss_bias == pytest.approx(other.loss_bias, abs=1e-13)
+    assert np.allclose(np.delete(one.inclusion, 7).sum() + one.inclusion[7], 1.0, atol=1e-13)
+
+
+def test_all_classes_are_the_full_softmax():
+    logits, q = np.array([0.3, -2.0, 5.0, 1.0]), np.array([0.1, 0.2, 0.3, 0.4])
+    for scheme, m in ("distinct", 3), ("distinct_masked", 4), ("distinct_importance", 4):
+        result = exact_bias(logits, 2, q, m, scheme=scheme)
+        assert not result.bias.any()
+        assert result.loss_bias == result.error == result.loss_error == 0.0
+
+
+@cache
+def two_kinds(n, special, m):
+    """Draws by equal chances of classes of two weights: how many are special is hypergeometric."""
+    counts = np.arange(m + 1)
+    return counts, hypergeom(n, special, m).pmf(counts)
+
+
+@pytest.mark.parametrize(("n", "special", "m"), [(1000, 300, 20), (1000, 30, 400), (20_000, 9, 50)])
+def test_agrees_with_a_closed_form_of_many_classes(n, special, m):
+    race, log_w = Race(np.ones(n), m), np.full(n, -1.0)
+    log_w[:special] = 2.0
+    sums = expect([race], [log_w], 0.5)
+    counts, chances = two_kinds(n, special, m)
+    total = np.exp(0.5) + counts * np.exp(2.0) + (m - counts) * np.exp(-1.0)
+    assert np.allclose(race.inclusion[0], m / n, rtol=1e-13)
+    assert sums.base[0] == pytest.approx(chances @ (np.exp(0.5) / total), rel=1e-12)
+    share = chances @ (counts * np.exp(2.0) / total)
+    assert sums.shares[0, :special].sum() == pytest.approx(share, rel=1e-12)
+    assert sums.log_sum[0] == pytest.approx(chances @ np.log(total), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "m", "spread"), [(3000, 40, 1.0), (3000, 2500, 2.0), (500, 3, 6.0)])
+def test_inclusion_agrees_with_another_integral(n, m, spread):
+    q = np.exp(spread * np.random.default_rng(2).standard_normal(n))
+    other = SuccessiveInclusion(np.log(q), m).of_classes(np.arange(n)[None], np.array([-1]))[0]
+    assert np.allclose(Race(q, m).inclusion[0], other, rtol=2e-11)
+
+
+def simulated(logits, label, sampler, m, inclusion, num):
+    """Mean p' (n,) and its standard errors over `num` sets, of scheme ``distinct``."""
+    ids = sampler.sample(None, m, exclude=np.full(num, label), rng=3).ids
+    p = np.exp(logits - np.logaddexp.reduce(logits))
+    weights = p[ids] / inclusion[ids]
+    share = weights / (p[label] + weights.sum(axis=1, keepdims=True))
+    mean = np.bincount(ids.ravel(), share.ravel(), len(p)) / num
+    square = np.bincount(ids.ravel(), share.ravel() ** 2, len(p)) / num
+    return mean, np.sqrt((square - mean**2) / num)
+
+
+def test_agrees_with_simulation_and_not_with_replacement():
+    rng = np.random.default_rng(4)
+    logits, q, m = 2.0 * rng.standard_normal(200), 1.0 / np.arange(2.0, 202.0), 10
+    q /= q.sum()
+    sampler = WeightedSampler(q, replace=False)
+    result = exact_bias(logits, 0, sampler, m, scheme="distinct")
+    mean, error = simulated(logits, 0, sampler, m, result.inclusion, 20_000)
+    wrong = exact_bias(logits, 0, q, m).expected_probs
+    z = [np.abs((mean - of)[1:] / error[1:]).max() for of in (result.expected_probs, wrong)]
+    assert z[0] < 4.5 < z[1]
+
+
+def test_a_batch_and_a_sampler():
+    logits = np.random.default_rng(5).standard_normal((2, 30))
+    result = exact_bias(logits, [3, 4], UniformSampler(30, replace=False), 5, scheme="distinct")
+    assert result.bias.shape == result.inclusion.shape == (2, 30)
+    assert np.allclose(result.inclusion[0], np.where(np.arange(30) == 3, 0.0, 5 / 29))
+    one = exact_bias(logits[1], 4, np.ones(30) / 30, 5, scheme="distinct")
+    assert np.allclose(result.bias[1], one.bias, atol=1e-14)
+    assert exact_bias(logits, [3, 4], np.ones(30) / 30, 5).inclusion is None
+
+
+def test_classes_that_are_never_drawn_have_a_correction():
+    logits, q = np.array([0.0, 1.0, 2.0, 0.5]), np.array([0.4, 0.0, 0.3, 0.3])
+    result = exact_bias(logits, 0, q, 1, scheme="distinct", correction=np.full(4, 0.5))
+    assert result.expected_probs[1] == pytest.approx(0.0, abs=1e-15)
+    assert result.inclusion[1] == 0.0
+
+
+@pytest.mark.slow
+def test_any_number_of_threads_gives_the_same_bits():
+    rng = np.random.default_rng(6)
+    logits, q = rng.standard_normal(17_000), rng.dirichlet(np.ones(17_000))
+    before, results = numba.get_num_threads(), []
+    for threads in 1, before:
+        numba.set_num_threads(threads)
+        results.append(exact_bias(logits, 5, q, 8, scheme="distinct"))
+    numba.set_num_threads(before)
+    assert np.array_equal(results[0].bias, results[1].bias)
+    assert results[0].error < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_sampled": 4}, "`num_sampled` must be at most 3, the number of classes"),
+        ({"certain": [1]}, "`certain` must be empty with scheme='distinct'"),
+        ({"correction": [1.0, 1.0, 0.0, 1.0]}, "`correction` must be greater than 0"),
+        ({"q": [0.5, 0.0, 0.25, 0.25]}, "`q` must be greater than 0 on every class"),
+    ],
+)
+def test_refuses(arguments, message):
+    given = {"logits": np.zeros(4), "labels": 0, "q": np.full(4, 0.25), "num_sampled": 2}
+    with pytest.raises(ValueError, match=message):
+        exact_bias(**(given | arguments), scheme="distinct")
