@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -16,21 +16,33 @@ from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
 from samplesoft.checking.exact import Spread, expectation, squares
+from samplesoft.checking.faults import METHODS
 from samplesoft.checking.hypotheses import (
     Hypothesis,
     all_hypotheses,
     distinct_hypotheses,
+    distinct_mistakes,
     fitted,
     in_batch_hypotheses,
     of_other_proposals,
+    pairs,
+    right_hypotheses,
+    smoothed,
 )
-from samplesoft.checking.observe import DRAWS, Observed, Observer, drawing, make_problem
+from samplesoft.checking.observe import (
+    DRAWS,
+    Observed,
+    Observer,
+    Problem,
+    drawing,
+    extreme_problems,
+    make_problem,
+)
 from samplesoft.checking.recipe import full_of
 from samplesoft.checking.report import LossReport
 
 ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
-LOOKS = 14  # at most
-_FIRST = 64  # calls before the first look; twice as many before each next one
+_CALLS_OF_EXTREMES = {False: 1024, True: 128}  # of few classes, and of many
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
 _MOST_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
 _LEAST_SPREAD = 0.5  # of what is predicted; a lower one comes of draws that have not been seen
@@ -44,7 +56,7 @@ def check_loss(
     draws: str = "own",
     tau: float = 1.0,
     biases: bool = False,
-    seconds: float = 30.0,
+    calls: int = 1 << 15,
     progress: bool = False,
     rng: int | np.random.Generator | None = 0,
 ) -> LossReport:
@@ -77,8 +89,9 @@ def check_loss(
         Inverse temperature that the loss puts before ``h . c``.
     biases : bool
         Whether the loss takes class biases (n,) as a sixth argument.
-    seconds : float
-        Time after which no more calls are made, though hypotheses are left that the means allow.
+    calls : int
+        Calls after which no more are made, though hypotheses are left that the means allow; a
+        power of two.
     progress : bool
         Show on stderr how many calls were made.
     rng : int, numpy.random.Generator or None
@@ -100,16 +113,25 @@ def check_loss(
     -----
     A right implementation is called wrong with a chance below 1e-4: the limit of \|z\| is that of
     Student's t, divided among all means of four examples and all looks at them, and wider for
-    means of skewed numbers. Calls go on until one hypothesis is left, or `seconds` are over;
-    hypotheses that are left are all named. Some have the same means whatever is done, and are named
-    together.
+    means of skewed numbers. Calls go on until one hypothesis is left, or `calls` were made; how
+    long they take does not matter. Hypotheses that are left are all named, the simplest first:
+    that with the fewest mistakes, and then that which is nearest. Some have the same means
+    whatever is done, and are named together.
 
-    A scheme whose means fit must fit in the spread of single losses too: the mean of their squares,
-    less a number near their mean, has an exact value as well (one integral over the powers of the
-    logarithm), and a standard error from squares of squares. That tells ``masked`` from ``reject``
-    with few calls, and finds draws that are not independent, which leave the mean of a logistic
-    loss as it is: `dependent_draws`. Where squares are too skewed to be tested, or have no closed
-    form (jackknife, draws without replacement), means decide alone; a mistake is named by means.
+    A hypothesis whose means fit must fit in the spread of single losses too: the mean of their
+    squares, less a number near their mean, has an exact value as well (one integral over the powers
+    of the logarithm), and a standard error from squares of squares. That tells ``masked`` from
+    ``reject`` with few calls, and finds draws that are not independent, which leave the mean of a
+    logistic loss as it is: `dependent_draws`. Where squares are too skewed to be tested, or have no
+    closed form (jackknife), means decide alone.
+
+    What is less simple is tried where nothing simpler fits: draws without replacement, corrected by
+    inclusion probabilities or by the number of tries they took as in TensorFlow; a mistake in them;
+    another proposal, and mistakes with a number that nobody gave; two mistakes at once. A loss that
+    is right is called again on extreme problems: logits that are all low and labels far ahead of
+    the others, for masks that leak, and where `proposal` is for any n 10,000 classes, for q that
+    are clipped or have a number added. Without a fixed n it is otherwise above m, so that draws
+    without replacement are possible.
 
     A loss that is the same for every seed is compared with the full softmax, and with losses whose
     negatives are the labels of the batch (in-batch negatives), on batches of random labels.
@@ -149,27 +171,41 @@ def check_loss(
             f"`loss` must be callable as loss(class_embeddings, h, labels, num_sampled, seed), got "
             f"{type(loss).__name__}."
         )
-    m, limit = as_count("num_sampled", num_sampled), as_positive("seconds", seconds)
-    key = as_key(rng)
+    m, most, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
     # 1. four examples on which schemes differ, 2. what each hypothesis has there, exactly
-    problem = make_problem(proposal, as_positive("tau", tau), as_flag("biases", biases), key)
-    if as_choice("draws", draws, DRAWS) != "own":
-        loss = drawing(loss, problem, exclude=draws == "given-negatives")
-    observer = Observer(loss, problem, m, key)
+    tau, biases = as_positive("tau", tau), as_flag("biases", biases)
+    problem = make_problem(proposal, m, tau, biases, key)
+    draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
+
+    def observe(problem: Problem, most: int) -> Observer:
+        drawn = loss if draws == "own" else drawing(loss, problem, draws == "given-negatives")
+        return Observer(drawn, problem, m, key, most)
+
+    observer = observe(problem, most)
     hypotheses = all_hypotheses(observer)
-    start = time.perf_counter()
-    if observer.is_random:  # 3. the means of many calls
-        with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
-            scores = _look(observer, hypotheses, start + limit, bar)
-    else:
-        observer.more(2)
-        scores = _of_no_draws(observer, hypotheses)
-    # 4. the verdict: what is allowed first, and of that what has no mistake
-    scores.sort(key=lambda s: (not s.allowed, s.allowed and s.fault is not None, s.z))
-    best, observed = scores[0], observer.means()
+    with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
+        if observer.is_random:  # 3. the means of many calls
+            scores = _look(observer, hypotheses, bar)
+        else:
+            observer.more(2)
+            scores = _of_no_draws(observer, hypotheses)
+        # 4. the verdict: what is allowed first, and of that what has fewest mistakes
+        scores.sort(key=_by_simplicity)
+        # 5. what is right is tried where mistakes show that are too small otherwise
+        right = {one.scheme for s in scores if s.allowed for one in (s, *s.same) if not one.fault}
+        right = {name for name in right if METHODS[name].draws and METHODS[name].scheme}
+        for extreme in extreme_problems(proposal, problem, key) if right else ():
+            other = observe(
+                extreme, min(most, _CALLS_OF_EXTREMES[extreme.num_classes > problem.num_classes])
+            )
+            other.looks = observer.looks
+            if found := _where_wrong(other, right):
+                observer, scores = other, found
+                break
+    best, observed, problem = scores[0], observer.means(), observer.problem
     loss_bias = gradient_bias = None
     if best.expected is not None:
-        full = expectation(full_of(problem))
+        full = expectation([full_of(problem)])
         loss_bias = float((best.expected.losses - full.losses).mean())
         away = best.expected.slopes - full.slopes
         gradient_bias = float(np.abs(away).sum(axis=1).mean())
@@ -202,52 +238,71 @@ def check_loss(
     )
 
 
-def _look(
-    observer: Observer, hypotheses: list[Hypothesis], end: float, bar: Any
-) -> list[Hypothesis]:
-    """Call the loss until one hypothesis is left, or time is over, and return the scores of all."""
+def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hypothesis]:
+    """Call the loss until one hypothesis is left, or often enough, and return the scores of all."""
     scores: list[Hypothesis] = []
-    simulated: list[Hypothesis] = []
 
     @cache
     def of_squares(one: Hypothesis) -> tuple[FloatArray, Spread] | None:
-        if one.fault is not None or one.recipe is None:
-            return None
-        return squares(one.recipe, observer.centre)
+        return squares(one.recipes, observer.centre) if one.recipes else None
 
-    def allows_none() -> bool:
-        return not any(s.allowed for s in scores)
+    def allows(right: bool) -> bool:
+        return any(s.allowed and (s.fault is None or not right) for s in scores)
 
-    for look in range(LOOKS):
-        for _ in range(_FIRST << max(look - 1, 0)):
+    def add(ones: Iterable[Hypothesis]) -> None:
+        for one in ones:
+            by_means = score(one, observed)
+            if by_means.allowed:
+                expected = of_squares(one)
+                by_means = with_squares(by_means, expected, observed, observer.centre)
+            scores.append(by_means)
+
+    for _ in range(observer.looks):
+        for _ in range(observer.next_calls):
             observer.more(1)
             bar.update()
-            if time.perf_counter() > end and observer.calls >= _FIRST:
-                break
-        observed, over = observer.means(), time.perf_counter() > end
-        scores = []
-        for one in hypotheses:
-            if one.scheme != "full":
-                by_means = score(one, observed)
-                if by_means.allowed:
-                    by_means = with_squares(by_means, of_squares(one), observed, observer.centre)
-                scores.append(by_means)
-        # what takes longer is tried once there are enough calls to exclude what is quick
-        if over or observed.calls >= _AT_LEAST[observer.with_gradient]:
-            simulated = simulated or list(distinct_hypotheses(observer))
-            scores += [score(one, observed) for one in simulated]
-            # nothing fits: first the right means with another spread, then no bias at all, then
-            # mistakes with a number or a proposal that nobody gave
-            if allows_none():
-                scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio]
-            if allows_none():
-                scores.append(score(replace(_full(hypotheses), scheme="unbiased"), observed))
-            if allows_none():
-                others = chain(of_other_proposals(observer), fitted(observer, observed))
-                scores += [score(one, observed) for one in others]
-            if over or sum(s.allowed for s in scores) <= 1:
-                break
+        observed, scores = observer.means(), []
+        add(one for one in hypotheses if one.scheme != "full")
+        if observed.calls < min(_AT_LEAST[observer.with_gradient], observer.most):
+            continue
+        # what is less simple, or takes longer, is tried where nothing simpler fits
+        if not allows(right=True):
+            add(distinct_hypotheses(observer))
+        if not allows(right=False):
+            add([replace(_full(hypotheses), scheme="unbiased", recipes=())])
+        if not allows(right=False):
+            add(distinct_mistakes(observer))
+        if not allows(right=False):
+            add(chain(of_other_proposals(observer), fitted(observer, observed)))
+        if not allows(right=False):  # the right means with another spread
+            scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio and not s.fault]
+        if not allows(right=False):
+            add(smoothed(observer, observed))
+        if not allows(right=False):
+            add(pairs(observer))
+        if sum(s.allowed for s in scores) <= 1:
+            break
     return scores
+
+
+def _where_wrong(observer: Observer, schemes: set[str]) -> list[Hypothesis]:
+    """Return scores on an extreme problem, if the loss follows none of some schemes there."""
+    right = right_hypotheses(observer, schemes)
+    if not right:
+        return []
+    observer.more(observer.most)
+    observed = observer.means()
+    scores = [score(one, observed) for one in right]
+    if any(s.allowed for s in scores):
+        return []
+    scores += [score(one, observed) for one in fitted(observer, observed, schemes)]
+    return sorted(scores, key=_by_simplicity)
+
+
+def _by_simplicity(one: Hypothesis) -> tuple[bool, int, float]:
+    """Return what hypotheses are sorted by: what is allowed, the number of mistakes, the fit."""
+    mistakes = len(one.faults)
+    return not one.allowed, mistakes if one.allowed else max(mistakes, 1), one.z
 
 
 def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -293,16 +348,14 @@ def z_limit(observed: Observed) -> float:
     tests = len(observed.means)
     if observed.squares is not None:
         tests += len(observed.squares.means)
-    return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * LOOKS * tests)))
+    return float(-stdtrit(observed.calls - 1, ALPHA / (2.0 * observed.looks * tests)))
 
 
 def score(one: Hypothesis, observed: Observed) -> Hypothesis:
     """Return a hypothesis with how far it is from what was observed, of the losses at least."""
     size, limit = len(observed.means), z_limit(observed)
-    if one.errors is not None:  # of expected means that are simulated
-        observed = replace(observed, stderrs=np.hypot(observed.stderrs, one.errors[:size]))
     width = one.spread if size == len(one.means) else None
-    z, allowed = _distance(one.means[:size], width, observed, limit)
+    z, allowed = _distance(one.means[:size], one.digits, width, observed, limit)
     return replace(one, z=z, allowed=allowed)
 
 
@@ -319,7 +372,7 @@ def with_squares(
     if expected is None or observed.squares is None:
         return one
     means, width = expected
-    z, allowed = _distance(means, width, observed.squares, z_limit(observed))
+    z, allowed = _distance(means, one.digits, width, observed.squares, z_limit(observed))
     # variances of single losses: as observed, and as the hypothesis has them
     seen = observed.squares.means - (observed.means[: len(centre)] - centre) ** 2
     due = means - (one.means[: len(centre)] - centre) ** 2
@@ -335,7 +388,7 @@ def of_means_alone(one: Hypothesis, observed: Observed) -> Hypothesis:
 
 
 def _distance(
-    means: FloatArray, spread: Spread | None, observed: Observed, limit: float
+    means: FloatArray, digits: float, spread: Spread | None, observed: Observed, limit: float
 ) -> tuple[float, bool]:
     """Return the greatest |z|, and whether all are within their limits."""
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
@@ -345,7 +398,7 @@ def _distance(
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.sets))
     skewness = skewness / np.sqrt(observed.calls)  # of a mean
     # differences beyond rounding, in standard errors
-    rounding = observed.rounding + 1e-12 * (1.0 + np.abs(means))
+    rounding = observed.rounding + digits * (1.0 + np.abs(means))
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)
     np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)

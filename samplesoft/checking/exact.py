@@ -17,20 +17,24 @@ sums over equal steps have all digits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import factorial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import toeplitz
 from scipy.stats import binom
 
+from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.checking.observe import Problem
 from samplesoft.checking.recipe import Recipe
+from samplesoft.checking.sets import Sets
 
 # of log u: a step, whose error is some exp(-2 pi 1.4 / step), and how far the sum goes to the left,
-# where exp(-left) is left out: both below 1e-19 for all digits, below 1e-12 for most
+# where exp(-left) is left out: both below 1e-19 for all digits, 1e-12 for most, 1e-7 for sets
 _ALL_DIGITS, _MOST_DIGITS = (0.2, 45.0), (0.3, 30.0)
+_OF_SETS, _OF_MOMENTS = (0.5, 18.0), (0.4, 36.0)
 _RIGHT = 4.5  # where what is left is below 1e-19
 _BLOCK = 1 << 16  # numbers in an array of some u and all classes, which a cache holds
 _FEW_CLASSES = 64  # whose means have all digits, for little time; of others they have 12
@@ -54,23 +58,35 @@ class Means(NamedTuple):
         return np.concatenate([self.losses, gradients.ravel()])
 
 
-def expectation(recipe: Recipe) -> Means:
-    """Return the exact means of a recipe."""
+def expectation(recipes: Sequence[Recipe]) -> Means:
+    """Return the exact means of a loss that follows one of some recipes."""
+    found = [_expectation(recipe) for recipe in recipes]
+    losses = np.sum([one.chance * x.losses for one, x in zip(recipes, found, strict=True)], axis=0)
+    chances = [np.reshape(one.chance, (-1, 1)) for one in recipes]
+    slopes = np.sum([p * x.slopes for p, x in zip(chances, found, strict=True)], axis=0)
+    return Means(losses, slopes)
+
+
+def _expectation(recipe: Recipe) -> Means:
     rows, labels = np.arange(len(recipe.labels)), recipe.labels
     if recipe.kind == "logistic":
         # each draw adds log(1 + exp(x)), the label log(1 + exp(-x)): the mean is a plain sum
         x, law = recipe.draws, recipe.num_draws * recipe.law
-        losses = (np.logaddexp(0.0, x) * law).sum(axis=1) + np.logaddexp(0.0, -recipe.base)
+        losses = (np.logaddexp(0.0, x) * law).sum(axis=1) + np.logaddexp(0.0, -recipe.own)
         slopes = law * np.exp(-np.logaddexp(0.0, -x))
-        slopes[rows, labels] -= np.exp(-np.logaddexp(0.0, recipe.base))
+        slopes[rows, labels] -= np.exp(-np.logaddexp(0.0, recipe.own))
         return Means(recipe.loss_scale * losses, recipe.slope_scale * slopes)
     mass = recipe.certain_mass
     losses, rest, slopes = mass - recipe.own, np.ones(len(rows)), np.zeros_like(recipe.draws)
     if recipe.num_draws:
-        for e in range(len(rows)):
-            all_digits = slopes.shape[1] <= _FEW_CLASSES
-            _, fall, rest[e], slopes[e] = _transform(recipe, e, 0.0, all_digits)
-            losses[e] = fall.sum()
+        few = slopes.shape[1] <= _FEW_CLASSES  # for which threads are not worth their start
+        digits = _OF_SETS if recipe.sets else _ALL_DIGITS if few else _MOST_DIGITS
+        over: Any = map if few else thread_map
+        found = over(lambda e: _transform(recipe, int(e), 0.0, digits), rows)
+        for e, (_, fall, of_base, of_draws) in enumerate(found):
+            losses[e], rest[e], slopes[e] = fall.sum(), of_base, of_draws
+    if recipe.detached:
+        slopes[:] = 0.0
     # d(log S - own) / do: shares in S, less 1 at the label
     if recipe.hits_fixed:  # a constant has no slope, however much of S it is
         slopes[rows, labels] = 0.0
@@ -124,7 +140,7 @@ def _mixture(
             (p, [(others, weights, m - k), (one, abs(k - 1) * weights, min(k, 1))])
             for k, p in _successes(m, law[label])
         ]
-    return [(1.0, [(law, weights, 1 if recipe.kind == "independent" else m)])]
+    return [(1.0, [(law, weights, m)])]
 
 
 def _successes(m: int, chance: float) -> list[tuple[int, float]]:
@@ -134,21 +150,31 @@ def _successes(m: int, chance: float) -> list[tuple[int, float]]:
 
 
 def _transform(
-    recipe: Recipe, e: int, centre: float, all_digits: bool
+    recipe: Recipe, e: int, centre: float, digits: tuple[float, float]
 ) -> tuple[FloatArray, FloatArray, float, FloatArray]:
     """Return log u, exp(-u) - L(u) there, and the mean shares in S of the base and of draws (n,).
 
     S is divided by exp(own + centre), and exp(-u) - L(u) is multiplied by the step of log u, as the
-    integral needs it. Where u is small L(u) - 1 has `all_digits`, or 16 of 1.
+    integral needs it. With all `digits`, L(u) - 1 has them where u is small too.
     """
-    step, left = _ALL_DIGITS if all_digits else _MOST_DIGITS
+    sets = None if recipe.sets is None else recipe.sets[e]
+    step, left = digits
     shift = recipe.own[e] + centre
     weights = np.exp(np.minimum(recipe.draws[e] - shift, _MOST_LOGIT))
     base = np.exp(recipe.certain_mass[e] - shift)
     most = base + recipe.num_draws * weights.max()
+    if sets is not None:
+        most = base + weights.sum()
     least = base if base > 0.0 else weights[(recipe.law[e] > 0.0) & (weights > 0.0)].min()
     # the fall of the transform lies between the largest and the least S that can come
     x = np.arange(-np.log(max(most, 1.0)) - left, -np.log(min(least, 1.0)) + _RIGHT, step)
+    if sets is not None:
+        u = np.exp(x)
+        mean, parts = sets.means(np.exp(np.outer(-u, weights)))
+        remaining = np.exp(-u * base)
+        fall = step * (np.exp(-u) - remaining * mean.real)
+        measure = step * u * remaining
+        return x, fall, float(measure @ mean.real) * base, weights * (measure @ parts.real)
     products, falls, rest = _mixture(recipe, e, weights), [], 0.0
     shares = np.zeros_like(weights)
     for u in np.array_split(np.exp(x), 1 + len(x) * len(weights) // _BLOCK):
@@ -157,15 +183,10 @@ def _transform(
             logs, slopes = -u * base, []
             for law, weight, times in factors:
                 less = np.outer(-u, weight)
-                less = np.expm1(less) if all_digits else np.exp(less) - 1.0
-                if recipe.kind == "independent":  # each class is a factor: it is there or not
-                    of_classes = np.maximum(law * less, _LEAST)
-                    logs = logs + np.log1p(of_classes).sum(axis=1)
-                    slopes.append((law * weight, u, (1.0 + less) / (1.0 + of_classes)))
-                else:
-                    of_draw = np.maximum(less @ law, _LEAST)
-                    logs = logs + times * np.log1p(of_draw)
-                    slopes.append((times * law * weight, u / (1.0 + of_draw), 1.0 + less))
+                less = np.expm1(less) if digits is _ALL_DIGITS else np.exp(less) - 1.0
+                of_draw = np.maximum(less @ law, _LEAST)
+                logs = logs + times * np.log1p(of_draw)
+                slopes.append((times * law * weight, u / (1.0 + of_draw), 1.0 + less))
             change += chance * np.expm1(logs)
             product = chance * step * np.exp(logs)
             rest += float(product @ u) * base
@@ -188,11 +209,14 @@ class Spread(NamedTuple):
 _LEAST_REST = 1e-3  # of the sum
 
 
-def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: bool) -> Spread:
+def spread(
+    recipes: Sequence[Recipe], losses: FloatArray, problem: Problem, with_gradient: bool
+) -> Spread:
     """Return the spread of losses and gradients in h; `losses` (E,) are the mean losses.
 
     It is linearised in what single draws add; of losses without a mistake `squares` is exact.
     """
+    recipe = max(recipes, key=lambda one: float(np.mean(one.chance)))
     law, x, m = recipe.law, recipe.draws, recipe.num_draws
     log_rest = np.zeros(len(x))  # of logistic losses log(1 + exp(x)): the rest of each sum is 1
     if recipe.kind != "logistic":
@@ -210,12 +234,15 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
         parts.append(problem.tau * recipe.slope_scale * shares * (c - c[recipe.labels][:, None]))
     law = law[:, None]
     of_squares = of_cubes = m * law
-    if recipe.kind == "independent":  # each class is there or not
+    middle = law
+    if recipe.sets is not None:  # each class is there or not; of so many as if by chance (Hajek)
         of_squares = law * (1.0 - law)
         of_cubes = of_squares * (1.0 - 2.0 * law)
+        total = np.maximum(of_squares.sum(axis=2, keepdims=True), _LEAST_REST)
+        middle = of_squares / total * recipe.sets[0].has_last
     deviations, skewness = [], []
     for part in parts:
-        away = part if recipe.kind == "independent" else part - law @ part
+        away = part - middle @ part
         square = away * away
         variance, third = of_squares @ square, of_cubes @ (square * away)
         deviations.append(np.sqrt(variance).ravel())
@@ -225,7 +252,8 @@ def spread(recipe: Recipe, losses: FloatArray, problem: Problem, with_gradient: 
 
 _MOST = 1 << 14  # of terms of a transform at one u
 _DIGITS = 1e-6  # relative, of what is left where fourth moments cancel
-_LEAST_VARIANCE = 3e-4  # below, the sixth moment has no digits
+_LEAST_VARIANCE, _LEAST_OF_SETS = 3e-4, 3e-3  # below, the sixth moment has no digits
+_CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
 _FACTORIALS = np.array([factorial(k) for k in range(7)], float)
 # 1 / Gamma(1 + s) as a series in s: Abramowitz and Stegun, 6.1.34
 _INVERSE_GAMMA = np.array(
@@ -240,17 +268,22 @@ _INVERSE_GAMMA = np.array(
 )
 
 
-def squares(recipe: Recipe, centre: FloatArray) -> tuple[FloatArray, Spread] | None:
+def squares(recipes: Sequence[Recipe], centre: FloatArray) -> tuple[FloatArray, Spread] | None:
     """Return the means of squares of losses less `centre` (E,), and their spread; None if unknown.
 
     The spread is that of one set of draws.
     """
-    terms = recipe.law.size * (recipe.num_draws if recipe.kind == "kept" else 1)
-    if recipe.kind not in ("sum", "kept", "independent", "logistic") or terms > _MOST:
+    first, rows = recipes[0], []
+    terms = first.law.size * (first.num_draws if first.kind == "kept" else 1)
+    known = first.kind in ("sum", "kept", "logistic") and first.loss_scale == 1.0
+    if not known or terms > _MOST:
         return None
-    rows = [moments(recipe, e, float(c)) for e, c in enumerate(centre)]
+    for e, c in enumerate(centre):
+        powers = [moments(one, e, float(c)) for one in recipes]
+        chances = [np.broadcast_to(one.chance, len(centre))[e] for one in recipes]
+        rows.append(np.dot(chances, powers))
     second, fourth, sixth = np.array(rows)[:, [2, 4, 6]].T
-    if second.min() < _LEAST_VARIANCE:
+    if second.min() < (_LEAST_VARIANCE if first.sets is None else _LEAST_OF_SETS):
         return None
     # of the square X^2: its variance and third central moment from E X^4 and E X^6
     variance = np.maximum(fourth - second**2, 0.0)
@@ -264,9 +297,11 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
     if recipe.kind == "logistic":
         # E exp(t loss) as a series in t: that of one draw to the power m, times that of the label
         one = np.logaddexp(0.0, recipe.draws[e])
+        if recipe.sets is not None:
+            return _of_sums(recipe.sets[e], one, np.logaddexp(0.0, -recipe.own[e]) - centre)
         mean = recipe.law[e] @ one
         away = [recipe.law[e] @ (one - mean) ** k for k in range(7)]
-        shift = recipe.num_draws * mean + np.logaddexp(0.0, -recipe.base[e]) - centre
+        shift = recipe.num_draws * mean + np.logaddexp(0.0, -recipe.own[e]) - centre
         # products of series, cut off after t^6, are those of triangular matrices
         draw, label = (
             toeplitz(s / _FACTORIALS, np.zeros(7)) for s in (away, shift ** np.arange(7))
@@ -275,8 +310,22 @@ def moments(recipe: Recipe, e: int, centre: float) -> FloatArray:
         powers: FloatArray = whole[:, 0] * _FACTORIALS
         return powers
     # E S^-s has the Mellin integral of u^(s-1) E exp(-u S); its powers of s are moments of log S
-    x, fall, *_ = _transform(recipe, e, centre, True)
+    digits = _ALL_DIGITS if recipe.sets is None else _OF_MOMENTS
+    x, fall, *_ = _transform(recipe, e, centre, digits)
     inner = [(fall * x**k).sum() / _FACTORIALS[k] for k in range(6)]
     series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner
     signs = (-1.0) ** np.arange(6)
     return np.append(1.0, signs * _FACTORIALS[1:] * series)
+
+
+def _of_sums(sets: Sets, terms: FloatArray, constant: float) -> FloatArray:
+    """Return E (constant + a sum of terms over the set)^k for k from 0 to 6."""
+    chances = sets.inclusion
+    mean = constant + chances @ terms
+    size = np.sqrt(mean**2 + chances @ terms**2)
+    # E exp(t X) on a circle about 0, of which the powers' means are coefficients
+    t = _CIRCLE / size
+    half = sets.means(np.exp(np.outer(t, terms)))[0] * np.exp(t * constant)
+    values = 0.5 * (half + half[::-1].conj())  # t comes with its conjugate
+    powers: FloatArray = np.array([(values * t**-k).mean().real for k in range(7)]) * _FACTORIALS
+    return powers

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from samplesoft._validation import FloatArray
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.schemes import SCHEMES, Scheme
 
 
@@ -18,15 +18,16 @@ class Method:
     """A scheme under its name, and what becomes of label and draws.
 
     ``aim`` says in a few words what the loss estimates. A `logistic` one adds up a logistic loss
-    for each draw, others are the logarithm of a sum. One that is not `closed` has no closed form
-    here: its draws are without replacement, or labels.
+    for each draw, others are the logarithm of a sum. Its `draws` are ``repeated``, ``distinct``
+    (without replacement), repeated of which each class counts ``once``, or ``independent``
+    inclusion; empty where they are labels, or there is no closed form.
     """
 
     name: str
     scheme: Scheme | None
     aim: str
     logistic: bool = False
-    closed: bool = True
+    draws: str = "repeated"
 
     @cached_property
     def facts(self) -> frozenset[str]:
@@ -34,19 +35,22 @@ class Method:
         scheme = self.scheme
         if scheme is None:
             return frozenset()
-        counts = scheme.corrects_draws and not scheme.independent
+        repeated, corrects = self.draws == "repeated", scheme.corrects_draws
+        plain = not (scheme.jackknife or scheme.divides_by_kept)
         facts = {
-            "corrects draws": scheme.corrects_draws,
-            "knows the number of draws": counts,
-            "divides by m": counts and not scheme.divides_by_kept,
-            "corrects the label": scheme.corrects_draws and scheme.corrects_label,
+            "corrects draws": corrects,
+            "corrects distinct draws": corrects and self.draws == "distinct",
+            "knows the number of draws": corrects and repeated,
+            "divides by m": corrects and repeated and not scheme.divides_by_kept,
+            "corrects the label": corrects and scheme.corrects_label,
             # no draw can be the label, so that others are likelier than q says
-            "excludes the label": scheme.excludes_label and not scheme.independent,
+            "excludes the label": scheme.excludes_label and repeated,
+            "draws the label": not scheme.excludes_label and repeated and plain,
             "masks hits": scheme.hits == "masked",
+            "adds draws": repeated and plain,
             # of logistic losses the label is one more draw
-            "is a sum": not (
-                self.logistic or scheme.independent or scheme.jackknife or scheme.divides_by_kept
-            ),
+            "is a sum": repeated and plain and not self.logistic,
+            "has a label in the sum": scheme.label_in_sum and not self.logistic,
         }
         return frozenset(fact for fact, holds in facts.items() if holds)
 
@@ -56,6 +60,7 @@ _CANDIDATE = "the full softmax loss up to the proposal's log: its mean over exam
 _JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
 _NCE = "noise-contrastive estimation"
 _NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
+_SUMS = ("negatives", "masked", "candidate", "candidate_masked")
 _BATCH = f"{_SOFTMAX}, m the other labels of a batch"
 
 
@@ -70,56 +75,80 @@ def _methods() -> Iterator[Method]:
     yield Method("full", None, "the full softmax loss, of which it is no estimate: it is the same")
     for name, scheme in SCHEMES.items():
         # "kept" is a mistake, unless nothing is corrected
-        if name != "kept" and not scheme.distinct:
-            yield Method(name, scheme, _aim(scheme))
+        if name != "kept":
+            kinds = {"distinct": scheme.distinct, "independent": scheme.independent}
+            draws = next((kind for kind, holds in kinds.items() if holds), "repeated")
+            yield Method(name, scheme, _aim(scheme), draws=draws)
+    logistic = []
     for name, scheme_name in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
-        yield Method(name, SCHEMES[scheme_name], _NCE, logistic=True)
+        logistic.append(Method(name, SCHEMES[scheme_name], _NCE, logistic=True))
     for end, scheme_name in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
         scheme = SCHEMES[scheme_name].without_correction()
-        yield Method(f"negative_sampling{end}", scheme, _NEGATIVE_SAMPLING, logistic=True)
-    for name in ("negatives", "masked", "candidate", "candidate_masked"):
-        scheme = SCHEMES[name]
-        yield Method(f"{name}_distinct", scheme, _aim(scheme), closed=False)
+        name = f"negative_sampling{end}"
+        logistic.append(Method(name, scheme, _NEGATIVE_SAMPLING, logistic=True))
+    yield from logistic
+    for name in _SUMS:
+        yield Method(f"{name}_once", SCHEMES[name], _aim(SCHEMES[name]), draws="once")
+    for one in logistic:
+        yield replace(one, name=f"distinct_{one.name}", draws="distinct")
     unbiased = "the full softmax loss without bias, from random draws"
-    yield Method("unbiased", None, unbiased, closed=False)
-    yield Method("in_batch", None, _BATCH, closed=False)
-    yield Method("in_batch_candidate", None, _CANDIDATE, closed=False)
-    yield Method("mixed", None, f"{_BATCH} and draws beside", closed=False)
-    yield Method("mixed_candidate", None, _CANDIDATE, closed=False)
+    yield Method("unbiased", None, unbiased, draws="")
+    yield Method("in_batch", None, _BATCH, draws="")
+    yield Method("in_batch_candidate", None, _CANDIDATE, draws="")
+    yield Method("mixed", None, f"{_BATCH} and draws beside", draws="")
+    yield Method("mixed_candidate", None, _CANDIDATE, draws="")
 
 
 METHODS: dict[str, Method] = {method.name: method for method in _methods()}
 
 
 class Counts(NamedTuple):
-    """What corrections are made of, as logarithms (E, n) and a number.
+    """What corrections are made of, as logarithms (E, n) and numbers.
 
     `law` is that of one draw as it is made, `q` that of the proposal, which differs where the label
-    is excluded; `draws` is log m, or 0 where draws are divided by the number that is kept.
+    is excluded, and `inclusion` the chance that the draws hold a class; `draws` is log m, or 0
+    where draws are divided by the number that is kept. `labels` (E,) are those of the examples.
     """
 
     law: FloatArray
     q: FloatArray
+    inclusion: FloatArray
     draws: float
+    labels: IntArray
+    right: bool = True  # whether the right correction is that of repeated draws
 
 
-def _right(counts: Counts) -> FloatArray:
-    return counts.law + counts.draws
+# How often a class is expected, as a logarithm (E, n) and that of a number: right, or not.
+Expected = Callable[[Counts], tuple[FloatArray, float]]
 
 
-# corrections with a mistake in them
+def _right(counts: Counts) -> tuple[FloatArray, float]:
+    return (counts.law, counts.draws) if counts.right else (counts.inclusion, 0.0)
 
 
-def _shifted(by: int) -> Callable[[Counts], FloatArray]:
-    return lambda counts: np.roll(counts.q, by, axis=1) + counts.draws
+def _shifted(by: int) -> Expected:
+    return lambda counts: (np.roll(counts.q, by, axis=1), counts.draws)
 
 
-def _off_by(change: int) -> Callable[[Counts], FloatArray]:
-    def correction(counts: Counts) -> FloatArray:
+def _off_by(change: int) -> Expected:
+    def expected(counts: Counts) -> tuple[FloatArray, float]:
         m = round(float(np.exp(counts.draws))) + change
-        return counts.law + np.log(m) if m > 0 else np.full_like(counts.law, np.nan)
+        return counts.law, float(np.log(m)) if m > 0 else np.nan
 
-    return correction
+    return expected
+
+
+def _conditioned(counts: Counts) -> tuple[FloatArray, float]:
+    own = counts.q[np.arange(len(counts.labels)), counts.labels]
+    return counts.q - np.log(-np.expm1(own))[:, None], counts.draws
+
+
+# What is taken off a logit, by the logarithm of how often a class is expected.
+Link = Callable[[FloatArray, float], FloatArray]
+
+
+def _log_count(logs: FloatArray, draws: float) -> FloatArray:
+    return logs + draws
 
 
 @dataclass(frozen=True)
@@ -128,32 +157,59 @@ class Variant:
 
     Attributes
     ----------
-    correction : callable
+    expected : callable
+        How often a class is expected.
+    link : callable
         What is taken off the logits of draws, and of the label where a scheme corrects it.
+    tempered : bool
+        The correction is multiplied by `tau`, as the scores are.
     label_times : float
         How often the correction is taken off the label's logit, where the scheme corrects it.
+    label_weight : float
+        How often the label itself is in the sum.
+    label_biases : int
+        How often the bias of the label is in its logit.
     hits : str or None
         ``"kept"``: draws of the label have weight though the scheme leaves them out;
-        ``"next"``, ``"previous"``: the label of a neighbouring row is left out in their place.
+        ``"next"``, ``"previous"``, ``"first"``: the label of another row is left out in their
+        place.
     kind : str or None
         What becomes of the draws in place of their plain sum: ``"twice"``, the first is in it
         twice; ``"one hit less"``, of several draws of the label one is left out, the others not.
+    once : bool
+        Each class counts once, however often it was drawn.
     more_draws : int
         Draws beyond those that the correction reckons with.
     drops_count : bool
         Draws are divided neither by m nor by the number that is kept.
+    detached : bool
+        The gradient is that of the label's logit alone.
     loss_share, slope_share : bool
         The loss, or the gradient in h, is divided by the size of the batch.
     """
 
-    correction: Callable[[Counts], FloatArray] = _right
+    expected: Expected = _right
+    link: Link = _log_count
+    tempered: bool = False
     label_times: float = 1.0
+    label_weight: float = 1.0
+    label_biases: int = 1
     hits: str | None = None
     kind: str | None = None
+    once: bool = False
     more_draws: int = 0
     drops_count: bool = False
+    detached: bool = False
     loss_share: bool = False
     slope_share: bool = False
+
+    def beside(self, other: Variant) -> Variant | None:
+        """Return both mistakes in one; None where they are about the same thing."""
+        changes = [
+            {f.name: value for f in fields(Variant) if (value := getattr(v, f.name)) != f.default}
+            for v in (self, other)
+        ]
+        return None if changes[0].keys() & changes[1] else Variant(**changes[0] | changes[1])
 
 
 @dataclass(frozen=True)
@@ -161,7 +217,7 @@ class Fault:
     """A mistake: what it is, what to do about it, the ways to make it, and where it can be made.
 
     It can be made in methods of which all the `facts` hold. One without variants has a number that
-    `hypotheses.fitted` finds, or is one of draws without replacement or of the batch.
+    `hypotheses.fitted` finds, or is one of labels of the batch.
     """
 
     words: str
@@ -183,30 +239,30 @@ FAULTS: dict[str, Fault] = {
         "log q is added, not subtracted",
         "Subtract log(m q) from the logits of draws: what is drawn often must weigh less.",
         (
-            Variant(lambda counts: -(counts.law + counts.draws)),
-            Variant(lambda counts: -counts.law),
-            Variant(lambda counts: -counts.law + counts.draws),
+            Variant(link=lambda logs, draws: -(logs + draws)),
+            Variant(link=lambda logs, draws: -logs),
+            Variant(link=lambda logs, draws: -logs + draws),
         ),
         ("corrects draws",),
     ),
     "uncorrected": Fault(
         "logits are not corrected for how they were drawn",
         "Subtract log(m q) from the logit of each draw.",
-        (Variant(lambda counts: np.zeros_like(counts.law), drops_count=True),),
+        (Variant(link=lambda logs, draws: np.zeros_like(logs), drops_count=True),),
         ("corrects draws",),
     ),
     "log_m_left_out": Fault(
         "log m is left out of the correction",
         "Subtract log q + log m, the log of the expected number of draws, not log q alone.",
-        (Variant(lambda counts: counts.law, drops_count=True),),
+        (Variant(lambda counts: (counts.law, 0.0), drops_count=True),),
         ("knows the number of draws",),
     ),
     "logarithm_missed": Fault(
         "q or m q is subtracted, without its logarithm",
         "Subtract log(m q); a sampler may return the expected counts m q themselves.",
         (
-            Variant(lambda counts: np.exp(counts.law + counts.draws), drops_count=True),
-            Variant(lambda counts: np.exp(counts.law), drops_count=True),
+            Variant(link=lambda logs, draws: np.exp(logs + draws), drops_count=True),
+            Variant(link=lambda logs, draws: np.exp(logs), drops_count=True),
         ),
         ("corrects draws",),
     ),
@@ -214,8 +270,8 @@ FAULTS: dict[str, Fault] = {
         "a logarithm to base 10 or 2 is subtracted",
         "Take the natural logarithm of m q.",
         (
-            Variant(lambda counts: (counts.law + counts.draws) / np.log(10.0)),
-            Variant(lambda counts: (counts.law + counts.draws) / np.log(2.0)),
+            Variant(link=lambda logs, draws: (logs + draws) / np.log(10.0)),
+            Variant(link=lambda logs, draws: (logs + draws) / np.log(2.0)),
         ),
         ("corrects draws",),
     ),
@@ -228,8 +284,33 @@ FAULTS: dict[str, Fault] = {
     "q_not_conditioned": Fault(
         "the label is excluded from the draws, but q is not divided by 1 - q of the label",
         "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
-        (Variant(lambda counts: counts.q + counts.draws),),
+        (Variant(lambda counts: (counts.q, counts.draws)),),
         ("excludes the label", "corrects draws"),
+    ),
+    "q_renormalised": Fault(
+        "q is divided by 1 - q of the label, though the label is drawn like any other class",
+        "Subtract log(m q), with q as it is drawn from; hits are left out after that.",
+        (Variant(_conditioned),),
+        ("draws the label", "corrects draws"),
+    ),
+    "inclusion_of_repeated": Fault(
+        "draws may repeat a class, but are corrected by the chance that a set holds it",
+        "Subtract log(m q) where draws may repeat; 1 - (1 - q)^m is for sets without repeats.",
+        (Variant(lambda counts: (counts.inclusion, 0.0)),),
+        ("divides by m",),
+    ),
+    "distinct_as_repeated": Fault(
+        "draws are without replacement, but are corrected by log(m q)",
+        "Subtract the log of the chance that a class is in the set, which a sampler without "
+        "replacement gives.",
+        (Variant(lambda counts: (counts.law, counts.draws)),),
+        ("corrects distinct draws",),
+    ),
+    "temperature_after": Fault(
+        "the correction is multiplied by the inverse temperature",
+        "Multiply h . c by tau first, then subtract log(m q).",
+        (Variant(tempered=True),),
+        ("corrects draws",),
     ),
     "hits_kept": Fault(
         "draws of the label are not left out",
@@ -249,6 +330,23 @@ FAULTS: dict[str, Fault] = {
         (Variant(label_times=2.0),),
         ("corrects the label",),
     ),
+    "label_twice": Fault(
+        "the label is in the sum twice",
+        "Put the label's own logit into the sum once, beside those of the draws.",
+        (Variant(label_weight=2.0),),
+        ("has a label in the sum",),
+    ),
+    "label_left_out": Fault(
+        "the label's own logit is not in the sum",
+        "Put the label's own logit into the sum, beside those of the draws.",
+        (Variant(label_weight=0.0),),
+        ("has a label in the sum",),
+    ),
+    "label_bias_twice": Fault(
+        "the bias of the label is in its logit twice",
+        "Add the bias of a class to its logit once, before the label's is taken off.",
+        (Variant(label_biases=2), Variant(label_biases=3)),
+    ),
     "one_hit_left_out": Fault(
         "of several draws of the label only one is left out",
         "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
@@ -256,9 +354,9 @@ FAULTS: dict[str, Fault] = {
         ("masks hits", "is a sum"),
     ),
     "hits_of_other_rows": Fault(
-        "draws of a neighbouring example's label are left out, and the example's own are not",
+        "draws of another example's label are left out, and the example's own are not",
         "Compare each example's draws with its own label.",
-        (Variant(hits="next"), Variant(hits="previous")),
+        tuple(Variant(hits=row) for row in ("next", "previous", "first")),
         ("masks hits",),
     ),
     "counted_twice": Fault(
@@ -267,11 +365,23 @@ FAULTS: dict[str, Fault] = {
         (Variant(kind="twice"),),
         ("is a sum",),
     ),
+    "duplicates_dropped": Fault(
+        "a class that is drawn several times counts once",
+        "Keep repeated draws: log(m q) is the log of how often a class is drawn.",
+        (Variant(once=True),),
+        ("adds draws",),
+    ),
     "m_off_by_one": Fault(
         "the number of draws and the m of the correction differ by one",
         "Take for m the number of draws that are in the sum, without the label.",
         (Variant(_off_by(1)), Variant(_off_by(-1)), Variant(more_draws=1), Variant(more_draws=-1)),
         ("divides by m",),
+    ),
+    "detached_negatives": Fault(
+        "the gradient leaves out the draws",
+        "Let the gradient flow through the logits of the draws too.",
+        (Variant(detached=True),),
+        ("has a label in the sum",),
     ),
     "divided_by_batch": Fault(
         "losses or gradients are divided by the size of the batch",
@@ -281,11 +391,6 @@ FAULTS: dict[str, Fault] = {
             Variant(loss_share=True, slope_share=True),
             Variant(loss_share=True),
         ),
-    ),
-    "distinct_as_repeated": Fault(
-        "draws are without replacement, but are corrected by log(m q)",
-        "Subtract the log of the chance that a class is in the set, which a sampler without "
-        "replacement gives.",
     ),
     "dependent_draws": Fault(
         "draws of an example are not independent: the means are right, but single losses spread "
@@ -309,6 +414,14 @@ FAULTS: dict[str, Fault] = {
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",
+    ),
+    "q_clipped": Fault(
+        "q is clipped from below before its logarithm is taken",
+        "Subtract log(m q) as it is: q of what has been drawn is above 0.",
+    ),
+    "epsilon_in_log": Fault(
+        "a number is added to q before its logarithm is taken",
+        "Subtract log(m q) as it is: q of what has been drawn is above 0.",
     ),
     "label_smoothing": Fault(
         "part of the target is spread over the draws (label smoothing)",

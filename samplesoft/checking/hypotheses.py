@@ -1,29 +1,34 @@
-"""The hypotheses: every scheme with every mistake, and what a loss has then, exactly or simulated.
+"""The hypotheses: every scheme with every mistake, and what a loss has then, exactly.
 
-Each family is a generator: schemes whose draws are independent (`all_hypotheses`, with mixed
-negatives), negatives of the batch, draws without replacement, and where nothing else fits draws by
-another proposal, and mistakes with a number that nobody gave.
+They come in families, from what is simple to what is not: schemes with repeated draws and one
+mistake, and mixed negatives (`all_hypotheses`); draws without replacement; and where nothing else
+fits draws by another proposal, mistakes with a number that nobody gave, and two mistakes at once.
+Negatives of the batch are apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import chain, combinations, product
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from samplesoft._validation import FloatArray, IntArray
+from samplesoft._validation import FloatArray
 from samplesoft.checking.exact import Means, Spread, expectation, smoothing_of, spread
-from samplesoft.checking.faults import FAULTS, METHODS, RIGHT, Counts, Fault, Method, Variant
+from samplesoft.checking.faults import FAULTS, METHODS, RIGHT, Counts, Method, Variant
 from samplesoft.checking.observe import NAMED, Observed, Observer, Problem
-from samplesoft.checking.recipe import Recipe, corrected, make_recipe, without_draws
+from samplesoft.checking.recipe import Recipe, corrected, make_recipes, without_draws
 from samplesoft.schemes import SCHEMES
 
 _MOST_CLASSES_TWICE = 64  # for which the mistakes that take longest are tried
-_SAME = 1e-9  # relative distance of means that no experiment can tell apart
-_MOST_KEPT = 8  # problems whose hypotheses are kept, for the next loss
+_MOST_CLASSES_DISTINCT = 512  # of sets
+_SAME = 1e-7  # relative distance of means that no experiment can tell apart
+AND = " + "  # between names of two mistakes
+_MOST_KEPT = 32  # families of problems whose hypotheses are kept, for the next loss
 _KEPT: dict[tuple[object, ...], list[Hypothesis]] = {}
 
 
@@ -34,20 +39,18 @@ class Hypothesis:
     Attributes
     ----------
     scheme, fault : str, str or None
-        Names in `METHODS` and `FAULTS`.
+        A name in `METHODS`, and one in `FAULTS`, or two of these with `AND` between them.
     means : ndarray, shape (K,)
         Means over the draws of what an `Observer` looks at.
     expected : Means or None
         Exact means of losses and slopes in the logits, where they are known, and do not depend on
         the batch at hand.
-    recipe : Recipe or None
-        What they follow from; None without a closed form.
+    recipes : tuple of Recipe
+        What they follow from; empty without a closed form.
     spread : Spread or None
         How widely single calls spread, where that is known.
     number : str
         What was fitted or is not given, in words.
-    errors : ndarray, shape (K,), or None
-        Standard errors of means that are simulated.
     same : tuple of Hypothesis
         Others with the same means.
     z : float
@@ -63,10 +66,9 @@ class Hypothesis:
     fault: str | None
     means: FloatArray
     expected: Means | None = None
-    recipe: Recipe | None = None
+    recipes: tuple[Recipe, ...] = ()
     spread: Spread | None = None
     number: str = ""
-    errors: FloatArray | None = None
     same: tuple[Hypothesis, ...] = ()
     z: float = np.inf
     allowed: bool = False
@@ -78,82 +80,157 @@ class Hypothesis:
         return self.scheme, self.fault
 
     @property
+    def digits(self) -> float:
+        """How far the means may be off, relative to 1 and to them."""
+        if all(one.sets is None for one in self.recipes):
+            return 1e-12
+        return 1e-6 if len(self.recipes) == 1 else 1e-4
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Names of the mistakes."""
+        return () if self.fault is None else tuple(self.fault.split(AND))
+
+    @property
     def title(self) -> str:
-        """The scheme and the mistake, in words."""
-        if self.fault is None:
-            return f"`{self.scheme}`"
-        return f"`{self.scheme}`, but {FAULTS[self.fault].words}"
+        """The scheme and the mistakes, in words."""
+        words = [FAULTS[name].words for name in self.faults]
+        return f"`{self.scheme}`" + (", but " + "; and ".join(words) if words else "")
 
 
-def _of_recipe(
+def _of_recipes(
     observer: Observer,
     scheme: str,
     fault: str | None,
-    recipe: Recipe,
+    recipes: Sequence[Recipe],
     number: str = "",
     spreads: bool = False,
 ) -> Hypothesis:
-    """Return the hypothesis that a loss follows a recipe, with its spread if that is asked for."""
-    expected, sizes = expectation(recipe), (observer.problem, observer.with_gradient)
-    width = spread(recipe, expected.losses, *sizes) if spreads else None
-    return Hypothesis(scheme, fault, expected.in_h(*sizes), expected, recipe, width, number)
+    """Return the hypothesis that a loss follows recipes, with its spread if that is asked for."""
+    expected, sizes = expectation(recipes), (observer.problem, observer.with_gradient)
+    width = spread(recipes, expected.losses, *sizes) if spreads else None
+    means = expected.in_h(*sizes)
+    return Hypothesis(scheme, fault, means, expected, tuple(recipes), width, number)
 
 
-# independent draws -------------------------------------------------------------------------------
+# schemes with no mistake, with one and with two --------------------------------------------------
+
+# without replacement those are tried that are made most often, for their means take a while
+_COMMON = ("log_q_added", "uncorrected", "distinct_as_repeated", "hits_kept", "label_uncorrected")
+_SINGLE = [(), *((name,) for name in FAULTS)]
+_BY_TRIES = "corrected by the number of tries, as in TensorFlow"
 
 
 def all_hypotheses(observer: Observer) -> list[Hypothesis]:
-    """Return hypotheses of independent draws with different means, without a mistake first.
+    """Return schemes of repeated draws with different means, as they should be first, and mixed."""
+    methods = _methods("repeated", "independent")
+    return _kept(
+        observer, "all", lambda: [*_merged(_family(observer, _SINGLE, methods)), *_mixed(observer)]
+    )
 
-    Those of the last problems are kept.
-    """
+
+def distinct_hypotheses(observer: Observer) -> list[Hypothesis]:
+    """Return schemes of draws without replacement, or of which each class counts once."""
+    methods = _methods("distinct", "once")
+    return _kept(observer, "distinct", lambda: _merged(_family(observer, [()], methods)))
+
+
+def distinct_mistakes(observer: Observer) -> list[Hypothesis]:
+    """Return the same with a mistake."""
+    methods = _methods("distinct", "once")
+    return _kept(observer, "mistakes", lambda: _merged(_family(observer, _SINGLE[1:], methods)))
+
+
+def right_hypotheses(observer: Observer, schemes: set[str]) -> list[Hypothesis]:
+    """Return some schemes that draw as they should be, but for what takes long."""
+    few = observer.problem.num_classes <= _MOST_CLASSES_DISTINCT
+    draws = "repeated", "independent", "once", *(("distinct",) if few else ())
+    methods = [one for one in _methods(*draws) if one.name in schemes and one.scheme is not None]
+    return _merged(_family(observer, [()], methods))
+
+
+def pairs(observer: Observer) -> list[Hypothesis]:
+    """Return schemes with two mistakes."""
+    two, common = combinations(FAULTS, 2), combinations(_COMMON, 2)
+    families = (two, _methods("repeated", "independent")), (common, _methods("distinct"))
+    return _kept(
+        observer,
+        "pairs",
+        lambda: _merged(chain(*(_family(observer, *family) for family in families))),
+    )
+
+
+def _kept(
+    observer: Observer, family: str, make: Callable[[], list[Hypothesis]]
+) -> list[Hypothesis]:
+    """Return what `make` does for a problem; that of the last ones is kept."""
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q
     sizes = problem.tau, observer.num_sampled, observer.batch, observer.with_gradient
-    key = (*(array.tobytes() for array in arrays), *sizes)
+    key = (family, *(array.tobytes() for array in arrays), *sizes)
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_KEPT:
             _KEPT.clear()
-        _KEPT[key] = _merged(_of_independent_draws(observer))
-        _KEPT[key] += _mixed(observer)
+        _KEPT[key] = make()
     return _KEPT[key]
 
 
-def _of_independent_draws(observer: Observer) -> Iterator[Hypothesis]:
-    """Yield every scheme as it should be, then each mistake in all schemes and ways."""
+def _methods(*draws: str) -> list[Method]:
+    """Return methods with some kinds of draws."""
+    return [method for method in METHODS.values() if method.draws in draws]
+
+
+def _family(
+    observer: Observer, mistakes: Iterable[tuple[str, ...]], methods: Iterable[Method]
+) -> Iterator[Hypothesis]:
+    """Yield methods with each of some sets of mistakes, in all ways."""
     problem, sizes = observer.problem, (observer.num_sampled, observer.batch)
-    faults = [(None, Fault("", "", (RIGHT,))), *FAULTS.items()]
-    for (name, fault), method in product(faults, METHODS.values()):
-        for variant in fault.variants if method.closed and fault.applies(method) else ():
-            if variant.kind == "twice" and problem.num_classes > _MOST_CLASSES_TWICE:
+    known: dict[tuple[object, ...], Hypothesis] = {}
+    for names, method in product(mistakes, methods):
+        if not all(FAULTS[name].applies(method) for name in names):
+            continue
+        for ways in product(*(FAULTS[name].variants for name in names)):
+            variant = ways[0] if len(ways) == 1 else ways[0].beside(ways[1]) if ways else RIGHT
+            if variant is None or (
+                variant.kind == "twice" and problem.num_classes > _MOST_CLASSES_TWICE
+            ):
                 continue
-            recipe = make_recipe(problem, method, variant, *sizes)
-            if recipe is not None:
-                yield _of_recipe(observer, method.name, name, recipe, spreads=True)
+            counts_tries = "corrects distinct draws" in method.facts and {*names} <= {*_COMMON}
+            for tries in (False, True) if counts_tries else (False,):
+                recipes = make_recipes(problem, method, variant, *sizes, tries)
+                # one that does not ask for the number of tries was there before
+                if not recipes or tries and np.array_equal(recipes[0].draws, recipes[-1].draws):
+                    continue
+                number, key = _BY_TRIES if tries else "", tuple(one.key for one in recipes)
+                name = method.name, AND.join(names) or None
+                if key not in known:
+                    known[key] = _of_recipes(observer, *name, recipes, number, spreads=True)
+                yield replace(known[key], scheme=name[0], fault=name[1], number=number)
 
 
 def _right_recipes(observer: Observer, problem: Problem) -> Iterator[tuple[Method, Recipe]]:
     """Yield the methods that draw, as they should be, with what follows from a problem's draws."""
-    for method in METHODS.values():
-        if method.closed and method.scheme is not None:
+    for method in _methods("repeated", "independent"):
+        if method.scheme is not None:
             sizes = observer.num_sampled, observer.batch
-            recipe = make_recipe(problem, method, RIGHT, *sizes)
-            if recipe is not None:
+            for recipe in make_recipes(problem, method, RIGHT, *sizes):
                 yield method, recipe
 
 
 def _merged(hypotheses: Iterator[Hypothesis]) -> list[Hypothesis]:
     """Return one hypothesis for all that have the same means, and the others with it."""
     groups: list[list[Hypothesis]] = []  # the first of a group stands for it
+    means = np.empty((0, 0))
     for one in hypotheses:
-        size = 1.0 + np.abs(one.means).max()
-        for group in groups:
-            if np.abs(one.means - group[0].means).max() <= _SAME * size:
-                if all(one.name != other.name for other in group):
-                    group.append(one)
-                break
-        else:
+        if len(groups) == len(means):
+            means = np.resize(means, (2 * len(means) + 64, len(one.means)))
+        apart = np.abs(means[: len(groups)] - one.means).max(axis=1)
+        same = np.flatnonzero(apart <= _SAME * (1.0 + np.abs(one.means).max()))
+        if not len(same):
+            means[len(groups)] = one.means
             groups.append([one])
+        elif all(one.name != other.name for other in groups[same[0]]):
+            groups[same[0]].append(one)
     return [replace(first, same=tuple(rest)) for first, *rest in groups]
 
 
@@ -172,13 +249,15 @@ _OF_BATCHES: tuple[tuple[str, str | None, Variant, str | int | None], ...] = (
     ("masked", "log_q_added", _ADDED, None),
     ("candidate_masked", "log_q_added", _ADDED, None),
     ("masked", "log_q_added", _ADDED, 1),
+    *(("masked", "hits_of_other_rows", way, None) for way in FAULTS["hits_of_other_rows"].variants),
     ("masked", "log_m_left_out", RIGHT, 1),
     ("masked", "in_batch_count", RIGHT, "B"),
     ("masked", "in_batch_count", RIGHT, "m"),
     ("masked", "hits_kept", _ALL_HITS, None),
     ("candidate_masked", "hits_kept", _ALL_HITS, None),
-    ("masked", "uncorrected", replace(_UNCORRECTED, hits="kept"), None),
-    ("candidate_masked", "log_q_added", replace(_ADDED, hits="kept"), None),
+    ("masked", f"uncorrected{AND}hits_kept", replace(_UNCORRECTED, hits="kept"), None),
+    ("masked", f"log_q_added{AND}hits_kept", replace(_ADDED, hits="kept"), None),
+    ("candidate_masked", f"log_q_added{AND}hits_kept", replace(_ADDED, hits="kept"), None),
 )
 
 
@@ -212,13 +291,13 @@ def in_batch_hypotheses(
         if (scheme, variant, m) in hypotheses:  # each once, if m is one of the other counts
             continue
         for here, log_times in batches:
-            counts = Counts(np.log(here.q), np.log(here.q), np.log(m))
-            own, base, x = corrected(SCHEMES[scheme], variant, here.logits, here.labels, counts)
-            exact = expectation(without_draws(here.labels, own, base, x + log_times))
+            counts = _counts(here, np.log(here.q), np.log(m))
+            own, base, x = corrected(SCHEMES[scheme], variant, here, counts)
+            exact = expectation([without_draws(here.labels, own, base, x + log_times)])
             means.append(exact.in_h(here, with_gradient))
         if fault is None:
-            recipe = make_recipe(problem, METHODS[scheme], RIGHT, batch - 1, batch)
-            expected = None if recipe is None else expectation(recipe)  # the mean over batches
+            # the mean over batches
+            expected = expectation(make_recipes(problem, METHODS[scheme], RIGHT, m, batch))
             number = f"m is B - 1 = {m} in a batch of {batch}, whatever `num_sampled` says"
         elif fault == "in_batch_count":
             number = f"corrected for m = {m}, where B - 1 = {batch - 1} others are in the batch"
@@ -236,7 +315,7 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
     and draws are uniform, log-uniform or by the same.
     """
     problem, m, batch = observer.problem, observer.num_sampled, observer.batch
-    labels, o = problem.labels, problem.logits
+    labels = problem.labels
     # how often each label is in the batch, in which every example stands as often
     times = np.bincount(labels, minlength=problem.num_classes) * (batch // len(labels))
     with np.errstate(divide="ignore"):
@@ -254,101 +333,17 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
             of_labels = of_draws = np.logaddexp(of_labels, of_draws)
         variant = _UNCORRECTED if fault == "uncorrected" else RIGHT
         (own, base, certain), (_, _, draws) = (
-            corrected(SCHEMES[scheme], variant, o, labels, Counts(log_counts, log_counts, 0.0))
+            corrected(SCHEMES[scheme], variant, problem, _counts(problem, log_counts, 0.0))
             for log_counts in (of_labels, of_draws)
         )
         recipe = Recipe("sum", labels, law, draws, base, own, m, certain=certain + log_times)
-        one = _of_recipe(observer, name, fault, recipe, f"draws are by {words}", spreads=True)
+        one = _of_recipes(observer, name, fault, [recipe], f"draws are by {words}", spreads=True)
         yield replace(one, expected=None)  # its bias is that of this one batch
 
 
-# draws without replacement, whose means are simulated --------------------------------------------
-
-
-_NUMBERS = 1 << 22  # of classes in all trials
-_MOST_TRIALS = 1 << 16
-_MOST_LOGIT = 700.0
-# mistake, how it is made, and what draws are corrected by: see `_trials`
-_DISTINCT: tuple[tuple[str | None, Variant, str], ...] = (
-    (None, RIGHT, "tries"),
-    (None, RIGHT, "inclusion"),
-    ("log_q_added", _ADDED, "tries"),
-    ("log_q_added", _ADDED, "inclusion"),
-    ("uncorrected", _UNCORRECTED, "m q"),
-    ("log_m_left_out", RIGHT, "q"),
-    ("distinct_as_repeated", RIGHT, "m q"),
-)
-
-
-def distinct_hypotheses(observer: Observer) -> Iterator[Hypothesis]:
-    """Yield hypotheses of draws without replacement.
-
-    Classes are drawn until m different ones have come, as TensorFlow's samplers do by default.
-    """
-    problem, m = observer.problem, observer.num_sampled
-    examples = range(len(problem.labels))
-    if m >= problem.num_classes - 1:
-        return
-    trials = {exclude: [_trials(problem, e, exclude, m) for e in examples] for exclude in (0, 1)}
-    for name, (fault, variant, counts) in product(
-        ("negatives", "masked", "candidate", "candidate_masked"), _DISTINCT
-    ):
-        scheme = SCHEMES[name]
-        if fault == "log_m_left_out" and scheme.corrects_label:  # as `distinct_as_repeated`
-            continue
-        of_losses, of_gradients = [], []
-        for e, (places, log_counts) in zip(examples, trials[scheme.excludes_label], strict=True):
-            # each trial is an example with as many classes as it has drawn, and its label before
-            label, log_count = np.zeros(len(places), int), log_counts[counts]
-            known = Counts(log_count, log_count, 0.0)
-            own, base, x = corrected(scheme, variant, problem.logits[e][places], label, known)
-            x[:, 0] = -np.inf
-            if scheme.hits == "masked":
-                x[places == problem.labels[e]] = -np.inf
-            # logits of classes that are hardly ever drawn are cut off
-            own, base, x = (np.minimum(part, _MOST_LOGIT) for part in (own, base, x))
-            losses, slopes = expectation(without_draws(label, own, base, x))
-            of_losses.append(losses[:, None])
-            if observer.with_gradient:
-                c = problem.class_embeddings[places]
-                of_gradients.append(problem.tau * np.einsum("tk,tkd->td", slopes, c))
-        parts = of_losses + of_gradients
-        means = np.concatenate([part.mean(axis=0) for part in parts])
-        errors = np.concatenate([part.std(axis=0) / np.sqrt(len(part)) for part in parts])
-        words = "means are simulated"
-        yield Hypothesis(f"{name}_distinct", fault, means, number=words, errors=errors)
-
-
-def _trials(
-    problem: Problem, e: int, exclude: int, m: int
-) -> tuple[IntArray, dict[str, FloatArray]]:
-    """Return the label and the draws (N, 1 + m) of some trials, and how often each is expected.
-
-    A class comes first at an exponential time with rate q, so m classes are those of the m earliest
-    times (Plackett and Luce). What is expected comes as logarithms, in several ways.
-    """
-    q, rng = problem.q[e].copy(), np.random.default_rng(e)
-    if exclude:
-        q[problem.labels[e]] = 0.0
-    q /= q.sum()
-    size = min(_MOST_TRIALS, _NUMBERS // len(q))
-    with np.errstate(divide="ignore"):
-        times = rng.standard_exponential((size, len(q))) / q
-        ids = np.argsort(times, axis=1)[:, :m]
-        # until the next new class comes, classes already seen come again: a Poisson number
-        seen = np.cumsum(q[ids], axis=1)[:, :-1]
-        waits = np.diff(np.take_along_axis(times, ids, axis=1), axis=1)
-        tries = m + rng.poisson((seen * waits).sum(axis=1))
-        present = np.bincount(ids.ravel(), minlength=len(q)) / size
-        places = np.insert(ids, 0, problem.labels[e], axis=1)
-        return places, {
-            # TensorFlow's expected count: the chance of a class within the number of tries
-            "tries": np.log(-np.expm1(tries[:, None] * np.log1p(-q[places]))),
-            # one that no trial has drawn is taken for a tenth of a draw
-            "inclusion": np.log(np.maximum(present, 0.1 / size))[places],
-            "q": np.log(q)[places],
-            "m q": np.log(m * q)[places],
-        }
+def _counts(problem: Problem, logs: FloatArray, draws: float) -> Counts:
+    """Return counts of classes that are all of one kind."""
+    return Counts(logs, logs, logs, draws, problem.labels)
 
 
 # what is tried where nothing fits ----------------------------------------------------------------
@@ -365,24 +360,53 @@ def of_other_proposals(observer: Observer) -> Iterator[Hypothesis]:
         for (method, drawn), (_, meant) in zip(*of_both, strict=True):
             # the sampler differs, or loss and sampler both do
             words = f"draws and correction by {name!r}"
-            yield _of_recipe(observer, method.name, fault, drawn, words)
+            yield _of_recipes(observer, method.name, fault, [drawn], words)
             words = f"draws by {name!r}, corrected by what was given"
-            yield _of_recipe(observer, method.name, fault, replace(meant, law=drawn.law), words)
+            other = replace(meant, law=drawn.law, sets=drawn.sets)
+            yield _of_recipes(observer, method.name, fault, [other], words)
 
 
 _LESS = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # off the logits of hits
 _LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
 _MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
+_LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)
 _MOST_SMOOTHING = 0.9
 
 
-def fitted(observer: Observer, observed: Observed) -> Iterator[Hypothesis]:
+def fitted(
+    observer: Observer, observed: Observed, schemes: Container[str] = METHODS
+) -> Iterator[Hypothesis]:
     """Yield the best of each family of hypotheses, for what was observed."""
     for method, recipe in _right_recipes(observer, observer.problem):
-        if "is a sum" in method.facts:
+        if method.name in schemes and "is a sum" in method.facts:
             if "masks hits" in method.facts:
                 yield from _masked(observer, observed, method.name, recipe)
+            if "corrects draws" in method.facts:
+                yield from _floored(observer, observed, method)
+
+
+def smoothed(observer: Observer, observed: Observed) -> Iterator[Hypothesis]:
+    """Yield label smoothing, of all schemes that are sums."""
+    for method, recipe in _right_recipes(observer, observer.problem):
+        if "is a sum" in method.facts:
             yield from _smoothed(observer, observed, method.name, recipe)
+
+
+def _floored(observer: Observer, observed: Observed, method: Method) -> Iterator[Hypothesis]:
+    """Yield corrections by a q that is kept away from 0: clipped, or with a number added."""
+    sizes = observer.num_sampled, observer.batch
+
+    def kept_away(fault: str, words: str, way: Any, log_least: float) -> Hypothesis:
+        variant = Variant(lambda counts: (way(counts.law, log_least), counts.draws))
+        recipes = make_recipes(observer.problem, method, variant, *sizes)
+        number = words.format(np.exp(log_least))
+        return _of_recipes(observer, method.name, fault, recipes, number, spreads=True)
+
+    for way in (
+        ("q_clipped", "q is at least {:.2g}", np.maximum),
+        ("epsilon_in_log", "log(q + {:.2g})", np.logaddexp),
+    ):
+        yield _nearest(partial(kept_away, *way), _LOG_LEAST, observed)
 
 
 def _masked(
@@ -397,11 +421,11 @@ def _masked(
 
     def less(number: float) -> Hypothesis:
         masked, words = recipe.with_hits(hits - number), f"their logits less {number:.2g}"
-        return _of_recipe(observer, scheme, "finite_mask", masked, words)
+        return _of_recipes(observer, scheme, "finite_mask", [masked], words, spreads=True)
 
     def constant(number: float) -> Hypothesis:
         masked, words = fixed.with_hits(np.full_like(hits, number)), f"the logit {number:.2g}"
-        return _of_recipe(observer, scheme, "finite_mask", masked, words)
+        return _of_recipes(observer, scheme, "finite_mask", [masked], words, spreads=True)
 
     yield _nearest(less, _LESS, observed)
     yield _nearest(constant, _LOGITS, observed)
@@ -418,7 +442,8 @@ def _nearest(
 
     at = int(np.argmin([distance(number) for number in grid]))
     ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    return of_number(float(minimize_scalar(distance, bounds=ends, method="bounded").x))
+    found = minimize_scalar(distance, bounds=ends, method="bounded", options={"xatol": 1e-9})
+    return of_number(float(found.x))
 
 
 def _smoothed(
@@ -428,7 +453,7 @@ def _smoothed(
     rows = np.arange(len(recipe.labels))
     hits, chances = (array[rows, recipe.labels] for array in (recipe.draws, recipe.law))
     masked = bool(((hits == -np.inf) & (chances > 0.0)).any())
-    plain, unit = expectation(recipe), _unit(observed)
+    plain, unit = expectation([recipe]), _unit(observed)
     away = (observed.means - plain.in_h(observer.problem, observer.with_gradient)) / unit
     for mask, follow in product(_MASKS, (False, True)) if masked else [(0.0, True)]:
         logits = np.full_like(hits, mask) if masked else np.where(chances > 0.0, hits, 0.0)
@@ -445,5 +470,7 @@ def _smoothed(
 
 
 def _unit(observed: Observed) -> FloatArray:
-    """Return what differences are measured in."""
-    return observed.stderrs + observed.rounding + np.finfo(np.float64).tiny
+    """Return what differences are measured in: infinity for means of what has hardly come."""
+    unit = observed.stderrs + observed.rounding
+    few = (observed.stderrs == 0.0) | (np.abs(observed.skewness) > np.sqrt(observed.calls) / 10.0)
+    return np.where(few, np.inf, unit)

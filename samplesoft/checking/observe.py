@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from scipy.special import softmax
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
-NUM_CLASSES = 8  # where the proposal is for any number
+_LEAST_CLASSES, _MORE_CLASSES = 8, 32  # where the proposal is for any number
 _MOST_DIMS = 12
 _SPREAD = 1.5  # standard deviation of logits
 _CANDIDATES = 64  # contexts, of which the best are taken
@@ -49,9 +49,13 @@ class Problem:
         return replace(self, labels=labels, **arrays)
 
 
-def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -> Problem:
+def make_problem(
+    proposal: Any, num_sampled: int, tau: float, with_biases: bool, key: np.uint64
+) -> Problem:
     """Return the problem of a proposal, in any of the forms that `check_loss` takes."""
     rng = np.random.default_rng(int(key))
+    # so many that draws can do without replacement, and still leave some out
+    n = max(_LEAST_CLASSES, num_sampled + min(num_sampled, _MORE_CLASSES))
     if isinstance(proposal, type):
         raise TypeError(
             f"`proposal` must not be a class, got {proposal.__name__}; make one, as in "
@@ -61,9 +65,9 @@ def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -
     if is_sampler:
         n, dim = int(proposal.num_classes), getattr(proposal, "dim", None)
     elif isinstance(proposal, str):
-        n, values = NUM_CLASSES, NAMED[as_choice("proposal", proposal, NAMED)](NUM_CLASSES)
+        values = NAMED[as_choice("proposal", proposal, NAMED)](n)
     elif callable(proposal):
-        n, values = NUM_CLASSES, proposal(NUM_CLASSES)
+        values = proposal(n)
     elif np.ndim(proposal) == 0:
         raise TypeError(
             "`proposal` must be probabilities (n,), a function of n that returns them, one of "
@@ -104,6 +108,56 @@ def make_problem(proposal: Any, tau: float, with_biases: bool, key: np.uint64) -
         chosen.append(int(distance.argmin()))
     every = Problem(rows, biases, contexts, labels, logits, q, tau)
     return every.of_rows(np.array(chosen), labels)
+
+
+_LOW, _AHEAD = -16.0, 18.0  # all logits of an example, and the label's above the others
+_MANY_CLASSES = 10_000
+_EXTREMES = 2  # of them, at most
+_LITTLE = 0.05  # standard deviation of logits beside log q
+_POWERS = (1.0, 0.75, 1.25, 1.0)  # of q, which logits are near: one mean alone tells little
+
+
+def extreme_problems(proposal: Any, problem: Problem, key: np.uint64) -> Iterator[Problem]:
+    """Yield problems that show what is right on most: none where draws follow the contexts.
+
+    Logits that are all low, and labels far ahead, for masks that leak; and if the proposal is for
+    any number of classes very many of them, for q that are tiny. There logits are near log q: what
+    is drawn weighs about the same, and means have small errors.
+    """
+    if not np.ptp(problem.q, axis=0).any():
+        order = np.argsort(problem.q[0], kind="stable")
+        often = order[[-1, -2, -2, -1]]
+        ahead = np.array([0.0, 0.0, _AHEAD, _AHEAD])
+        yield _near_q(problem, problem.q[0], often, _LOW * (ahead == 0.0), ahead, key)
+        named = NAMED.get(proposal) if isinstance(proposal, str) else proposal
+        if callable(named):
+            q = as_proposal("proposal", named(_MANY_CLASSES), _MANY_CLASSES)
+            order, none = np.argsort(q, kind="stable"), np.zeros(4)
+            labels = order[[-1, len(q) // 4, -2, 0]]
+            yield _near_q(problem, q / q.sum(), labels, none, none, key)
+
+
+def _near_q(
+    problem: Problem,
+    q: FloatArray,
+    labels: IntArray,
+    levels: FloatArray,
+    ahead: FloatArray,
+    key: np.uint64,
+) -> Problem:
+    """Return a problem whose logits are near log q, but for the level of all and the labels."""
+    rng, n, d, tau = np.random.default_rng(int(key)), len(q), _MOST_DIMS, problem.tau
+    # a class has a 1, log q, for each example whether it is its label, and random numbers
+    known = 2 + len(labels)
+    rows = rng.standard_normal((n, d))
+    rows[:, :known] = np.column_stack([np.ones(n), np.log(q), np.zeros((n, len(labels)))])
+    rows[labels, range(2, known)] = 1.0
+    h = _LITTLE / np.sqrt(d - known) * rng.standard_normal((len(labels), d))
+    h[:, :known] = np.column_stack([levels, _POWERS, np.diag(ahead)])
+    h /= tau
+    biases = None if problem.biases is None else _LITTLE * rng.standard_normal(n)
+    logits = tau * h @ rows.T + (0.0 if biases is None else biases)
+    return Problem(rows, biases, h, labels, logits, np.tile(q, (len(labels), 1)), tau)
 
 
 # calls of the loss -------------------------------------------------------------------------------
@@ -153,6 +207,7 @@ def drawing(loss: Callable[..., Any], problem: Problem, exclude: bool) -> Callab
 
 
 REPLICAS = 16  # of each example in a batch
+_FIRST = 64  # calls before the first look; twice as many before each next one
 _SEEDS = 500  # with the same results, before a loss is said to draw nothing
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
 _PILOTS = 32  # calls for the centre of squares
@@ -166,7 +221,8 @@ class Observed:
 
     The numbers are the losses of E examples, and where the loss gives gradients the E d of those
     in h. `rounding` (K,) is how far the type of the results may be off, `skewness` (K,) that of
-    what single calls returned; `sets` is the number of sets of draws for an example in one call.
+    what single calls returned; `sets` is the number of sets of draws for an example in one call,
+    `looks` how often the means are looked at in all.
     `squares` are the means of squares of the E losses, less the observer's `centre`.
     """
 
@@ -176,6 +232,7 @@ class Observed:
     calls: int
     skewness: FloatArray
     sets: int = 1
+    looks: int = 1
     squares: Observed | None = None
 
     def part(self, part: slice) -> Observed:
@@ -190,12 +247,20 @@ class Observer:
     """Calls a loss with one seed after another, and keeps sums of what it returns.
 
     A batch has each example several times over; rows that are neighbours are different examples.
+    The loss is called `most` times at most.
     """
 
     def __init__(
-        self, loss: Callable[..., Any], problem: Problem, num_sampled: int, key: np.uint64
+        self,
+        loss: Callable[..., Any],
+        problem: Problem,
+        num_sampled: int,
+        key: np.uint64,
+        most: int,
     ) -> None:
         self._loss, self.problem, self.num_sampled = loss, problem, num_sampled
+        self.most = most
+        self.looks = 1 + ((most - 1) // _FIRST).bit_length() + _EXTREMES
         self._seeds = np.random.default_rng(int(key))
         self.batch = REPLICAS * len(problem.labels)
         self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
@@ -210,7 +275,7 @@ class Observer:
         self.is_random = any(not np.array_equal(first, other) for other in others)
         self.calls = 0
         self._results: set[int] = set()  # hashes: repeated results betray seeds that repeat
-        pilots = [self._call(seed) for seed in range(_PILOTS)] if self.is_random else [first]
+        pilots = [self._call(seed) for seed in range(min(_PILOTS, 1 + most // 16))]
         self.centre = np.mean(pilots, axis=0)[: len(problem.labels)]
         self._origin = self._call(0)  # near the means, so that squares keep their digits
         # of changes from it: sums, sums of squares and cubes, and of products with the last
@@ -225,6 +290,11 @@ class Observer:
             self._sums += change, change**2, change**3, change * self._last
             self._last = change
             self.calls += 1
+
+    @property
+    def next_calls(self) -> int:
+        """How many calls to make before the next look."""
+        return min(max(_FIRST, self.calls), self.most - self.calls)
 
     @property
     def num_results(self) -> int:
@@ -267,6 +337,7 @@ class Observer:
             self.calls,
             skewness,
             self._sets,
+            self.looks,
         )
         squares = whole.part(slice(-examples, None))
         return replace(whole.part(slice(None, -examples)), squares=squares)

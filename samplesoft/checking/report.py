@@ -31,8 +31,9 @@ class LossReport(Report):
     ----------
     scheme, fault : str or None
         Names in `samplesoft.checking.faults.METHODS` and `samplesoft.checking.faults.FAULTS` of
-        the hypothesis that fits, of several the nearest without a mistake; `fault` is None where
-        the scheme is as it should be, and both are None where no hypothesis fits.
+        the hypothesis that fits, of several that with the fewest mistakes, and then the nearest;
+        `fault` is None where the scheme is as it should be, ``"one + other"`` where two mistakes
+        were made, and both are None where no hypothesis fits.
     consistent : tuple of (str, str or None)
         All hypotheses, scheme and fault, that the means allow.
     scores : tuple of Hypothesis
@@ -87,54 +88,58 @@ class LossReport(Report):
 
     @property
     def verdict(self) -> str:
-        """What the loss estimates, in a sentence or two."""
-        best = self.scores[0]
+        """What the loss estimates, by what evidence, and what to do: up to three lines."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        best, calls = self.scores[0], f"{self.calls:,} calls"
+        distance = f"greatest |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
+        if self.scheme is None and self.of_losses:
+            fit = ", ".join(f"`{name}`" for name in self.of_losses)
+            return [f"The losses are those of {fit}; the gradient is not theirs ({calls})."]
         if self.scheme is None:
-            if self.of_losses:
-                fit = ", ".join(f"`{name}`" for name in self.of_losses)
-                return f"The losses are those of {fit}; the gradient is not theirs."
-            text = (
-                f"The loss is consistent with no known scheme. Nearest: {best.title}, "
-                f"whose greatest |z| is {best.z:.3g}. See first that `proposal`, `tau` and "
-                "`num_sampled` are those of the loss."
-            )
+            lines = [
+                "The loss is consistent with no known scheme.",
+                f"Nearest: {best.title} ({distance}).",
+                "See first that `proposal`, `tau` and `num_sampled` are those of the loss.",
+            ]
             if best.z > _FAR * self.limit:
-                text += (
-                    " That is far off, and may be no hint at all: draws may follow another "
-                    "proposal. Count what the loss draws, numpy.bincount(ids.ravel(), "
-                    f"minlength={self.num_classes}) / ids.size, and compare it with `proposal`."
+                lines[2] += (
+                    " Draws may follow another proposal: count what the loss draws, "
+                    f"numpy.bincount(ids.ravel(), minlength={self.num_classes}) / ids.size, and "
+                    "compare it with `proposal`."
                 )
-            return text + self._repeated
+            lines[1] += self._repeated
+            return lines
+        found = f"; {best.number}" if best.number else ""
+        evidence = f"Its means are the exact ones ({distance}{found})."
+        # without mistakes that have no effect here
+        same = [one.title for one in best.same if self.fault or one.scheme != self.scheme]
         # by the order of `METHODS`, of which the first name is the usual one
         allowed = {s.name for s in self.scores if s.allowed}
-        schemes = [f"`{name}`" for name in METHODS if (name, None) in allowed]
-        if self.fault is None:
-            text = f"The loss estimates {METHODS[self.scheme].aim}: scheme {' or '.join(schemes)}"
-            text += "." if len(schemes) == 1 else ", which these means do not tell apart."
-            text += f" Here {best.number}." if best.number else ""
-        else:
-            text = f"The loss is {best.title} (greatest |z| {best.z:.3g}"
-            text += f"; {best.number})." if best.number else ")."
-            right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
-            text += "" if right is None else f" As it should be, |z| would be {right.z:.3g}."
-        names = [  # without mistakes that have no effect here
-            one.title for one in best.same if self.fault or one.scheme != self.scheme
-        ]
-        if names:
-            text += f" The same is: {'; '.join(names)}."
-        # the means allow more than one: say so, and not only the nearest
         others = [s.title for s in self.scores[1:] if s.allowed and s.fault]
+        beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
-            text += (
-                f" These means do not tell it from: {'; '.join(dict.fromkeys(others))}. More calls "
-                "may."
-            )
-        return text + (self._repeated if self.fault == "dependent_draws" else "")
+            beside.append(f"These means do not tell it from: {'; '.join(dict.fromkeys(others))}.")
+        if self.fault is None:
+            names = " or ".join(f"`{name}`" for name in METHODS if (name, None) in allowed)
+            lines = [f"The loss is right: {names}, {METHODS[self.scheme].aim}.", evidence]
+            return [*lines, *([" ".join(beside)] if beside else [])]
+        right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
+        if right is not None and right.z > best.z:
+            evidence += f" As it should be, |z| would be {right.z:.3g}."
+        evidence += self._repeated if self.fault == "dependent_draws" else ""
+        return [f"The loss is wrong: {best.title}.", evidence, " ".join([self.remedy, *beside])]
 
     @property
     def remedy(self) -> str:
         """What to change; empty if nothing is wrong, or nobody knows."""
-        return "" if self.fault is None else FAULTS[self.fault].remedy
+        return " ".join(FAULTS[name].remedy for name in self.faults)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Names of the mistakes: none, one or two."""
+        return () if self.fault is None else self.scores[0].faults
 
     @property
     def _repeated(self) -> str:
@@ -154,7 +159,7 @@ class LossReport(Report):
         dict
             Ready for ``json.dumps(..., allow_nan=False)``; a |z| that is not finite is None.
         """
-        names = ("verdict", "remedy", *self.__dataclass_fields__)
+        names = ("verdict", "remedy", "faults", *self.__dataclass_fields__)
         values = {name: plain(getattr(self, name)) for name in names if name != "scores"}
         names = ("scheme", "fault", "z", "sd_ratio", "allowed")
         values["hypotheses"] = [
@@ -173,8 +178,6 @@ class LossReport(Report):
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
         above, below = [], []
-        if self.remedy:
-            above.append(f"What to do: {self.remedy}")
         if not self.follows_seed:
             above.append("The same seed gave other losses: draws do not follow `seed`.")
         if self.autocorrelation > _CORRELATED:
@@ -201,12 +204,13 @@ class LossReport(Report):
                 "the hypothesis over these examples)."
             )
         table = Table(shown, columns, "The nearest hypotheses")
-        verdict = Paragraph(self.verdict, is_verdict=True)
-        return [verdict, *map(Paragraph, above), table, *map(Paragraph, below)]
+        first, *more = self._lines()
+        verdict = Paragraph(first, is_verdict=True)
+        return [verdict, *map(Paragraph, [*more, *above]), table, *map(Paragraph, below)]
 
     def _figure(self) -> Figure:
         shown = nearest(self.scores, _DRAWN)[::-1]
-        figure, axes = titled_figure(self.verdict, (8.5, 1.7 + 0.27 * len(shown)))
+        figure, axes = titled_figure(self._lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
         axes.spines["left"].set_visible(False)
         # distances from 0.1 to a million fit on one logarithmic axis
         z = np.clip([s.z for s in shown], _LEAST, _MOST)

@@ -11,22 +11,22 @@ from checking.twins import log_uniform, make
 
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
-from samplesoft.checking import check, hypotheses
+from samplesoft.checking import hypotheses
 from samplesoft.checking.exact import expectation, moments, squares
 from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
-from samplesoft.checking.hypotheses import distinct_hypotheses
 from samplesoft.checking.observe import make_problem
-from samplesoft.checking.recipe import make_recipe
+from samplesoft.checking.recipe import full_of, make_recipes
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import LogUniformSampler, SoftmaxSampler, UniformSampler, WeightedSampler
+from samplesoft.schemes import exact_schemes
 
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
-PROBLEM = make_problem(SOME, 1.0, False, np.uint64(0))
+PROBLEM = make_problem(SOME, 3, 1.3, True, np.uint64(0))
 CASES = [
     (name, fault, i, variant)
     for name, method in METHODS.items()
-    if method.closed
+    if method.draws
     for fault, i, variant in [
         (None, 0, RIGHT),
         *(
@@ -39,37 +39,38 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kept_simulations():
-    """Simulate draws without replacement once for all tests."""
-    kept = {}
-
-    def simulated(observer):
-        key = observer.problem.q.tobytes(), observer.num_sampled, observer.with_gradient
-        if key not in kept:
-            kept[key] = list(distinct_hypotheses(observer))
-        return kept[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "distinct_hypotheses", simulated)
-        yield
-
-
 # exact means, by going through all draws ---------------------------------------------------------
 
 
-def outcomes(recipe, e):
-    """Return the chances (K,) of all outcomes, and the draws (K, k) in each, -1 for none."""
-    n, law = recipe.law.shape[1], recipe.law[e]
-    if recipe.kind == "independent":
-        others = np.delete(np.arange(n), recipe.labels[e])
-        inside = np.array(list(itertools.product([False, True], repeat=n - 1)))
-        chances = np.where(inside, law[others], 1.0 - law[others]).prod(axis=1)
-        ids = np.where(inside, others, -1)
+def draws_of(method, variant):
+    return "once" if variant.once else method.draws
+
+
+def outcomes(draws, q, m):
+    """Return the chances (K,) of all outcomes, and the draws that count (K, k), -1 for none."""
+    n = len(q)
+    if draws == "independent":
+        inside = np.array(list(itertools.product([False, True], repeat=n)))
+        p = -np.expm1(m * np.log1p(-q))
+        chances = np.where(inside, p, 1.0 - p).prod(axis=1)
+        ids = np.where(inside, np.arange(n), -1)
+    elif draws == "distinct":
+        ids = np.array(list(itertools.permutations(range(n), m)))
+        left = 1.0 - np.cumsum(q[ids], axis=1) + q[ids]
+        chances = np.divide(q[ids], left, out=np.zeros(ids.shape), where=left > 1e-12).prod(axis=1)
     else:
-        ids = np.array(list(itertools.product(range(n), repeat=recipe.num_draws)))
-        chances = law[ids].prod(axis=1)
+        ids = np.array(list(itertools.product(range(n), repeat=m)))
+        chances = q[ids].prod(axis=1)
+        if draws == "once":
+            ids = np.where(np.tril(ids[:, :, None] == ids[:, None], -1).any(axis=2), -1, ids)
     return chances[chances > 0.0], ids[chances > 0.0]
+
+
+def drawn_from(problem, e, excludes):
+    q = problem.q[e].copy()
+    if excludes:
+        q[problem.labels[e]] = 0.0
+    return q / q.sum()
 
 
 def losses_of(recipe, e, ids, own, draws):
@@ -82,7 +83,7 @@ def losses_of(recipe, e, ids, own, draws):
         x = np.hstack([x, x[:, :1]])
     if recipe.kind == "logistic":
         return np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
-    base = own if recipe.base[e] > -np.inf else -np.inf
+    base = own + recipe.base[e] - recipe.own[e]  # other labels than one, or none
     if recipe.kind == "kept":
         kept = (x > -np.inf).sum(axis=1, keepdims=True)
         x = x - np.log(np.maximum(kept, 1))
@@ -99,50 +100,90 @@ def losses_of(recipe, e, ids, own, draws):
 
 @pytest.mark.parametrize(("name", "fault", "i", "variant"), CASES)
 def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
-    recipe = make_recipe(PROBLEM, METHODS[name], variant, 3, batch=8)
-    if name == "full" or recipe is None:  # with one draw no number is less by one
+    method = METHODS[name]
+    recipes = make_recipes(PROBLEM, method, variant, 2 if "distinct" in name else 3, batch=8)
+    if name == "full" or not recipes:  # with one draw no number is less by one
         return
-    found = expectation(recipe)
+    (recipe,), found = recipes, expectation(recipes)
+    sizes = recipe.num_draws if recipe.sets is None else 2 if "distinct" in name else 3
     for e, label in enumerate(PROBLEM.labels[:2]):
-        chances, ids = outcomes(recipe, e)
+        law = drawn_from(PROBLEM, e, method.scheme.excludes_label and name != "poisson")
+        chances, ids = outcomes(draws_of(method, variant), law, sizes)
+        if name == "poisson":
+            ids = np.where(ids == label, -1, ids)
         assert chances.sum() == pytest.approx(1.0)
 
         def mean(own, draws, e=e, chances=chances, ids=ids):
             return chances @ losses_of(recipe, e, ids, own, draws)
 
         own, draws = recipe.own[e], recipe.draws[e]
-        assert found.losses[e] == pytest.approx(recipe.loss_scale * mean(own, draws), rel=1e-10)
+        digits = 1e-10 if recipe.sets is None else 1e-7
+        assert found.losses[e] == pytest.approx(recipe.loss_scale * mean(own, draws), rel=digits)
         for j in range(PROBLEM.num_classes):  # a class's logit moves those of its draws too
             step = 1e-5 * np.eye(PROBLEM.num_classes)[j]
+            follows = (draws > -np.inf) & (not recipe.detached)
             ends = [
-                mean(own + s * step[label], np.where(draws > -np.inf, draws + s * step, draws))
+                mean(own + s * step[label], np.where(follows, draws + s * step, draws))
                 for s in (1.0, -1.0)
             ]
             slope = recipe.slope_scale * (ends[0] - ends[1]) / 2e-5
-            assert found.slopes[e, j] == pytest.approx(slope, abs=2e-8)
+            assert found.slopes[e, j] == pytest.approx(slope, abs=1e-7 if recipe.sets else 2e-8)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, fault, *_ in CASES if fault is None and name not in ("full",)]
-)
+@pytest.mark.parametrize("name", [n for n in METHODS if "distinct" in n and "negative_" not in n])
+def test_exact_means_of_draws_that_are_corrected_by_tries(name):
+    """How many tries a sequence takes is a sum of geometric numbers."""
+    method, m, most = METHODS[name], 2, 200
+    found = expectation(make_recipes(PROBLEM, method, RIGHT, m, batch=8, tries=True))
+    o, labels = PROBLEM.logits, PROBLEM.labels
+    for e, label in enumerate(labels[:2]):
+        q, mean = drawn_from(PROBLEM, e, method.scheme.excludes_label), 0.0
+        tries = np.arange(m, most)
+        with np.errstate(divide="ignore"):
+            logs = np.log(-np.expm1(tries[:, None] * np.log1p(-q)))
+        for first, second in itertools.permutations(np.flatnonzero(q), m):
+            chances = q[first] * q[second] * q[first] ** (tries - m)
+            x = (o[e] - logs)[:, [first, second]]
+            if method.scheme.hits == "masked":
+                x[:, np.array([first, second]) == label] = -np.inf
+            own = o[e, label] - (logs[:, label] if method.scheme.corrects_label else 0.0)
+            if method.logistic:
+                values = np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
+            else:
+                base = own if method.scheme.label_in_sum else -np.inf
+                values = np.logaddexp(base, np.logaddexp.reduce(x, axis=1)) - own
+            mean += chances @ values
+        assert found.losses[e] == pytest.approx(mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, *rest in CASES if rest[0] is None])
 def test_exact_moments_are_those_over_all_draws(name):
-    recipe, about = make_recipe(PROBLEM, METHODS[name], RIGHT, 4, batch=8), 0.7
-    known = squares(recipe, np.full(4, about))
+    method, m, about = METHODS[name], 2 if "distinct" in name else 4, 0.7
+    if name == "full":
+        return
+    recipes = make_recipes(PROBLEM, method, RIGHT, m, batch=8)
+    recipe, known = recipes[0], squares(recipes, np.full(4, about))
     if name.startswith("jackknife"):
         assert known is None
         return
     for e in range(4):
-        chances, ids = outcomes(recipe, e)
+        law = drawn_from(PROBLEM, e, method.scheme.excludes_label and name != "poisson")
+        chances, ids = outcomes(method.draws, law, m)
+        if name == "poisson":
+            ids = np.where(ids == PROBLEM.labels[e], -1, ids)
         x = losses_of(recipe, e, ids, recipe.own[e], recipe.draws[e]) - about
         powers = [chances @ x**k for k in range(7)]
-        np.testing.assert_allclose(moments(recipe, e, about), powers, rtol=1e-7)
+        digits = 1e-7 if recipe.sets is None else 1e-5
+        np.testing.assert_allclose(moments(recipe, e, about), powers, rtol=1e-6, atol=digits)
+        if known is None:
+            continue
         of_squares = x**2 - powers[2]
         deviation = np.sqrt(chances @ of_squares**2)
         means, width = known
         assert means[e] == pytest.approx(powers[2])
-        assert width.deviations[e] == pytest.approx(deviation)
+        assert width.deviations[e] == pytest.approx(deviation, rel=1e-3)
         third = abs(chances @ of_squares**3) / deviation**3
-        assert width.skewness[e] == pytest.approx(third, rel=1e-4, abs=1e-6)
+        assert width.skewness[e] == pytest.approx(third, rel=1e-1, abs=1e-3)
 
 
 # samplesoft's own losses -------------------------------------------------------------------------
@@ -185,7 +226,7 @@ def own_loss(name, sampler, tau=1.0):
 @pytest.mark.parametrize("name", OWN)
 def test_losses_of_the_library_are_named(name):
     sampler = LogUniformSampler(8)
-    report = check_loss(own_loss(name, sampler), sampler, 10, rng=3, seconds=60.0)
+    report = check_loss(own_loss(name, sampler), sampler, 10, rng=3)
     right = {scheme for scheme, fault in report.consistent if fault is None}
     assert {OWN[name]} <= right <= {OWN[name], "reject"}, report
     assert report.fault is None
@@ -204,7 +245,7 @@ def test_a_loss_without_bias_is_named(weight):
         value, cache = layer.forward(h, labels, rng=seed)
         return value, layer.backward(cache)[0]
 
-    report = check_loss(black_box, sampler, 2, rng=3, seconds=60.0)
+    report = check_loss(black_box, sampler, 2, rng=3)
     assert report.scheme == ("unbiased" if weight == 1.0 else None), report
     assert weight > 1.0 or report.loss_bias == report.gradient_bias == 0.0
 
@@ -214,7 +255,7 @@ def test_tau_biases_and_a_sampler_that_looks_at_contexts():
     vectors = np.random.default_rng(1).standard_normal((10, 4))
     sampler = SoftmaxSampler(vectors, tau=0.7)
     loss = own_loss("sampled", sampler, tau=3.0)
-    report = check_loss(loss, sampler, 10, tau=3.0, biases=True, seconds=60.0)
+    report = check_loss(loss, sampler, 10, tau=3.0, biases=True)
     assert ("negatives", None) in report.consistent, report
     assert ("negatives", "uncorrected") not in report.consistent
 
@@ -222,7 +263,7 @@ def test_tau_biases_and_a_sampler_that_looks_at_contexts():
 @pytest.mark.slow
 def test_one_set_for_the_batch_in_float32():
     loss = make("masked", shared=True, dtype=np.float32)
-    report = check_loss(loss, log_uniform, 5, seconds=4.0)
+    report = check_loss(loss, log_uniform(10), 5)
     right = {scheme for scheme, fault in report.consistent if fault is None}
     assert {"masked"} <= right <= {"masked", "reject", "poisson"}, report
 
@@ -240,7 +281,7 @@ def test_draws_from_outside(draws):
         np.add.at(slopes, (np.arange(len(ids))[:, None], ids), np.exp(x - total))
         return (total - own)[:, 0], slopes
 
-    report = check_loss(loss, "log-uniform", 10, draws=draws)
+    report = check_loss(loss, log_uniform(20), 10, draws=draws)
     wanted = "masked" if draws == "given" else "negatives"
     assert (report.scheme, report.fault) == (wanted, None), report
 
@@ -264,6 +305,17 @@ COMMON = [
     ("masked", "counted_twice", 0),
     ("masked", "m_off_by_one", 2),
     ("negatives", "divided_by_batch", 0),
+    ("masked", "q_renormalised", 0),
+    ("masked", "inclusion_of_repeated", 0),
+    ("masked", "temperature_after", 0),
+    ("candidate_masked", "hits_of_other_rows", 2),
+    ("masked", "label_twice", 0),
+    ("negatives", "label_left_out", 0),
+    ("masked", "label_bias_twice", 0),
+    ("masked", "duplicates_dropped", 0),
+    ("masked", "detached_negatives", 0),
+    ("masked", "q_clipped", 0),
+    ("masked", "epsilon_in_log", 0),
     ("masked", "finite_mask", 0),
     ("masked", "finite_mask", 1),
     ("candidate_masked", "smoothed_hits", 0),
@@ -275,40 +327,80 @@ COMMON = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
 def test_mistakes_are_named(scheme, fault, variant):
-    report = check_loss(make(scheme, fault, variant), log_uniform, 10, rng=1)
+    options = {"tau": 1.5} if fault == "temperature_after" else {}
+    loss, biases = make(scheme, fault, variant, **options), fault == "label_bias_twice"
+    report = check_loss(loss, log_uniform, 10, rng=1, biases=biases, **options)
     assert (report.scheme, report.fault) == (scheme, fault), report
     assert report.remedy
     assert (scheme, None) not in report.consistent
 
 
-def without_replacement(count):
-    """Return a loss on four different draws, corrected by the log of a count."""
+def first_different(q, m, seed):
+    """Return the first m different classes, and the tries that it took to draw them."""
+    rng = np.random.default_rng(seed)
+    times = rng.standard_exponential(len(q)) / q
+    ids = np.argsort(times)[:m]
+    seen, waits = np.cumsum(q[ids])[:-1], np.diff(times[ids])
+    return ids, m + rng.poisson((seen * waits).sum())
+
+
+def on_distinct_draws(count, logistic=False, masked=True):
+    """Return a loss on one set of different draws, corrected by the log of a count."""
 
     def loss(class_embeddings, h, labels, num_sampled, seed):
-        rng, q = np.random.default_rng(seed), log_uniform(len(class_embeddings))
-        seen, tries = [], 0
-        while len(seen) < num_sampled:
-            tries += 1
-            seen = list(dict.fromkeys([*seen, rng.choice(len(q), p=q)]))
+        q = log_uniform(len(class_embeddings))
+        ids, tries = first_different(q, num_sampled, seed)
         o = h @ class_embeddings.T - np.log(count(q, num_sampled, tries))
-        own, x = np.take_along_axis(o, labels[:, None], axis=1)[:, 0], o[:, seen]
-        x = np.where(labels[:, None] == seen, -np.inf, x)
+        own, x = np.take_along_axis(o, labels[:, None], axis=1)[:, 0], o[:, ids]
+        if masked:
+            x = np.where(labels[:, None] == ids, -np.inf, x)
+        if logistic:
+            return np.logaddexp(0.0, -own) + np.logaddexp(0.0, x).sum(axis=1)
         return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
 
     return loss
 
 
+def expected_count(q, m, tries):
+    """As TensorFlow has it."""
+    return -np.expm1(tries * np.log1p(-q))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("count", "fault"),
+    ("loss", "scheme", "fault"),
     [
-        (lambda q, m, k: -np.expm1(k * np.log1p(-q)), None),
-        (lambda q, m, k: m * q, "distinct_as_repeated"),
+        (on_distinct_draws(expected_count), "distinct_candidate_masked", None),
+        (on_distinct_draws(expected_count, True, False), "distinct_nce", None),
+        (on_distinct_draws(lambda q, m, k: m * q), "distinct_candidate_masked", "m q"),
+        (
+            on_distinct_draws(lambda q, m, k: 1.0 / expected_count(q, m, k), masked=False),
+            "distinct_candidate",
+            "log_q_added",
+        ),
     ],
 )
-def test_draws_without_replacement_are_simulated(count, fault):
-    report = check_loss(without_replacement(count), log_uniform, 4, seconds=60.0)
-    assert (report.scheme, report.fault) == ("candidate_masked_distinct", fault), report
+def test_draws_without_replacement_as_in_tensorflow(loss, scheme, fault):
+    report = check_loss(loss, "log-uniform", 4)
+    fault = "distinct_as_repeated" if fault == "m q" else fault
+    assert (report.scheme, report.fault) == (scheme, fault), report
+    assert fault == "distinct_as_repeated" or "number of tries" in report.verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        ("sampled", "distinct"),
+        ("nce", "distinct_nce"),
+        ("negative-sampling-masked", "distinct_negative_sampling_masked"),
+    ],
+)
+def test_losses_of_the_library_on_draws_without_replacement(name, scheme):
+    """More draws than there were classes, once, and a mean that is that of repeated draws."""
+    sampler = UniformSampler(20, replace=False)
+    report = check_loss(own_loss(name, sampler), sampler, 10)
+    assert (report.scheme, report.fault) == (scheme, None), report
 
 
 def in_batch(correct, label=0.0, mask=True):
@@ -355,6 +447,58 @@ def test_an_in_batch_loss_that_takes_m_from_outside(m, fault):
     assert report.consistent == (("in_batch", fault),)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["masked", "candidate"])
+def test_two_mistakes_at_once(scheme):
+    """The commonest pair: a wrong sign, and hits that are kept."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        q, rows = log_uniform(len(class_embeddings)), np.arange(len(h))
+        ids = np.random.default_rng(seed).choice(len(q), (len(h), num_sampled), p=q)
+        o = h @ class_embeddings.T
+        x = np.take_along_axis(o + np.log(q), ids, axis=1)
+        own = o[rows, labels] + (np.log(q[labels]) if scheme == "candidate" else 0.0)
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    report = check_loss(loss, log_uniform, 10)
+    both = ("log_q_added", "hits_kept")[: 2 if scheme == "masked" else 1]
+    assert (report.scheme, report.faults) == (scheme, both), report
+    for name in both:
+        assert FAULTS[name].words in report.verdict and FAULTS[name].remedy in report.remedy
+    assert len(report.verdict.splitlines()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("away", "mask", "fault"),
+    [
+        (lambda q: np.maximum(q, 1e-3), None, "q_clipped"),
+        (lambda q: q + 1e-6, None, "epsilon_in_log"),
+        (lambda q: q, -10.0, "finite_mask"),
+    ],
+)
+def test_mistakes_that_only_extreme_problems_show(away, mask, fault):
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        q = log_uniform(len(class_embeddings))
+        draws = np.random.default_rng(seed).random((len(h), num_sampled))
+        ids = np.cumsum(q)[:-1].searchsorted(draws)
+        own = np.einsum("bd,bd->b", h, class_embeddings[labels])
+        x = np.einsum("bd,bkd->bk", h, class_embeddings[ids])
+        x = x - np.log(num_sampled * away(q[ids]))
+        x = np.where(ids == labels[:, None], -np.inf if mask is None else mask, x)
+        return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
+
+    report = check_loss(loss, "log-uniform", 10)
+    assert (report.scheme, report.fault) == ("masked", fault), report
+    assert report.num_classes == (10_000 if mask is None else 20)
+
+
+def test_the_number_of_calls_is_what_was_given():
+    """With one set for the batch nothing is excluded after few calls."""
+    report = check_loss(make("masked", shared=True), log_uniform(20), 10, calls=100)
+    assert report.calls == 100 and ("masked", None) in report.consistent
+
+
 def on_uniform_draws(log_q, seeds):
     """Return a loss whose draws are uniform, corrected by `log_q`, in which seeds repeat."""
 
@@ -373,8 +517,8 @@ def on_uniform_draws(log_q, seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize("corrected", [True, False])
 def test_draws_by_another_proposal(corrected):
-    log_q = np.full(8, -np.log(8.0)) if corrected else np.log(log_uniform(8))
-    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10, seconds=60.0)
+    log_q = np.full(20, -np.log(20.0)) if corrected else np.log(log_uniform(20))
+    report = check_loss(on_uniform_draws(log_q, 2**31), "log-uniform", 10)
     assert (report.scheme, report.fault) == ("masked", "other_proposal"), report
     assert ("correction by 'uniform'" in report.verdict) == corrected
 
@@ -386,29 +530,29 @@ def test_draws_that_are_used_again_in_the_next_call():
         kept.append(rng.choice(len(q), m // 2, p=q))
         return np.tile(np.concatenate(kept[-2:] if kept[1:] else kept * 2), (b, 1))
 
-    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=60.0)
+    report = check_loss(sampled_negatives(draw), log_uniform(20), 10)
     assert report.autocorrelation == pytest.approx(0.5, abs=0.1)
     assert "have a correlation of 0." in str(report)
 
 
 @pytest.mark.slow
 def test_seeds_that_repeat():
-    log_q = np.full(8, -np.log(8.0))
-    report = check_loss(on_uniform_draws(log_q, 40), "uniform", 10, seconds=60.0)
+    log_q = np.full(20, -np.log(20.0))
+    report = check_loss(on_uniform_draws(log_q, 40), "uniform", 10)
     assert report.fault == "dependent_draws" or report.scheme is None
     assert f"Only 40 of {report.calls:,} calls gave different results" in report.verdict
 
 
 def test_a_proposal_that_nobody_knows_is_not_taken_for_a_mistake(monkeypatch):
-    q = np.array([0.01, 0.02, 0.02, 0.05, 0.2, 0.2, 0.2, 0.3])
+    q = np.repeat([0.01, 0.02, 0.02, 0.05, 0.2, 0.2, 0.2, 0.15, 0.1, 0.05], 2) / 2.0
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    report = check_loss(make("masked"), "log-uniform", 10, seconds=60.0)
+    report = check_loss(make("masked"), "log-uniform", 10)
     assert report.scheme is None
-    assert "draws may follow another proposal. Count" in report.verdict
+    assert "Draws may follow another proposal: count" in report.verdict
 
 
 def test_the_in_batch_loss_of_the_library():
-    own = InBatchLoss(WeightedSampler(log_uniform(8)), reduction="none")
+    own = InBatchLoss(WeightedSampler(log_uniform(20)), reduction="none")
 
     def loss(class_embeddings, h, labels, num_sampled, seed):
         value, cache = own.forward(h, class_embeddings, labels)
@@ -421,8 +565,10 @@ def test_the_in_batch_loss_of_the_library():
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
 def test_mixed_negatives_of_the_library(scheme):
-    extra = UniformSampler(8)
-    own = InBatchLoss(WeightedSampler(log_uniform(8)), scheme=scheme, extra=extra, reduction="none")
+    extra = UniformSampler(20)
+    own = InBatchLoss(
+        WeightedSampler(log_uniform(20)), scheme=scheme, extra=extra, reduction="none"
+    )
 
     def loss(class_embeddings, h, labels, num_sampled, seed):
         draw = extra.sample(h, num_sampled, rng=seed)
@@ -439,8 +585,8 @@ def test_mixed_negatives_of_the_library(scheme):
 @pytest.mark.slow
 def test_mixed_negatives_that_are_corrected_apart():
     def loss(class_embeddings, h, labels, num_sampled, seed):
-        q, rows = log_uniform(8), np.arange(len(h))
-        ids = np.random.default_rng(seed).choice(8, (len(h), num_sampled), p=q)
+        q, rows = log_uniform(20), np.arange(len(h))
+        ids = np.random.default_rng(seed).choice(20, (len(h), num_sampled), p=q)
         o = h @ class_embeddings.T
         x = np.take_along_axis(o - np.log(num_sampled * q), ids, axis=1)
         x = np.where(ids == labels[:, None], -np.inf, x)
@@ -449,14 +595,14 @@ def test_mixed_negatives_that_are_corrected_apart():
         own = o[rows, labels]
         return np.logaddexp(own, np.logaddexp.reduce(np.hstack([x, y]), axis=1)) - own
 
-    report = check_loss(loss, log_uniform, 10, seconds=60.0)
+    report = check_loss(loss, log_uniform, 10)
     assert (report.scheme, report.fault) == ("mixed", "corrected_apart"), report
     assert report.remedy.startswith("Subtract log((B - 1) q + m u)")
 
 
 @pytest.mark.slow
 def test_a_gradient_that_is_not_that_of_the_losses():
-    own = InBatchLoss(WeightedSampler(log_uniform(8)), reduction="none")
+    own = InBatchLoss(WeightedSampler(log_uniform(20)), reduction="none")
 
     def of_labels(class_embeddings, h, labels, num_sampled, seed):
         value, cache = own.forward(h, class_embeddings, labels)
@@ -496,7 +642,8 @@ def test_a_constant_in_place_of_a_mask(value):
 
     report = check_loss(loss, log_uniform, 10)
     assert (report.scheme, report.fault) == ("masked", "finite_mask"), report
-    assert value == 0.0 or report.scores[0].number == f"the logit {value:.2g}"
+    found = float(report.scores[0].number.removeprefix("the logit "))
+    assert found == pytest.approx(value, abs=0.25)
 
 
 @pytest.mark.slow
@@ -505,7 +652,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
     """Six seeds may give the same draws."""
     monkeypatch.setattr(twins, "log_uniform", lambda n: np.array(q))
     try:
-        report = check_loss(make("masked", shared=True), q, 1, seconds=1.0)
+        report = check_loss(make("masked", shared=True), q, 1, calls=4096)
     except ValueError as error:
         assert q[0] > 0.99 and "same losses for every seed" in str(error)
     else:
@@ -520,7 +667,7 @@ def test_every_mistake_has_a_twin():
 
 @pytest.mark.slow
 def test_what_no_experiment_tells_apart_is_named_together():
-    report = check_loss(make("candidate_masked", "hits_kept"), log_uniform, 10)
+    report = check_loss(make("candidate_masked", "hits_kept"), log_uniform(20), 10)
     assert (report.scheme, report.fault) == ("candidate", None)
     assert ("candidate_masked", "hits_kept") in report.consistent
 
@@ -547,10 +694,12 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     """Of one call in a hundred comes most of a mean, which few calls do not show."""
     q = np.array([0.9, 0.06, 0.02, 0.012, 0.008])
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
-    monkeypatch.setattr(hypotheses, "FAULTS", {})  # which take their time, and call nothing wrong
+    monkeypatch.setattr(
+        hypotheses, "_SINGLE", [()]
+    )  # which take their time, and call nothing wrong
     monkeypatch.setattr(hypotheses, "_KEPT", {})
     for seed in range(5):
-        report = check_loss(make(scheme, shared=shared), q, m, rng=seed, seconds=0.4)
+        report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
         assert (scheme, None) in report.consistent, report
 
 
@@ -597,7 +746,7 @@ DRAWS = {  # by the fault that they are, and how widely losses spread
 def test_draws_that_only_the_spread_of_losses_shows(draws):
     """The mean of negative sampling is a sum over the draws, be they independent or not."""
     draw, fault, ratio = DRAWS[draws]
-    report = check_loss(sampled_negatives(draw), log_uniform, 10, seconds=60.0)
+    report = check_loss(sampled_negatives(draw), log_uniform(20), 10)
     assert (report.scheme, report.fault) == ("negative_sampling_kept", fault), report
     assert ("deviation" in report.verdict) == (fault is not None)
     assert report.num_sets == pytest.approx(1.0 if "batch" in draws else 16.0, rel=0.2)
@@ -640,7 +789,11 @@ def test_what_a_loss_must_not_return(loss, kind, words):
     ("loss", "options", "names"),
     [
         (lambda scores, labels: 0, {}, "class_embeddings, h, labels, num_sampled, seed"),
-        (make("masked"), {"biases": True}, "num_sampled, seed, biases"),
+        (
+            lambda c, h, labels, m, seed: 0,
+            {"biases": True},
+            "num_sampled, seed, biases",
+        ),
         (make("masked"), {"draws": "given"}, "scores, ids, log_q, labels"),
     ],
 )
@@ -666,7 +819,7 @@ def test_an_error_of_the_loss_itself_stays_as_it_is():
         ([0.5, 0.5], "at least 3 classes"),
         ([0.5, 0.5, 0.0], "above 0 for every class, got 0 for class 2"),
         ([0.5, 0.5, 0.5], "`proposal` must sum to 1"),
-        (lambda n: np.ones(n + 1) / (n + 1), "`proposal` must cover all 8 classes"),
+        (lambda n: np.ones(n + 1) / (n + 1), "`proposal` must cover all 10 classes"),
     ],
 )
 def test_proposals_that_are_refused(proposal, words):
@@ -679,9 +832,9 @@ def test_proposals_that_are_refused(proposal, words):
 
 @pytest.mark.slow
 def test_the_report(tmp_path):
-    report = check_loss(make("masked", "uncorrected"), log_uniform, 10)
+    report = check_loss(make("masked", "uncorrected"), log_uniform(20), 10)
     text = str(report)
-    assert "Subtract log(m q)" in text and "As it should be, |z| would be" in text
+    assert "Subtract log(m q)" in text and "As it should be, |z| would be" in report.verdict
     values = json.loads(report.to_json())
     assert (values["scheme"], values["fault"]) == ("masked", "uncorrected")
     assert values["hypotheses"][0]["allowed"] and not values["hypotheses"][-1]["allowed"]
@@ -691,10 +844,24 @@ def test_the_report(tmp_path):
         report.plot(tmp_path / "check.txt")
 
 
+@pytest.mark.parametrize("name", exact_schemes(distinct=True))
+def test_means_without_replacement_are_those_of_the_exact_bias(name):
+    """Two computations that share no line."""
+    m = 3
+    recipes = make_recipes(PROBLEM, METHODS[name], RIGHT, m, batch=8)
+    if not recipes:  # the label is excluded, and no class is left out
+        assert name == "distinct"
+        return
+    found, full = expectation(recipes), expectation([full_of(PROBLEM)])
+    exact = exact_bias(PROBLEM.logits, PROBLEM.labels, PROBLEM.q, m, scheme=name)
+    np.testing.assert_allclose(found.losses - full.losses, exact.loss_bias, atol=1e-6)
+    np.testing.assert_allclose(found.slopes - full.slopes, exact.bias, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_its_bias_is_the_exact_one():
-    report = check_loss(make("masked"), log_uniform, 10)
-    problem = make_problem(log_uniform, 1.0, False, as_key(0))
+    report = check_loss(make("masked"), log_uniform(20), 10)
+    problem = make_problem(log_uniform(20), 10, 1.0, False, as_key(0))
     exact = exact_bias(problem.logits, problem.labels, problem.q, 10, scheme="masked")
     assert report.loss_bias == pytest.approx(exact.loss_bias.mean())
     assert report.gradient_bias == pytest.approx(np.abs(exact.bias).sum(axis=1).mean())
@@ -704,7 +871,7 @@ def test_its_bias_is_the_exact_one():
 def test_a_loss_in_torch():
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)  # on small arrays more of them wait for each other
-    q = torch.from_numpy(log_uniform(8))
+    q = torch.from_numpy(log_uniform(20))
 
     def loss(class_embeddings, h, labels, num_sampled, seed):
         generator = torch.Generator().manual_seed(seed)

@@ -16,13 +16,14 @@ LOGISTIC |= {"negative_sampling_kept"}
 SMOOTHING = 0.1
 
 
-def make(scheme, fault=None, variant=0, shared=False, dtype=float):
+def make(scheme, fault=None, variant=0, shared=False, dtype=float, tau=1.0):
     """Return a loss with a gradient that draws by `log_uniform` and makes one mistake."""
 
-    def loss(class_embeddings, h, labels, num_sampled, seed):
+    def loss(class_embeddings, h, labels, num_sampled, seed, biases=0.0):
         rng = np.random.default_rng(seed)
         class_embeddings, h = class_embeddings.astype(dtype), h.astype(dtype)
-        q, scores, size = log_uniform(len(class_embeddings)), h @ class_embeddings.T, len(labels)
+        q, size = log_uniform(len(class_embeddings)), len(labels)
+        scores = tau * h @ class_embeddings.T + biases
         draws = num_sampled
         if fault == "m_off_by_one" and variant >= 2:
             draws += [1, -1][variant - 2]
@@ -31,15 +32,17 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
         ids, law, expected = drawn(scheme, q, labels, draws, num_sampled, rng)
         if shared:
             ids = np.tile(one_set, (size, 1))
-        expected = miscounted(fault, variant, scheme, expected, law, q, num_sampled)
+        expected = miscounted(fault, variant, scheme, expected, law, q, num_sampled, labels)
         corrections = miscorrected(fault, variant, scheme, expected, law, num_sampled)
+        if fault == "temperature_after":
+            corrections = tau * corrections
         own = scores[rows, labels]
         if scheme in LABEL_CORRECTED and fault != "label_uncorrected":
             twice = 2.0 if fault == "label_corrected_twice" else 1.0
             own = own - corrections[rows, labels] * twice
         x = (scores - corrections)[rows[:, None], np.maximum(ids, 0)]
         x = np.where(ids < 0, -np.inf, x)
-        of_rows = labels[(rows + [1, -1][variant % 2]) % size]
+        of_rows = labels[(rows + [1, -1, -rows][variant]) % size] if variant < 3 else labels
         hits = ids == (of_rows if fault == "hits_of_other_rows" else labels)[:, None]
         if fault == "one_hit_left_out":
             first = np.cumsum(hits, axis=1) == 1
@@ -50,7 +53,15 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
             x = np.where(hits, -np.inf, x)
         if fault == "counted_twice":
             ids, x = np.hstack([ids, ids[:, :1]]), np.hstack([x, x[:, :1]])
-        losses, d_own, d_x = terms(scheme, own, x)
+        if fault == "duplicates_dropped":
+            x = np.where(np.tril(ids[:, :, None] == ids[:, None], -1).any(axis=2), -np.inf, x)
+        losses, d_own, d_x = terms(
+            scheme, own, x, {"label_twice": 2, "label_left_out": 0}.get(fault, 1)
+        )
+        if fault == "label_bias_twice":
+            losses = losses - (variant + 1) * biases[labels]
+        if fault == "detached_negatives":
+            d_x = np.zeros_like(d_x)
         if fault == "finite_mask" and variant == 1:  # a constant has no derivative
             d_x = np.where(hits, 0.0, d_x)
         if fault in ("label_smoothing", "smoothed_hits"):
@@ -62,7 +73,7 @@ def make(scheme, fault=None, variant=0, shared=False, dtype=float):
             d_x = d_x - np.where(masked & (variant == 0), 0.0, SMOOTHING / every)
         slopes[rows, labels] += d_own
         np.add.at(slopes, (rows[:, None], np.maximum(ids, 0)), d_x)
-        dh = slopes @ class_embeddings
+        dh = tau * slopes @ class_embeddings
         if fault == "divided_by_batch":
             losses = losses / size if variant > 0 else losses
             dh = dh / size if variant < 2 else dh
@@ -81,16 +92,19 @@ def drawn(scheme, q, labels, draws, m, rng):
         chances = -np.expm1(m * np.log1p(-q))
         ids = np.where(rng.random(law.shape) < chances, np.arange(len(q)), -1)
         return np.where(ids == labels[:, None], -1, ids), law, np.tile(chances, (len(rows), 1))
-    ends = np.cumsum(q if scheme == "reject" else law, axis=-1)[..., :-1]
-    ends = np.broadcast_to(ends, (len(rows), len(q) - 1))
-    ids = (rng.random((len(rows), draws, 1)) >= ends[:, None, :]).sum(axis=2)
+    uniforms = rng.random((len(rows), draws))
+    if scheme == "reject" or scheme not in LABEL_EXCLUDED:
+        ids = np.cumsum(q)[:-1].searchsorted(uniforms, side="right")
+    else:
+        ends = np.cumsum(law, axis=1)[:, :-1]
+        ids = (uniforms[:, :, None] >= ends[:, None, :]).sum(axis=2)
     if scheme == "reject":
         kept = (ids != labels[:, None]).sum(axis=1, keepdims=True)
         return ids, law, kept * np.where(law > 0.0, law, 1.0)
     return ids, law, m * law
 
 
-def miscounted(fault, variant, scheme, expected, law, q, m):
+def miscounted(fault, variant, scheme, expected, law, q, m, labels):
     """Return expected counts (B, n) that are those of a mistake."""
     if fault == "q_not_conditioned":
         return np.tile(m * q, (len(expected), 1))
@@ -98,6 +112,12 @@ def miscounted(fault, variant, scheme, expected, law, q, m):
         counts = expected / np.where(law > 0.0, law, np.inf)
         shown = counts.max(axis=1, keepdims=True) * q if scheme != "poisson" else expected
         return np.roll(shown, [1, -1][variant], axis=1)
+    if fault == "q_renormalised":
+        return expected / (1.0 - q[labels])[:, None]
+    if fault == "inclusion_of_repeated":
+        return np.tile(-np.expm1(m * np.log1p(-q)), (len(expected), 1))
+    if fault in ("q_clipped", "epsilon_in_log"):
+        return m * (np.maximum(q, 0.03) if fault == "q_clipped" else q + 0.03) * expected / expected
     if fault == "m_off_by_one" and variant < 2:
         return expected * (m + [1, -1][variant]) / m
     return expected
@@ -129,7 +149,7 @@ def miscorrected(fault, variant, scheme, expected, law, m):
     return logs
 
 
-def terms(scheme, own, x):
+def terms(scheme, own, x, label_weight):
     """Return losses (B,) of labels' logits and those (B, k) of draws, and derivatives."""
     with np.errstate(over="ignore", divide="ignore"):
         if scheme in LOGISTIC:
@@ -138,7 +158,7 @@ def terms(scheme, own, x):
         if scheme == "importance":
             total = np.logaddexp.reduce(x, axis=1)
             return total - own, np.full_like(own, -1.0), np.exp(x - total[:, None])
-    values, d_own, d_x = softmax_terms(own, x)
+    values, d_own, d_x = softmax_terms(own, x, label_weight)
     if scheme.startswith("jackknife"):
         m = x.shape[1]
         values, d_own, d_x = m * values, m * d_own, m * d_x
@@ -151,6 +171,8 @@ def terms(scheme, own, x):
     return values, d_own, d_x
 
 
-def softmax_terms(own, x):
-    total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1, initial=-np.inf))
-    return total - own, np.exp(own - total) - 1.0, np.exp(x - total[:, None])
+def softmax_terms(own, x, label_weight=1):
+    with np.errstate(divide="ignore"):
+        label = own + np.log(label_weight)
+    total = np.logaddexp(label, np.logaddexp.reduce(x, axis=1, initial=-np.inf))
+    return total - own, np.exp(label - total) - 1.0, np.exp(x - total[:, None])

@@ -1,0 +1,228 @@
+r"""Sets of classes: draws without replacement, and draws of which each class counts once.
+
+Give class j an exponential clock of rate q_j. At time t it has rung with chance 1 - exp(-q_j t),
+whatever the others did. The set of the first m different classes is that at the time of the m-th
+ring, and the set of m draws with replacement that of a Poisson process which has m points: both are
+coefficients of a power series, and the mean of a product over the set is
+
+    int dt exp(-t) [z^m] sum_l z q_l v_l prod_{j != l} (1 + z (exp(q_j t) - 1) v_j)    and
+    m! [x^m] prod_j (1 + (exp(q_j x) - 1) v_j).
+
+That of the first m different classes and N tries is (N - 1)! [x^(N - 1)] of the series in z, with x
+for t. Coefficients are means over circles, whose radii are those at which no digits cancel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, gammaln
+
+from samplesoft._jit import njit_sum
+from samplesoft._validation import FloatArray
+
+ComplexArray = NDArray[np.complex128]
+
+_LEAST = 1e-10  # weight of points that are left out
+_NOTHING = 1e-290  # square of a factor of points that add nothing
+_TAIL = 1e-9  # chance of numbers of tries that are left out
+_NUMBERS = 12  # of tries, between which means are interpolated
+_MOST_TRIES = 1 << 10
+_MOST_FACTORS = 1 << 18  # of all points, for one number of tries
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """A law of sets of classes, as N points at each of which classes are independent.
+
+    Attributes
+    ----------
+    absent, present, last : ndarray of complex, shape (n, N)
+        Factors of a class that is not in the set, that is, and that is and came last.
+    weights : ndarray of complex, shape (N,)
+        Weights of the points, of which conjugate ones are left out.
+    has_last : bool
+        Whether one class came last; if not, `last` is 0.
+    """
+
+    absent: ComplexArray
+    present: ComplexArray
+    last: ComplexArray
+    weights: ComplexArray
+    has_last: bool
+
+    def means(self, values: NDArray[Any]) -> tuple[ComplexArray, ComplexArray]:
+        """Return means (U,) of products of `values` (U, n) over the set, and their parts (U, n).
+
+        Part k is that of sets which contain class k. What is real is the real part; of complex
+        values the mean is half the sum of this one and the conjugate of that of the conjugates.
+        """
+        values = np.ascontiguousarray(values, np.complex128)
+        means, parts = np.empty(len(values), np.complex128), np.empty_like(values)
+        points = self.absent, self.present, self.last, self.weights, self.has_last
+        _means(*points, values, means, parts)
+        return means, parts
+
+    @property
+    def inclusion(self) -> FloatArray:
+        """Chances (n,) that the set contains each class."""
+        parts = self.means(np.ones((1, len(self.absent))))[1]
+        chances: FloatArray = np.clip(parts[0].real, 0.0, 1.0)
+        return chances
+
+
+@njit_sum
+def _means(
+    absent: ComplexArray,
+    present: ComplexArray,
+    last: ComplexArray,
+    weights: ComplexArray,
+    has_last: bool,
+    values: ComplexArray,
+    means: ComplexArray,
+    parts: ComplexArray,
+) -> None:
+    n, num = absent.shape
+    inverse = np.empty_like(absent)
+    for u in range(len(values)):
+        products, totals = weights.copy(), np.full(num, 0.0j if has_last else 1.0 + 0.0j)
+        for j in range(n):
+            value = values[u, j]
+            for i in range(num):
+                factor = absent[j, i] + present[j, i] * value
+                products[i] *= factor
+                size = factor.real**2 + factor.imag**2
+                inverse[j, i] = value * np.conj(factor) * (1.0 / size if size > _NOTHING else 0.0)
+                totals[i] += last[j, i] * inverse[j, i]
+        means[u] = (products * totals).sum()
+        for j in range(n):
+            part = 0.0j
+            for i in range(num):
+                others = totals[i] - last[j, i] * inverse[j, i]
+                shares = (last[j, i] + others * present[j, i]) * inverse[j, i]
+                part += products[i] * shares
+            parts[u, j] = part
+
+
+# laws of sets, of probabilities that come as the bytes of (n,) ------------------------------------
+
+
+@lru_cache(maxsize=32)
+def each_once(q: bytes, m: int) -> Sets:
+    """Return the set of m draws with replacement."""
+    x = m * _half_circle(m)
+    log_weights = gammaln(m + 1.0) + m - m * np.log(x) - np.log(len(x))
+    return _points(np.frombuffer(q), x, np.ones_like(x), log_weights, False)[1]
+
+
+@lru_cache(maxsize=32)
+def independent(q: bytes, m: int) -> Sets:
+    """Return the set that holds each class with the chance that m draws with replacement do."""
+    absent = np.exp(m * np.log1p(-np.frombuffer(q)))[:, None] + 0.0j
+    return Sets(absent, 1.0 - absent, np.zeros_like(absent), np.ones(1, np.complex128), False)
+
+
+@lru_cache(maxsize=32)
+def first_different(q: bytes, m: int) -> Sets:
+    """Return the set of the first m different classes: of draws without replacement."""
+    law = np.frombuffer(q)
+    # from when m rings are out of the question to when the m likeliest classes have rung
+    start, end = (gammaln(m + 1.0) - 40.0) / m, np.log((45.0 + np.log(m)) / np.sort(law)[-m])
+    step = min(0.35, 0.7 / np.sqrt(m))
+    times = np.exp(np.arange(start, end, step))
+    log_z, chances = _tilted(law, times, m)
+    half = _half_circle((chances * (1.0 - chances)).sum(axis=1).max())
+    t, z = np.repeat(times, len(half)), np.outer(np.exp(log_z), half).ravel()
+    return _points(law, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
+
+
+@lru_cache(maxsize=32)
+def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
+    """Return numbers of tries, weights of these, and sets given that so many were made.
+
+    The mean over all numbers is a weighted one over these: between them it is interpolated, for it
+    is smooth in the logarithm of the number. Empty where numbers are too large.
+    """
+    law = np.frombuffer(q)
+    # of times, that in which so many tries are likeliest; a class that came came lam / p times
+    times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MOST_TRIES), 512))
+    log_z, chances = _tilted(law, times, max(m - 1.0, 0.3))
+    lam = np.outer(times, law)
+    comes = chances * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
+    means, variances = comes.sum(axis=1), (comes * (1.0 + lam - comes)).sum(axis=1)
+    of_different = (chances * (1.0 - chances)).sum(axis=1)
+
+    def given(tries: int) -> tuple[float, Sets]:
+        at = int(np.abs(means - (tries - 1.0)).argmin())
+        half, arc = _half_circle(of_different[at]), _half_circle(variances[at])
+        circle = np.exp(log_z[at]) * np.concatenate([half, half.conj()])
+        x, z = np.repeat(times[at] * arc, len(circle)), np.tile(circle, len(arc))
+        log_weights = gammaln(tries) + times[at] - (tries - 1.0) * np.log(x) - m * np.log(z)
+        return _points(law, x, z, log_weights - np.log(len(x)), True)
+
+    found: list[float] = []
+    while sum(found) < 1.0 - _TAIL:
+        chance, sets = given(m + len(found))
+        if m + len(found) > _MOST_TRIES or sets.absent.size > _MOST_FACTORS:
+            return ()
+        found.append(chance)
+    numbers = m + np.arange(len(found))
+    angles = np.pi * (np.arange(_NUMBERS) + 0.5) / _NUMBERS  # Chebyshev's points, rounded
+    middle, width = 0.5 * np.log(numbers[-1] * m), 0.5 * np.log(numbers[-1] / m)
+    places = np.unique(np.rint(np.exp(middle + width * np.cos(angles))).astype(int))
+    away = np.log(numbers)[:, None] - np.log(places)
+    away = away[:, None, :] / (np.log(places)[:, None] - np.log(places) + np.eye(len(places)))
+    away[:, np.arange(len(places)), np.arange(len(places))] = 1.0
+    weights = np.array(found) @ away.prod(axis=2)  # of Lagrange's interpolation
+    return tuple((int(k), float(w), given(k)[1]) for k, w in zip(places, weights, strict=True))
+
+
+def _half_circle(variance: float) -> ComplexArray:
+    """Return the upper half of a circle for a series whose degree has a variance."""
+    # terms that fall together are at least six deviations apart
+    num = int(3.0 * np.sqrt(variance)) + 6
+    half: ComplexArray = np.exp(1j * np.pi * (np.arange(num) + 0.5) / num)
+    return half
+
+
+def _tilted(law: FloatArray, times: FloatArray, count: float) -> tuple[FloatArray, FloatArray]:
+    """Return log z (T,) at which `count` classes are there in the mean; chances of each (T, n)."""
+    x = np.outer(times, law)
+    with np.errstate(divide="ignore"):
+        log_odds = np.log(-np.expm1(-x)) + x
+    possible = log_odds > -np.inf
+    low = -log_odds.max(axis=1) - 40.0
+    high = 40.0 - log_odds.min(axis=1, initial=0.0, where=possible)
+    for _ in range(60):
+        log_z = 0.5 * (low + high)
+        few = expit(log_z[:, None] + log_odds).sum(axis=1) < count
+        low, high = np.where(few, log_z, low), np.where(few, high, log_z)
+    return log_z, expit(log_z[:, None] + log_odds)
+
+
+def _points(
+    law: FloatArray, x: ComplexArray, z: ComplexArray, log_weights: ComplexArray, has_last: bool
+) -> tuple[float, Sets]:
+    """Return the sum of a law from points in time and in z (N,), and the law divided by it."""
+    radius, right = np.abs(x)[:, None], x.real[:, None] >= 0.0
+    gone, sign = np.exp(-radius * law), np.where(right, 1.0, -1.0)
+    # factors are at most 1 beside the largest of their sums
+    whole = gone - np.abs(z)[:, None] * np.expm1(-radius * law)
+    # (exp(q x) - 1) exp(-q |x|), with all digits
+    come = np.exp(law * (np.where(right, x[:, None], 0.0) - radius))
+    come = -sign * come * np.expm1(-sign * law * x[:, None])
+    last = z[:, None] * law * gone / whole if has_last else np.zeros_like(come)
+    weights = np.exp(log_weights + np.log(whole).sum(axis=1))
+    sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
+    kept = sizes > _LEAST * sizes.max()
+    absent, present = gone / whole, z[:, None] * come / whole
+    absent, present, last = (
+        np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
+    )
+    sets = Sets(absent, present, last, weights[kept], has_last)
+    total = float(sets.means(np.ones((1, len(law))))[0][0].real)
+    return total, replace(sets, weights=sets.weights / total)
