@@ -2,4 +2,5 @@
 
 from samplesoft.bias import theorems as theorems
 from samplesoft.bias.chain import metropolis_bias as metropolis_bias
+from samplesoft.bias.stratified import stratified_bias as stratified_bias
 from samplesoft.bias.truncation import truncated_bias as truncated_bias

@@ -34,8 +34,8 @@ _POWERS = 27  # of odds up to 0.2: the next one is 1e-19 of them
 _FARTHEST = 0.28  # from log r to where the odds were summed, and they are 0.2 at most
 _TINY = -44.0  # log of what is left out
 _PROBABLE = -12.0  # and of what decides the step
-_STEP = 0.22  # in log u: the error falls as exp(-pi**2 / step)
-_TIME_STEP = 0.19  # in log t, at most
+_STEP = 0.2  # in log u: the error falls as exp(-pi**2 / step)
+_TIME_STEP = 0.17  # in log t, at most
 _LEFT = -3.6  # log u = z - exp(-z) has fallen by 40 here
 _BEFORE = 1.5  # from z = 0 to where the largest sums begin to count
 _GROWN = 30.0  # q t: above it exp(q t) is not formed
@@ -446,7 +446,7 @@ def _saddle(q: FloatArray, t: float, m: int, log_r: float) -> tuple[float, float
         if not low < log_r < high:
             log_r = 0.5 * (low + high)
     density = value + (math.log(hazard) if hazard > 0.0 else -1e300)
-    return log_r, density, 1.0 / math.sqrt(28.0 + 6.0 * slope * slope / (free + 1.0))
+    return log_r, density, 1.0 / math.sqrt(35.0 + 6.0 * slope * slope / (free + 1.0))
 
 
 # --- one u: classes and circles ----------------------------------------------------------------

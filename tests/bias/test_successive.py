@@ -1,7 +1,7 @@
 """Draws without replacement: the exact bias against all sets, a closed form, and simulation."""
 
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 
 import numba
 import numpy as np
@@ -12,6 +12,7 @@ from mpmath import mp, mpf
 from scipy.stats import hypergeom
 
 from samplesoft import exact_bias
+from samplesoft.bias import stratified_bias
 from samplesoft.bias.successive import Race, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
@@ -226,3 +227,99 @@ def test_refuses(arguments, message):
     given = {"logits": np.zeros(4), "labels": 0, "q": np.full(4, 0.25), "num_sampled": 2}
     with pytest.raises(ValueError, match=message):
         exact_bias(**(given | arguments), scheme="distinct")
+
+
+# --- more or less bias than with replacement -----------------------------------------------------
+
+
+def test_the_softmax_as_proposal_has_no_bias_with_replacement_alone():
+    logits = np.array([0.0, 1.0, -1.0, 2.0, 0.3])
+    q = np.exp(logits) / np.exp(logits).sum()
+    assert np.abs(exact_bias(logits, 0, q, 3).bias).sum() < 1e-15
+    assert np.abs(exact_bias(logits, 0, q, 3, scheme="distinct").bias).sum() > 1e-3
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_uniform_draws_without_replacement_bias_the_label_and_the_loss_less(data):
+    n = data.draw(st.integers(3, 12))
+    logits = data.draw(st.lists(st.floats(-5.0, 5.0), min_size=n, max_size=n))
+    m, q = data.draw(st.integers(2, n - 1)), np.full(n, 1.0 / n)
+    without, with_ = (exact_bias(logits, 0, q, m, scheme=s) for s in ("distinct", "negatives"))
+    assert -1e-13 <= without.bias[0] <= with_.bias[0] + 1e-13
+    assert 1e-13 >= without.loss_bias >= with_.loss_bias - 1e-13
+
+
+# --- strata --------------------------------------------------------------------------------------
+
+
+def in_strata(logits, label, q, counts, strata, scheme, correction):
+    """Bias (n,) and loss bias by all outcomes of all strata, mpf."""
+    p, q = softmax(logits), [mpf(float(x)) for x in q]
+    facts, n = SCHEMES[scheme], len(q)
+    laws = []
+    for g, m in enumerate(counts):
+        own = [j for j in range(n) if strata[j] == g and not (facts.excludes_label and j == label)]
+        inside = [q[j] for j in own]
+        if facts.distinct:
+            law = [([own[i] for i in s], c) for s, c in sets_of(inside, m, None).items()]
+        else:
+            total = mp.fsum(inside)
+            draws = product(range(len(own)), repeat=m)
+            law = [([own[i] for i in d], mp.fprod(inside[i] / total for i in d)) for d in draws]
+        laws.append(law)
+    often = [mp.fsum(c * d.count(j) for law in laws for d, c in law) for j in range(n)]
+    c = often if correction is None else [mpf(float(x)) for x in correction]
+    base = (p[label] if facts.label_in_sum else mpf(0)) / (c[label] if facts.corrects_label else 1)
+    bias, loss = [-x for x in p], mp.log(c[label]) if facts.corrects_label else mpf(0)
+    for parts in product(*laws):
+        drawn = [j for draws, _ in parts for j in draws if facts.draws_label or j != label]
+        chance = mp.fprod(one for _, one in parts)
+        total = base + mp.fsum(p[j] / c[j] for j in drawn)
+        for j in drawn:
+            bias[j] += chance * p[j] / c[j] / total
+        bias[label] += chance * base / total
+        loss += chance * mp.log(total)
+    return bias, loss
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize(
+    "scheme", ["distinct", "distinct_candidate", "negatives", "masked", "candidate_masked"]
+)
+@pytest.mark.parametrize("counts", [(1, 2), (2, 0), (2, 3)])
+def test_strata_agree_with_all_outcomes(counts, scheme, corrected):
+    logits, label = np.array([0.5, -1.0, 2.0, 0.0, 1.0, -0.5, 0.1]), 1
+    q = np.array([0.1, 0.2, 0.15, 0.05, 0.2, 0.1, 0.2])
+    strata = [0, 0, 0, 1, 1, 1, 1]
+    correction = None if corrected else np.ones(7)
+    got = stratified_bias(logits, label, q, counts, strata, scheme=scheme, correction=correction)
+    with mp.workdps(30):
+        bias, loss = in_strata(logits, label, q, counts, strata, scheme, correction)
+        wrong, size = l1_error(got.bias, bias)
+        assert wrong <= min(max(got.error, 1e-15), 1e-10 * size + 1e-15)
+        assert abs(loss - mpf(got.loss_bias)) <= max(got.loss_error, 1e-15)
+
+
+def test_one_stratum_is_none():
+    logits, q = np.random.default_rng(7).standard_normal((2, 40)), np.full(40, 1 / 40)
+    one = stratified_bias(logits, [0, 1], q, 5, np.zeros(40, int), scheme="distinct_masked")
+    other = exact_bias(logits, [0, 1], q, 5, scheme="distinct_masked")
+    assert np.array_equal(one.bias, other.bias)
+    assert np.array_equal(one.inclusion, other.inclusion)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strata": [0, 0, 1]}, r"`strata` must have shape \(4,\)"),
+        ({"num_sampled": [1, 1, 1]}, "`num_sampled` must be one number, or one for each of the 2"),
+        ({"num_sampled": 2}, "got 2 for stratum 0, which has 1 "),
+        ({"scheme": "reject"}, "`scheme` must be one whose draws add up"),
+    ],
+)
+def test_strata_refuse(arguments, message):
+    given = {"logits": np.zeros(4), "labels": 0, "q": np.full(4, 0.25)}
+    given |= {"num_sampled": 1, "strata": [0, 0, 1, 1]}
+    with pytest.raises(ValueError, match=message):
+        stratified_bias(**(given | arguments))

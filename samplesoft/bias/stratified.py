@@ -1,0 +1,129 @@
+"""The exact bias of draws from strata: so many classes from each of some groups of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import IntArray, as_count, as_ids
+from samplesoft.bias.exact import ExactBias
+from samplesoft.bias.inputs import Inputs, check_correction, check_inputs
+from samplesoft.bias.successive import set_bias
+
+
+def stratified_bias(
+    logits: ArrayLike,
+    labels: Any,
+    q: ArrayLike,
+    num_sampled: Any,
+    strata: ArrayLike,
+    *,
+    scheme: str = "distinct",
+    correction: ArrayLike | None = None,
+) -> ExactBias:
+    """Compute exactly what sampled softmax does where classes are drawn from each stratum apart.
+
+    Shards that each draw from the classes that they hold are strata, as in Partial FC.
+
+    Parameters
+    ----------
+    logits, labels
+        As for `samplesoft.exact_bias`.
+    q : array_like, shape (n,) or (B, n)
+        Proposal. In a stratum classes are drawn in proportion to it.
+    num_sampled : int or array_like of int, shape (G,)
+        Number of draws in each stratum.
+    strata : array_like of int, shape (n,)
+        The stratum of each class, from 0 to G - 1.
+    scheme : str
+        ``distinct``, ``distinct_masked``, ``distinct_candidate``, ``distinct_candidate_masked`` or
+        ``distinct_importance`` for draws without replacement, or the scheme with replacement of
+        such a name. A draw of class j is divided by the probability that j is drawn, or with
+        replacement by how often it is, as the mean.
+    correction : array_like, shape (n,) or (B, n), optional
+        What draws are divided by instead; ones for none, as in Partial FC.
+
+    Returns
+    -------
+    ExactBias
+        The bias, the loss bias, and estimates of their numerical errors; `inclusion` is what draws
+        are divided by where there is no `correction`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or a stratum has fewer classes than are to be drawn.
+
+    Notes
+    -----
+    ``S`` is a sum over independent strata, so ``E exp(-u S)`` is a product over them: section 22 of
+    ``samplesoft/bias/README.md``.
+
+    References
+    ----------
+    An et al., "Partial FC: Training 10 Million Identities on a Single Machine", 2020, section 3:
+    the labels and uniform draws without replacement from each shard, not corrected.
+
+    Examples
+    --------
+    Two shards of two and three classes, one draw from each, corrected and not:
+
+    >>> import numpy as np
+    >>> from samplesoft.bias import stratified_bias
+    >>> logits, shards = [0.0, 1.0, 2.0, 0.5, 1.5], [0, 0, 1, 1, 1]
+    >>> for correction in None, np.ones(5):
+    ...     result = stratified_bias(
+    ...         logits, 0, np.full(5, 0.2), 1, shards, correction=correction
+    ...     )
+    ...     print(result.bias.round(3), round(result.loss_bias, 3))
+    [ 0.013  0.035 -0.143  0.095  0.001] -0.095
+    [ 0.075  0.203 -0.207  0.007 -0.078] -0.783
+    """
+    missing = correction is not None
+    inputs = check_inputs(
+        *(logits, labels, q, 1, scheme), takes_missing=missing, takes_distinct=True
+    )
+    facts = inputs.scheme
+    if facts.jackknife or facts.independent or facts.divides_by_kept:
+        raise ValueError(
+            f"`scheme` must be one whose draws add up in S, got {scheme!r}; take 'distinct', or "
+            "'negatives' for draws with replacement."
+        )
+    places, counts = _check_strata(strata, num_sampled, inputs)
+    rows = check_correction(correction, inputs) if correction is not None else [None]
+    found = (
+        set_bias(row, (counts, places), facts, rows[i if len(rows) > 1 else 0])
+        for i, row in enumerate(inputs.rows())
+    )
+    return ExactBias(*inputs.columns(found))
+
+
+def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArray, list[int]]:
+    """Return the stratum of each class (n,), and the number of draws in each (G,)."""
+    n = inputs.logits.shape[1]
+    places = as_ids("strata", strata, n)
+    if len(places) != n:
+        raise ValueError(
+            f"`strata` must have shape ({n},), one number for each class, got ({len(places)},)."
+        )
+    num = int(places.max()) + 1
+    given = [num_sampled] * num if np.ndim(num_sampled) == 0 else list(num_sampled)
+    if len(given) != num:
+        raise ValueError(
+            f"`num_sampled` must be one number, or one for each of the {num} strata, got "
+            f"{len(given)}."
+        )
+    counts = [as_count("num_sampled", one, 0) for one in given]
+    for row, (_, label, q) in enumerate(inputs.rows()):
+        drawn = q > 0.0
+        drawn[label] &= not inputs.scheme.excludes_label
+        held = np.bincount(places[drawn], minlength=num)
+        few = np.flatnonzero((held < counts) if inputs.scheme.distinct else (held < 1))
+        if len(few):
+            raise ValueError(
+                f"`num_sampled` must be at most the number of classes that can be drawn, got "
+                f"{counts[few[0]]} for stratum {few[0]}, which has {held[few[0]]} (example {row})."
+            )
+    return places, counts
