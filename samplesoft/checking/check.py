@@ -44,6 +44,7 @@ from samplesoft.checking.report import LossReport
 ALPHA = 1e-4  # chance that a right hypothesis is excluded, over all looks
 _CALLS_OF_EXTREMES = {False: 1024, True: 128}  # of few classes, and of many
 _AT_LEAST = {True: 2048, False: 8192}  # before a verdict, with a gradient and without
+_OFF_IN_FLOAT32 = 1e-4  # of losses that are called full
 _MOST_SKEWNESS = 0.3  # of a mean that is tested: eleven or so of the rare draws behind it
 _LEAST_SPREAD = 0.5  # of what is predicted; a lower one comes of draws that have not been seen
 
@@ -328,6 +329,12 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
                 f"`{allowed[0]}` with a gradient that is not theirs; see how dh is computed."
             )
     means = of_losses.means
+    off = float(np.abs(means - full.means[: len(means)]).max())
+    if off < _OFF_IN_FLOAT32:
+        raise ValueError(
+            "`loss` must return float32 if it computes in float32, got float64 that are off the "
+            f"full softmax by {off:.1e}; leave the type of the losses as it is."
+        )
     raise ValueError(
         "`loss` must draw classes, have the labels of the batch as its negatives, or be the full "
         f"softmax, got the same losses for every seed, {means.round(4).tolist()}, where the full "

@@ -83,7 +83,7 @@ class Hypothesis:
     def digits(self) -> float:
         """How far the means may be off, relative to 1 and to them."""
         if all(one.sets is None for one in self.recipes):
-            return 1e-12
+            return 1e-10
         return 1e-6 if len(self.recipes) == 1 else 1e-4
 
     @property

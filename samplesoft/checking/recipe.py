@@ -169,6 +169,8 @@ def make_recipes(
     for chance, sets, times in _laws_of(draws, chances, num_draws, tries):
         count, presence = num_draws, chances
         inclusion = -np.expm1((m if times is None else times) * np.log1p(-np.exp(law)))
+        if times is not None:  # TensorFlow has the count of repeated draws where none was repeated
+            inclusion = np.where(times == m, m * np.exp(law), inclusion)
         if sets is not None:
             count, presence = 1, np.array([one.inclusion for one in sets])
             inclusion = presence if draws == "distinct" and times is None else inclusion

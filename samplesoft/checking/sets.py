@@ -170,15 +170,20 @@ def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
         if m + len(found) > _MOST_TRIES or sets.absent.size > _MOST_FACTORS:
             return ()
         found.append(chance)
-    numbers = m + np.arange(len(found))
+    first = m, found[0], given(m)[1]  # of no repeats, for which corrections may be others
+    rest, numbers = np.array(found[1:]), m + 1 + np.arange(len(found) - 1)
+    if not len(rest):
+        return (first,)
     angles = np.pi * (np.arange(_NUMBERS) + 0.5) / _NUMBERS  # Chebyshev's points, rounded
-    middle, width = 0.5 * np.log(numbers[-1] * m), 0.5 * np.log(numbers[-1] / m)
-    places = np.unique(np.rint(np.exp(middle + width * np.cos(angles))).astype(int))
+    ends = np.log(numbers[[0, -1]])
+    logs = ends.mean() + 0.5 * np.ptp(ends) * np.cos(angles)
+    places = np.unique(np.rint(np.exp(logs)).astype(int))
     away = np.log(numbers)[:, None] - np.log(places)
     away = away[:, None, :] / (np.log(places)[:, None] - np.log(places) + np.eye(len(places)))
     away[:, np.arange(len(places)), np.arange(len(places))] = 1.0
-    weights = np.array(found) @ away.prod(axis=2)  # of Lagrange's interpolation
-    return tuple((int(k), float(w), given(k)[1]) for k, w in zip(places, weights, strict=True))
+    weights = rest @ away.prod(axis=2)  # of Lagrange's interpolation
+    others = ((int(k), float(w), given(k)[1]) for k, w in zip(places, weights, strict=True))
+    return (first, *others)
 
 
 def _half_circle(variance: float) -> ComplexArray:

@@ -140,7 +140,8 @@ def test_exact_means_of_draws_that_are_corrected_by_tries(name):
         q, mean = drawn_from(PROBLEM, e, method.scheme.excludes_label), 0.0
         tries = np.arange(m, most)
         with np.errstate(divide="ignore"):
-            logs = np.log(-np.expm1(tries[:, None] * np.log1p(-q)))
+            counts = -np.expm1(tries[:, None] * np.log1p(-q))
+            logs = np.log(np.where(tries[:, None] == m, m * q, counts))
         for first, second in itertools.permutations(np.flatnonzero(q), m):
             chances = q[first] * q[second] * q[first] ** (tries - m)
             x = (o[e] - logs)[:, [first, second]]
@@ -362,8 +363,8 @@ def on_distinct_draws(count, logistic=False, masked=True):
 
 
 def expected_count(q, m, tries):
-    """As TensorFlow has it."""
-    return -np.expm1(tries * np.log1p(-q))
+    """As TensorFlow has it, where no draw was repeated too."""
+    return m * q if tries == m else -np.expm1(tries * np.log1p(-q))
 
 
 @pytest.mark.slow
@@ -491,6 +492,34 @@ def test_mistakes_that_only_extreme_problems_show(away, mask, fault):
     report = check_loss(loss, "log-uniform", 10)
     assert (report.scheme, report.fault) == ("masked", fault), report
     assert report.num_classes == (10_000 if mask is None else 20)
+
+
+@pytest.mark.slow
+def test_a_loss_whose_gradient_does_not_change_on_the_largest_problem():
+    """Under uniform draws log(m q) is the same for all; its gradient along log q is 0."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        ids = np.random.default_rng(seed).integers(0, len(class_embeddings), (len(h), num_sampled))
+        rows = np.hstack([labels[:, None], ids])
+        x = np.einsum("bd,bkd->bk", h, class_embeddings[rows])
+        total = np.logaddexp.reduce(x, axis=1)
+        shares = np.exp(x - total[:, None]) - (np.arange(x.shape[1]) == 0)
+        return total - x[:, 0], np.einsum("bk,bkd->bd", shares, class_embeddings[rows])
+
+    report = check_loss(loss, "uniform", 5)
+    assert (report.scheme, report.fault) == ("candidate", None), report
+
+
+def test_sums_in_another_order_are_no_draws():
+    right = in_batch(lambda log_q, m: 0.0 * log_q)
+
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        order = np.random.default_rng(seed).permutation(len(h))
+        losses = right(class_embeddings, h[order], labels[order], num_sampled, seed)
+        return losses[np.argsort(order)]
+
+    report = check_loss(loss, log_uniform(20), 10)
+    assert (report.scheme, report.fault) == ("in_batch", "uncorrected"), report
 
 
 def test_the_number_of_calls_is_what_was_given():
@@ -762,6 +791,11 @@ def returning(value):
     return lambda c, h, labels, m, seed: value(np.random.default_rng(seed), len(h), h.shape[1])
 
 
+def in_float32(class_embeddings, h, labels, num_sampled, seed):
+    o = (h @ class_embeddings.T).astype(np.float32)
+    return (np.logaddexp.reduce(o, axis=1) - o[np.arange(len(h)), labels]).astype(float)
+
+
 @pytest.mark.parametrize(
     ("loss", "kind", "words"),
     [
@@ -778,6 +812,7 @@ def returning(value):
         (returning(lambda rng, b, d: rng.random(b).astype(np.float16)), TypeError, "too coarse"),
         (returning(lambda rng, b, d: (1, 2, 3)), ValueError, "or a pair .losses, dh., got a tuple"),
         (returning(lambda rng, b, d: np.ones(b)), ValueError, "must draw classes, have the labels"),
+        (in_float32, ValueError, "must return float32 if it computes in float32, got float64"),
     ],
 )
 def test_what_a_loss_must_not_return(loss, kind, words):
