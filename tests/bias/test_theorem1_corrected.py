@@ -102,7 +102,7 @@ class TestBounds:
                 assert outside(found, exact, jacobian) == 0
 
     @pytest.mark.slow
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=250, deadline=None)
     @given(
         st.lists(st.floats(-700.0, 700.0), min_size=2, max_size=5),
         st.lists(st.floats(-300.0, 0.0), min_size=5, max_size=5),
@@ -124,7 +124,7 @@ class TestBounds:
     def test_hold_for_many_classes_and_draws(self):
         rng = np.random.default_rng(2)
         close = 0
-        for _ in range(700):
+        for _ in range(250):
             n, m = int(2 + 10 ** rng.uniform(0.0, 2.3)), int(10 ** rng.uniform(0.0, 9.0))
             logits = rng.standard_t(2.0, n) * rng.choice([0.3, 1.0, 3.0, 100.0])
             logits = logits.clip(-700.0, 700.0)
@@ -139,7 +139,7 @@ class TestBounds:
             room = exact.error + 1e-12 * norm
             assert (found.lower - room <= bias).all() and (bias <= found.upper + room).all()
             close += found.upper[0] <= 1.1 * norm + room
-        assert close > 70  # so a bound a tenth smaller would have failed
+        assert close > 25  # so a bound a tenth smaller would have failed
 
     @pytest.mark.parametrize("twin", ["half", "no label", "no rest"])
     def test_a_twin_that_leaves_something_out_fails(self, twin):

@@ -11,9 +11,12 @@ LOST = mpf("1e-289")  # a bias below this has no digits in float64
 SPECIAL = [0.0, -1.0, -30.0, -285.0, -700.0, -745.0, -800.0, -1e4, 1e4]
 
 
-def enumerated(logits, label, q, m, scheme):
-    """Return the bias (n,), as mpf, with as many digits as it takes to subtract the softmax."""
-    dps = int(2 * (max(logits) - min(logits)) / 2.3) + 700
+def enumerated(logits, label, q, m, scheme, dps=None):
+    """Return the bias (n,), as mpf, with as many digits as it takes to subtract the softmax.
+
+    With `dps` of them, errors of about ``10**-dps`` are left.
+    """
+    dps = int(2 * (max(logits) - min(logits)) / 2.3) + 700 if dps is None else dps
     with mp.workdps(dps):
         expected, _, _ = naive.enumerate_scheme(logits, label, q, m, scheme, dps)
         return [x - y for x, y in zip(expected, naive.softmax(logits), strict=True)]
