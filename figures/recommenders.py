@@ -105,14 +105,19 @@ def splits(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
     """Return what users have taken, and what is hidden, both (users, items), by name."""
     data = {}
     if args.gowalla:
-        train, test = (load_interactions(found(args.gowalla, p)) for p in ("train", "test"))
-        shape = tuple(max(train.shape[i], test.shape[i]) for i in range(2))
-        data["Gowalla"] = as_interactions("train", padded(train, shape)), padded(test, shape)
+        data["Gowalla"] = interactions(args.gowalla)
     if args.bibtex:
         words = load_xml_repository(found(args.bibtex, "bibtex_train")).inputs
         left, users, hidden = hide(as_interactions("bibtex", words.astype(bool) * 1.0), 1.0, 0)
         data["Words of Bibtex"] = left[users], hidden
     return data
+
+
+def interactions(folder: Path) -> tuple[Any, Any]:
+    """Return ``train.txt`` and ``test.txt`` of a folder, of one shape (users, items)."""
+    train, test = (load_interactions(found(folder, part)) for part in ("train", "test"))
+    shape = tuple(max(train.shape[i], test.shape[i]) for i in range(2))
+    return as_interactions("train", padded(train, shape)), padded(test, shape)
 
 
 def compared(method: str, train: Any, test: Any, seeds: int) -> Row | None:
@@ -189,11 +194,16 @@ def popularity(train: Any) -> Lists:
 
 def rp3beta(train: Any, beta: float) -> Lists:
     """Random walks of three steps from a user, divided by how frequent an item is to `beta`."""
+    return best_by(train, walks(train, beta))
+
+
+def walks(train: Any, beta: float) -> Callable[[Any], Any]:
+    """Return how histories (B, items) are scored by RP3beta."""
     counts = np.maximum(1, np.bincount(train.indices, minlength=train.shape[1]))
     to_items = sparse.csr_array(train / np.maximum(1.0, train.sum(axis=1))[:, None])
     to_users = sparse.csr_array(train.T / counts[:, None])
     weights = counts**-beta
-    return best_by(train, lambda own: ((own @ to_users) @ to_items).toarray() * weights)
+    return lambda own: ((own @ to_users) @ to_items).toarray() * weights
 
 
 def ease(train: Any, ridge: float) -> Lists:
