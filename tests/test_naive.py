@@ -69,7 +69,7 @@ def test_integral_of_reject_sums_over_every_number_kept(m, share):
 
 @pytest.mark.slow
 def test_gauss_rule_and_plain_sum_over_the_draws_kept_agree(monkeypatch):
-    args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 300, "reject")
+    args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 100, "reject")
     every = naive.laplace_mpmath(*args, dps=15)
     nodes = naive._binomial_nodes
     monkeypatch.setattr(naive, "_binomial_nodes", lambda m, p: nodes(m, p, gauss=True))
@@ -117,10 +117,10 @@ def test_integral_at_a_billion_draws(scheme):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "spread", "least"),
-    [("negatives", 700.0, 1e-300), ("candidate", 700.0, 1e-300), ("jackknife", 70.0, 1e-30)],
+    [("negatives", 300.0, 1e-130), ("candidate", 700.0, 1e-300), ("jackknife", 70.0, 1e-30)],
 )
 def test_integral_at_extreme_logits_and_proposals(scheme, spread, least):
-    # the first bias is about 1e-604, 300 orders below the label's probability
+    # the first two are hundreds of orders below the label's probability
     logits, q = [spread, -spread, 0.0], [0.5, least, 0.5]
     bias = naive.laplace_mpmath(logits, 2, q, 3, scheme, dps=15)[1]
     expected = naive.enumerate_scheme(logits, 2, q, 3, scheme, dps=1000)[0]

@@ -46,7 +46,6 @@ EXPECTED = dict.fromkeys(
 CHECKS = parametrize_with_checks(  # of scikit-learn 1.6 a generator, which pytest warns of
     [
         SampledSoftmaxClassifier(),
-        SampledSoftmaxClassifier(num_sampled=20),
         SampledSoftmaxClassifier(embedding_dim=None, loss="full-logistic"),
         SampledSoftmaxClassifier(loss="jackknife", shared=False, num_sampled=20),
     ],
@@ -107,8 +106,7 @@ def test_what_several_labels_are(tmp_path):
 
 
 @pytest.mark.parametrize("loss", OFFERED)
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("kind", "shared"), [("dense", True), ("sparse", False)])
 def test_blobs_are_told_apart(loss, kind, shared):
     X, y = blobs()
     X = X if kind == "dense" else sparse.csr_matrix(X)

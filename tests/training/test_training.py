@@ -98,10 +98,9 @@ def test_comparison_sees_what_drifts(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_any_moment(seed, tmp_path):
+def test_killed_at_any_moment(tmp_path):
     script = Path(__file__).parents[1] / "kill_training.py"
-    command = [sys.executable, str(script), str(tmp_path), str(seed), "40"]
+    command = [sys.executable, str(script), str(tmp_path), "0", "40"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     killed, drafts, _ = map(int, done.stdout.split())

@@ -118,6 +118,7 @@ def compared(monkeypatch, rng):
 
     monkeypatch.setattr(tuning, "measured", measured)
     monkeypatch.setattr(tuning, "full_setting", lambda work: (FULL, None))
+    monkeypatch.setattr(tuning, "crossover", lambda *arguments: None)  # which takes its time
     given = {**INPUTS, "samplers": pilot.CANDIDATES, "num_sampled": pilot.DRAWS[::-1]}
     return [tune(**given, largest_bias=0.02, thorough=thorough) for thorough in (True, False)]
 
