@@ -24,6 +24,7 @@ from samplesoft.checking.hypotheses import (
     distinct_mistakes,
     fitted,
     in_batch_hypotheses,
+    of_gradients,
     of_other_proposals,
     pairs,
     right_hypotheses,
@@ -57,6 +58,7 @@ def check_loss(
     draws: str = "own",
     tau: float = 1.0,
     biases: bool = False,
+    weights: bool = False,
     calls: int = 1 << 15,
     progress: bool = False,
     rng: int | np.random.Generator | None = 0,
@@ -72,8 +74,9 @@ def check_loss(
     loss : callable
         ``loss(class_embeddings, h, labels, num_sampled, seed)`` with float64 arrays (n, d), (B, d)
         and int64 (B,), which draws by itself and returns the losses (B,), or ``(losses, dh)`` with
-        the gradient (B, d) of their sum in `h`. Logits are to be ``tau h . c``. It may share draws
-        among the batch.
+        the gradient (B, d) of their sum in `h`, or that and the gradients ``dW`` (n, d) in the
+        class vectors and ``db`` (n,) in the biases. Logits are to be ``tau h . c``. It may share
+        draws among the batch.
     proposal : array_like of shape (n,), callable, str or sampler
         What it draws from (for negatives of the batch, the chances of labels): probabilities,
         which fix n; a function of n that returns them;
@@ -90,6 +93,9 @@ def check_loss(
         Inverse temperature that the loss puts before ``h . c``.
     biases : bool
         Whether the loss takes class biases (n,) as a sixth argument.
+    weights : bool
+        Whether the loss takes weights (B,) of the examples as its last argument; its losses are
+        then multiplied by them, and so are gradients.
     calls : int
         Calls after which no more are made, though hypotheses are left that the means allow; a
         power of two.
@@ -175,7 +181,7 @@ def check_loss(
     m, most, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
     # 1. four examples on which schemes differ, 2. what each hypothesis has there, exactly
     tau, biases = as_positive("tau", tau), as_flag("biases", biases)
-    problem = make_problem(proposal, m, tau, biases, key)
+    problem = make_problem(proposal, m, tau, biases, key, as_flag("weights", weights))
     draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
 
     def observe(problem: Problem, most: int) -> Observer:
@@ -194,7 +200,7 @@ def check_loss(
         scores.sort(key=_by_simplicity)
         # 5. what is right is tried where mistakes show that are too small otherwise
         right = {one.scheme for s in scores if s.allowed for one in (s, *s.same) if not one.fault}
-        right = {name for name in right if METHODS[name].draws and METHODS[name].scheme}
+        right = {name for name in right if METHODS[name].draws}
         for extreme in extreme_problems(proposal, problem, key) if right else ():
             other = observe(
                 extreme, min(most, _CALLS_OF_EXTREMES[extreme.num_classes > problem.num_classes])
@@ -213,10 +219,10 @@ def check_loss(
     # hypotheses with the same means are named together
     allowed = [one.name for s in scores if s.allowed for one in (s, *s.same)]
     of_losses: list[str] = []
-    if observer.with_gradient and not best.allowed:
+    if observer.gradients and not best.allowed:
         alone = observed.part(slice(len(problem.labels)))
         of_losses = [
-            one.scheme for one in hypotheses if one.fault is None and score(one, alone).allowed
+            one.scheme for one in scores if one.fault is None and score(one, alone).allowed
         ]
     return LossReport(
         scheme=best.scheme if best.allowed else None,
@@ -227,7 +233,7 @@ def check_loss(
         loss_bias=loss_bias,
         gradient_bias=gradient_bias,
         of_losses=tuple(of_losses),
-        with_gradient=observer.with_gradient,
+        with_gradient=observer.gradients > 0,
         follows_seed=observer.follows_seed,
         num_sampled=m,
         num_classes=problem.num_classes,
@@ -264,11 +270,13 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hy
             bar.update()
         observed, scores = observer.means(), []
         add(one for one in hypotheses if one.scheme != "full")
-        if observed.calls < min(_AT_LEAST[observer.with_gradient], observer.most):
+        if observed.calls < min(_AT_LEAST[observer.gradients > 0], observer.most):
             continue
         # what is less simple, or takes longer, is tried where nothing simpler fits
         if not allows(right=True):
             add(distinct_hypotheses(observer))
+        if not allows(right=False):
+            add(of_gradients(observer, list(scores)))
         if not allows(right=False):
             add([replace(_full(hypotheses), scheme="unbiased", recipes=())])
         if not allows(right=False):
@@ -291,7 +299,7 @@ def _where_wrong(observer: Observer, schemes: set[str]) -> list[Hypothesis]:
     right = right_hypotheses(observer, schemes)
     if not right:
         return []
-    observer.more(observer.most)
+    observer.more(observer.most if observer.is_random else 2)
     observed = observer.means()
     scores = [score(one, observed) for one in right]
     if any(s.allowed for s in scores):
@@ -316,17 +324,23 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
     of_full = [one for one in hypotheses if one.scheme == "full"]
     for part, candidates in ((observed, of_full), (of_losses, [full])):
         scores = [score(one, part) for one in candidates]
+        if not any(s.allowed for s in scores) and part is observed:
+            scores += [score(one, part) for one in of_gradients(observer, [full])]
         if not any(s.allowed for s in scores):
-            with_gradient = len(part.means) > len(of_losses.means)
-            of_batches, ways = in_batch_hypotheses(observer, with_gradient)
+            gradients = observer.gradients if part is observed else 0
+            of_batches, ways = in_batch_hypotheses(observer, gradients)
             scores += [score(one, of_batches) for one in ways]
         allowed = [s.scheme for s in scores if s.allowed]
         if allowed and part is observed:
             return scores
         if allowed:  # the losses are right, and the gradient is wrong
+            names = "dh"
+            if allowed[0] == "full":
+                wrong = np.abs(observed.means - full.means) > observed.rounding + full.digits
+                names = " and ".join(observer.names_of(wrong))
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
-                f"`{allowed[0]}` with a gradient that is not theirs; see how dh is computed."
+                f"`{allowed[0]}` with a gradient that is not theirs; see how {names} is computed."
             )
     means = of_losses.means
     off = float(np.abs(means - full.means[: len(means)]).max())
@@ -405,7 +419,7 @@ def _distance(
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.sets))
     skewness = skewness / np.sqrt(observed.calls)  # of a mean
     # differences beyond rounding, in standard errors
-    rounding = observed.rounding + digits * (1.0 + np.abs(means))
+    rounding = observed.rounding + digits * (observed.sizes + np.abs(means))
     apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(apart > 0.0, np.inf, 0.0)
     np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)

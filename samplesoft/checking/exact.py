@@ -44,18 +44,43 @@ _LEAST = np.nextafter(-1.0, 0.0)  # of exp(-u w) - 1, where no digit of exp(-u w
 _LOWEST = -1e300
 
 
+class Weighting(NamedTuple):
+    """By whose weights losses and gradients are multiplied: ``own``, ``first`` or ``none``.
+
+    `share_of_labels` is how much of the label's part reaches the gradient in the class vectors.
+    """
+
+    losses: str = "own"
+    in_h: str = "own"
+    in_classes: str = "own"
+    share_of_labels: float = 1.0
+
+
+OWN = Weighting()
+
+
 class Means(NamedTuple):
     """Means over the draws: of the losses (E,), and of their slopes in the logits (E, n)."""
 
     losses: FloatArray
     slopes: FloatArray
 
-    def in_h(self, problem: Problem, with_gradient: bool) -> FloatArray:
-        """Return the means (K,) of the losses, and with a gradient of those in h."""
-        if not with_gradient:
-            return self.losses
-        gradients = problem.tau * self.slopes @ problem.class_embeddings
-        return np.concatenate([self.losses, gradients.ravel()])
+    def observed(self, problem: Problem, gradients: int, way: Weighting = OWN) -> FloatArray:
+        """Return the means (K,) of the losses, and of those gradients that an `Observer` sees.
+
+        Losses and gradients in h are divided by the weights of their examples.
+        """
+        own = problem.weights
+        known = {"own": own, "first": np.full_like(own, own[0]), "none": np.ones_like(own)}
+        of_loss, of_h, of_classes = (known[name] for name in way[:3])
+        slopes = self.slopes * (of_h / own)[:, None]
+        parts = [self.losses * of_loss / own, problem.tau * slopes @ problem.class_embeddings]
+        slopes = self.slopes * of_classes[:, None]
+        rows = np.arange(len(slopes))
+        slopes[rows, problem.labels] += (1.0 - way.share_of_labels) * of_classes
+        views = slopes @ problem.views / len(slopes)
+        parts += [problem.tau * views.T @ problem.h, views.sum(axis=0)]
+        return np.concatenate([part.ravel() for part in parts[: 1 + gradients]])
 
 
 def expectation(recipes: Sequence[Recipe]) -> Means:
@@ -210,9 +235,9 @@ _LEAST_REST = 1e-3  # of the sum
 
 
 def spread(
-    recipes: Sequence[Recipe], losses: FloatArray, problem: Problem, with_gradient: bool
+    recipes: Sequence[Recipe], losses: FloatArray, problem: Problem, gradients: int
 ) -> Spread:
-    """Return the spread of losses and gradients in h; `losses` (E,) are the mean losses.
+    """Return the spread of losses and gradients; `losses` (E,) are the mean losses.
 
     It is linearised in what single draws add; of losses without a mistake `squares` is exact.
     """
@@ -228,10 +253,11 @@ def spread(
         log_rest = np.maximum(log_rest, recipe.certain_mass)
     # what one draw adds to log S beside the rest of the sum, to first order in the draws
     parts = [recipe.loss_scale * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
-    if with_gradient:
-        c = problem.class_embeddings
+    if gradients:
         shares = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
-        parts.append(problem.tau * recipe.slope_scale * shares * (c - c[recipe.labels][:, None]))
+        factor = problem.tau * recipe.slope_scale
+        of_classes = (problem.class_embeddings, problem.views)[:gradients]
+        parts += [factor * shares * (c - c[recipe.labels][:, None]) for c in of_classes]
     law = law[:, None]
     of_squares = of_cubes = m * law
     middle = law
@@ -240,14 +266,21 @@ def spread(
         of_cubes = of_squares * (1.0 - 2.0 * law)
         total = np.maximum(of_squares.sum(axis=2, keepdims=True), _LEAST_REST)
         middle = of_squares / total * recipe.sets[0].has_last
-    deviations, skewness = [], []
+    spreads = []
     for part in parts:
         away = part - middle @ part
         square = away * away
-        variance, third = of_squares @ square, of_cubes @ (square * away)
-        deviations.append(np.sqrt(variance).ravel())
-        skewness.append((np.abs(third) / np.where(variance > 0.0, variance, 1.0) ** 1.5).ravel())
-    return Spread(np.concatenate(deviations), np.concatenate(skewness))
+        spreads.append(((of_squares @ square)[:, 0], np.abs(of_cubes @ (square * away))[:, 0]))
+    if gradients > 1:  # means over examples, which are taken for independent
+        variance, third = spreads.pop()
+        for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: gradients - 1]:
+            scale = (problem.weights[:, None] * np.abs(times) / len(x))[:, None]
+            powers = (v[:, :, None] * scale**k for v, k in ((variance, 2), (third, 3)))
+            spreads.append(tuple(power.sum(axis=0) for power in powers))
+    variances, thirds = (
+        np.concatenate([v.ravel() for v in vs]) for vs in zip(*spreads, strict=True)
+    )
+    return Spread(np.sqrt(variances), thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5)
 
 
 _MOST = 1 << 14  # of terms of a transform at one u

@@ -392,6 +392,18 @@ FAULTS: dict[str, Fault] = {
             Variant(loss_share=True),
         ),
     ),
+    "weights_of_first": Fault(
+        "gradients are multiplied by the weight of the first example, not each by its own",
+        "Multiply the gradient of each example by its weight before it is added to the others.",
+    ),
+    "weights_ignored": Fault(
+        "losses or gradients are not multiplied by the weights of their examples",
+        "Multiply the gradient of each example by its weight before it is added to the others.",
+    ),
+    "labels_counted_once": Fault(
+        "in the gradient of the class vectors a label that several examples share counts once",
+        "Add up the rows of equal labels, as numpy.add.at does and `dW[labels] -= h` does not.",
+    ),
     "dependent_draws": Fault(
         "draws of an example are not independent: the means are right, but single losses spread "
         "otherwise",

@@ -18,9 +18,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from samplesoft._validation import FloatArray
-from samplesoft.checking.exact import Means, Spread, expectation, smoothing_of, spread
+from samplesoft.checking.exact import Means, Spread, Weighting, expectation, smoothing_of, spread
 from samplesoft.checking.faults import FAULTS, METHODS, RIGHT, Counts, Method, Variant
-from samplesoft.checking.observe import NAMED, Observed, Observer, Problem
+from samplesoft.checking.observe import NAMED, REPLICAS, Observed, Observer, Problem
 from samplesoft.checking.recipe import Recipe, corrected, make_recipes, without_draws
 from samplesoft.schemes import SCHEMES
 
@@ -81,10 +81,10 @@ class Hypothesis:
 
     @property
     def digits(self) -> float:
-        """How far the means may be off, relative to 1 and to them."""
+        """How far the means may be off, relative to the numbers that they are made of."""
         if all(one.sets is None for one in self.recipes):
-            return 1e-10
-        return 1e-6 if len(self.recipes) == 1 else 1e-4
+            return 1e-11
+        return 1e-7 if len(self.recipes) == 1 else 1e-5
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -107,9 +107,9 @@ def _of_recipes(
     spreads: bool = False,
 ) -> Hypothesis:
     """Return the hypothesis that a loss follows recipes, with its spread if that is asked for."""
-    expected, sizes = expectation(recipes), (observer.problem, observer.with_gradient)
+    expected, sizes = expectation(recipes), (observer.problem, observer.gradients)
     width = spread(recipes, expected.losses, *sizes) if spreads else None
-    means = expected.in_h(*sizes)
+    means = expected.observed(*sizes)
     return Hypothesis(scheme, fault, means, expected, tuple(recipes), width, number)
 
 
@@ -145,7 +145,7 @@ def right_hypotheses(observer: Observer, schemes: set[str]) -> list[Hypothesis]:
     """Return some schemes that draw as they should be, but for what takes long."""
     few = observer.problem.num_classes <= _MOST_CLASSES_DISTINCT
     draws = "repeated", "independent", "once", *(("distinct",) if few else ())
-    methods = [one for one in _methods(*draws) if one.name in schemes and one.scheme is not None]
+    methods = [one for one in _methods(*draws) if one.name in schemes]
     return _merged(_family(observer, [()], methods))
 
 
@@ -165,8 +165,8 @@ def _kept(
 ) -> list[Hypothesis]:
     """Return what `make` does for a problem; that of the last ones is kept."""
     problem = observer.problem
-    arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q
-    sizes = problem.tau, observer.num_sampled, observer.batch, observer.with_gradient
+    arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
+    sizes = problem.tau, observer.num_sampled, observer.batch, observer.gradients
     key = (family, *(array.tobytes() for array in arrays), *sizes)
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_KEPT:
@@ -261,9 +261,7 @@ _OF_BATCHES: tuple[tuple[str, str | None, Variant, str | int | None], ...] = (
 )
 
 
-def in_batch_hypotheses(
-    observer: Observer, with_gradient: bool
-) -> tuple[Observed, list[Hypothesis]]:
+def in_batch_hypotheses(observer: Observer, gradients: int) -> tuple[Observed, list[Hypothesis]]:
     """Return the losses of some batches of random labels, and what each way makes of them.
 
     Nothing is random then, so single values are compared. Gradients come with them, if asked for.
@@ -275,12 +273,13 @@ def in_batch_hypotheses(
         # labels of all classes, so that batches hold hits; losses are compared one by one
         rows = rng.integers(0, len(problem.labels), batch)
         labels = rng.integers(0, problem.num_classes, batch)  # each of them often
-        parts = observer.results_of(problem.h[rows], labels, 0)
-        observed += [part.ravel() for part in parts[: 2 if with_gradient else 1]]
+        here = problem.of_rows(rows, labels)
+        parts = observer.results_of(here, 0)
+        observed += [part.ravel() for part in parts[: 1 + gradients]]
         times = np.bincount(labels, minlength=problem.num_classes) - np.eye(problem.num_classes)
         with np.errstate(divide="ignore"):
             log_times = np.log(times[labels])  # of the others in the batch
-        batches.append((problem.of_rows(rows, labels), log_times))
+        batches.append((here, log_times))
     results = np.concatenate(observed)
     rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
     nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
@@ -294,7 +293,7 @@ def in_batch_hypotheses(
             counts = _counts(here, np.log(here.q), np.log(m))
             own, base, x = corrected(SCHEMES[scheme], variant, here, counts)
             exact = expectation([without_draws(here.labels, own, base, x + log_times)])
-            means.append(exact.in_h(here, with_gradient))
+            means.append(exact.observed(here, gradients))
         if fault is None:
             # the mean over batches
             expected = expectation(make_recipes(problem, METHODS[scheme], RIGHT, m, batch))
@@ -304,7 +303,7 @@ def in_batch_hypotheses(
         hypotheses[scheme, variant, m] = Hypothesis(
             _IN_BATCH[scheme], fault, np.concatenate(means), expected, number=number
         )
-    whole = Observed(results, nothing, nothing + rounding, _BATCHES, nothing)
+    whole = Observed(results, nothing, nothing + rounding, nothing + 1.0, _BATCHES, nothing)
     return whole, list(hypotheses.values())
 
 
@@ -344,6 +343,29 @@ def _mixed(observer: Observer) -> Iterator[Hypothesis]:
 def _counts(problem: Problem, logs: FloatArray, draws: float) -> Counts:
     """Return counts of classes that are all of one kind."""
     return Counts(logs, logs, logs, draws, problem.labels)
+
+
+# gradients of others than the sum of weighted losses --------------------------------------------
+
+_OF_GRADIENTS = (
+    ("weights_of_first", Weighting("own", "first", "first")),
+    ("weights_of_first", Weighting("own", "own", "first")),
+    ("weights_ignored", Weighting("none", "none", "none")),
+    ("weights_ignored", Weighting("own", "none", "none")),
+    ("weights_ignored", Weighting("own", "own", "none")),
+    ("labels_counted_once", Weighting(share_of_labels=1.0 / REPLICAS)),
+)
+
+
+def of_gradients(observer: Observer, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
+    """Yield hypotheses without a mistake, with one in how the gradients of examples are added."""
+    sizes = observer.problem, observer.gradients
+    for one, (fault, way) in product(hypotheses, _OF_GRADIENTS):
+        if one.fault is None and one.expected is not None:
+            means = one.expected.observed(*sizes, way)
+            if not np.array_equal(means, one.means):
+                recipes = one.recipes if way.losses == "own" else ()  # else squares are others
+                yield replace(one, fault=fault, means=means, spread=None, recipes=recipes, same=())
 
 
 # what is tried where nothing fits ----------------------------------------------------------------
@@ -454,16 +476,16 @@ def _smoothed(
     hits, chances = (array[rows, recipe.labels] for array in (recipe.draws, recipe.law))
     masked = bool(((hits == -np.inf) & (chances > 0.0)).any())
     plain, unit = expectation([recipe]), _unit(observed)
-    away = (observed.means - plain.in_h(observer.problem, observer.with_gradient)) / unit
+    away = (observed.means - plain.observed(observer.problem, observer.gradients)) / unit
     for mask, follow in product(_MASKS, (False, True)) if masked else [(0.0, True)]:
         logits = np.full_like(hits, mask) if masked else np.where(chances > 0.0, hits, 0.0)
         whole = smoothing_of(recipe, logits, follow)
-        slope = whole.in_h(observer.problem, observer.with_gradient) / unit
+        slope = whole.observed(observer.problem, observer.gradients) / unit
         # smoothing is linear: least squares for the share, in units of the standard errors
         share = float((away * slope).sum() / (slope**2).sum())
         share = min(max(share, 0.0), _MOST_SMOOTHING)
         expected = Means(*(a + share * b for a, b in zip(plain, whole, strict=True)))
-        means = expected.in_h(observer.problem, observer.with_gradient)
+        means = expected.observed(observer.problem, observer.gradients)
         fault = "smoothed_hits" if masked else "label_smoothing"
         words = f"smoothing {share:.3g}" + (f", hits at {mask:.3g}" if masked else "")
         yield Hypothesis(scheme, fault, means, expected, number=words)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import softmax
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
@@ -14,6 +15,8 @@ from samplesoft.samplers.frequency import log_uniform_weights
 
 _LEAST_CLASSES, _MORE_CLASSES = 8, 32  # where the proposal is for any number
 _MOST_DIMS = 12
+_VIEWS = 4  # of gradients in class vectors and biases
+_WEIGHTS = (1.5, 0.5, 2.0, 1.0)
 _SPREAD = 1.5  # standard deviation of logits
 _CANDIDATES = 64  # contexts, of which the best are taken
 NAMED: dict[str, Callable[[int], FloatArray]] = {
@@ -27,7 +30,8 @@ class Problem:
     """E examples of n classes: what a loss is given, and the logits that it should find.
 
     Arrays: `class_embeddings` (n, d), `biases` (n,) or None, `h` (E, d), `labels` (E,), `logits`
-    (E, n), `q` (E, n), which sums to 1.
+    (E, n), `q` (E, n), which sums to 1, `weights` (E,) of the examples, which are 1 if the loss
+    takes none.
     """
 
     class_embeddings: FloatArray
@@ -36,6 +40,7 @@ class Problem:
     labels: IntArray
     logits: FloatArray
     q: FloatArray
+    weights: FloatArray
     tau: float
 
     @property
@@ -43,14 +48,25 @@ class Problem:
         """Number of classes n."""
         return int(self.logits.shape[1])
 
+    @property
+    def views(self) -> FloatArray:
+        """Directions (n, r) among the classes in which gradients of these are looked at."""
+        views: FloatArray = np.random.default_rng(0).standard_normal((self.num_classes, _VIEWS))
+        return views
+
     def of_rows(self, rows: IntArray, labels: IntArray) -> Problem:
         """Return the problem of some of the contexts, which may be repeated, with other labels."""
-        arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q")}
+        arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q", "weights")}
         return replace(self, labels=labels, **arrays)
 
 
 def make_problem(
-    proposal: Any, num_sampled: int, tau: float, with_biases: bool, key: np.uint64
+    proposal: Any,
+    num_sampled: int,
+    tau: float,
+    with_biases: bool,
+    key: np.uint64,
+    with_weights: bool = False,
 ) -> Problem:
     """Return the problem of a proposal, in any of the forms that `check_loss` takes."""
     rng = np.random.default_rng(int(key))
@@ -106,8 +122,9 @@ def make_problem(
         distance = np.abs(np.log(probs[:, label] / wanted))
         distance[chosen] = np.inf  # each context once
         chosen.append(int(distance.argmin()))
-    every = Problem(rows, biases, contexts, labels, logits, q, tau)
-    return every.of_rows(np.array(chosen), labels)
+    every = Problem(rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau)
+    problem = every.of_rows(np.array(chosen), labels)
+    return replace(problem, weights=np.array(_WEIGHTS)) if with_weights else problem
 
 
 _LOW, _AHEAD = -16.0, 18.0  # all logits of an example, and the label's above the others
@@ -157,7 +174,8 @@ def _near_q(
     h /= tau
     biases = None if problem.biases is None else _LITTLE * rng.standard_normal(n)
     logits = tau * h @ rows.T + (0.0 if biases is None else biases)
-    return Problem(rows, biases, h, labels, logits, np.tile(q, (len(labels), 1)), tau)
+    laws = np.tile(q, (len(labels), 1))
+    return Problem(rows, biases, h, labels, logits, laws, problem.weights, tau)
 
 
 # calls of the loss -------------------------------------------------------------------------------
@@ -220,15 +238,17 @@ class Observed:
     """What `calls` calls returned: means over them of K numbers, and their standard errors (K,).
 
     The numbers are the losses of E examples, and where the loss gives gradients the E d of those
-    in h. `rounding` (K,) is how far the type of the results may be off, `skewness` (K,) that of
-    what single calls returned; `sets` is the number of sets of draws for an example in one call,
-    `looks` how often the means are looked at in all.
+    in h, and 4 views of those in the class vectors and in the biases. `sizes` (K,) are those of the
+    numbers that each is made of, `rounding` (K,) is how far the type of the results may be off,
+    `skewness` (K,) that of what single calls returned; `sets` is the number of sets of draws for an
+    example in one call, `looks` how often the means are looked at in all.
     `squares` are the means of squares of the E losses, less the observer's `centre`.
     """
 
     means: FloatArray
     stderrs: FloatArray
     rounding: FloatArray
+    sizes: FloatArray
     calls: int
     skewness: FloatArray
     sets: int = 1
@@ -238,7 +258,8 @@ class Observed:
     def part(self, part: slice) -> Observed:
         """Return what was observed of some numbers: losses stand before gradients."""
         arrays = {
-            name: getattr(self, name)[part] for name in ("means", "stderrs", "rounding", "skewness")
+            name: getattr(self, name)[part]
+            for name in ("means", "stderrs", "rounding", "sizes", "skewness")
         }
         return replace(self, **arrays, squares=None)
 
@@ -264,7 +285,9 @@ class Observer:
         self._seeds = np.random.default_rng(int(key))
         self.batch = REPLICAS * len(problem.labels)
         self._order: IntArray = np.tile(np.arange(len(problem.labels)), REPLICAS)
-        self.with_gradient = False
+        self._whole = problem.of_rows(self._order, problem.labels[self._order])
+        self._weighted = bool((problem.weights != 1.0).any())
+        self.gradients = 0  # in h, in the class vectors, in the biases
         self.rounding = 0.0  # of numbers that are made of some of size 1
         self._sets = 1
         self.centre = np.zeros(len(problem.labels))
@@ -323,6 +346,13 @@ class Observer:
         of_calls = observed.stderrs[:size] ** 2 * (self.calls - 1)
         return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
 
+    def names_of(self, where: NDArray[np.bool_]) -> list[str]:
+        """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
+        examples, d = self.problem.h.shape
+        sizes = np.cumsum([examples, examples * d, _VIEWS * d])
+        parts = zip(("losses", "dh", "dW", "db"), np.split(where, sizes), strict=True)
+        return [name for name, part in parts if part.any()]
+
     def means(self) -> Observed:
         """Return the means of all calls so far."""
         change, second, third, _ = self._sums / self.calls
@@ -330,12 +360,14 @@ class Observer:
         thirds = third - 3.0 * change * variances - change**3
         skewness = thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5
         means, examples = self._origin + change, len(self.centre)
-        rounding, of_squares = self.rounding * self._scales(), np.sqrt(means[-examples:])
+        sizes, of_squares = self._scales(), np.sqrt(means[-examples:])
+        rounding = self.rounding * sizes
         off = rounding[:examples] * (2.0 * of_squares + rounding[:examples])
         whole = Observed(
             means,
             np.sqrt(variances / max(self.calls - 1, 1)),
             np.concatenate([rounding, off]),
+            np.concatenate([sizes, 1.0 + of_squares]),
             self.calls,
             skewness,
             self._sets,
@@ -348,45 +380,56 @@ class Observer:
         """Return the sizes (K,) of the numbers that a loss and its gradient are made of."""
         problem = self.problem
         losses: FloatArray = 10.0 + np.abs(problem.logits).max(axis=1)
-        if not self.with_gradient:
-            return losses
-        slopes: FloatArray = problem.tau * np.abs(problem.class_embeddings).max(axis=0)
-        return np.concatenate([losses, np.tile(2.0 * slopes, len(losses))])
+        of_h = np.tile(
+            2.0 * problem.tau * np.abs(problem.class_embeddings).max(axis=0), len(losses)
+        )
+        of_views = 8.0 * problem.weights.max()
+        of_classes = np.tile(of_views * problem.tau * np.abs(problem.h).max(axis=0), _VIEWS)
+        parts = losses, of_h, of_classes, np.full(_VIEWS, of_views)
+        return np.concatenate(parts[: 1 + self.gradients])
 
     def _call(self, seed: int) -> FloatArray:
         """Return means over the copies of each example in one call: K, and those of E squares."""
         problem, order = self.problem, self._order
-        parts = self.results_of(problem.h[order], problem.labels[order], seed)
+        parts = self.results_of(self._whole, seed)
         examples = len(problem.labels)
         if np.ptp(parts[0].reshape(REPLICAS, examples), axis=0).any():  # not one set for all
             self._sets = REPLICAS
         parts.append((parts[0] - np.tile(self.centre, REPLICAS)) ** 2)
-        return np.concatenate(
-            [part.reshape(REPLICAS, examples, -1).mean(axis=0).ravel() for part in parts]
-        )
+        means = [
+            part.reshape(REPLICAS, examples, -1).mean(axis=0) if len(part) == len(order) else part
+            for part in parts
+        ]
+        return np.concatenate([mean.ravel() for mean in means])
 
-    def results_of(self, h: FloatArray, labels: IntArray, seed: int) -> list[FloatArray]:
-        """Return losses (B,), and gradients (B, d) where there are some, of one call."""
-        rows, biases = self.problem.class_embeddings, self.problem.biases
+    def results_of(self, problem: Problem, seed: int) -> list[FloatArray]:
+        """Return losses (B,) of one call, and gradients: in h (B, d), and what is seen of others.
+
+        Losses and gradients in h are divided by the weights of their examples.
+        """
+        h, labels, weights = problem.h, problem.labels, problem.weights
+        optional = {"biases": problem.biases, "weights": weights if self._weighted else None}
+        names = [_ARGUMENTS, *(name for name, value in optional.items() if value is not None)]
         # copies, for a loss may write into what it is given
-        given: list[Any] = [rows.copy(), h.copy(), labels.copy(), self.num_sampled, seed]
-        if biases is not None:
-            given.append(biases.copy())
-        returned = call(
-            self._loss, f"{_ARGUMENTS}, biases" if len(given) > 5 else _ARGUMENTS, *given
-        )
-        losses, slopes = returned, None
-        if isinstance(returned, (tuple, list)):
-            if len(returned) != 2:
-                raise ValueError(
-                    "`loss` must return the losses, or a pair (losses, dh), got a "
-                    f"{type(returned).__name__} of {len(returned)}."
-                )
-            losses, slopes = returned
-        parts = [self._checked("losses", losses, (self.batch,))]
-        self.with_gradient = slopes is not None
-        if slopes is not None:
-            parts.append(self._checked("dh", slopes, (self.batch, h.shape[1])))
+        arrays = [value.copy() for value in optional.values() if value is not None]
+        first = problem.class_embeddings.copy(), h.copy(), labels.copy(), self.num_sampled, seed
+        returned = call(self._loss, ", ".join(names), *first, *arrays)
+        losses, *slopes = returned if isinstance(returned, (tuple, list)) else (returned,)
+        shapes = {"dh": h.shape, "dW": problem.class_embeddings.shape}
+        if problem.biases is not None:
+            shapes["db"] = problem.biases.shape
+        if len(slopes) > len(shapes):
+            raise ValueError(
+                "`loss` must return the losses, or a tuple (losses, dh), (losses, dh, dW) or, with "
+                f"biases, (losses, dh, dW, db), got a {type(returned).__name__} of "
+                f"{1 + len(slopes)}."
+            )
+        self.gradients = len(slopes)
+        parts = [self._checked("losses", losses, labels.shape) / weights]
+        for (name, shape), value in zip(shapes.items(), slopes, strict=False):
+            part = self._checked(name, value, shape)
+            of_rows = part / weights[:, None] if name == "dh" else problem.views.T @ part / len(h)
+            parts.append(of_rows)
         return parts
 
     def _checked(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
@@ -405,6 +448,8 @@ class Observer:
             hint = "return the loss of each example, without a mean or a sum over the batch"
             if name == "dh":
                 hint = "return the gradient of the sum of the losses in h"
+            elif name != "losses":
+                hint = "return the gradient of the sum of the losses over the batch"
             raise ValueError(
                 f"`loss` must return {name} of shape {shape}, got {array.shape}; {hint}."
             )

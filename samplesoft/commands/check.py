@@ -57,7 +57,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "folder too",
     )
     add_options(parser, _OPTIONS)
-    names, kinds = ("num_sampled", "tau", "biases", "calls"), {"num_sampled": draw_count}
+    names, kinds = ("num_sampled", "tau", "biases", "weights", "calls"), {"num_sampled": draw_count}
     add_fields(parser, check_loss, names, kinds, num_sampled=_DEFAULT_DRAWS)
     add_outputs(parser)
     parser.set_defaults(run=run, num_sampled=_DEFAULT_DRAWS)

@@ -690,7 +690,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 
 def test_every_mistake_has_a_twin():
     others = {"distinct_as_repeated", "dependent_draws", "in_batch_count", "other_proposal"}
-    others |= {"corrected_apart"}
+    others |= {"corrected_apart", *IN_GRADIENTS[1:]}
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
@@ -730,6 +730,81 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
     for seed in range(5):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
         assert (scheme, None) in report.consistent, report
+
+
+# gradients of class vectors and biases, and weights ----------------------------------------------
+
+
+def in_all_gradients(fault, sampled):
+    """Return a weighted loss with three gradients: the full softmax, as kernels fuse it, or not."""
+
+    def loss(class_embeddings, h, labels, num_sampled, seed, biases, weights):
+        n, rows = len(class_embeddings), np.arange(len(h))
+        o = h @ class_embeddings.T + biases
+        own, slopes = o[rows, labels], np.zeros_like(o)
+        if sampled:
+            q = log_uniform(n)
+            ids = np.random.default_rng(seed).choice(n, (len(h), num_sampled), p=q)
+            x = np.take_along_axis(o - np.log(num_sampled * q), ids, axis=1)
+            x = np.where(ids == labels[:, None], -np.inf, x)
+            total = np.logaddexp(own, np.logaddexp.reduce(x, axis=1))
+            np.add.at(slopes, (rows[:, None], ids), np.exp(x - total[:, None]))
+            slopes[rows, labels] += np.exp(own - total)
+        else:
+            total = np.logaddexp.reduce(o, axis=1)
+            slopes = np.exp(o - total[:, None])
+        own = own + {"label_bias_twice": biases[labels]}.get(fault, 0.0)
+        of_losses, of_h, of_classes = weights, weights, weights
+        if fault == "weights_of_first":
+            of_classes = np.full_like(weights, weights[0])
+        if fault == "weights_ignored":
+            of_losses = of_h = of_classes = np.ones_like(weights)
+        of_label = np.eye(n)[labels]
+        dh = ((slopes - of_label) * of_h[:, None]) @ class_embeddings
+        slopes, of_label = slopes * of_classes[:, None], of_label * of_classes[:, None]
+        dW, db = (slopes - of_label).T @ h, (slopes - of_label).sum(axis=0)
+        if fault == "labels_counted_once":  # by numpy's assignment
+            dW, db = slopes.T @ h, slopes.sum(axis=0)
+            dW[labels] -= of_classes[:, None] * h
+            db[labels] -= of_classes
+        if fault == "chunk":
+            dW[n // 4 : n // 2] = 0.0
+        return of_losses * (total - own), dh, dW, db
+
+    return loss
+
+
+IN_GRADIENTS = (None, "weights_of_first", "weights_ignored", "labels_counted_once")
+
+
+@pytest.mark.parametrize("fault", [*IN_GRADIENTS, "label_bias_twice"])
+def test_gradients_of_the_full_softmax(fault):
+    """Weights of the first token, and a bias that is added twice: kernels had both."""
+    loss = in_all_gradients(fault, sampled=False)
+    report = check_loss(loss, log_uniform(20), 10, biases=True, weights=True)
+    assert (report.scheme, report.fault) == ("full", fault), report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", IN_GRADIENTS)
+def test_gradients_of_losses_with_draws(fault):
+    loss = in_all_gradients(fault, sampled=True)
+    report = check_loss(loss, log_uniform(20), 10, biases=True, weights=True)
+    assert (report.scheme, report.fault) == ("masked", fault), report
+
+
+def test_a_wrong_gradient_of_one_chunk():
+    loss = in_all_gradients("chunk", sampled=False)
+    with pytest.raises(ValueError, match="losses of `full` with a .* see how dW is computed"):
+        check_loss(loss, log_uniform(20), 10, biases=True, weights=True)
+
+    def of_many(class_embeddings, *given):
+        name = "chunk" if len(class_embeddings) > 1000 else None
+        return in_all_gradients(name, sampled=False)(class_embeddings, *given)
+
+    report = check_loss(of_many, "uniform", 10, biases=True, weights=True)
+    assert report.scheme is None and report.num_classes == 10_000
+    assert "The losses are those of `full`; the gradient is not theirs" in report.verdict
 
 
 # the spread of single losses ---------------------------------------------------------------------
@@ -810,7 +885,11 @@ def in_float32(class_embeddings, h, labels, num_sampled, seed):
             "dh of shape",
         ),
         (returning(lambda rng, b, d: rng.random(b).astype(np.float16)), TypeError, "too coarse"),
-        (returning(lambda rng, b, d: (1, 2, 3)), ValueError, "or a pair .losses, dh., got a tuple"),
+        (
+            returning(lambda rng, b, d: (1, 2, 3)),
+            ValueError,
+            "tuple .losses, dh., .losses, dh, dW. .* got a tuple",
+        ),
         (returning(lambda rng, b, d: np.ones(b)), ValueError, "must draw classes, have the labels"),
         (in_float32, ValueError, "must return float32 if it computes in float32, got float64"),
     ],
