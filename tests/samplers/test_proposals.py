@@ -32,7 +32,7 @@ def q_of(name, inputs):
     return dense_proposals([name], inputs)[name]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 37, 64, 1000])
+@pytest.mark.parametrize("n", [1, 2, 37, 1000])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_positive_and_sums_to_one(name, n):
     inputs = make_inputs(n)
@@ -44,7 +44,7 @@ def test_positive_and_sums_to_one(name, n):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("spread", [0.0, 700.0, 2000.0])
+@pytest.mark.parametrize("spread", [0.0, 2000.0])
 def test_positive_for_extreme_logits_and_kernels(name, spread):
     inputs = make_inputs(nu=500.0, num_features=3)
     logits = np.linspace(-spread, spread, 37) * np.ones((3, 1))
