@@ -39,13 +39,14 @@ def run(name, *options):
 
 def test_exit_status_report_and_files(tmp_path, capsys):
     files = "--json", "report.json", "--figure", "report.png", "--html", "report.html"
-    assert run("right", "--scheme", "masked", *files) == 0
+    few = "--calls", "4096"
+    assert run("right", "--scheme", "masked", *few, *files) == 0
     assert "right: `masked`" in " ".join(capsys.readouterr().out.split())
     assert json.loads((tmp_path / "report.json").read_text())["scheme"] == "masked"
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "<dt>scheme</dt><dd>masked</dd>" in (tmp_path / "report.html").read_text()
-    assert run("right", "--scheme", "candidate") == 1
-    assert run("wrong") == 1
+    assert run("right", "--scheme", "candidate", *few) == 1
+    assert run("wrong", *few) == 1
     assert "log m is left out" in capsys.readouterr().out
 
 
