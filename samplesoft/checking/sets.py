@@ -31,7 +31,7 @@ _LEAST = 1e-10  # weight of points that are left out
 _NOTHING = 1e-290  # square of a factor of points that add nothing
 _TAIL = 1e-9  # chance of numbers of tries that are left out
 _NUMBERS = 12  # of tries, between which means are interpolated
-_MOST_TRIES = 1 << 10
+_MOST_TRIES = 1 << 9
 _MOST_FACTORS = 1 << 18  # of all points, for one number of tries
 
 
@@ -148,6 +148,9 @@ def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
     is smooth in the logarithm of the number. Empty where numbers are too large.
     """
     law = np.frombuffer(q)
+    # what is left by the m - 1 likeliest classes is drawn at last
+    if np.log(_TAIL) / np.log1p(-np.sort(law)[: len(law) - m + 1].sum() + _TAIL) > _MOST_TRIES:
+        return ()
     # of times, that in which so many tries are likeliest; a class that came came lam / p times
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MOST_TRIES), 512))
     log_z, chances = _tilted(law, times, max(m - 1.0, 0.3))
