@@ -14,10 +14,11 @@ sys.path.insert(0, str(FOLDER.parent))  # the oracles of the tests
 
 import numba  # noqa: E402
 
-from tests.campaign import calls, draws, drift, exact, files, interrupts  # noqa: E402
+from tests.campaign import calls, checks, draws, drift, exact, files, interrupts  # noqa: E402
 
 PARTS = {
     "calls": calls,
+    "checks": checks,
     "draws": draws,
     "drift": drift,
     "exact": exact,
