@@ -2,5 +2,6 @@
 
 from samplesoft.bias import theorems as theorems
 from samplesoft.bias.chain import metropolis_bias as metropolis_bias
+from samplesoft.bias.sets import tries_bias as tries_bias
 from samplesoft.bias.stratified import stratified_bias as stratified_bias
 from samplesoft.bias.truncation import truncated_bias as truncated_bias

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,20 +78,29 @@ def set_bias(
     drawn = q > 0.0
     if scheme.excludes_label:
         drawn[label] = False
+    counts, stratum = strata
+    drawing: list[tuple[Group, IntArray]] = []
+    for g, count in enumerate(counts):
+        which = np.flatnonzero(drawn & (stratum == g))
+        if count and len(which):
+            drawing.append((_group(q[which], count, scheme), which))
+    return set_row(logits, label, scheme, drawing, correction)
+
+
+def set_row(
+    logits: FloatArray,
+    label: int,
+    scheme: Scheme,
+    drawing: list[tuple[Group, IntArray]],
+    correction: FloatArray | None,
+) -> SetRow:
+    """Return the exact bias of one example where groups draw, each from the classes beside it."""
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     if probs[label] > 0.5:  # 1 - p_t has more digits
         log_probs[label] = np.log1p(-np.delete(probs, label).sum())
-    counts, stratum = strata
-    groups: list[Group] = []
-    members: list[IntArray] = []
-    for g, count in enumerate(counts):
-        which = np.flatnonzero(drawn & (stratum == g))
-        if count and len(which):
-            groups.append(_group(q[which], count, scheme))
-            members.append(which)
-    inclusion = np.zeros((2, len(q)))
-    for group, which in zip(groups, members, strict=True):
+    inclusion = np.zeros((2, len(probs)))
+    for group, which in drawing:
         inclusion[:, which] = group.inclusion
     with np.errstate(divide="ignore"):
         log_divisors = np.log(inclusion[0] if correction is None else correction)
@@ -100,10 +109,10 @@ def set_bias(
         log_w[label] = -np.inf
     log_base = float(log_probs[label]) if scheme.label_in_sum else -np.inf
     shift = float(log_divisors[label]) if scheme.corrects_label else 0.0
-    every = np.concatenate([*members, np.empty(0, np.int64)])
+    every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
     unit = rounding_unit(log_probs[every], log_divisors[every])
-    if all(isinstance(group, Certain) for group in groups):
-        weight = np.zeros(len(q))
+    if all(isinstance(group, Certain) for group, _ in drawing):
+        weight = np.zeros(len(probs))
         weight[every] = np.exp(-log_divisors[every])
         if not scheme.draws_label:
             weight[label] = 0.0
@@ -111,8 +120,9 @@ def set_bias(
         bias, log_sum = _fixed_bias(probs, weight)
         error = unit * float(np.abs(bias).sum())
         return SetRow(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
-    sums = expect(groups, [log_w[which] for which in members], log_base - shift)
-    expected = np.zeros((3, len(q)))
+    groups = [group for group, _ in drawing]
+    sums = expect(groups, [log_w[which] for _, which in drawing], log_base - shift)
+    expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.shares
     expected[:, label] += sums.base
     # all have the error by which they do not add up to 1
@@ -297,10 +307,17 @@ class Certain:
         return np.full(2, every), np.full((2, len(decay)), every)
 
 
-Group = Race | Draws | Certain
+class Group(Protocol):
+    """What draws, with the methods of `Race`."""
+
+    inclusion: FloatArray
+    noise: float
+
+    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `Race.at` does."""
 
 
-def expect(groups: list[Group], log_w: list[FloatArray], log_base: float) -> Sums:
+def expect(groups: Sequence[Group], log_w: list[FloatArray], log_base: float) -> Sums:
     """Return expectations where S is a base and the weights of what independent groups draw.
 
     `log_w` (N,) are those of the classes of each group.

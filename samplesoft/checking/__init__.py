@@ -6,8 +6,6 @@ file            what is in it
 `check`         `check_loss`: the calls, and which hypotheses their means allow
 `observe`       small problems on which hypotheses differ most, and extreme ones; calls of the loss
                 on them, checked, and the means of what it returned
-`sets`          draws without replacement: means of products over the set, as sums over points at
-                which classes are independent
 `faults`        how draws are meant to become a loss, and the usual mistakes: a new one is an
                 entry of `FAULTS`
 `recipe`        a scheme with a mistake: law of the draws, their weights, the label's

@@ -27,9 +27,9 @@ from scipy.stats import binom
 
 from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
+from samplesoft.bias.sets import Sets
 from samplesoft.checking.observe import Problem
 from samplesoft.checking.recipe import Recipe
-from samplesoft.checking.sets import Sets
 
 # of log u: a step, whose error is some exp(-2 pi 1.4 / step), and how far the sum goes to the left,
 # where exp(-left) is left out: both below 1e-19 for all digits, 1e-12 for most, 1e-7 for sets

@@ -12,7 +12,7 @@ from mpmath import mp, mpf
 from scipy.stats import hypergeom
 
 from samplesoft import exact_bias
-from samplesoft.bias import stratified_bias
+from samplesoft.bias import stratified_bias, tries_bias
 from samplesoft.bias.successive import Race, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
@@ -323,3 +323,55 @@ def test_strata_refuse(arguments, message):
     given |= {"num_sampled": 1, "strata": [0, 0, 1, 1]}
     with pytest.raises(ValueError, match=message):
         stratified_bias(**(given | arguments))
+
+
+# --- corrections by the number of tries ----------------------------------------------------------
+
+
+def sets_and_tries(q, m, most=2000):
+    """Yield (set, number of tries, chance) of draws with replacement until m classes are there."""
+    states = {frozenset(): 1.0}
+    for tries in range(1, most + 1):
+        after = {}
+        for members, chance in states.items():
+            for j, one in enumerate(q):
+                grown = members | {j}
+                after[grown] = after.get(grown, 0.0) + chance * one
+        for members in [s for s in after if len(s) == m]:
+            yield sorted(members), tries, after.pop(members)
+        states = after
+
+
+@pytest.mark.parametrize("scheme", NAMES)
+def test_tries_agree_with_all_outcomes(scheme):
+    logits, q, label, m = np.arange(6.0), np.array([0.4, 0.2, 0.2, 0.1, 0.05, 0.05]), 1, 3
+    p, facts = np.exp(logits) / np.exp(logits).sum(), SCHEMES[scheme]
+    own = np.delete(np.arange(6), label) if facts.excludes_label else np.arange(6)
+    law = q[own] / q[own].sum()
+    expected, loss, fixed = np.zeros(6), 0.0, np.zeros(6)
+    for members, tries, chance in sets_and_tries(law, m):
+        c = np.ones(6)
+        c[own] = m * law if tries == m else 1.0 - (1.0 - law) ** tries
+        drawn = [j for j in own[members] if facts.draws_label or j != label]
+        mass = np.zeros(6)
+        mass[drawn] = p[drawn] / c[drawn]
+        base = facts.label_in_sum * p[label] / (c[label] if facts.corrects_label else 1.0)
+        mass[label] += base
+        expected += chance * mass / mass.sum()
+        loss += chance * (np.log(mass.sum()) + facts.corrects_label * np.log(c[label]))
+        fixed += chance * tries
+    result = tries_bias(logits, label, q, m, scheme=scheme)
+    assert np.abs(result.expected_probs - expected).sum() < result.error
+    assert abs(result.loss_bias - loss) < result.loss_error
+    # a fixed number of tries is another loss
+    c = np.ones(6)
+    c[own] = 1.0 - (1.0 - law) ** fixed[0]
+    other = exact_bias(logits, label, q, m, scheme=scheme, correction=c)
+    assert np.abs(result.bias - other.bias).sum() > 1e-4
+
+
+def test_tries_refuse():
+    with pytest.raises(ValueError, match="`scheme` must be one of draws without replacement"):
+        tries_bias(np.zeros(3), 0, np.full(3, 1 / 3), 1, scheme="masked")
+    with pytest.raises(ValueError, match="must not need over 512 tries"):
+        tries_bias(np.zeros(3), 0, [0.5, 0.5 - 1e-9, 1e-9], 3)

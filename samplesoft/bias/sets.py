@@ -19,11 +19,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, gammaln
 
 from samplesoft._jit import njit_sum
 from samplesoft._validation import FloatArray
+from samplesoft.bias.exact import ExactBias
+from samplesoft.bias.inputs import Inputs, check_inputs
+from samplesoft.bias.successive import SetRow, set_row
 
 ComplexArray = NDArray[np.complex128]
 
@@ -33,6 +36,8 @@ _TAIL = 1e-9  # chance of numbers of tries that are left out
 _NUMBERS = 12  # of tries, between which means are interpolated
 _MOST_TRIES = 1 << 9
 _MOST_FACTORS = 1 << 18  # of all points, for one number of tries
+_MORE_FACTORS = 1 << 23  # where nothing else is computed
+_FINE_NUMBERS = 24, 48
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +145,14 @@ def first_different(q: bytes, m: int) -> Sets:
     return _points(law, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
 
 
-@lru_cache(maxsize=32)
-def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
+@lru_cache(maxsize=8)
+def by_tries(
+    q: bytes, m: int, most: int = _NUMBERS, most_factors: int = _MOST_FACTORS
+) -> tuple[tuple[int, float, Sets], ...]:
     """Return numbers of tries, weights of these, and sets given that so many were made.
 
-    The mean over all numbers is a weighted one over these: between them it is interpolated, for it
-    is smooth in the logarithm of the number. Empty where numbers are too large.
+    The mean over all numbers is a weighted one over `most` of these: between them it is
+    interpolated, for it is smooth in the logarithm of the number. Empty where numbers are large.
     """
     law = np.frombuffer(q)
     # what is left by the m - 1 likeliest classes is drawn at last
@@ -170,17 +177,18 @@ def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
     found: list[float] = []
     while sum(found) < 1.0 - _TAIL:
         chance, sets = given(m + len(found))
-        if m + len(found) > _MOST_TRIES or sets.absent.size > _MOST_FACTORS:
+        if m + len(found) > _MOST_TRIES or sets.absent.size > most_factors:
             return ()
         found.append(chance)
     first = m, found[0], given(m)[1]  # of no repeats, for which corrections may be others
     rest, numbers = np.array(found[1:]), m + 1 + np.arange(len(found) - 1)
     if not len(rest):
         return (first,)
-    angles = np.pi * (np.arange(_NUMBERS) + 0.5) / _NUMBERS  # Chebyshev's points, rounded
+    angles = np.pi * (np.arange(most) + 0.5) / most  # Chebyshev's points, rounded
     ends = np.log(numbers[[0, -1]])
     logs = ends.mean() + 0.5 * np.ptp(ends) * np.cos(angles)
     places = np.unique(np.rint(np.exp(logs)).astype(int))
+    places = numbers if len(numbers) <= most else places
     away = np.log(numbers)[:, None] - np.log(places)
     away = away[:, None, :] / (np.log(places)[:, None] - np.log(places) + np.eye(len(places)))
     away[:, np.arange(len(places)), np.arange(len(places))] = 1.0
@@ -234,3 +242,104 @@ def _points(
     sets = Sets(absent, present, last, weights[kept], has_last)
     total = float(sets.means(np.ones((1, len(law))))[0][0].real)
     return total, replace(sets, weights=sets.weights / total)
+
+
+# the correction by the number of tries ------------------------------------------------------------
+
+
+class _Points:
+    """A law of sets as `samplesoft.bias.successive.expect` asks for it."""
+
+    def __init__(self, sets: Sets) -> None:
+        self._sets = sets
+        self.inclusion, self.noise = np.stack([sets.inclusion] * 2), _LEAST
+
+    def at(self, decay: FloatArray, past: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `samplesoft.bias.successive.Race.at` does."""
+        mean, parts = self._sets.means(np.exp(-decay)[None])
+        return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
+
+
+def tries_bias(
+    logits: ArrayLike,
+    labels: Any,
+    q: Any,
+    num_sampled: int,
+    *,
+    scheme: str = "distinct_candidate_masked",
+) -> ExactBias:
+    """Compute exactly what draws without replacement do that are corrected by their tries.
+
+    TensorFlow draws with replacement until there are m different classes, and divides a draw of
+    class j by ``1 - (1 - q_j)**N``, where N is how many draws that took: another number each time.
+    Where no draw was repeated, N = m, it divides by ``m q_j``.
+
+    Parameters
+    ----------
+    logits, labels, num_sampled
+        As for `samplesoft.exact_bias`.
+    q : array_like, shape (n,) or (B, n)
+        Proposal. Classes from some hundred on take minutes.
+    scheme : str
+        Of `samplesoft.exact_bias`, ``distinct``, ``distinct_masked``, ``distinct_candidate``,
+        ``distinct_candidate_masked`` or ``distinct_importance``. The default is that of
+        ``tf.nn.sampled_softmax_loss``.
+
+    Returns
+    -------
+    ExactBias
+        The bias and the loss bias, with errors from 1e-8 on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or numbers of tries or classes are too large.
+
+    Notes
+    -----
+    Given N, classes are independent on two circles, in time and in the number of classes:
+    `samplesoft.bias.sets`. Means given N are smooth in N, and are interpolated from a dozen.
+
+    References
+    ----------
+    TensorFlow, "Introduction to Candidate Sampling": the expected count of unique draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.bias import tries_bias
+    >>> logits, q = np.arange(6.0), np.array([0.4, 0.2, 0.2, 0.1, 0.05, 0.05])
+    >>> tries_bias(logits, 1, q, 3).bias.round(3)
+    array([ 0.019,  0.087,  0.207,  0.176, -0.053, -0.436])
+    """
+    inputs = check_inputs(logits, labels, q, num_sampled, scheme, takes_distinct=True)
+    if not inputs.scheme.distinct:
+        raise ValueError(f"`scheme` must be one of draws without replacement, got {scheme!r}.")
+    return ExactBias(*inputs.columns(_of_tries(*row, inputs) for row in inputs.rows()))
+
+
+def _of_tries(logits: FloatArray, label: int, q: FloatArray, inputs: Inputs) -> SetRow:
+    scheme, m = inputs.scheme, inputs.num_sampled
+    kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
+    law = q[kept] / q[kept].sum()
+    results = []
+    for most in _FINE_NUMBERS:
+        found = by_tries(law.tobytes(), m, most, _MORE_FACTORS)
+        if not found:
+            raise ValueError(
+                f"`num_sampled` and `q` must not need over {_MOST_TRIES} tries, nor have very many "
+                f"classes, got {m} of {len(law)} classes; take exact_bias with what is near, "
+                "correction=1 - (1 - q)**N, N the mean number of tries."
+            )
+        columns = []
+        for tries, _, sets in found:
+            correction = np.ones(len(q))
+            correction[kept] = m * law if tries == m else -np.expm1(tries * np.log1p(-law))
+            row = set_row(logits, label, scheme, [(_Points(sets), kept)], correction)
+            columns.append([*row.bias, *row.inclusion, row.loss_bias])
+        results.append(np.array([weight for _, weight, _ in found]) @ np.array(columns))
+    n, found_all = len(q), results[1]
+    change = np.abs(results[1] - results[0])
+    errors = 10.0 * _TAIL + change[:n].sum(), 10.0 * _TAIL + change[-1]
+    bias, inclusion, loss = found_all[:n], found_all[n : 2 * n], float(found_all[-1])
+    return SetRow(bias, row.probs, loss, float(errors[0]), float(errors[1]), inclusion)
