@@ -46,7 +46,8 @@ _TIME_CHUNK = 4
 _HEAVY_CHUNK = 256
 _POINTS = 40  # of a half circle; at most 32 matter, where the variance of the number is 22
 _NOTHING = 1e-20
-_MOST_GUESSES = 100
+_MOST_GUESSES = 1000
+_LONGEST = 0.5
 _LARGEST = 690.0  # of an exponent
 _FLAT = -42.0  # log of u w: below it exp(-u w) is 1
 _GONE = 6.7  # and above it 0
@@ -130,7 +131,7 @@ def set_row(
     expected /= total
     bias = expected[0] - probs
     norm = float(np.abs(bias).sum())
-    error = unit * (1.0 + norm) + abs(float(total[0, 0]) - 1.0)
+    error = unit * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
     loss_error = unit * (1.0 + abs(float(sums.log_sum[0]))) + sums.log_noise
     changes = [np.abs(expected[i] - expected[0]).sum() for i in (1, 2)]
     if correction is None:
@@ -200,13 +201,16 @@ class Race:
         return survival / self._chance, rings
 
     def _at(self, decay: FloatArray, log_r: FloatArray) -> tuple[FloatArray, ...]:
-        """Return what `at` does, for classes in order, and log r (T,) from a guess of it."""
+        """Return what `at` does, for classes in order, and log r (T,) from a guess of it.
+
+        The decay of the m-th class to decay is left out of log r: without it, r changes little.
+        """
         q, m, t, rings = self._q, self._m, self._t, np.zeros((2, len(self._q)))
         level = float(np.partition(decay, m - 1)[m - 1])
         if level > _LARGEST:
             return np.zeros(2), rings, log_r
         weights = np.exp(np.minimum(level - decay, _LARGEST))
-        powers = self._powers(weights, decay - level, log_r - level)
+        powers = self._powers(weights, decay - level, log_r)
         for _ in range(_MOST_GUESSES):
             if np.abs(powers.shift).max() <= _FARTHEST:
                 break
@@ -236,7 +240,7 @@ class Race:
         thread_each(ring, chunks(len(q), _CLASS_CHUNK))
         thread_each(ring_heavy, chunks(len(own[0]), _HEAVY_CHUNK))
         rings[:, heavy] = own
-        return scale @ found, rings, log_r + shift + level
+        return scale @ found, rings, log_r + shift
 
     def _powers(self, weights: FloatArray, decay: FloatArray, log_r: FloatArray) -> _Powers:
         """Tell light classes from heavy ones on circles of radius exp(log_r), (T,), and sum."""
@@ -369,10 +373,15 @@ def expect(groups: Sequence[Group], log_w: list[FloatArray], log_base: float) ->
 
 
 def _extrapolate(past: list[FloatArray]) -> FloatArray:
-    """Return what follows the last three of `past`, which stand at equal distances."""
+    """Return what follows the last three of `past`, which stand at equal distances.
+
+    Where few classes can be in the set, saddle points are flat, and any radius is as good: a step
+    is no longer than `_LONGEST`, or extrapolation would run away.
+    """
     if len(past) < 3:
         return past[-1]
-    return 3.0 * past[-1] - 3.0 * past[-2] + past[-3]
+    step = 2.0 * past[-1] - 3.0 * past[-2] + past[-3]
+    return past[-1] + np.clip(step, -_LONGEST, _LONGEST)
 
 
 # --- the nodes in t ------------------------------------------------------------------------------

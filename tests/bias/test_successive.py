@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from oracles.naive import l1_error, softmax
 from scipy.stats import hypergeom
 
 from samplesoft import exact_bias
@@ -17,7 +18,6 @@ from samplesoft.bias.successive import Race, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import SCHEMES, exact_schemes
-from tests.oracles.naive import l1_error, softmax
 
 NAMES = exact_schemes(distinct=True)
 
@@ -65,7 +65,7 @@ def check(logits, label, q, m, scheme, correction=None, room=1e-12):
         bias, loss, pi = by_enumeration(logits, label, q, m, scheme, correction)
         wrong, size = l1_error(result.bias, bias)
         assert wrong <= max(result.error, 1e-15)
-        assert wrong <= max(room * size, 1e-15)
+        assert wrong <= max(room * size, 1e-14)
         assert abs(loss - mpf(result.loss_bias)) <= max(result.loss_error, 1e-15)
         for got, exact in zip(result.inclusion, pi, strict=True):
             assert abs(mpf(float(got)) - exact) <= 1e-11 * exact
@@ -85,6 +85,7 @@ def test_agrees_with_all_orders_of_draws(n, m, scheme, correction):
     check(logits, 1, q, m, scheme, corrections(q, m)[correction], room=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:the bias of scheme")  # a bias near 0 has few digits
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_agrees_at_random(data):
@@ -239,6 +240,7 @@ def test_the_softmax_as_proposal_has_no_bias_with_replacement_alone():
     assert np.abs(exact_bias(logits, 0, q, 3, scheme="distinct").bias).sum() > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:the bias of scheme")  # a bias near 0 has few digits
 @settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_uniform_draws_without_replacement_bias_the_label_and_the_loss_less(data):
