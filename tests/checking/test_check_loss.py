@@ -886,7 +886,7 @@ def in_float32(class_embeddings, h, labels, num_sampled, seed):
         ),
         (returning(lambda rng, b, d: rng.random(b).astype(np.float16)), TypeError, "too coarse"),
         (
-            returning(lambda rng, b, d: (1, 2, 3)),
+            returning(lambda rng, b, d: (1, 2, 3, 4)),
             ValueError,
             "tuple .losses, dh., .losses, dh, dW. .* got a tuple",
         ),
