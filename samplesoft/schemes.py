@@ -179,15 +179,12 @@ class Scheme:
     @property
     def has_exact_bias(self) -> bool:
         """Whether `samplesoft.exact_bias` covers it."""
-        if self.distinct:
-            return (
-                self.corrects_draws and self.hits in _EXACT[self.base] and not self.divides_by_kept
-            )
         if self.jackknife:
             return self.adds_mean
         if self.independent:
             return self.corrects_draws and (self.base, self.hits) == ("plain", "absent")
-        return self.corrects_draws and self.hits in _EXACT[self.base]
+        known = self.corrects_draws and self.hits in _EXACT[self.base]
+        return known and not (self.distinct and self.divides_by_kept)
 
     def without_correction(self) -> Scheme:
         """Return the same with draws that weigh ``e_j``, however they were drawn."""

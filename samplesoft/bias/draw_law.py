@@ -82,16 +82,23 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     return shifted
 
 
-def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> DrawLaw:
-    """Describe the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
+def softmax_apart(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArray, float]:
+    """Return the log-softmax and the softmax (n,), and the mass of all classes but the label."""
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     p_label = probs[label]
     # summed without the label: 1 - p_t has lost its digits where p_t is near 1
     probs[label] = 0.0
     other_mass = float(probs.sum())
+    probs[label] = p_label
     if p_label > 0.5:
         log_probs[label] = np.log1p(-other_mass)
+    return log_probs, probs, other_mass
+
+
+def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> DrawLaw:
+    """Describe the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
+    log_probs, probs, other_mass = softmax_apart(logits, label)
     drawn = q.copy()
     drawn[label] = 0.0
     others = float(drawn.sum())
@@ -108,7 +115,6 @@ def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme:
     log_base = float(log_probs[label]) if scheme.label_in_sum else -np.inf
     if scheme.corrects_label:
         log_base = log_base - np.log(m) - np.log(label_draw)
-    probs[label] = p_label
     columns = logits, q, log_probs, probs, drawn
     other_draw = others / (others + float(q[label]))
     facts = weightless, log_base, mean, other_mass

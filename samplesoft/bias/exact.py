@@ -11,7 +11,8 @@ Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` b
 5. ``node_weights.py``: what each scheme makes of the nodes, and of the integrals the bias.
 6. ``laplace.py``: the compiled loops of 4 and 5: sums over atoms, and integrals at each atom.
 
-``jackknife.py`` stands in for the first half of 5 and ``poisson.py`` for all but 1 and 2.
+``jackknife.py`` stands in for the first half of 5, and for all but 1 and 2 ``poisson.py``, and
+``successive.py`` for draws without replacement.
 ``plain.py`` has the whole in a hundred lines of NumPy, with fewer digits.
 """
 
@@ -21,7 +22,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -281,29 +281,20 @@ def exact_bias(
     if correction is None:
         return exact_bias_of(inputs)
     rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
-    if inputs.scheme.distinct:
-        return _exact_set_bias(inputs, rows)
-    pairs = zip(inputs.rows(), rows, strict=True)
-    return ExactBias(*inputs.columns(_corrected_by(c, row, inputs) for row, c in pairs))
+    return exact_bias_of(inputs, rows)
 
 
-def exact_bias_of(inputs: Inputs) -> ExactBias:
-    """Return `exact_bias` of arguments that are checked."""
-    if inputs.scheme.distinct:
-        return _exact_set_bias(inputs)
-    result = ExactBias(*inputs.columns(_of_row(row, inputs) for row in inputs.rows()))
-    _warn_of_lost_digits(result, inputs)
-    return result
-
-
-def _exact_set_bias(inputs: Inputs, corrections: FloatArray | None = None) -> ExactBias:
-    """Return `exact_bias` of draws without replacement, corrected by `corrections` (B, n) or pi."""
-    strata = (inputs.num_sampled,), np.zeros(inputs.logits.shape[1], np.int64)
-    rows = repeat(None) if corrections is None else corrections
-    pairs = zip(inputs.rows(), rows, strict=False)
-    found = (set_bias(row, strata, inputs.scheme, c) for row, c in pairs)
+def exact_bias_of(inputs: Inputs, corrections: FloatArray | None = None) -> ExactBias:
+    """Return `exact_bias` of arguments that are checked, with `corrections` (B, n) if any."""
+    if corrections is None:
+        found = (_of_row(row, inputs) for row in inputs.rows())
+    else:
+        pairs = zip(corrections, inputs.rows(), strict=True)
+        found = (_corrected_by(correction, row, inputs) for correction, row in pairs)
     result = ExactBias(*inputs.columns(found))
-    _warn_of_lost_digits(result, inputs)
+    # with replacement, another correction makes a bias that is far above its error
+    if corrections is None or inputs.scheme.distinct:
+        _warn_of_lost_digits(result, inputs)
     return result
 
 
@@ -315,6 +306,8 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
     """
     logits, label, q = example
     scheme, n = inputs.scheme, len(q)
+    if scheme.distinct:
+        return set_bias(example, inputs.num_sampled, scheme, correction)
     own = np.zeros(n, bool)
     own[inputs.certain] = own[label] = True
     moves_own = scheme.corrects_label or scheme.draws_label
@@ -357,6 +350,8 @@ def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> R
 
 def bias_of_example(example: Example, inputs: Inputs) -> Row:
     """Return the exact bias of logits, label and q of one example, without certain classes."""
+    if inputs.scheme.distinct:
+        return set_bias(example, inputs.num_sampled, inputs.scheme)
     if inputs.scheme.independent:
         return poisson_bias(*example)
     return with_replacement_bias(*example, inputs.num_sampled, inputs.scheme)
@@ -369,8 +364,8 @@ def _of_row(example: Example, inputs: Inputs) -> Row:
     joined = join(*example, inputs.certain)
     row = bias_of_example(joined[:3], inputs)
     shift = joined.rounding * float(np.abs(row.bias).sum())
-    errors = {"error": row.error + shift, "loss_error": row.loss_error + shift}
-    return row._replace(bias=joined.spread(row.bias), probs=joined.spread(row.probs), **errors)
+    row = row._replace(bias=joined.spread(row.bias), probs=joined.spread(row.probs))
+    return row._replace(error=row.error + shift, loss_error=row.loss_error + shift)
 
 
 def _warn_of_lost_digits(result: ExactBias, inputs: Inputs) -> None:
@@ -495,8 +490,8 @@ def _integrate(
     is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
     error += units.contrasts * flows.class_size
     loss_error += units.deviations * float(np.abs(terms).sum())
-    errors = [math.inf if math.isnan(e) else e for e in (error, loss_error)]
-    return Row(bias, law.probs, loss_bias, *errors), is_enough
+    error, loss_error = (math.inf if math.isnan(e) else e for e in (error, loss_error))
+    return Row(bias, law.probs, loss_bias, error, loss_error), is_enough
 
 
 def _class_flows(

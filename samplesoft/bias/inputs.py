@@ -59,7 +59,8 @@ class Inputs:
         results = list(rows)
         if not self.batched:
             return results[0]
-        return tuple(np.array(column) for column in zip(*results, strict=True))
+        columns = zip(*results, strict=True)
+        return tuple(None if column[0] is None else np.array(column) for column in columns)
 
 
 def check_inputs(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import IntArray, as_count, as_ids
+from samplesoft._validation import FloatArray, IntArray, as_count, as_ids
 from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs, check_correction, check_inputs
-from samplesoft.bias.successive import set_bias
+from samplesoft.bias.successive import strata_bias
 
 
 def stratified_bias(
@@ -92,11 +94,11 @@ def stratified_bias(
             "'negatives' for draws with replacement."
         )
     places, counts = _check_strata(strata, num_sampled, inputs)
-    rows = check_correction(correction, inputs) if correction is not None else [None]
-    found = (
-        set_bias(row, (counts, places), facts, rows[i if len(rows) > 1 else 0])
-        for i, row in enumerate(inputs.rows())
-    )
+    rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))
+    if correction is not None:
+        rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
+    pairs = zip(inputs.rows(), rows, strict=True)
+    found = (strata_bias(row, (counts, places), facts, divisors) for row, divisors in pairs)
     return ExactBias(*inputs.columns(found))
 
 

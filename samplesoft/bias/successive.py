@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, njit_sum, thread_each
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import log_softmax
+from samplesoft.bias.draw_law import softmax_apart
 from samplesoft.bias.inputs import Example
 from samplesoft.bias.negatives import EPS
-from samplesoft.bias.transform import estimate_error, rounding_unit
+from samplesoft.bias.transform import Row, estimate_error, rounding_unit
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 from samplesoft.schemes import Scheme
 
@@ -56,24 +56,23 @@ _SEEN = 1e-9  # inclusion probabilities below it are taken from `SuccessiveInclu
 Strata = tuple[Sequence[int], IntArray]
 
 
-class SetRow(NamedTuple):
-    """The exact bias of one example: a `Row`, and how likely the classes are in the set."""
-
-    bias: FloatArray  # (n,)
-    probs: FloatArray  # (n,) the softmax
-    loss_bias: float
-    error: float  # estimated, of the bias in the L1 norm
-    loss_error: float  # estimated, of the loss bias
-    inclusion: FloatArray  # (n,)
-
-
 def set_bias(
-    example: Example, strata: Strata, scheme: Scheme, correction: FloatArray | None = None
-) -> SetRow:
+    example: Example, num_sampled: int, scheme: Scheme, correction: FloatArray | None = None
+) -> Row:
     """Return the exact bias of one example whose draws are a set of distinct classes.
 
-    `strata` are the number of draws in each stratum, and that of each class (n,). `correction` (n,)
-    takes the place of the inclusion probabilities.
+    `correction` (n,) takes the place of the inclusion probabilities.
+    """
+    stratum = np.zeros(len(example[2]), np.int64)
+    return strata_bias(example, ((num_sampled,), stratum), scheme, correction)
+
+
+def strata_bias(
+    example: Example, strata: Strata, scheme: Scheme, correction: FloatArray | None
+) -> Row:
+    """Return the same for draws from strata: how many in each, and the stratum of each class (n,).
+
+    With replacement a class is divided by how often it is drawn, as the mean.
     """
     logits, label, q = example
     drawn = q > 0.0
@@ -94,12 +93,9 @@ def set_row(
     scheme: Scheme,
     drawing: list[tuple[Group, IntArray]],
     correction: FloatArray | None,
-) -> SetRow:
+) -> Row:
     """Return the exact bias of one example where groups draw, each from the classes beside it."""
-    log_probs = log_softmax(logits)
-    probs = np.exp(log_probs)
-    if probs[label] > 0.5:  # 1 - p_t has more digits
-        log_probs[label] = np.log1p(-np.delete(probs, label).sum())
+    log_probs, probs, _ = softmax_apart(logits, label)
     inclusion = np.zeros((2, len(probs)))
     for group, which in drawing:
         inclusion[:, which] = group.inclusion
@@ -120,7 +116,7 @@ def set_row(
         weight[label] += np.exp(-shift) if scheme.label_in_sum else 0.0
         bias, log_sum = _fixed_bias(probs, weight)
         error = unit * float(np.abs(bias).sum())
-        return SetRow(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
+        return Row(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
     groups = [group for group, _ in drawing]
     sums = expect(groups, [log_w[which] for _, which in drawing], log_base - shift)
     expected = np.zeros((3, len(probs)))
@@ -140,7 +136,7 @@ def set_row(
         error += estimate_error(float(change), 0.0, 1.0, 0.0)
     for coarse in sums.log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.log_sum[0])), 0.0, 1.0, 0.0)
-    return SetRow(bias, probs, float(sums.log_sum[0]) + shift, error, loss_error, inclusion[0])
+    return Row(bias, probs, float(sums.log_sum[0]) + shift, error, loss_error, inclusion[0])
 
 
 def _fixed_bias(probs: FloatArray, weight: FloatArray) -> tuple[FloatArray, float]:
@@ -434,6 +430,13 @@ def _log_growth(age: float) -> float:
 
 
 @njit
+def _chances(log_odds: float) -> tuple[float, float]:
+    """Return the chances, by its log odds, that a clock has rung, and that it has not."""
+    rung = 1.0 / (1.0 + math.exp(-log_odds))
+    return rung, math.exp(-log_odds) * rung if log_odds > 0.0 else 1.0 - rung
+
+
+@njit
 def _saddle(q: FloatArray, t: float, m: int, log_r: float) -> tuple[float, float, float]:
     """Return log r of the circle at `t`, a bound of the log density of the next ring, and a step.
 
@@ -442,13 +445,14 @@ def _saddle(q: FloatArray, t: float, m: int, log_r: float) -> tuple[float, float
     low, high, variance, hazard, slope, free = -1e300, 1e300, 0.0, 0.0, 0.0, 0.0
     value = 0.0
     for _ in range(200):
+        r = math.exp(min(log_r, _LARGEST))
         mean = variance = hazard = slope = free = 0.0
         value = -m * log_r
         for j in range(len(q)):
             age = q[j] * t
             silent = math.exp(-age)
             if age < _GROWN:
-                odds = math.exp(min(log_r, _LARGEST)) * math.expm1(age)
+                odds = r * math.expm1(age)
                 value += math.log1p(odds) - age
                 share = odds / (1.0 + odds)
             else:
@@ -618,7 +622,7 @@ def _circles(
     z / r0, with the hazard and without it, where r0 is that of the light odds.
     """
     density = np.zeros(len(t))
-    share = np.empty(len(q))
+    share, silent = np.empty(len(q)), np.empty(len(q))
     for k in range(len(t)):
         centre, rho = log_r[k] + shift[k], math.exp(shift[k])
         # the height of the saddle point, and the variance of the number of rings there
@@ -631,12 +635,8 @@ def _circles(
         for j in range(len(q)):
             age = q[j] * t[k]
             log_odds = centre + _log_growth(age) - decay[j]
-            share[j] = 1.0 / (1.0 + math.exp(-log_odds))
-            variance += (
-                share[j] * math.exp(-log_odds) * share[j]
-                if log_odds > 0.0
-                else share[j] * (1.0 - share[j])
-            )
+            share[j], silent[j] = _chances(log_odds)
+            variance += share[j] * silent[j]
             if log_odds > 0.0:  # log (silent + r rung), silent = exp(-age)
                 height += centre + math.log(-math.expm1(-age)) - decay[j]
                 height += math.log1p(math.exp(-log_odds))
@@ -668,16 +668,10 @@ def _circles(
             real[s], imag[s] = size * math.cos(turn), size * math.sin(turn)
             rate[s], rate_y[s] = c + sums[1, k, 0], d
         for j in range(len(q)):
-            p = share[j]
-            silent = (
-                math.exp(-(centre + _log_growth(q[j] * t[k]) - decay[j])) * p
-                if p > 0.5
-                else 1.0 - p
-            )
             for s in range(points):
-                u, v = silent + p * x[s], p * y[s]
+                u, v = silent[j] + share[j] * x[s], share[j] * y[s]
                 real[s], imag[s] = real[s] * u - imag[s] * v, real[s] * v + imag[s] * u
-                inverse = q[j] * silent / (u * u + v * v)
+                inverse = q[j] * silent[j] / (u * u + v * v)
                 rate[s] += u * inverse
                 rate_y[s] -= v * inverse
         for s in range(points):
@@ -742,9 +736,7 @@ def _heavy_rings(
         while points < _POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
             points += 1
         for j in range(len(q)):
-            log_odds = log_r[k] + _log_growth(q[j] * t[k]) - decay[j]
-            p = 1.0 / (1.0 + math.exp(-log_odds))
-            silent = math.exp(-log_odds) * p if p > 0.5 else 1.0 - p
+            p, silent = _chances(log_r[k] + _log_growth(q[j] * t[k]) - decay[j])
             total = 0.0
             for s in range(points):
                 u, v = silent + p * x[s], p * y[s]

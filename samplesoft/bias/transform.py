@@ -414,6 +414,7 @@ class Row(NamedTuple):
     loss_bias: float
     error: float  # estimated, of the bias in the L1 norm
     loss_error: float  # estimated, of the loss bias
+    inclusion: FloatArray | None = None  # (n,) chances that a set of distinct draws holds a class
 
 
 def refine(attempts: Callable[[float], Iterable[tuple[Row, bool]]], step: float) -> Row:
