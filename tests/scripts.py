@@ -34,6 +34,13 @@ def run_script(script, *arguments):
     return printed.getvalue()
 
 
+def write_interactions(folder, lists, num_train):
+    """Write the first items of each list as ``train.txt``, and the others as ``test.txt``."""
+    for part, own in (("train", slice(num_train)), ("test", slice(num_train, None))):
+        lines = [f"{u} " + " ".join(map(str, items[own])) for u, items in enumerate(lists)]
+        (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
+
+
 def read_rows(path):
     """Return the rows of a CSV file that begins with a note."""
     note, *lines = path.read_text(encoding="utf-8").splitlines()

@@ -47,10 +47,16 @@ MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 
 # what a layer may import beside itself, where that is less than all the layers under it
-ONLY = {"bias": {*LAYERS[0], "schemes", "kernels", "_device", "samplers.base"}}
-ONLY["bias"].add(
-    "samplers.without_replacement"
-)  # probabilities that are too rare for its own nodes
+ONLY = {
+    "bias": {
+        *LAYERS[0],
+        "schemes",
+        "kernels",
+        "_device",
+        "samplers.base",
+        "samplers.without_replacement",
+    }
+}
 
 
 TWIN = re.compile(r"samplesoft\.([\w.]+):[A-Z]\w+")  # what `_device.select.twin` imports

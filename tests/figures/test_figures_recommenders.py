@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts import run_script
+from scripts import run_script, write_interactions
 
 FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -26,9 +26,7 @@ def test_recommenders_are_scored_on_both(tmp_path):
     """Users of two groups take items of their group: all methods but popularity find these."""
     rng = np.random.default_rng(0)
     lists = [user % 2 * 25 + rng.permutation(25)[:12] for user in range(80)]
-    for part, own in (("train", slice(9)), ("test", slice(9, 12))):
-        lines = [f"{u} " + " ".join(map(str, items[own])) for u, items in enumerate(lists)]
-        (tmp_path / f"{part}.txt").write_text("\n".join(lines) + "\n")
+    write_interactions(tmp_path, lists, 9)
     lines = [
         " ".join([str(u % 3), *(f"{i}:1" for i in sorted(own))]) for u, own in enumerate(lists)
     ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts import read_rows, run_script
+from scripts import read_rows, run_script, write_interactions
 
 FIGURES = Path(__file__).parents[2] / "figures"
 FULL, NAIVE = "all items", "not corrected"
@@ -25,9 +25,7 @@ def test_all_of_few_items_are_the_same_as_those_drawn(tmp_path):
     """Users of two groups take items of their group; 50 draws miss one negative or two."""
     rng = np.random.default_rng(0)
     lists = [user % 2 * 40 + rng.permutation(40)[:29] for user in range(80)]
-    for part, own in (("train", slice(26)), ("test", slice(26, 29))):
-        lines = [f"{u} " + " ".join(map(str, items[own])) for u, items in enumerate(lists)]
-        (tmp_path / f"{part}.txt").write_text("\n".join(lines) + "\n")
+    write_interactions(tmp_path, lists, 26)
     run_script(
         FIGURES / "sampled_metrics.py", "--data", tmp_path, "--draws", 1, "--output", tmp_path
     )
