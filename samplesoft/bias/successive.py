@@ -13,8 +13,9 @@ numbers that serve every point of the circle. Only *heavy* classes are gone thro
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -63,8 +64,17 @@ def set_bias(
 
     `correction` (n,) takes the place of the inclusion probabilities.
     """
-    stratum = np.zeros(len(example[2]), np.int64)
-    return strata_bias(example, ((num_sampled,), stratum), scheme, correction)
+    return strata_bias(example, _one_stratum(example, num_sampled), scheme, correction)
+
+
+def draws_of(example: Example, num_sampled: int, scheme: Scheme) -> tuple[Group, IntArray]:
+    """Return what draws the set of one example, and the classes that it draws from."""
+    ((group, which),) = _drawing(example, _one_stratum(example, num_sampled), scheme)
+    return group, which
+
+
+def _one_stratum(example: Example, num_sampled: int) -> Strata:
+    return (num_sampled,), np.zeros(len(example[2]), np.int64)
 
 
 def strata_bias(
@@ -74,7 +84,13 @@ def strata_bias(
 
     With replacement a class is divided by how often it is drawn, as the mean.
     """
-    logits, label, q = example
+    logits, label, _ = example
+    return set_row(logits, label, scheme, _drawing(example, strata, scheme), correction)
+
+
+def _drawing(example: Example, strata: Strata, scheme: Scheme) -> list[tuple[Group, IntArray]]:
+    """Return the group that draws in each stratum, and the classes that it draws from."""
+    _, label, q = example
     drawn = q > 0.0
     if scheme.excludes_label:
         drawn[label] = False
@@ -84,7 +100,31 @@ def strata_bias(
         which = np.flatnonzero(drawn & (stratum == g))
         if count and len(which):
             drawing.append((_group(q[which], count, scheme), which))
-    return set_row(logits, label, scheme, drawing, correction)
+    return drawing
+
+
+class Weights(NamedTuple):
+    """What S is made of where each class is divided by a number of its own."""
+
+    log_probs: FloatArray  # (n,)
+    probs: FloatArray  # (n,)
+    log_divisors: FloatArray  # (n,)
+    log_w: FloatArray  # (n,) of a draw
+    log_base: float  # of the label, drawn or not
+    shift: float  # log of what that is divided by
+
+
+def weigh(logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray) -> Weights:
+    """Return the weights of draws of each class, divided by `divisors` (n,), and of the label."""
+    log_probs, probs, _ = softmax_apart(logits, label)
+    with np.errstate(divide="ignore"):
+        log_divisors = np.log(divisors)
+    log_w = log_probs - log_divisors
+    if not scheme.draws_label:
+        log_w[label] = -np.inf
+    shift = float(log_divisors[label]) if scheme.corrects_label else 0.0
+    log_base = float(log_probs[label]) - shift if scheme.label_in_sum else -np.inf
+    return Weights(log_probs, probs, log_divisors, log_w, log_base, shift)
 
 
 def set_row(
@@ -95,17 +135,11 @@ def set_row(
     correction: FloatArray | None,
 ) -> Row:
     """Return the exact bias of one example where groups draw, each from the classes beside it."""
-    log_probs, probs, _ = softmax_apart(logits, label)
-    inclusion = np.zeros((2, len(probs)))
+    inclusion = np.zeros((2, len(logits)))
     for group, which in drawing:
         inclusion[:, which] = group.inclusion
-    with np.errstate(divide="ignore"):
-        log_divisors = np.log(inclusion[0] if correction is None else correction)
-    log_w = log_probs - log_divisors
-    if not scheme.draws_label:
-        log_w[label] = -np.inf
-    log_base = float(log_probs[label]) if scheme.label_in_sum else -np.inf
-    shift = float(log_divisors[label]) if scheme.corrects_label else 0.0
+    weights = weigh(logits, label, scheme, inclusion[0] if correction is None else correction)
+    log_probs, probs, log_divisors, log_w, log_base, shift = weights
     every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
     unit = rounding_unit(log_probs[every], log_divisors[every])
     if all(isinstance(group, Certain) for group, _ in drawing):
@@ -118,7 +152,7 @@ def set_row(
         error = unit * float(np.abs(bias).sum())
         return Row(bias, probs, log_sum + shift, error, unit * abs(log_sum), inclusion[0])
     groups = [group for group, _ in drawing]
-    sums = expect(groups, [log_w[which] for _, which in drawing], log_base - shift)
+    sums = expect(groups, [log_w[which] for _, which in drawing], log_base)
     expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.shares
     expected[:, label] += sums.base
@@ -168,11 +202,14 @@ class Race:
     """Clocks of rates `q` (N,), above 0, of which the first m < N to ring are the set."""
 
     def __init__(self, q: FloatArray, m: int) -> None:
-        self._order = np.argsort(-q, kind="stable")
-        self._q, self._m = q[self._order] / q.sum(), m
-        self._t, self._log_r, self._step = _time_grid(self._q, m)
+        self.order = np.argsort(-q, kind="stable")
+        self.q, self._m = q[self.order] / q.sum(), m
+        self.t, self._log_r, step = _time_grid(self.q, m)
+        # (2, T) weights of all nodes, and of half of them
+        self.scale = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
+        self.scale[1, ::2] = 2.0 * step
         # what has rung for certain is never light
-        self._always = int(np.searchsorted(-self._q, -_GROWN / self._t[-1]))
+        self._always = int(np.searchsorted(-self.q, -_GROWN / self.t[-1]))
         self._chance = np.ones(2)
         self._chance, rings = self.at(np.zeros(len(q)), [])
         # of a chance, which should be 1
@@ -189,58 +226,62 @@ class Race:
         They are (2,) and (2, N), by all nodes in t and by half of them. `past` is a list to begin
         with, in which saddle points are kept for calls that follow at equal distances.
         """
-        guess = _extrapolate(past) if past else self._log_r
-        survival, own, log_r = self._at(decay[self._order], guess)
-        past[:] = [*past[-2:], log_r]
-        rings = np.empty_like(own)
-        rings[:, self._order] = own / self._chance[:, None]
-        return survival / self._chance, rings
-
-    def _at(self, decay: FloatArray, log_r: FloatArray) -> tuple[FloatArray, ...]:
-        """Return what `at` does, for classes in order, and log r (T,) from a guess of it.
-
-        The decay of the m-th class to decay is left out of log r: without it, r changes little.
-        """
-        q, m, t, rings = self._q, self._m, self._t, np.zeros((2, len(self._q)))
-        level = float(np.partition(decay, m - 1)[m - 1])
-        if level > _LARGEST:
-            return np.zeros(2), rings, log_r
-        weights = np.exp(np.minimum(level - decay, _LARGEST))
-        powers = self._powers(weights, decay - level, log_r)
-        for _ in range(_MOST_GUESSES):
-            if np.abs(powers.shift).max() <= _FARTHEST:
-                break
-            powers = self._powers(weights, decay - level, powers.log_r + powers.shift)
-        log_r, shift, few = powers.log_r, powers.shift, powers.few
-        # terms of the circle at each time, and the sums of them that light classes need
-        values = np.zeros((len(t), 6, _POINTS))
-        series, found = np.zeros((2, len(t), _POWERS + 1)), np.empty(len(t))
-
-        def integrate(part: slice) -> None:
-            at = t[part], log_r[part], shift[part], powers.sums[:, part]
-            found[part] = _circles(*few, m, level, len(q), *at, values[part], series[:, part])
-
-        thread_each(integrate, chunks(len(t), _TIME_CHUNK))
-        scale = np.stack([np.full(len(t), self._step), np.zeros(len(t))])
-        scale[1, ::2] = 2.0 * self._step
-        heavy, own = powers.heavy, np.zeros((2, len(few[0])))
+        circles = self.circles(decay[self.order], past)
+        if circles is None:
+            return np.zeros(2), np.zeros((2, len(decay)))
+        q, t, powers, scale = self.q, self.t, circles.powers, self.scale
+        heavy, rings = powers.heavy, np.zeros((2, len(q)))
+        own = np.zeros((2, len(powers.few[0])))
 
         def ring(part: slice) -> None:
-            here = q[part], weights[part], t, powers.r, heavy[part], powers.orders[_tiles(part)]
-            _light_rings(*here, series, scale, rings[:, part])
+            here = q[part], circles.weights[part], t, powers.r, heavy[part]
+            orders = powers.orders[_tiles(part)]
+            _light_rings(*here, orders, circles.series, scale, rings[:, part])
 
         def ring_heavy(part: slice) -> None:
-            here = few[0][part], few[1][part], t, log_r + shift
-            _heavy_rings(*here, values, scale, own[:, part])
+            here = powers.few[0][part], powers.few[1][part], t, circles.log_r
+            _heavy_rings(*here, circles.values, scale, own[:, part])
 
         thread_each(ring, chunks(len(q), _CLASS_CHUNK))
         thread_each(ring_heavy, chunks(len(own[0]), _HEAVY_CHUNK))
         rings[:, heavy] = own
-        return scale @ found, rings, log_r + shift
+        rings[:, self.order] = rings / self._chance[:, None]
+        return scale @ circles.density / self._chance, rings
+
+    def circles(self, decay: FloatArray, past: list[FloatArray]) -> Circles | None:
+        """Return the circles for a `decay` (N,) of the classes in `order`, or None if all is gone.
+
+        The decay of the m-th class to decay is left out of log r: without it, r changes little.
+        """
+        log_r = _extrapolate(past) if past else self._log_r
+        q, m, t = self.q, self._m, self.t
+        level = float(np.partition(decay, m - 1)[m - 1])
+        circles = None
+        if level <= _LARGEST:
+            weights = np.exp(np.minimum(level - decay, _LARGEST))
+            powers = self._powers(weights, decay - level, log_r)
+            for _ in range(_MOST_GUESSES):
+                if np.abs(powers.shift).max() <= _FARTHEST:
+                    break
+                powers = self._powers(weights, decay - level, powers.log_r + powers.shift)
+            # terms of the circle at each time, and the sums of them that light classes need
+            values = np.zeros((len(t), 6, _POINTS))
+            series, density = np.zeros((2, len(t), _POWERS + 1)), np.empty(len(t))
+
+            def integrate(part: slice) -> None:
+                at = t[part], powers.log_r[part], powers.shift[part], powers.sums[:, part]
+                to = values[part], series[:, part]
+                density[part] = _circles(*powers.few, m, level, len(q), *at, *to)
+
+            thread_each(integrate, chunks(len(t), _TIME_CHUNK))
+            log_r = powers.log_r + powers.shift
+            circles = Circles(weights, decay - level, log_r, values, series, density, powers)
+        past[:] = [*past[-2:], log_r]
+        return circles
 
     def _powers(self, weights: FloatArray, decay: FloatArray, log_r: FloatArray) -> _Powers:
         """Tell light classes from heavy ones on circles of radius exp(log_r), (T,), and sum."""
-        q, t = self._q, self._t
+        q, t = self.q, self.t
         r = np.exp(np.clip(log_r, -_LARGEST, _LARGEST))
         heavy = np.zeros(len(q), np.bool_)
         heavy[: self._always] = True
@@ -262,6 +303,18 @@ class Race:
 
         thread_each(centre, chunks(len(t), _TIME_CHUNK))
         return _Powers(log_r, r, shift, total, heavy, orders, few)
+
+
+class Circles(NamedTuple):
+    """Circles through the saddle points at times t, (T,), and what stands on their points."""
+
+    weights: FloatArray  # (N,) exp(-decay)
+    decay: FloatArray  # (N,) less that of the m-th class to decay
+    log_r: FloatArray  # (T,)
+    values: FloatArray  # (T, 6, points) see `_circles`
+    series: FloatArray  # (2, T, powers)
+    density: FloatArray  # (T,) of the next ring in log t, with the weights of the set
+    powers: _Powers
 
 
 class _Powers(NamedTuple):
@@ -325,23 +378,16 @@ def expect(groups: Sequence[Group], log_w: list[FloatArray], log_base: float) ->
     edges = np.cumsum([0, *(len(one) for one in log_w)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     logs = np.concatenate([*log_w, [log_base]])
-    # the largest of what S is made of, and its mean
     often = np.append(np.concatenate([group.inclusion[0] for group in groups]), 1.0)
-    some = (often > 1e-22) & (logs > -np.inf)
-    top = float(logs[some].max())
-    mean = float((often[some] * np.exp(logs[some] - top)).sum())
-    reference = top + math.log(mean)
-    log_scale = max(top, reference) + _BEFORE
+    reference, log_scale = scales_of_sum(often, logs)
     shares, base, log_sum = np.zeros((3, edges[-1])), np.zeros(3), np.full(3, reference)
     log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
     past: list[list[FloatArray]] = [[] for _ in groups]
-    survival, z, number, left = np.ones(2), _LEFT, 0, 2
-    while left:
-        x, weight = z - math.exp(-z) - log_scale, _STEP * (1.0 + math.exp(-z))
-        log_decay = x + logs
+    survival, left = np.ones(2), 2
+    for x, (weight, even, _) in steps(log_scale):
         rings, of_base = np.zeros((2, edges[-1])), np.zeros(2)
-        # between scales of S that are far apart nothing changes
-        if not number or ((log_decay > _FLAT) & (log_decay < _GONE)).any():
+        log_decay = x + logs
+        if changes(log_decay):
             decay = np.exp(np.minimum(log_decay, _LARGEST))
             pairs = zip(groups, parts, past, strict=True)
             found = [group.at(decay[part], before) for group, part, before in pairs]
@@ -357,15 +403,40 @@ def expect(groups: Sequence[Group], log_w: list[FloatArray], log_base: float) ->
             of_base = decay[-1] * survival
         fall = math.exp(-math.exp(min(x + reference, _LARGEST))) - survival
         log_noise += weight * noise * survival[0]
-        even = 2.0 * weight if number % 2 == 0 else 0.0
         for total, one in (shares, rings), (base, of_base), (log_sum, fall):
             total[0] += weight * one[0]
             total[1] += even * one[0]
             total[2] += weight * one[1]
-        z, number = z + _STEP, number + 1
         # one node more than the last, for half of the nodes
         left = left - 1 if survival[0] < _NOTHING and x + reference > 4.0 else 2
+        if not left:
+            break
     return Sums(shares, base, log_sum, log_noise)
+
+
+def scales_of_sum(often: FloatArray, logs: FloatArray) -> tuple[float, float]:
+    """Return log E[S], and where the nodes in log u begin, less `_LEFT`.
+
+    S is made of terms of these `logs` (k,), each there as `often` (k,) as the mean.
+    """
+    some = (often > 1e-22) & (logs > -np.inf)
+    top = float(logs[some].max())
+    reference = top + math.log(float((often[some] * np.exp(logs[some] - top)).sum()))
+    return reference, max(top, reference) + _BEFORE
+
+
+def steps(log_scale: float) -> Iterator[tuple[float, FloatArray]]:
+    """Yield log u of nodes (B24) without end, and weights (3,): of all, of half, and of all."""
+    for number in itertools.count():
+        z = _LEFT + number * _STEP
+        weight = _STEP * (1.0 + math.exp(-z))
+        even = 2.0 * weight if number % 2 == 0 else 0.0
+        yield z - math.exp(-z) - log_scale, np.array([weight, even, weight])
+
+
+def changes(log_decay: FloatArray) -> bool:
+    """Whether exp(-u S) changes with u; between scales of S that are far apart it does not."""
+    return bool(((log_decay > _FLAT) & (log_decay < _GONE)).any())
 
 
 def _extrapolate(past: list[FloatArray]) -> FloatArray:
@@ -422,7 +493,7 @@ def _mean_rung(q: FloatArray, t: float) -> float:
 
 
 @njit
-def _log_growth(age: float) -> float:
+def log_growth(age: float) -> float:
     """Return log (exp(age) - 1), the log odds that a clock has rung at that age."""
     if age < _GROWN:
         return math.log(math.expm1(age))
@@ -430,7 +501,7 @@ def _log_growth(age: float) -> float:
 
 
 @njit
-def _chances(log_odds: float) -> tuple[float, float]:
+def chances(log_odds: float) -> tuple[float, float]:
     """Return the chances, by its log odds, that a clock has rung, and that it has not."""
     rung = 1.0 / (1.0 + math.exp(-log_odds))
     return rung, math.exp(-log_odds) * rung if log_odds > 0.0 else 1.0 - rung
@@ -573,7 +644,7 @@ def _recentre(
     log_odds = np.empty(len(q))
     for k in range(len(t)):
         for j in range(len(q)):
-            log_odds[j] = log_r[k] + _log_growth(q[j] * t[k]) - decay[j]
+            log_odds[j] = log_r[k] + log_growth(q[j] * t[k]) - decay[j]
         x, low, high = 0.0, -np.inf, np.inf
         for _ in range(100):
             mean = variance = 0.0
@@ -634,8 +705,8 @@ def _circles(
             height -= power * sums[0, k, i] / i
         for j in range(len(q)):
             age = q[j] * t[k]
-            log_odds = centre + _log_growth(age) - decay[j]
-            share[j], silent[j] = _chances(log_odds)
+            log_odds = centre + log_growth(age) - decay[j]
+            share[j], silent[j] = chances(log_odds)
             variance += share[j] * silent[j]
             if log_odds > 0.0:  # log (silent + r rung), silent = exp(-age)
                 height += centre + math.log(-math.expm1(-age)) - decay[j]
@@ -736,7 +807,7 @@ def _heavy_rings(
         while points < _POINTS and x[points] * x[points] + y[points] * y[points] > 0.5:
             points += 1
         for j in range(len(q)):
-            p, silent = _chances(log_r[k] + _log_growth(q[j] * t[k]) - decay[j])
+            p, silent = chances(log_r[k] + log_growth(q[j] * t[k]) - decay[j])
             total = 0.0
             for s in range(points):
                 u, v = silent + p * x[s], p * y[s]
