@@ -163,7 +163,8 @@ def probs_of(
     if not getattr(q, "replace", True) and not scheme.distinct:
         raise ValueError(
             f"`{name}` must draw with replacement, got a {type(q).__name__} with replace=False; "
-            "give one with replace=True, or take scheme='distinct' of exact_bias."
+            "give one with replace=True, or take scheme='distinct' of exact_bias or "
+            "exact_gradient_moments."
         )
     excludes = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
     if not excludes or n == 1 or getattr(q, "num_classes", n) != n:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from oracles.moments_cases import hard_cases, largest_miss
 from oracles.naive import l1_error, softmax
 from scipy.stats import hypergeom
 
-from samplesoft import exact_bias
+from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import stratified_bias, tries_bias
 from samplesoft.bias.successive import Race, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
@@ -38,8 +39,8 @@ def sets_of(q, m, skip):
     return chances
 
 
-def by_enumeration(logits, label, q, m, scheme, correction=None):
-    """Bias (n,), loss bias and inclusion probabilities (n,), all mpf."""
+def outcomes(logits, label, q, m, scheme, correction=None):
+    """Of all sets the chance, p' (n,) and log S; and inclusion probabilities (n,), all mpf."""
     p, q = softmax(logits), [mpf(float(x)) for x in q]
     facts, n = SCHEMES[scheme], len(q)
     chances = sets_of(q, m, label if facts.excludes_label else None)
@@ -48,15 +49,25 @@ def by_enumeration(logits, label, q, m, scheme, correction=None):
     base = p[label] if facts.label_in_sum else mpf(0)
     if facts.corrects_label:
         base /= c[label]
-    bias, loss = [-x for x in p], mp.log(c[label]) if facts.corrects_label else mpf(0)
+    found = []
     for members, chance in chances.items():
-        drawn = [j for j in members if facts.draws_label or j != label]
-        total = base + mp.fsum(p[j] / c[j] for j in drawn)
-        for j in drawn:
-            bias[j] += chance * p[j] / c[j] / total
-        bias[label] += chance * base / total
-        loss += chance * mp.log(total)
-    return bias, loss, pi
+        mass = [mpf(0)] * n
+        for j in members:
+            mass[j] = p[j] / c[j] if facts.draws_label or j != label else mpf(0)
+        mass[label] += base
+        total = mp.fsum(mass)
+        log_sum = mp.log(total) + (mp.log(c[label]) if facts.corrects_label else 0)
+        found.append((chance, [x / total for x in mass], log_sum))
+    return found, pi
+
+
+def by_enumeration(logits, label, q, m, scheme, correction=None):
+    """Bias (n,), loss bias and inclusion probabilities (n,), all mpf."""
+    found, pi = outcomes(logits, label, q, m, scheme, correction)
+    bias = [-x for x in softmax(logits)]
+    for chance, shares, _ in found:
+        bias = [b + chance * x for b, x in zip(bias, shares, strict=True)]
+    return bias, mp.fsum(chance * log_sum for chance, _, log_sum in found), pi
 
 
 def check(logits, label, q, m, scheme, correction=None, room=1e-12):
@@ -228,6 +239,140 @@ def test_refuses(arguments, message):
     given = {"logits": np.zeros(4), "labels": 0, "q": np.full(4, 0.25), "num_sampled": 2}
     with pytest.raises(ValueError, match=message):
         exact_bias(**(given | arguments), scheme="distinct")
+
+
+# --- second moments ------------------------------------------------------------------------------
+
+
+def moments_by_enumeration(logits, label, q, m, c, scheme, dps=50):
+    """Squared bias, variance and mean squared error of sum_i p'_i c_i."""
+    with mp.workdps(dps):
+        found, p = outcomes(logits, label, q, m, scheme)[0], softmax(logits)
+        rows = [[mpf(float(x)) for x in row] for row in np.transpose(c)]
+        errors = []
+        for chance, shares, _ in found:
+            change = [x - y for x, y in zip(shares, p, strict=True)]
+            errors.append((chance, [mp.fdot(change, row) for row in rows]))
+        mean = [mp.fsum(chance * g[i] for chance, g in errors) for i in range(len(rows))]
+        mse = mp.fsum(chance * mp.fdot(g, g) for chance, g in errors)
+        squared = mp.fdot(mean, mean)
+        return float(squared), float(mse - squared), float(mse)
+
+
+def check_moments(logits, label, q, m, c, scheme, room=1e-10, dps=50):
+    result = exact_gradient_moments(logits, label, q, m, c, scheme=scheme)
+    exact = moments_by_enumeration(logits, label, q, m, c, scheme, dps)
+    assert largest_miss(result, exact) <= result.error + 1e-150
+    assert result.mse == pytest.approx(exact[2], rel=room, abs=1e-18)
+    assert result.error <= 1e-8 * result.mse + 1e-13 * np.ptp(c) ** 2  # it says something
+    return result, exact
+
+
+@pytest.mark.parametrize("scheme", NAMES)
+@pytest.mark.parametrize(("n", "m"), [(2, 1), (4, 2), (6, 5), (7, 3)])
+def test_moments_agree_with_all_orders_of_draws(n, m, scheme):
+    rng = np.random.default_rng([n, m])
+    logits, q = 2.0 * rng.standard_normal(n), rng.dirichlet(np.ones(n))
+    args = logits, 1, q, m, rng.standard_normal((n, 3)), scheme
+    result, exact = check_moments(*args)
+    assert result.variance == pytest.approx(exact[1], rel=1e-10)
+    if m < n - 1:  # other proposals give others
+        wrong = moments_by_enumeration(*args[:2], q[::-1], *args[3:])
+        assert abs(wrong[2] - result.mse) > 1e6 * result.error
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the bias of scheme")
+@settings(max_examples=12, deadline=None)
+@given(hard_cases(), st.sampled_from(NAMES))
+def test_no_moment_is_off_by_more_than_its_error(case, scheme):
+    logits, label, q, m, c = case
+    m = min(m, len(q) - SCHEMES[scheme].excludes_label)
+    check_moments(logits, label, q, m, c, scheme, np.inf, 800 + int(2.0 * np.ptp(logits)))
+
+
+@pytest.mark.parametrize(
+    ("logits", "q", "dps"),
+    [
+        ([1e4, 0.0, -1e4, 3.0, 1.0], [0.2] * 5, 9000),
+        ([0.0, 1.0, 2.0, 3.0, 4.0], [0.6, 1e-300, 0.4, 1e-100, 1e-5], 50),
+        pytest.param([0.0, 1e4, -1e4, 3.0, 1.0], [0.2] * 5, 9000, marks=pytest.mark.slow),
+        # mostly class 1 alone: the error is that of rare sets without it
+        pytest.param(
+            [0.0, 30.0, 1.0, 2.0, -1.0],
+            [1e-9, 1.0, 1e-9, 1e-9, 2e-9],
+            60,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["label", "q", "logits", "rare"],
+)
+@pytest.mark.parametrize("scheme", ["distinct", "distinct_masked"])
+def test_moments_of_extremes(logits, q, dps, scheme):
+    c = np.random.default_rng(8).standard_normal((5, 3))
+    check_moments(np.array(logits), 0, np.array(q) / sum(q), 1, c, scheme, dps=dps)
+
+
+@pytest.mark.parametrize("scheme", NAMES)
+def test_moments_of_one_draw_need_no_replacement(scheme):
+    rng = np.random.default_rng(9)
+    logits, q, c = 2.0 * rng.standard_normal(12), rng.dirichlet(np.ones(12)), rng.random((12, 2))
+    plain = "negatives" if scheme == "distinct" else scheme.removeprefix("distinct_")
+    one, other = (
+        exact_gradient_moments(logits, 7, q, 1, c, tau=3.0, scheme=name) for name in (scheme, plain)
+    )
+    assert one.mse == pytest.approx(other.mse, rel=1e-12)
+    assert one.variance == pytest.approx(other.variance, rel=1e-12)
+
+
+def test_all_classes_have_no_variance():
+    logits, c = np.array([[0.3, -2.0, 5.0, 1.0]]), np.eye(4)
+    for scheme, m in ("distinct", 3), ("distinct_masked", 4), ("distinct_importance", 4):
+        result = exact_gradient_moments(logits, 2, np.full(4, 0.25), m, c, scheme=scheme)
+        assert not np.any([result.mse, result.variance, result.squared_bias, result.error])
+
+
+@pytest.mark.parametrize(("n", "special", "m"), [(300, 90, 20), (60, 5, 59)])
+def test_moments_agree_with_a_closed_form_of_many_classes(n, special, m):
+    """Uniform draws of two kinds, beside the label: all depends on how many are special."""
+    kind = np.where(np.arange(n + 1) == n, 2, np.arange(n + 1) >= special)
+    logits, c = np.array([3.0, 0.0, 1.0])[kind], np.array([[1.0, 0.0], [0.5, 2.0], [3.0, -1.0]])
+    result = exact_gradient_moments(
+        logits, n, np.ones(n + 1) / (n + 1), m, c[kind], scheme="distinct"
+    )
+    counts, chances = two_kinds(n, special, m)
+    mass = np.stack(
+        [counts * np.exp(3.0) * n / m, (m - counts) * n / m, np.full(m + 1, np.exp(1.0))]
+    )
+    gradients = (mass / mass.sum(axis=0)).T @ c - np.exp(logits) @ c[kind] / np.exp(logits).sum()
+    assert result.mse == pytest.approx(chances @ (gradients**2).sum(axis=1), rel=1e-11)
+    assert result.squared_bias == pytest.approx(((chances @ gradients) ** 2).sum(), rel=1e-10)
+
+
+def test_moments_agree_with_simulation_and_not_with_replacement():
+    rng = np.random.default_rng(10)
+    logits, q, m, num = 1.5 * rng.standard_normal(50), rng.dirichlet(np.ones(50)), 12, 20_000
+    c, sampler = rng.standard_normal((50, 4)), WeightedSampler(q, replace=False)
+    inclusion = exact_bias(logits, 4, sampler, m, scheme="distinct").inclusion
+    ids = sampler.sample(None, m, exclude=np.full(num, 4), rng=3).ids
+    e = np.exp(logits)
+    weights = e[ids] / inclusion[ids]
+    sums = np.einsum("tm,tmd->td", weights, c[ids]) + e[4] * c[4]
+    errors = sums / (e[4] + weights.sum(axis=1, keepdims=True)) - e @ c / e.sum()
+    squares = (errors**2).sum(axis=1)
+    right = exact_gradient_moments(logits, 4, sampler, m, c, scheme="distinct").mse
+    wrong = exact_gradient_moments(logits, 4, q, m, c).mse
+    z = [abs(squares.mean() - mse) / squares.std() * np.sqrt(num) for mse in (right, wrong)]
+    assert z[0] < 4.0 < z[1]
+
+
+def test_moments_of_a_batch():
+    rng = np.random.default_rng(11)
+    logits, c, q = rng.standard_normal((2, 8)), rng.standard_normal((8, 2)), np.full(8, 0.125)
+    batch = exact_gradient_moments(logits, [3, 4], q, 5, c + 1e3, tau=2.0, scheme="distinct")
+    for i, label in enumerate((3, 4)):
+        one = exact_gradient_moments(logits[i], label, q, 5, c, scheme="distinct")
+        assert batch.mse[i] == pytest.approx(4.0 * one.mse, rel=1e-10)
 
 
 # --- more or less bias than with replacement -----------------------------------------------------
