@@ -19,8 +19,9 @@ from samplesoft._jit import chunks
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._random import as_key
 from samplesoft._validation import FloatArray, as_count, as_positive, as_real_array
-from samplesoft.bias.exact import exact_bias, with_replacement_bias
+from samplesoft.bias.exact import exact_bias
 from samplesoft.bias.inputs import check_inputs
+from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.negatives import make_negatives
 
 _STEP = 0.1  # of log v

@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -92,6 +93,17 @@ def num_threads() -> int:
     except ValueError:  # not loaded, so nobody has set a number
         return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
     return int(numba.get_num_threads())
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let the calling thread work without the pool, as one of many that another engine has."""
+    before = getattr(_thread, "is_worker", False)
+    _thread.is_worker = True
+    try:
+        yield
+    finally:
+        _thread.is_worker = before
 
 
 def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:

@@ -19,7 +19,6 @@ from samplesoft._jit import chunks, njit_sum, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_positive
 from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
-from samplesoft.bias.exact import with_replacement_bias
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
@@ -28,6 +27,7 @@ from samplesoft.bias.inputs import (
     times_power,
     with_room,
 )
+from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.negatives import EPS, Negatives, make_negatives
 from samplesoft.bias.transform import evaluate_nodes, make_atoms
 from samplesoft.kernels.exponential import exp64
@@ -294,7 +294,7 @@ def require_bounds(scheme: Scheme) -> None:
 def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example."""
     n, m = len(law.q), law.num_draws
-    negatives = make_negatives(law.logits, law.label, law.q, not law.scheme.excludes_label)
+    negatives = make_negatives(law.logits, law.totals.label, law.q, not law.scheme.excludes_label)
     if negatives.log_p.size == 1:
         return np.zeros(n), np.zeros(n)
     rounding = negatives.rounding

@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
-from samplesoft._validation import FloatArray
+from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
 CLASS_CHUNK = 1 << 16
-_DIGITS_OF_KAPPA = 0.3  # of kappa: below it, it has more digits than a difference of logs
+DIGITS_OF_KAPPA = 0.3  # of kappa: below it, it has more digits than a difference of logs
 # ln 2 in three parts, the first two short enough that a product with |k| < 2**11 is exact
 _LN2_1 = 0.6931471803691238
 _LN2_2 = 1.9082149288430703e-10
@@ -35,30 +36,171 @@ NEAR_REFERENCE = 0.5 * _REFINE_BELOW  # of kappa
 _BINS = 4096
 # 1/4!, 1/3!, 1/2, 1 and 1, each with what it is off by
 _QUARTIC, _CUBIC = (0.041666666666666664, 2.3129646346357427e-18), (1.0 / 6.0, 9.25185853854297e-18)
+Floats = tuple[float, float, float]
 _EXP_TERMS = _QUARTIC, _CUBIC, (0.5, 0.0), (1.0, 0.0), (1.0, 0.0)
+
+
+class Sum:
+    """A sum of numbers or arrays, with what its roundings lose: the order hardly matters."""
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self._high, self._low = np.zeros(shape), np.zeros(shape)
+
+    def add(self, value: Any, low: Any = 0.0) -> None:
+        """Add `value` and `low`, of the shape of the sum or less."""
+        high = self._high + value
+        added = high - self._high
+        self._low = self._low + ((self._high - (high - added)) + (value - added)) + low
+        self._high = high
+
+    def merge(self, other: Sum) -> None:
+        """Add another sum."""
+        self.add(other._high, other._low)
+
+    @classmethod
+    def of(cls, value: FloatArray) -> Sum:
+        """Return the sum of one array."""
+        total = cls(value.shape)
+        total._high = value
+        return total
+
+    def spread(self, places: IntArray, length: int) -> Sum:
+        """Return the rows of this at some places of a longer one, which is 0 elsewhere."""
+        if len(places) == length:
+            return self
+        wide = Sum((length, *self._high.shape[1:]))
+        wide._high[places], wide._low[places] = self._high, self._low
+        return wide
+
+    def scale(self, factor: float) -> None:
+        """Multiply by a number."""
+        self._high, self._low = self._high * factor, self._low * factor
+
+    @property
+    def value(self) -> Any:
+        """The sum, rounded once."""
+        return self._high + self._low
+
+
+class Totals:
+    """The first sums over classes: what makes the softmax, the proposal and the reference of them.
+
+    Classes come in chunks; `add` takes some, and `merge` what another has of others.
+    """
+
+    def __init__(self, scheme: Scheme, num_draws: int, label: int) -> None:
+        self.scheme, self.num_draws, self.label = scheme, num_draws, label
+        self.num = 0  # of classes
+        self.label_logit, self.label_q = math.nan, math.nan  # until the label has come
+        self.top = self.least = math.nan  # logits
+        self.least_product = math.inf  # log (e q), of a class that is drawn
+        self.exps = Sum()  # of exp(o - top) of all classes but the label
+        self.q_others = Sum()
+        self.medians = np.empty((0, 3))  # of slices: log of its mass, and o and q of the class
+
+    def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
+        """Add the classes from number `start` on, of `logits` and `q` (k,)."""
+
+        def work(part: slice) -> tuple[Any, ...]:
+            return self._of_slice(start + part.start, logits[part], q[part])
+
+        for found in thread_map(work, chunks(len(logits), CLASS_CHUNK)):
+            self._take(*found)
+        if start <= self.label < start + len(logits):
+            self.label_logit = float(logits[self.label - start])
+            self.label_q = float(q[self.label - start])
+        return self
+
+    def merge(self, other: Totals) -> Totals:
+        """Add what another has summed, of the classes that follow."""
+        sizes = other.num, other.top, other.least, other.least_product
+        self._take(*sizes, other.exps, other.q_others, other.medians)
+        if not math.isnan(other.label_logit):
+            self.label_logit, self.label_q = other.label_logit, other.label_q
+        return self
+
+    def _of_slice(self, start: int, logits: FloatArray, q: FloatArray) -> tuple[Any, ...]:
+        top = float(logits.max())
+        with np.errstate(over="ignore", divide="ignore"):
+            exps, log_q = np.exp(logits - top), np.log(q)
+        sums = Sum(), Sum()
+        place, others = self.label - start, (exps, q)
+        has_label = 0 <= place < len(q)
+        if has_label:
+            others = np.delete(exps, place), np.delete(q, place)
+        for total, values in zip(sums, others, strict=True):
+            total.add(values.sum())
+        drawn = q > 0.0
+        if has_label and not self.scheme.draws_label:
+            drawn[place] = False
+        medians, least_product = np.empty((0, 3)), math.inf
+        if drawn.any():
+            least_product = float((logits + log_q).min(where=drawn, initial=np.inf))
+            highest = logits.max(where=drawn, initial=-np.inf)
+            with np.errstate(over="ignore"):
+                masses = exps if highest == top else np.exp(logits - highest)
+            masses = np.where(drawn, masses, 0.0)
+            middle = weighted_median(logits - log_q, masses)
+            weight = highest + math.log(float(masses.sum()))
+            medians = np.array([[weight, logits[middle], q[middle]]])
+        return len(q), top, float(logits.min()), least_product, *sums, medians
+
+    def _take(
+        self,
+        num: int,
+        top: float,
+        least: float,
+        least_product: float,
+        exps: Sum,
+        q_others: Sum,
+        medians: FloatArray,
+    ) -> None:
+        if not self.num:
+            self.top = top
+        higher = max(self.top, top)
+        self.exps.scale(math.exp(self.top - higher))
+        exps.scale(math.exp(top - higher))
+        self.exps.merge(exps)
+        self.q_others.merge(q_others)
+        self.top, self.least = higher, min(least, self.least)  # in this order: nan at first
+        self.least_product = min(self.least_product, least_product)
+        self.num += num
+        self.medians = np.concatenate([self.medians, medians])
 
 
 @dataclass
 class DrawLaw:
     """S = base + (1/m) * (sum of m iid ratios r), in units where Z = 1; eq. (B1) of README.md here.
 
-    Where a scheme divides by the K draws that are kept, 1/K takes the place of 1/m.
+    Where a scheme divides by the K draws that are kept, 1/K takes the place of 1/m. The arrays are
+    of all n classes, or of a chunk of them.
     """
 
-    scheme: Scheme
-    num_draws: int  # m
+    totals: Totals
     logits: FloatArray  # (n,) as given
     q: FloatArray  # (n,) as given
     log_probs: FloatArray  # (n,) log e_j for Z = 1, the full softmax
     probs: FloatArray  # (n,)
     drawn: FloatArray  # (n,) probability in a draw that has a ratio; 0 where it is never drawn
+    label: int | None  # its place in the arrays; None where it is in another chunk
+    q_total: float  # what q was divided by
     weightless: float  # probability of a draw that adds nothing to S (the masked label)
     log_base: float  # of the base mass; -inf for none
     mean: float  # of r over a draw
     other_mass: float  # softmax mass of the classes other than the label, without cancellation
-    label: int
+    log_label: float  # log of the label's probability in the softmax
     label_draw: float  # probability that one draw from q is the label
     other_draw: float  # and that it is not
+
+    @property
+    def scheme(self) -> Scheme:
+        """The facts of the scheme."""
+        return self.totals.scheme
+
+    @property
+    def num_draws(self) -> int:
+        """The number of draws m."""
+        return self.totals.num_draws
 
     @property
     def expected_sum(self) -> float:
@@ -66,12 +208,39 @@ class DrawLaw:
         return float(np.exp(self.log_base)) + self.mean
 
     @property
+    def log_r_label(self) -> float:
+        """Log r of the label where it is drawn."""
+        return self.log_label - math.log(self.label_draw)
+
+    @property
+    def largest_log(self) -> float:
+        """The largest size of the log of a class in the softmax."""
+        return max(-self.log_of(self.totals.least), -self.log_label)
+
+    @property
+    def draws_any(self) -> bool:
+        """Whether any class has a ratio."""
+        return len(self.totals.medians) > 0
+
+    @property
     def base_logs(self) -> FloatArray:
         """The logs that the base mass is made of, (k,); none where there is no base mass."""
-        logs = [self.log_probs[self.label]] if self.scheme.label_in_sum else []
+        logs = [self.log_label] if self.scheme.label_in_sum else []
         if self.scheme.corrects_label:
             logs += [np.log(self.num_draws), np.log(self.label_draw)]
         return np.array(logs)
+
+    def log_of(self, logit: float) -> float:
+        """Return the log-softmax of a class that is not the label."""
+        return float(_log_softmax_of(self.totals, logit))
+
+
+def _log_softmax_of(totals: Totals, logits: Any) -> Any:
+    """Return the log-softmax of classes other than the label."""
+    total = float(totals.exps.value) + math.exp(totals.label_logit - totals.top)
+    with np.errstate(over="ignore"):
+        shifted = np.maximum(logits - totals.top, -1e300)
+    return shifted - math.log(total)
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
@@ -98,61 +267,72 @@ def softmax_apart(logits: FloatArray, label: int) -> tuple[FloatArray, FloatArra
 
 def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> DrawLaw:
     """Describe the draws of `scheme` for one example; `q` (n,) need not sum to exactly 1."""
-    log_probs, probs, other_mass = softmax_apart(logits, label)
-    drawn = q.copy()
-    drawn[label] = 0.0
-    others = float(drawn.sum())
-    label_draw = float(q[label]) / (others + float(q[label]))
-    weightless, mean = 0.0, other_mass
+    return law_of(Totals(scheme, m, label).add(0, logits, q), 0, logits, q)
+
+
+def law_of(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> DrawLaw:
+    """Describe the draws of the classes from number `start` on, of `logits` and `q` (k,)."""
+    scheme, m, label = totals.scheme, totals.num_draws, totals.label - start
+    exps, of_label = float(totals.exps.value), math.exp(totals.label_logit - totals.top)
+    other_mass = exps / (exps + of_label)
+    log_label = float(_log_softmax_of(totals, totals.label_logit))
+    if log_label > -math.log(2.0):  # 1 - p_t has lost its digits where p_t is near 1
+        log_label = math.log1p(-other_mass)
+    others, q_label = float(totals.q_others.value), totals.label_q
+    label_draw, other_draw = q_label / (others + q_label), others / (others + q_label)
+    log_probs: FloatArray = _log_softmax_of(totals, logits)
+    probs = np.exp(log_probs)
+    weightless, mean, q_total = 0.0, other_mass, others + q_label
     if scheme.excludes_label or scheme.divides_by_kept:
-        drawn /= others if others > 0.0 else 1.0
+        q_total = others if others > 0.0 else 1.0
+    elif scheme.draws_label:
+        mean = 1.0
     else:
-        drawn /= others + q[label]
-        if scheme.draws_label:
-            drawn[label], mean = label_draw, 1.0
-        else:
-            weightless = label_draw
-    log_base = float(log_probs[label]) if scheme.label_in_sum else -np.inf
+        weightless = label_draw
+    drawn = q / q_total
+    has_label = 0 <= label < len(q)
+    if has_label:
+        log_probs[label], probs[label] = log_label, math.exp(log_label)
+        drawn[label] = label_draw if scheme.draws_label else 0.0
+    log_base = log_label if scheme.label_in_sum else -np.inf
     if scheme.corrects_label:
         log_base = log_base - np.log(m) - np.log(label_draw)
-    columns = logits, q, log_probs, probs, drawn
-    other_draw = others / (others + float(q[label]))
-    facts = weightless, log_base, mean, other_mass
-    return DrawLaw(scheme, m, *columns, *facts, label, label_draw, other_draw)
+    columns = logits, q, log_probs, probs, drawn, label if has_label else None
+    facts = q_total, weightless, log_base, mean, other_mass, log_label, label_draw, other_draw
+    return DrawLaw(totals, *columns, *facts)
 
 
 @dataclass
-class Classes:
-    """The ratios r of the classes, (n,), and their three centres: R, the mean of r, and r0."""
+class Centres:
+    """The three centres of the ratios r, R, their mean and the least, and what lies around them."""
 
-    log_r: FloatArray
-    contrast: FloatArray  # kappa = (r - R) / (r + R)
-    reference: int  # the class whose ratio is R
-    log_ref: float  # log R
+    reference: Floats  # o and q of the class whose ratio is R, and log R
     mean_deviation: float  # mean / R - 1
     log_mean: float  # of the mean of r over a draw
     log_least: float  # log r0, which no ratio lies below
+    near: bool  # whether all ratios are near R
+    span: tuple[float, float]  # the least and the greatest of log (r / R)
+    least_drawn: float  # probability of the class of the least ratio
+    errors: FloatArray  # (5,) sums of `relative_ratios`
+
+    @property
+    def log_ref(self) -> float:
+        """The log of R."""
+        return self.reference[2]
 
     @property
     def kappa_mean(self) -> float:
         """(mean - R) / (mean + R)."""
         return self.mean_deviation / (2.0 + self.mean_deviation)
 
-    @cached_property
-    def log_distances(self) -> FloatArray:
-        """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
-        if np.abs(self.contrast).max() < _DIGITS_OF_KAPPA:
-            return 2.0 * np.arctanh(self.contrast)
-        return self.log_r - self.log_ref
-
     @property
     def log_mean_distance(self) -> float:
         """Log (mean / R)."""
-        if abs(self.mean_deviation) < _DIGITS_OF_KAPPA:
+        if abs(self.mean_deviation) < DIGITS_OF_KAPPA:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
-    @cached_property
+    @property
     def log_above_least(self) -> FloatArray:
         """Log (R - r0) and log (mean - r0)."""
         upper = np.array([self.log_ref, self.log_mean])
@@ -164,41 +344,112 @@ class Classes:
         return above
 
 
-def make_classes(law: DrawLaw) -> Classes:
-    """Find the ratios and the reference class, the softmax-weighted median of the ratios.
+@dataclass
+class Classes(Centres):
+    """The ratios r of the classes, (n,), and their centres."""
 
-    Measured from the median, the sizes of the flows (B6) add up to no more than the L1 norm of the
-    bias in case (B9), so nothing cancels there.
+    log_r: FloatArray
+    contrast: FloatArray  # kappa = (r - R) / (r + R)
+
+    @cached_property
+    def log_distances(self) -> FloatArray:
+        """Log (r / R), (n,); where all ratios are near R, with the digits of kappa."""
+        if self.near:
+            return 2.0 * np.arctanh(self.contrast)
+        return self.log_r - self.log_ref
+
+
+class Deviations:
+    """The second sums over classes: how far the ratios lie from that of the reference.
+
+    It is the softmax-weighted median of the ratios, or of the medians of chunks: measured from
+    there, the sizes of the flows (B6) add up to little more than the L1 norm of the bias in case
+    (B9), so nothing cancels there.
     """
-    active = law.drawn > 0.0
+
+    def __init__(self, law: DrawLaw) -> None:
+        weights, logits, q = law.totals.medians.T
+        with np.errstate(under="ignore"):
+            middle = weighted_median(logits - np.log(q), np.exp(weights - weights.max()))
+        o_ref, q_ref = float(logits[middle]), float(q[middle])
+        of_label = law.scheme.draws_label and o_ref == law.totals.label_logit
+        log_p = law.log_label if of_label and q_ref == law.totals.label_q else law.log_of(o_ref)
+        drawn = q_ref / law.q_total
+        self.reference = o_ref, q_ref, float(log_p - math.log(drawn))
+        self.weightless, self.log_law_mean = law.weightless, float(np.log(law.mean))
+        self.sums = Sum((6,))
+        # the least and the greatest of log r and of kappa, and the chance of the least class
+        self.ends = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
+
+    def add(self, law: DrawLaw) -> tuple[FloatArray, FloatArray]:
+        """Add the classes of a chunk, and return their log r and kappa."""
+        log_r, contrast, found = _ratios(law, self.reference)
+        for sums, ends in found:
+            self.sums.add(sums)
+            self._take(ends)
+        return log_r, contrast
+
+    def merge(self, other: Deviations) -> Deviations:
+        """Add what another has summed."""
+        self.sums.merge(other.sums)
+        self._take(other.ends)
+        return self
+
+    def _take(self, ends: FloatArray) -> None:
+        if ends[0] < self.ends[0]:
+            self.ends[4] = ends[4]
+        self.ends[[0, 2]] = np.minimum(self.ends[[0, 2]], ends[[0, 2]])
+        self.ends[[1, 3]] = np.maximum(self.ends[[1, 3]], ends[[1, 3]])
+
+    def finish(self) -> Centres:
+        """Return the centres."""
+        mean_deviation, *errors = self.sums.value
+        log_ref = self.reference[2]
+        # a draw without weight has r = 0, and so r / R - 1 = -1
+        mean_deviation = float(mean_deviation) - self.weightless
+        if mean_deviation > -0.5:
+            log_mean = log_ref + math.log1p(mean_deviation)
+        else:  # far below R the sum has cancelled, while the mean itself is known
+            log_mean = self.log_law_mean
+        low, high, *kappas, least_drawn = self.ends.tolist()
+        near = max(abs(kappa) for kappa in kappas) < DIGITS_OF_KAPPA
+        span = low - log_ref, high - log_ref
+        if near:
+            span = 2.0 * math.atanh(kappas[0]), 2.0 * math.atanh(kappas[1])
+        log_least = -math.inf
+        if not self.weightless:
+            # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
+            log_least = log_ref + panels.WIDTH * math.floor(span[0] / panels.WIDTH)
+        facts = mean_deviation, log_mean, log_least, near, span, least_drawn
+        return Centres(self.reference, *facts, np.array(errors))
+
+
+def _ratios(
+    law: DrawLaw, reference: Floats
+) -> tuple[FloatArray, FloatArray, list[tuple[FloatArray, FloatArray]]]:
+    """Return log r and kappa of classes, (n,), and what `relative_ratios` returns of slices."""
     with np.errstate(divide="ignore"):
         log_r = law.log_probs - np.log(law.drawn)
-    masses = np.where(active, law.probs, 0.0)
-    if not masses.any():  # every drawn class underflows: rank them by their logs
-        shift = law.log_probs[active].max()
-        masses[active] = np.exp(law.log_probs[active] - shift)
-    reference = weighted_median(log_r, masses)
     contrast = np.zeros(len(log_r))
 
-    def work(part: slice) -> float:
-        return relative_ratios(
-            law.logits, log_r, law.q, law.drawn, reference, contrast, part.start, part.stop
-        )
+    def work(part: slice) -> tuple[FloatArray, FloatArray]:
+        columns = law.logits[part], log_r[part], law.q[part], law.drawn[part], law.probs[part]
+        return relative_ratios(*columns, reference, contrast[part])
 
-    parts = thread_map(work, chunks(len(log_r), CLASS_CHUNK))
-    # a draw without weight has r = 0, and so r / R - 1 = -1
-    mean_deviation, log_ref = sum(parts) - law.weightless, float(log_r[reference])
-    if mean_deviation > -0.5:
-        log_mean = log_ref + math.log1p(mean_deviation)
-    else:  # far below R the sum has cancelled, while the mean itself is known
-        log_mean = float(np.log(law.mean))
-    classes = Classes(log_r, contrast, reference, log_ref, mean_deviation, log_mean, -np.inf)
-    if law.weightless:
-        return classes
-    # r0 is a panel's edge: no Chebyshev atom lies below it, nor any class by its distance
-    steps = math.floor(float(classes.log_distances[active].min()) / panels.WIDTH)
-    classes.log_least = log_ref + panels.WIDTH * steps
-    return classes
+    return log_r, contrast, list(thread_map(work, chunks(len(log_r), CLASS_CHUNK)))
+
+
+def classes_of(law: DrawLaw, centres: Centres) -> Classes:
+    """Find the ratios of the classes of a chunk around centres that are known."""
+    log_r, contrast, _ = _ratios(law, centres.reference)
+    return Classes(**vars(centres), log_r=log_r, contrast=contrast)
+
+
+def make_classes(law: DrawLaw) -> Classes:
+    """Find the ratios of all classes and their centres."""
+    deviations = Deviations(law)
+    columns = deviations.add(law)
+    return Classes(**vars(deviations.finish()), log_r=columns[0], contrast=columns[1])
 
 
 @njit
@@ -207,30 +458,46 @@ def relative_ratios(
     log_r: FloatArray,
     q: FloatArray,
     drawn: FloatArray,
-    reference: int,
+    probs: FloatArray,
+    reference: Floats,
     contrast: FloatArray,
-    start: int,
-    stop: int,
-) -> float:
-    """Write (r_j - R) / (r_j + R) into `contrast` (n,) and return sum_j drawn_j (r_j / R - 1).
+) -> tuple[FloatArray, FloatArray]:
+    """Write kappa_j = (r_j - R) / (r_j + R) into `contrast` (n,), and return sums and extremes.
 
-    R is r of the class `reference`; of the classes from `start` to `stop`, those with
-    ``drawn == 0`` are passed over.
+    `reference` are o, q and log r of the class whose ratio is R; classes with ``drawn == 0`` are
+    passed over. The sums (6,) are sum_j drawn_j (r_j / R - 1), and for the errors of kappa: those
+    of p and of 1 - kappa**2 times p, of classes near R and of others; the same of `drawn` with
+    squares; and of kappa's size times p. The extremes (5,) are those of log r and of kappa, and
+    what the class of the least ratio is drawn with.
     """
-    o_ref = logits[reference]
-    q_ref = q[reference]
-    log_ref = log_r[reference]
-    mean = 0.0
-    for j in range(start, stop):
+    o_ref, q_ref, log_ref = reference
+    sums = np.zeros(6)
+    ends = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
+    for j in range(len(logits)):
         if drawn[j] == 0.0:
             continue
         t = log_r[j] - log_ref
         d = deviation(t, logits[j], o_ref, q[j], q_ref)
-        contrast[j] = d / (2.0 + d) if t < LARGEST_EXPONENT else 1.0
-        mean += (
-            drawn[j] * d if t < LARGEST_EXPONENT else math.exp(min(math.log(drawn[j]) + t, 709.0))
-        )
-    return mean
+        far = t >= LARGEST_EXPONENT
+        kappa = 1.0 if far else d / (2.0 + d)
+        contrast[j] = kappa
+        sums[0] += math.exp(min(math.log(drawn[j]) + t, 709.0)) if far else drawn[j] * d
+        # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their
+        # logs, of which kappa has a part of (1 - kappa**2) / 2 from each
+        size = abs(kappa)
+        if size >= NEAR_REFERENCE:
+            part = 1.0 - kappa * kappa
+            sums[2] += part * probs[j]
+            sums[4] += part * part * drawn[j]
+        elif size > 0.0:
+            sums[1] += probs[j]
+            sums[3] += drawn[j]
+        sums[5] += size * probs[j]
+        if log_r[j] < ends[0]:
+            ends[0], ends[4] = log_r[j], drawn[j]
+        ends[1] = max(ends[1], log_r[j])
+        ends[2], ends[3] = min(ends[2], kappa), max(ends[3], kappa)
+    return sums, ends
 
 
 @njit

@@ -2,7 +2,7 @@
 
 Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` beside this file:
 
-1. ``exact.py``: the public function, and the flows (B6) of one example.
+1. ``exact.py``: the public function, and the result.
 2. ``inputs.py``: the arguments, checked once, and the classes that are in S for certain; the facts
    of a scheme stand in ``samplesoft/schemes.py``.
 3. ``draw_law.py``: S as a base mass and independent draws, (B1), and the ratios of the classes.
@@ -10,9 +10,10 @@ Read in this order; numbers (B1), (B2), ... are the equations of ``README.md`` b
    classes are many), their Laplace transform at the nodes, and the loop that halves the step.
 5. ``node_weights.py``: what each scheme makes of the nodes, and of the integrals the bias.
 6. ``laplace.py``: the compiled loops of 4 and 5: sums over atoms, and integrals at each atom.
+7. ``integral.py``: all of these for one example, with the flows (B6) of its classes.
 
 ``jackknife.py`` stands in for the first half of 5, and for all but 1 and 2 ``poisson.py``, and
-``successive.py`` for draws without replacement.
+``successive.py`` for draws without replacement; ``sums.py`` has 7 for classes in chunks.
 ``plain.py`` has the whole in a hundred lines of NumPy, with fewer digits.
 """
 
@@ -20,25 +21,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._jit import chunks, njit, thread_map
-from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import (
-    CLASS_CHUNK,
-    DEVIATION_ERROR,
-    NEAR_REFERENCE,
-    Classes,
-    DrawLaw,
     log_softmax,
-    make_classes,
-    make_draw_law,
 )
 from samplesoft.bias.inputs import (
     Example,
@@ -47,40 +38,22 @@ from samplesoft.bias.inputs import (
     check_inputs,
     check_jacobian,
     contract,
+    is_dask,
     join,
+    require_only_chunks,
     times_power,
     with_room,
 )
-from samplesoft.bias.jackknife import jackknife_weights
-from samplesoft.bias.laplace import atom_integrals
+from samplesoft.bias.integral import LOST, SURE, with_replacement_bias
 from samplesoft.bias.negatives import EPS
-from samplesoft.bias.node_weights import (
-    NodeWeights,
-    assemble,
-    make_node_weights,
-)
 from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.successive import set_bias
+from samplesoft.bias.sums import bias_of_dask
 from samplesoft.bias.transform import (
-    ENOUGH,
-    STEP,
-    Atoms,
-    Nodes,
     Row,
-    TiltedNodes,
-    estimate_error,
-    halving_change,
-    make_atoms,
-    make_nodes,
-    refine,
-    rounding_unit,
-    sum_error,
 )
-from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
-SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
-LOST = 1e-290  # near the least numbers of float64, all have few digits
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
 
 
@@ -155,7 +128,8 @@ def exact_bias(
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits o.
+        Finite logits o. A Dask array is read chunk by chunk, in several passes, by whatever
+        scheduler Dask has; its bias is a Dask array, too. See `samplesoft.bias.BiasSums`.
     labels : int or array_like of int, shape (B,)
         The true class t.
     q : array_like, shape (n,) or (B, n), or sampler
@@ -272,6 +246,9 @@ def exact_bias(
     [ 0.012  0.258 -0.27 ]
     [ 0.007  0.229 -0.236]
     """
+    if is_dask(logits) or is_dask(q):
+        require_only_chunks(h=h, certain=certain, correction=correction)
+        return ExactBias(*bias_of_dask(logits, labels, q, num_sampled, scheme))
     inputs = check_inputs(
         *(logits, labels, q, num_sampled, scheme, h, certain),
         takes_certain=True,
@@ -393,177 +370,3 @@ def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -
     with np.errstate(divide="ignore", invalid="ignore"):  # a class that is certain may have q = 0
         spread = float(np.ptp(others - np.log(np.delete(q, label))))
     return spread <= SOFTMAX_ROUNDING * (1.0 + float(np.abs(others).max()))
-
-
-class _Flows(NamedTuple):
-    """e_j * integral of E (psi_j - psi_R) per class (n,), and what `estimate_error` needs."""
-
-    flows: FloatArray
-    total: float
-    coarse: float
-    size: float
-    class_size: float  # of the flows alone, without the terms of the label
-
-
-def with_replacement_bias(
-    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
-) -> Row:
-    """Return the exact bias of one example; the step is halved until the error is small."""
-    law = make_draw_law(logits, label, q, m, scheme)
-    if scheme.divides_by_kept and not law.drawn.any():  # the label alone is left: loss 0
-        bias = -law.probs
-        bias[label] = law.other_mass
-        loss = float(law.log_probs[label])
-        return Row(bias, law.probs, loss, 0.0, rounding_unit(law.log_probs) * abs(loss))
-    if not scheme.draws_label and law.other_mass == 0.0:
-        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
-    classes = make_classes(law)
-    atoms = make_atoms(law, classes)
-    units = _make_units(law, classes, atoms)
-
-    def attempts(step: float) -> Iterator[tuple[Row, bool]]:
-        nodes = make_nodes(law, classes, atoms, step)
-        if isinstance(nodes, TiltedNodes):
-            for weights in jackknife_weights(law, nodes, units.loss):
-                yield _integrate(law, classes, atoms, nodes, weights, units)
-        else:
-            yield _integrate(law, classes, atoms, nodes, make_node_weights(law, nodes), units)
-
-    return refine(attempts, STEP if not scheme.jackknife else 0.5 * STEP)
-
-
-class _Units(NamedTuple):
-    """Relative errors of what is summed."""
-
-    bias: float  # of a term of the bias, by rounding
-    loss: float  # of a term of the loss bias
-    contrasts: float  # of the flows, by the error of the differences r - R
-    deviations: float  # of the loss bias, by that of the differences r - mean
-
-
-def _make_units(law: DrawLaw, classes: Classes, atoms: Atoms) -> _Units:
-    # |log e| + |log q|, which is log r - 2 log e, for both are logs of probabilities
-    unit = rounding_unit(np.where(law.drawn > 0.0, classes.log_r - 2.0 * law.log_probs, 0.0))
-    errors, squares, contrast = _ratio_errors(unit, law.probs, law.drawn, classes.contrast)
-    deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
-    return _Units(
-        max(unit, rounding_unit(law.base_logs)),
-        max(unit, rounding_unit(law.log_probs)),  # the loss is a mean over the softmax
-        errors / contrast if contrast > 0.0 else 0.0,
-        math.sqrt(squares) / deviation if deviation > 0.0 else 0.0,
-    )
-
-
-@njit
-def _ratio_errors(
-    unit: float, probs: FloatArray, drawn: FloatArray, contrast: FloatArray
-) -> tuple[float, float, float]:
-    """Return means of kappa's errors and sizes: error and size by p, squared error by a draw."""
-    errors = squares = size = 0.0
-    for j in range(len(drawn)):
-        # ratios near R that are not R itself are known by `DEVIATION_ERROR`, all others by their
-        # logs, of which kappa has a part of (1 - kappa**2) / 2 from each
-        kappa = abs(contrast[j])
-        error = DEVIATION_ERROR if kappa < NEAR_REFERENCE else unit * (1.0 - kappa * kappa)
-        error = error if kappa > 0.0 else 0.0
-        errors += error * probs[j]
-        squares += error * error * drawn[j]
-        size += kappa * probs[j]
-    return errors, squares, size
-
-
-def _integrate(
-    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights, units: _Units
-) -> tuple[Row, bool]:
-    """Return the bias by one set of weights, and whether a smaller step would not better it."""
-    flows = _class_flows(law, classes, atoms, nodes, weights)
-    if law.scheme.label_is_a_draw:
-        flows = _with_label_drawn(law, classes, nodes, weights, flows)
-    bias, loss_bias, size = assemble(law, flows.flows, flows.total, weights)
-    norm = float(np.abs(bias).sum())
-    error = estimate_error(flows.coarse, flows.size, norm, units.bias, law.scheme.jackknife)
-    terms = weights.loss_terms
-    loss_error = sum_error(terms, size, units.loss, weights.loss_narrow)
-    is_enough = error <= (ENOUGH + 4.0 * units.bias) * norm
-    # the jackknife's terms cancel, and their size says little
-    enough = ENOUGH * (abs(float(terms.sum())) if law.scheme.jackknife else size)
-    is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
-    error += units.contrasts * flows.class_size
-    loss_error += units.deviations * float(np.abs(terms).sum())
-    error, loss_error = (math.inf if math.isnan(e) else e for e in (error, loss_error))
-    return Row(bias, law.probs, loss_bias, error, loss_error), is_enough
-
-
-def _class_flows(
-    law: DrawLaw, classes: Classes, atoms: Atoms, nodes: Nodes, weights: NodeWeights
-) -> _Flows:
-    points, log_d_ref = atoms.points, float(classes.log_above_least[0])
-    tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
-    over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
-    weight = np.abs(points.q_kappa)
-    coarse = float(weight @ np.abs(over_nodes.full - over_nodes.half))
-    size = class_size = float(weight @ over_nodes.size)
-    # the label's terms reach the bias times the mass of the other classes: at the label, and
-    # once more spread over the others
-    coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
-    size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
-    integrals = np.empty(len(points.q))
-    integrals[atoms.order] = over_nodes.full
-    return _Flows(*_evaluate(law, classes, atoms, integrals), coarse, size, class_size)
-
-
-def _evaluate(
-    law: DrawLaw, classes: Classes, atoms: Atoms, integrals: FloatArray
-) -> tuple[FloatArray, float]:
-    """Return the flow (n,) of each class and their sum, from integrals at atoms, eq. (B23)."""
-    panel, s, flows = atoms.panel, atoms.s, law.drawn * classes.contrast
-    if panel is None or s is None:
-        # each class is an atom; behind them may stand that of weightless draws
-        active = law.drawn > 0.0
-        flows[active] *= integrals[: active.sum()]
-        return flows, float(flows.sum())
-    values = integrals[: (panel.max() + 1) * panels.DEGREE].reshape(-1, 1, panels.DEGREE)
-    coefficients = values @ panels.to_coefficients()
-
-    def work(part: slice) -> float:
-        flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
-        return float(flows[part].sum())
-
-    return flows, sum(thread_map(work, chunks(len(flows), CLASS_CHUNK)))
-
-
-def _with_label_drawn(
-    law: DrawLaw, classes: Classes, nodes: Nodes, weights: NodeWeights, flows: _Flows
-) -> _Flows:
-    """Return the flows where each class is drawn together with the label, eq. (B12).
-
-    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv: the ratio
-    of class j is r_j + r_t, while the total that it is compared with keeps r_j.
-    """
-    t = law.label
-    if law.other_mass == 0.0:
-        return _Flows(np.zeros_like(flows.flows), 0.0, 0.0, 0.0, 0.0)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        ratio = np.exp(np.minimum(classes.log_r - classes.log_ref, LARGEST_EXPONENT))
-        kappa = classes.contrast
-        # r / R - 1; from kappa it keeps its digits where r is near R
-        above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
-        # r_j + r_t - R, the smaller ratio added to what the larger has above R
-        rise = np.where(ratio < ratio[t], ratio + above[t], above + ratio[t])
-        contrast = rise / (ratio + ratio[t] + 1.0)
-        log_r = np.logaddexp(classes.log_r, classes.log_r[t])
-        # drawn times ratio is e_j again; both are off by a factor that keeps `drawn` from
-        # underflowing where r_t is large
-        excess = max(float(classes.log_r[t]), 0.0)
-        drawn = np.exp(law.log_probs - (log_r - excess))
-    drawn[t] = 0.0
-    shifted = replace(classes, log_r=log_r, contrast=contrast)
-    paired = replace(law, drawn=drawn)
-    atoms = make_atoms(paired, shifted)
-    atoms.points.log_r[:] -= excess
-    parts = _class_flows(paired, shifted, atoms, nodes, weights)
-    return parts._replace(
-        total=flows.total,
-        coarse=parts.coarse + 2.0 * law.other_mass * flows.coarse,
-        size=parts.size + 2.0 * law.other_mass * flows.size,
-    )

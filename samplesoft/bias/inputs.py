@@ -243,6 +243,21 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
             )
 
 
+def is_dask(value: Any) -> bool:
+    """Whether `value` is a Dask array, told without importing Dask."""
+    return hasattr(value, "dask") and hasattr(value, "to_delayed")
+
+
+def require_only_chunks(**others: Any) -> None:
+    """Raise ValueError for arguments that chunks of classes do not go with."""
+    given = [f"`{name}`" for name, value in others.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} must be left out where `logits` or `q` is a Dask array; compute "
+            "the arrays first if they fit into memory."
+        )
+
+
 # --- classes that are in S for certain ---------------------------------------------------------
 
 

@@ -322,7 +322,9 @@ def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
     with np.errstate(under="ignore", over="ignore"):
         mse, error = integrate(at.nodes.dx, *_terms(law, at, centred))
     if law.scheme.divides_by_kept:  # no draw may be left: then p' is 1 on the label
-        none_left = law.label_draw**law.num_draws * float(squared_norms(centred[[law.label]])[0])
+        none_left = law.label_draw**law.num_draws * float(
+            squared_norms(centred[[law.totals.label]])[0]
+        )
         return mse + none_left, error + 4.0 * EPS * none_left
     return mse, error
 
@@ -355,14 +357,14 @@ def numerator_moments(
     v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). The first is times
     exp(`log_half`), (K,), the second times its square.
     """
-    own, reach = centred[law.label], _reach(centred, law.probs)
+    own, reach = centred[law.totals.label], _reach(centred, law.probs)
     class_terms = partial(_class_terms, law, classes, nodes, log_half[:, None])
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
     change, size, square = _add_up_classes(class_terms, len(nodes.x), centred, reach)
     of_label, label_size = _label_change(law, nodes, log_half)
     change += np.outer(of_label, own)
-    size += label_size * reach[law.label]
+    size += label_size * reach[law.totals.label]
     base = np.exp(nodes.x + law.log_base + log_half)
     drawn_part = change - np.outer(base, own)
     drawn_square = squared_norms(drawn_part)
@@ -393,7 +395,7 @@ def _label_change(
     base = np.exp(nodes.x + law.log_base + log_half)
     if law.scheme.draws_label:
         return base, base
-    own = nodes.x + law.log_probs[law.label] + log_half
+    own = nodes.x + law.log_label + log_half
     with np.errstate(divide="ignore"):
         log_above = np.log(np.abs(nodes.above)) - nodes.log_transform_least
     above = np.exp(own + log_above)

@@ -70,7 +70,7 @@ def _with_corrected_loss(
     shifted = replace(weights, loss_rest=shift, loss_rest_size=shift_size)
     if law.scheme.label_is_a_draw:  # the nodes end before exp(-m v B) has decayed
         return shifted
-    m, of_label = law.num_draws, float(law.log_probs[law.label])
+    m, of_label = law.num_draws, law.log_label
     terms = -nodes.dx * np.exp(-m * v_base) * np.expm1(m * nodes.log_transform)
     sizes = exponent_sizes(terms, m * v_base)
     if sizes.sum() - of_label > shifted.loss_sizes.sum() + shift_size:
@@ -85,7 +85,7 @@ def _log_sum_shift(law: DrawLaw) -> tuple[float, float]:
     It is log (1 + d), d being the expected label draws less the mass of the other classes, or that
     mass times the expected label draws less 1.
     """
-    p_label, other = law.probs[law.label], law.other_mass
+    p_label, other = math.exp(law.log_label), law.other_mass
     expected = law.num_draws * law.label_draw
     gain, less = (expected, other) if law.scheme.draws_label else (other * expected, other)
     if gain - less > -0.5:
@@ -151,36 +151,43 @@ def difference_of_exp(
     return out
 
 
-def assemble(
-    law: DrawLaw, flows: FloatArray, total: float, weights: NodeWeights
-) -> tuple[FloatArray, float, float]:
-    """Return the bias (n,), the loss bias E[L'] - L, and the size of what that is made of.
-
-    `flows` (n,) holds e_j * integral of E (psi_j - psi_R), eq. (B6), and `total` their sum, with
-    the ratios of (B12) that of the classes alone.
-    """
-    scheme, t = law.scheme, law.label
+def assemble_loss(law: DrawLaw, weights: NodeWeights) -> tuple[float, float]:
+    """Return the loss bias E[L'] - L, and the size of what that is made of."""
     loss = float(weights.loss_terms.sum()) + weights.loss_rest
     loss_size = float(weights.loss_sizes.sum()) + weights.loss_rest_size
-    label_flow = float(weights.label_terms.sum())  # 0 without a base mass, and where that is a draw
-    bias = flows - law.probs * (total + label_flow)  # (B9), and of the other classes (B8) to (B12)
-    if scheme.label_is_a_draw:
-        bias[t] = 0.0
-        bias[t] = -bias.sum()  # (B12)
-    elif scheme.label_in_sum:
-        bias[t] = label_flow * law.other_mass - law.probs[t] * total  # (B8), (B11)
-    if scheme.divides_by_kept:
+    if law.scheme.divides_by_kept:
         log_chance = _log_none_kept(law)
-        none_kept = float(np.exp(log_chance))  # then p' = 1 on the label, eq. (B10)
-        at_label = bias[t] + none_kept * law.other_mass
-        bias -= none_kept * law.probs
-        bias[t] = at_label
-        loss_of_none = float(none_kept * law.log_probs[t])
+        loss_of_none = float(np.exp(log_chance)) * law.log_label  # then p' = 1 on it, (B10)
         loss += loss_of_none
         loss_size += abs(loss_of_none) * (1.0 - log_chance) if loss_of_none else 0.0
-    elif scheme.adds_mean and not scheme.jackknife:
+    return loss, loss_size
+
+
+def assemble(
+    law: DrawLaw, flows: FloatArray, total: float, label_flow: float, others: float | None
+) -> FloatArray:
+    """Return the bias (n,) of the classes of a chunk.
+
+    `flows` (n,) holds e_j * integral of E (psi_j - psi_R), eq. (B6), `total` their sum over all
+    classes, with the ratios of (B12) that of the classes alone, and `label_flow` the label's terms.
+    `others` is the sum of the bias of the other classes, None where they are all here.
+    """
+    scheme, t = law.scheme, law.label
+    bias = flows - law.probs * (total + label_flow)  # (B9), and of the other classes (B8) to (B12)
+    if t is not None and scheme.label_is_a_draw:
+        bias[t] = 0.0
+        bias[t] = -(bias.sum() if others is None else others)  # (B12)
+    elif t is not None and scheme.label_in_sum:
+        bias[t] = label_flow * law.other_mass - law.probs[t] * total  # (B8), (B11)
+    if scheme.divides_by_kept:
+        none_kept = float(np.exp(_log_none_kept(law)))  # then p' = 1 on the label, eq. (B10)
+        at_label = 0.0 if t is None else bias[t] + none_kept * law.other_mass
+        bias -= none_kept * law.probs
+        if t is not None:
+            bias[t] = at_label
+    elif t is not None and scheme.adds_mean and not scheme.jackknife:
         bias[t] = max(bias[t], 0.0)  # it is, by Jensen's inequality
-    return bias, loss, loss_size
+    return bias
 
 
 def _log_none_kept(law: DrawLaw) -> float:

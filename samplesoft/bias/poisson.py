@@ -239,9 +239,11 @@ def make_included(
     if not drawn[reference]:
         return Included(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
     contrast = np.zeros(len(pi))
+    at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
     def work(part: slice) -> None:
-        relative_ratios(logits, log_w, pi, pi, reference, contrast, part.start, part.stop)
+        columns = logits[part], log_w[part], pi[part], pi[part], pi[part]
+        relative_ratios(*columns, at_reference, contrast[part])
 
     thread_each(work, chunks(len(pi), CLASS_CHUNK))
     return Included(log_w, pi, decay, contrast, float(log_w[reference]), float(pi[reference]))

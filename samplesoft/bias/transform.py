@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.bias.draw_law import CLASS_CHUNK, Classes, DrawLaw
+from samplesoft.bias.draw_law import CLASS_CHUNK, Centres, Classes, DrawLaw, Floats, Sum
 from samplesoft.bias.laplace import (
     CENTRED_LIMIT,
     NodeSums,
@@ -45,50 +45,95 @@ _UNSEEN = 3.0  # log of how far below T a panel's weight is beside which its noi
 _LOST = -12.0  # log of how far T has fallen since, below which that noise may be seen
 
 
-Floats = tuple[float, float, float]
-
-
 @dataclass
 class Atoms:
     """The measure of log r on few points, for the kernels.
 
-    `panel` (n,) numbers the occupied Chebyshev panels, in which the classes stand at `s` (n,); both
-    are None where each class is its own atom.
+    `panels` (P,) are the Chebyshev panels that hold classes, counted from R, each of `width` in
+    log r; it is None where each class is its own atom.
     """
 
     width: float  # of the panels
-    panel: IntArray | None
-    s: FloatArray | None
+    panels: IntArray | None
     points: Points  # (A,) sorted by r
     order: IntArray  # (A,) the number of each before: by panel and node, or by class
 
+    def places(self, classes: Classes) -> tuple[IntArray, FloatArray]:
+        """Return for each class (n,) the number of its panel in `panels`, and its place there."""
+        assert self.panels is not None
+        first, count = int(self.panels[0]), int(self.panels[-1] - self.panels[0]) + 1
+        panel, s = panels.place(classes.log_distances, self.width, first, count)
+        number = np.zeros(count, np.int64)
+        number[self.panels - first] = np.arange(len(self.panels))
+        return number[panel], s
+
+    def by_panel(self, values: FloatArray) -> FloatArray:
+        """Return what atoms (A,) have at the nodes of each panel, (P, DEGREE)."""
+        assert self.panels is not None
+        out = np.empty(len(self.order))
+        out[self.order] = values
+        return out[: len(self.panels) * panels.DEGREE].reshape(-1, panels.DEGREE)
+
+
+def panel_grid(centres: Centres) -> tuple[float, int, int]:
+    """Return the width of panels that hold all ratios, the first, and their number."""
+    low, high = centres.span
+    # ratios that all lie close to R get narrow panels: one on either side of it
+    width = min(panels.WIDTH, 1.0000001 * max(-low, high, 1e-300))
+    first = math.floor(low / width)
+    return width, first, math.floor(high / width) - first + 1
+
+
+class Moments:
+    """The third sums over classes: the Chebyshev moments of what they weigh, eq. (B22)."""
+
+    def __init__(self, centres: Centres) -> None:
+        self.width, self.first, self.count = panel_grid(centres)
+        self.numbers = np.empty(0, np.int64)  # of the panels that hold classes, (P,)
+        self.sums = Sum((0, 3, panels.DEGREE))
+
+    def add(self, law: DrawLaw, classes: Classes) -> Moments:
+        """Add the classes of a chunk."""
+        numbers, s = panels.place(classes.log_distances, self.width, self.first, self.count)
+        occupied = np.bincount(numbers, law.drawn, self.count) > 0.0
+        panel = (np.cumsum(occupied) - 1)[numbers]
+
+        def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
+            return panel[part], s[part], _class_weights(law, classes, part)[0]
+
+        moments = class_moments(weigh, len(s), (int(occupied.sum()), 3))
+        self._take(np.flatnonzero(occupied), Sum.of(moments))
+        return self
+
+    def merge(self, other: Moments) -> Moments:
+        """Add what another has summed."""
+        self._take(other.numbers, other.sums)
+        return self
+
+    def _take(self, numbers: IntArray, sums: Sum) -> None:
+        union = np.union1d(self.numbers, numbers)
+        own, more = (np.searchsorted(union, some) for some in (self.numbers, numbers))
+        self.numbers, self.sums = union, self.sums.spread(own, len(union))
+        self.sums.merge(sums.spread(more, len(union)))
+
+    def finish(self, law: DrawLaw, centres: Centres) -> Atoms:
+        """Return the nodes of the panels as atoms; `law` may hold any of the classes."""
+        # the transpose of interpolation: what a class weighs goes to the nodes of its panel
+        at_nodes = self.sums.value @ panels.to_coefficients().T
+        weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
+        places = self.first + self.numbers[:, None] + panels.node_places()
+        t = (places * self.width).ravel()
+        rows = np.tanh(0.5 * t), np.tanh(0.5 * (t - centres.log_mean_distance))
+        points = _sort_points(law, centres, weights, t, *rows)
+        return Atoms(self.width, self.numbers + self.first, *points)
+
 
 def make_atoms(law: DrawLaw, classes: Classes) -> Atoms:
-    """Compress the classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
-    active = law.drawn > 0.0
-    distances = classes.log_distances
-    t = distances[active]
-    t_min, t_max = float(t.min(initial=np.inf)), float(t.max(initial=-np.inf))
-    # ratios that all lie close to R get narrow panels: one on either side of it
-    width = min(panels.WIDTH, 1.0000001 * max(-t_min, t_max, 1e-300))
-    first = math.floor(t_min / width)
-    count = math.floor(t_max / width) - first + 1
-    if count * panels.DEGREE > len(distances):
-        return Atoms(width, None, None, *_class_points(law, classes, active))
-    numbers, s = panels.place(distances, width, first, count)
-    occupied = np.bincount(numbers, law.drawn, count) > 0.0
-    panel = (np.cumsum(occupied) - 1)[numbers]
-
-    def weigh(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
-        return panel[part], s[part], _class_weights(law, classes, part)[0]
-
-    moments = class_moments(weigh, len(distances), (int(occupied.sum()), 3))
-    # the transpose of interpolation: what a class weighs goes to the nodes of its panel
-    weights = np.moveaxis(moments @ panels.to_coefficients().T, 1, 0).reshape(3, -1)
-    places = first + np.flatnonzero(occupied)[:, None] + panels.node_places()
-    t = (places * width).ravel()
-    rows = np.tanh(0.5 * t), np.tanh(0.5 * (t - classes.log_mean_distance))
-    return Atoms(width, panel, s, *_sort_points(law, classes, weights, t, *rows))
+    """Compress all classes to Chebyshev atoms where that makes fewer of them, eq. (B22)."""
+    width, _, count = panel_grid(classes)
+    if count * panels.DEGREE > len(law.drawn):
+        return Atoms(width, None, *_class_points(law, classes, law.drawn > 0.0))
+    return Moments(classes).add(law, classes).finish(law, classes)
 
 
 def _class_weights(law: DrawLaw, classes: Classes, part: Any) -> tuple[FloatArray, FloatArray]:
@@ -132,7 +177,7 @@ def class_moments(
 
 def _sort_points(
     law: DrawLaw,
-    classes: Classes,
+    classes: Centres,
     weights: FloatArray,
     t: FloatArray,
     kappa: FloatArray,
@@ -209,7 +254,7 @@ class TiltedNodes(Nodes):
         return np.stack(columns, axis=1)
 
 
-def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
+def compute_decay_rates(law: DrawLaw, classes: Centres) -> tuple[float, float]:
     """Return the logs of the typical and of the least rate at which E(v) decays."""
     # a factor psi may take one draw away; of the draws that are kept, one may be left
     least_count = 1 if law.scheme.divides_by_kept else max(law.num_draws - 1, 1)
@@ -218,7 +263,7 @@ def compute_decay_rates(law: DrawLaw, classes: Classes) -> tuple[float, float]:
     return typical, math.log(least_count) + float(np.logaddexp(base, classes.log_least))
 
 
-def make_nodes(law: DrawLaw, classes: Classes, atoms: Atoms, step: float) -> Nodes:
+def make_nodes(law: DrawLaw, classes: Centres, atoms: Atoms, step: float) -> Nodes:
     """Evaluate the transform on nodes that cover every scale of v at which it changes.
 
     `step` is that of the trapezoid rule.
@@ -229,7 +274,7 @@ def make_nodes(law: DrawLaw, classes: Classes, atoms: Atoms, step: float) -> Nod
 
 
 def evaluate_nodes(
-    law: DrawLaw, classes: Classes, atoms: Atoms, x: FloatArray, dx: FloatArray
+    law: DrawLaw, classes: Centres, atoms: Atoms, x: FloatArray, dx: FloatArray
 ) -> Nodes:
     """Evaluate the transform at given nodes log v, `x` (K,), of weights `dx` (K,).
 
@@ -237,7 +282,9 @@ def evaluate_nodes(
     """
     tilted = law.scheme.jackknife
     sums = node_sums(x, atoms.points, classes.log_above_least, tilted)
-    if len(x) > 0 and atoms.panel is not None and atoms.width > _NARROW:
+    # of classes in chunks only the bias is asked for, which does without
+    on_panels = atoms.panels is not None and atoms.width > _NARROW
+    if isinstance(classes, Classes) and on_panels and len(x) > 0:
         _replace_noise(law, classes, atoms, x, sums)
     columns = sums.transform, sums.drop, sums.excess
     logs = _transform_logs(x, columns, (classes.log_least, *classes.log_above_least))
@@ -262,8 +309,7 @@ def _replace_noise(
     lost = np.flatnonzero(log_transform < before + _LOST)
     if len(lost):
         points = _low_classes_as_atoms(law, classes, atoms, float(x[lost].min()))
-        tilted = law.scheme.jackknife
-        exact = node_sums(x[lost], points, classes.log_above_least, tilted)
+        exact = node_sums(x[lost], points, classes.log_above_least, law.scheme.jackknife)
         for column, values in zip(sums, exact, strict=True):
             column[lost] = values
 
@@ -274,16 +320,15 @@ def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float
     That noise is 1e-14 of the panel's weight times exp(-v r) at its left end, and T is no less
     than what the least ratio brings.
     """
-    assert atoms.panel is not None
-    t = classes.log_distances
-    least = int(np.argmin(np.where(law.drawn > 0.0, t, np.inf)))
-    with np.errstate(over="ignore"):
-        room = (_UNSEEN - math.log(law.drawn[least])) * np.exp(-x - classes.log_ref)
-    low = (law.drawn > 0.0) & (t <= np.log(np.exp(t[least]) + room))
-    first_high = int(atoms.panel[low].max()) + 1
-    classes_below = _class_points(law, classes, (law.drawn > 0.0) & (atoms.panel < first_high))[0]
+    assert atoms.panels is not None
+    room = math.log(_UNSEEN - math.log(classes.least_drawn)) - x - classes.log_ref
+    last = min(float(np.logaddexp(classes.span[0], room)), classes.span[1])
+    first_high = math.floor(last / atoms.width) + 1
+    low = (law.drawn > 0.0) & (np.floor(classes.log_distances / atoms.width) < first_high)
+    classes_below = _class_points(law, classes, low)[0]
     of_panel = atoms.order // panels.DEGREE  # beyond the last one stands what has no weight
-    above = (of_panel >= first_high) & (of_panel <= atoms.panel.max())
+    known = of_panel < len(atoms.panels)
+    above = known & (atoms.panels[np.where(known, of_panel, 0)] >= first_high)
     pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
     return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
 
@@ -314,7 +359,7 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
 
 
 def _with_cumulants(
-    classes: Classes, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
+    classes: Centres, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
     """Return the nodes with the cumulants of r tilted; `d_mean` is v (mean - r0)."""
     x, log_t_least, p = nodes.x, nodes.log_transform_least, np.maximum(sums.excess, 0.0)

@@ -14,8 +14,9 @@ from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, require_mapping
 from samplesoft.bias.asymptotic import self_normalized_terms_of
 from samplesoft.bias.bounds import finite_sample_bounds_of, least_num_sampled
-from samplesoft.bias.exact import ExactBias, exact_bias_of, with_replacement_bias
+from samplesoft.bias.exact import ExactBias, exact_bias_of
 from samplesoft.bias.inputs import Inputs
+from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.moments import exact_gradient_moments_of
 from samplesoft.schemes import Scheme
 from samplesoft.verification.bounds import (

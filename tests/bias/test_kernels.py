@@ -60,7 +60,8 @@ def test_a_ratio_of_any_size_keeps_its_part_in_the_mean(gap):
     """Beyond exp(709) the ratio itself leaves float64, its product with a rare draw does not."""
     logits, q = np.array([0.0, gap - 600.0]), np.array([1.0, math.exp(-600.0)])
     contrast = np.zeros(2)
-    mean = ratios.relative_ratios(logits, logits - np.log(q), q, q, 0, contrast, 0, 2)
+    columns = logits, logits - np.log(q), q, q, q
+    mean = ratios.relative_ratios(*columns, (0.0, 1.0, 0.0), contrast)[0][0]
     with mp.workdps(60):
         deviation = mp.exp(mpf(logits[1])) / mpf(q[1]) - 1
         assert abs(mpf(mean) - mpf(q[1]) * deviation) <= 1e-12 * abs(mpf(q[1]) * deviation)

@@ -1,0 +1,289 @@
+"""The integral of one example with replacement, and the bias of any class from it.
+
+`with_replacement_bias` is the whole in memory; `solve` takes what sums over classes have found, of
+classes in memory or in chunks, and `bias_of_classes` the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samplesoft._jit import chunks, thread_each
+from samplesoft._limits import LARGEST_EXPONENT
+from samplesoft._validation import FloatArray
+from samplesoft.bias.draw_law import (
+    CLASS_CHUNK,
+    DEVIATION_ERROR,
+    DIGITS_OF_KAPPA,
+    Centres,
+    Classes,
+    DrawLaw,
+    deviation,
+    make_classes,
+    make_draw_law,
+)
+from samplesoft.bias.jackknife import jackknife_weights
+from samplesoft.bias.laplace import atom_integrals
+from samplesoft.bias.negatives import EPS
+from samplesoft.bias.node_weights import (
+    NodeWeights,
+    assemble,
+    assemble_loss,
+    make_node_weights,
+)
+from samplesoft.bias.transform import (
+    ENOUGH,
+    ROUNDING,
+    STEP,
+    Atoms,
+    Nodes,
+    Row,
+    TiltedNodes,
+    estimate_error,
+    halving_change,
+    make_atoms,
+    make_nodes,
+    refine,
+    rounding_unit,
+    sum_error,
+)
+from samplesoft.kernels import panels
+from samplesoft.schemes import Scheme
+
+SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
+LOST = 1e-290  # near the least numbers of float64, all have few digits
+
+
+def with_replacement_bias(
+    logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
+) -> Row:
+    """Return the exact bias of one example; the step is halved until the error is small."""
+    law = make_draw_law(logits, label, q, m, scheme)
+    if (row := trivial_bias(law)) is not None:
+        return row
+    classes = make_classes(law)
+    atoms = make_atoms(law, classes)
+    paired = pair_with_label(law, classes) if scheme.label_is_a_draw else None
+    pairs = None if paired is None else (*paired, above_excess(law, make_atoms(*paired)))
+
+    def finish(solution: Solution) -> tuple[FloatArray, float]:
+        bias = bias_of_classes(solution, *(paired or (law, classes)))
+        return bias, float(np.abs(bias).sum())
+
+    row = solve(law, classes, atoms, pairs, finish)
+    return row._replace(probs=law.probs)
+
+
+def trivial_bias(law: DrawLaw) -> Row | None:
+    """Return the exact bias where all outcomes are the same, else None."""
+    if law.scheme.divides_by_kept and not law.draws_any:  # the label alone is left: loss 0
+        bias = -law.probs
+        if law.label is not None:
+            bias[law.label] = law.other_mass
+        unit = 2.0 * (ROUNDING + EPS * law.largest_log)
+        return Row(bias, law.probs, law.log_label, 0.0, unit * abs(law.log_label))
+    if not law.scheme.draws_label and law.other_mass == 0.0:
+        return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
+    return None
+
+
+class Solution(NamedTuple):
+    """What makes the bias of any class, beside its own numbers."""
+
+    atoms: Atoms
+    values: FloatArray  # (A,) of the integrals at the atoms
+    total: float  # of the flows of all classes, as the atoms have it
+    label_flow: float
+
+
+Pairs = tuple[DrawLaw, Centres, Atoms]  # of the label and each class, eq. (B12)
+
+
+def solve(
+    law: DrawLaw,
+    classes: Centres,
+    atoms: Atoms,
+    pairs: Pairs | None,
+    finish: Callable[[Solution], tuple[Any, float]],
+) -> Row:
+    """Integrate with the step halved until the error is small.
+
+    `finish` returns what is to be the bias in the row, and its L1 norm.
+    """
+    units = _make_units(law, classes, atoms)
+
+    def attempts(step: float) -> Iterator[tuple[Row, bool]]:
+        nodes = make_nodes(law, classes, atoms, step)
+        every: Iterable[NodeWeights] = [make_node_weights(law, nodes)]
+        if isinstance(nodes, TiltedNodes):
+            every = jackknife_weights(law, nodes, units.loss)
+        for weights in every:
+            flows = _flows(law, classes, atoms, nodes, weights)
+            if pairs is not None:
+                of_pairs = _flows(*pairs, nodes, weights)
+                flows = of_pairs.instead_of(flows, law.other_mass)
+            yield _finish(law, flows, weights, units, finish)
+
+    return refine(attempts, STEP if not law.scheme.jackknife else 0.5 * STEP)
+
+
+class _Units(NamedTuple):
+    """Relative errors of what is summed."""
+
+    bias: float  # of a term of the bias, by rounding
+    loss: float  # of a term of the loss bias
+    contrasts: float  # of the flows, by the error of the differences r - R
+    deviations: float  # of the loss bias, by that of the differences r - mean
+
+
+def _make_units(law: DrawLaw, classes: Centres, atoms: Atoms) -> _Units:
+    # |log e| + |log q|, for both are logs of probabilities
+    largest = float(math.log(law.q_total) - law.log_of(law.totals.least_product))
+    unit = 2.0 * (ROUNDING + EPS * max(largest, 0.0))
+    near, far, near_squares, far_squares, size = classes.errors.tolist()
+    errors = DEVIATION_ERROR * near + unit * far
+    squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
+    deviation = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
+    return _Units(
+        max(unit, rounding_unit(law.base_logs)),
+        # the loss is a mean over the softmax
+        max(unit, 2.0 * (ROUNDING + EPS * law.largest_log)),
+        errors / size if size > 0.0 else 0.0,
+        math.sqrt(squares) / deviation if deviation > 0.0 else 0.0,
+    )
+
+
+class _Flows(NamedTuple):
+    """e_j * integral of E (psi_j - psi_R) at the atoms, and what `estimate_error` needs."""
+
+    atoms: Atoms
+    values: FloatArray  # (A,)
+    total: float
+    coarse: float
+    size: float
+    class_size: float  # of the flows alone, without the terms of the label
+
+    def instead_of(self, flows: _Flows, other_mass: float) -> _Flows:
+        """Return these, of pairs of a class and the label, in place of `flows`; eq. (B12).
+
+        The total that the ratio r_j + r_t of a class is compared with keeps r_j.
+        """
+        return self._replace(
+            total=flows.total,
+            coarse=self.coarse + 2.0 * other_mass * flows.coarse,
+            size=self.size + 2.0 * other_mass * flows.size,
+        )
+
+
+def _flows(
+    law: DrawLaw, classes: Centres, atoms: Atoms, nodes: Nodes, weights: NodeWeights
+) -> _Flows:
+    points, log_d_ref = atoms.points, float(classes.log_above_least[0])
+    tilted = nodes.tilted if isinstance(nodes, TiltedNodes) else None
+    over_nodes = atom_integrals(nodes.x, weights.coefficients, tilted, points, log_d_ref)
+    weight = np.abs(points.q_kappa)
+    coarse = float(weight @ np.abs(over_nodes.full - over_nodes.half))
+    size = class_size = float(weight @ over_nodes.size)
+    # the label's terms reach the bias times the mass of the other classes: at the label, and
+    # once more spread over the others
+    coarse += 2.0 * law.other_mass * halving_change(weights.label_terms)
+    size += 2.0 * law.other_mass * float(weights.label_sizes.sum())
+    total = float(points.q_kappa @ over_nodes.full)
+    return _Flows(atoms, over_nodes.full, total, coarse, size, class_size)
+
+
+def _finish(
+    law: DrawLaw,
+    flows: _Flows,
+    weights: NodeWeights,
+    units: _Units,
+    finish: Callable[[Solution], tuple[Any, float]],
+) -> tuple[Row, bool]:
+    """Return the bias by one set of weights, and whether a smaller step would not better it."""
+    label_flow = float(weights.label_terms.sum())  # 0 without a base mass, and where that is a draw
+    bias, norm = finish(Solution(flows.atoms, flows.values, flows.total, label_flow))
+    loss_bias, size = assemble_loss(law, weights)
+    error = estimate_error(flows.coarse, flows.size, norm, units.bias, law.scheme.jackknife)
+    terms = weights.loss_terms
+    loss_error = sum_error(terms, size, units.loss, weights.loss_narrow)
+    is_enough = error <= (ENOUGH + 4.0 * units.bias) * norm
+    # the jackknife's terms cancel, and their size says little
+    enough = ENOUGH * (abs(float(terms.sum())) if law.scheme.jackknife else size)
+    is_enough = is_enough and loss_error <= enough + 4.0 * units.loss * size
+    error += units.contrasts * flows.class_size
+    loss_error += units.deviations * float(np.abs(terms).sum())
+    error, loss_error = (math.inf if math.isnan(e) else e for e in (error, loss_error))
+    return Row(bias, law.probs, loss_bias, error, loss_error), is_enough
+
+
+def bias_of_classes(
+    solution: Solution, law: DrawLaw, classes: Classes, others: float | None = None
+) -> FloatArray:
+    """Return the bias (n,) of the classes of a chunk, or of all.
+
+    `others` is the sum of the bias of all classes but the label, of a chunk.
+    """
+    atoms, flows, total = solution.atoms, law.drawn * classes.contrast, solution.total
+    if atoms.panels is None:
+        # each class is an atom; behind them may stand that of weightless draws
+        active = law.drawn > 0.0
+        integrals = np.empty(len(atoms.order))
+        integrals[atoms.order] = solution.values
+        flows[active] *= integrals[: active.sum()]
+    elif len(atoms.panels):
+        panel, s = atoms.places(classes)
+        values = atoms.by_panel(solution.values)[:, None]
+        coefficients = values @ panels.to_coefficients()
+
+        def work(part: slice) -> None:
+            flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
+
+        thread_each(work, chunks(len(flows), CLASS_CHUNK))
+    if others is None and not law.scheme.label_is_a_draw:
+        total = float(flows.sum())  # so that the bias adds up to 0
+    return assemble(law, flows, total, solution.label_flow, others)
+
+
+def _excess(log_r_label: float) -> float:
+    """Return the log of a factor that keeps draws of pairs from vanishing where r_t is large."""
+    return max(log_r_label, 0.0)
+
+
+def above_excess(law: DrawLaw, atoms: Atoms) -> Atoms:
+    """Return atoms of pairs whose draws times their ratios are e_j again."""
+    atoms.points.log_r[:] -= _excess(law.log_r_label)
+    return atoms
+
+
+def pair_with_label(law: DrawLaw, classes: Classes) -> tuple[DrawLaw, Classes]:
+    """Return the classes, each drawn together with the label, eq. (B12).
+
+    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv: the ratio
+    of class j is r_j + r_t, while the total that it is compared with keeps r_j.
+    """
+    log_r_label = law.log_r_label
+    distance, (o_ref, q_ref, log_ref) = log_r_label - classes.log_ref, classes.reference
+    of_label = law.totals.label_logit, o_ref, law.totals.label_q, q_ref
+    above_label = deviation(distance, *of_label)
+    ratio_label = math.exp(min(distance, LARGEST_EXPONENT))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        ratio = np.exp(np.minimum(classes.log_r - log_ref, LARGEST_EXPONENT))
+        kappa = classes.contrast
+        # r / R - 1; from kappa it keeps its digits where r is near R
+        above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
+        # r_j + r_t - R, the smaller ratio added to what the larger has above R
+        rise = np.where(ratio < ratio_label, ratio + above_label, above + ratio_label)
+        contrast = rise / (ratio + ratio_label + 1.0)
+        log_r = np.logaddexp(classes.log_r, log_r_label)
+        drawn = np.exp(law.log_probs - (log_r - _excess(log_r_label)))
+    if law.label is not None:
+        drawn[law.label] = 0.0
+    low, high = np.logaddexp(classes.span, distance).tolist()
+    near = max(abs(low), abs(high)) < 2.0 * math.atanh(DIGITS_OF_KAPPA)
+    shifted = replace(classes, log_r=log_r, contrast=contrast, near=near, span=(low, high))
+    return replace(law, drawn=drawn), shifted

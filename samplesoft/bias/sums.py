@@ -1,0 +1,487 @@
+"""The exact bias of classes that come in chunks: sums that merge, and what asks for them.
+
+A pass over the classes is a `BiasSums`, which knows of no engine: it adds chunks, merges with
+others, and at its end makes the next pass, until a `ChunkBias` comes that knows the bias of any
+class. `exact_bias_of_chunks` is the loop for one machine; `bias_of_dask` hands the same passes
+to Dask.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samplesoft._jit import alone
+from samplesoft._progress import progress_bar
+from samplesoft._validation import FloatArray, as_count, as_labels, as_real_array, shown
+from samplesoft.bias.draw_law import (
+    Centres,
+    Deviations,
+    DrawLaw,
+    Totals,
+    classes_of,
+    law_of,
+)
+from samplesoft.bias.integral import (
+    LOST,
+    SURE,
+    Solution,
+    above_excess,
+    bias_of_classes,
+    pair_with_label,
+    solve,
+    trivial_bias,
+)
+from samplesoft.bias.node_weights import assemble
+from samplesoft.bias.transform import (
+    Moments,
+    Row,
+)
+from samplesoft.schemes import Scheme, as_scheme
+
+Chunks = Callable[[], Iterable[tuple[Any, Any]]]
+_FAN_IN = 16  # passes that are merged at a time
+_NOTHING = np.empty(0)
+_PASSES = "extremes", "deviations", "moments"
+
+
+class BiasSums:
+    """One pass of sums over the classes of one example, for its exact bias.
+
+    Chunks may be of any sizes, and are added by any number of these, in any order; those of one
+    pass are merged in the end. ``finish`` returns the next pass, or the result. The sums are kept
+    in two parts each, so that the order of chunks changes the bias by its last digits at most; the
+    same order of adding and merging brings the same bits.
+
+    Parameters
+    ----------
+    num_sampled : int
+        Number m of draws, at least 1; at least 2 for the jackknives.
+    label : int
+        The number of the true class, counted over all chunks.
+    scheme : str
+        A scheme of `samplesoft.exact_bias` that draws with replacement.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed; later, if a chunk is, or the proposal as a whole.
+
+    See Also
+    --------
+    exact_bias_of_chunks : the loop of passes, on one machine.
+    samplesoft.exact_bias : takes Dask arrays, and has Dask merge the sums.
+
+    Examples
+    --------
+    Two workers, three passes. Four chunks stand in for what does not fit into memory:
+
+    >>> import numpy as np
+    >>> from samplesoft.bias import BiasSums, ChunkBias
+    >>> logits, q = np.linspace(-3.0, 3.0, 1000), np.full(1000, 0.001)
+    >>> sums = BiasSums(num_sampled=20, label=7)
+    >>> while not isinstance(sums, ChunkBias):
+    ...     one, other = sums.empty(), sums.empty()
+    ...     for start in 0, 250:
+    ...         _ = one.add(start, logits[start : start + 250], q[start : start + 250])
+    ...     for start in 500, 750:
+    ...         _ = other.add(start, logits[start : start + 250], q[start : start + 250])
+    ...     sums = one.merge(other).finish()
+    >>> f"{sums.bias(0, logits[:250], q[:250])[7]:.2e}"
+    '1.91e-06'
+    >>> round(sums.loss_bias, 4)
+    -0.0541
+    """
+
+    def __init__(self, num_sampled: int, label: int, scheme: str = "negatives") -> None:
+        facts = _scheme_with_sums(scheme)
+        m = as_count("num_sampled", num_sampled, facts.least_draws)
+        label = as_count("label", label, 0)
+        self._known = _Known(Totals(facts, m, label))
+        self._pass = 0
+        self._sums: Any = Totals(facts, m, label)
+
+    @property
+    def stage(self) -> str:
+        """What is summed in this pass."""
+        return _PASSES[self._pass]
+
+    def empty(self) -> BiasSums:
+        """Return the same pass without any classes, as another worker begins with."""
+        return self._next(self._pass, self._known)
+
+    @classmethod
+    def _next(cls, number: int, known: _Known) -> BiasSums:
+        one = cls.__new__(cls)
+        one._pass, one._known = number, known
+        totals = known.totals
+        if number == 0:
+            one._sums = Totals(totals.scheme, totals.num_draws, totals.label)
+        elif number == 1:
+            one._sums = Deviations(known.law)
+        else:
+            one._sums = [Moments(centres) for centres in known.both_centres]
+        return one
+
+    def add(self, start: int, logits: Any, q: Any) -> BiasSums:
+        """Add the classes from number `start` on.
+
+        Parameters
+        ----------
+        start : int
+            Number of the first of them, over all chunks.
+        logits, q : array_like, shape (k,)
+            Their logits, finite, and their probabilities in the proposal.
+
+        Returns
+        -------
+        BiasSums
+            This one.
+
+        Raises
+        ------
+        ValueError
+            If the chunk is malformed.
+        """
+        if not np.size(logits) and not np.size(q):  # an engine may have made such a chunk
+            return self
+        o, proposal = _check_chunk(start, logits, q, self._known.totals)
+        if self._pass == 0:
+            self._sums.add(start, o, proposal)
+            return self
+        law = law_of(self._known.totals, start, o, proposal)
+        if self._pass == 1:
+            self._sums.add(law)
+            return self
+        classes = classes_of(law, self._known.centres)
+        of_pairs = [pair_with_label(law, classes)] if len(self._sums) > 1 else []
+        for sums, pair in zip(self._sums, [(law, classes), *of_pairs], strict=True):
+            sums.add(*pair)
+        return self
+
+    def merge(self, other: BiasSums) -> BiasSums:
+        """Add what another has summed in the same pass, and return this one."""
+        if self._pass != other._pass:
+            raise ValueError(
+                f"`other` must be of the same pass, {self.stage!r}, got {other.stage!r}."
+            )
+        if self._pass == 2:
+            for sums, more in zip(self._sums, other._sums, strict=True):
+                sums.merge(more)
+        else:
+            self._sums.merge(other._sums)
+        return self
+
+    def finish(self) -> BiasSums | ChunkBias:
+        """Return the next pass, or the result after the last one.
+
+        Raises
+        ------
+        ValueError
+            If the label was in no chunk, or the proposal does not sum to 1 or misses classes.
+        """
+        known = self._known
+        if self._pass == 0:
+            known = _Known(_check_totals(self._sums))
+            return ChunkBias(known) if trivial_bias(known.law) else self._next(1, known)
+        if self._pass == 1:
+            return self._next(2, known._replace(centres=self._sums.finish()))
+        atoms = [
+            sums.finish(known.law, centres)
+            for sums, centres in zip(self._sums, known.both_centres, strict=True)
+        ]
+        if len(atoms) > 1:
+            above_excess(known.law, atoms[1])
+        return ChunkBias(known._replace(atoms=atoms))
+
+
+class _Known(NamedTuple):
+    """What the passes have found so far."""
+
+    totals: Totals
+    centres: Any = None  # Centres
+    atoms: Any = ()  # Atoms, and those of pairs
+
+    @property
+    def law(self) -> DrawLaw:
+        """The law of a draw, without any class."""
+        return law_of(self.totals, 0, _NOTHING, _NOTHING)
+
+    @property
+    def both_centres(self) -> list[Centres]:
+        """The centres of the classes, and those of pairs where there are some."""
+        if not self.totals.scheme.label_is_a_draw:
+            return [self.centres]
+        return [self.centres, pair_with_label(self.law, classes_of(self.law, self.centres))[1]]
+
+
+class ChunkBias:
+    """The exact bias of an example whose classes come in chunks.
+
+    Attributes
+    ----------
+    loss_bias : float
+        E[L'] - L, in nats.
+    error : float
+        Estimated numerical error of the bias of all classes, in the L1 norm.
+    loss_error : float
+        Estimated numerical error of `loss_bias`, in nats.
+    size : float
+        The L1 norm of the bias, where classes of about the same ratio count together: at most it.
+    """
+
+    def __init__(self, known: _Known) -> None:
+        self._known, self.size = known, 0.0
+        law = known.law
+        row = trivial_bias(law)
+        self._solution: Solution | None = None
+        if row is None:
+            row = self._solve(law)
+        self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
+
+    def _solve(self, law: DrawLaw) -> Row:
+        atoms = self._known.atoms
+        pairs = (law, self._known.both_centres[1], atoms[1]) if len(atoms) > 1 else None
+
+        def finish(solution: Solution) -> tuple[Any, float]:
+            bias = _bias_of_panels(solution, law)
+            size = float(np.abs(bias).sum())
+            return (solution, float(bias[:-1].sum()), size), size
+
+        row = solve(law, self._known.centres, atoms[0], pairs, finish)
+        self._solution, self._others, self.size = row.bias
+        if row.error > max(SURE * self.size, LOST):
+            warnings.warn(
+                f"the bias of scheme={law.scheme.name!r} may be off by {row.error:.1e} in the L1 "
+                f"norm, where its own is about {self.size:.1e}; see `error`.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return row
+
+    def bias(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return the bias (k,) of the classes from number `start` on, of `logits` and `q` (k,)."""
+        law = self._law(start, logits, q)
+        row = trivial_bias(law)
+        if row is not None:
+            return row.bias
+        assert self._solution is not None
+        classes = classes_of(law, self._known.centres)
+        if len(self._known.atoms) > 1:
+            law, classes = pair_with_label(law, classes)
+        return bias_of_classes(self._solution, law, classes, self._others)
+
+    def probs(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return the softmax (k,) of the same classes."""
+        return self._law(start, logits, q).probs
+
+    def _law(self, start: int, logits: Any, q: Any) -> DrawLaw:
+        return law_of(
+            self._known.totals, start, *_check_chunk(start, logits, q, self._known.totals)
+        )
+
+
+def _bias_of_panels(solution: Solution, law: DrawLaw) -> FloatArray:
+    """Return the sums of the bias over the classes of each panel, and that of the label, last."""
+    atoms, points = solution.atoms, solution.atoms.points
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
+    flows = atoms.by_panel(points.q_kappa * solution.values).sum(axis=1)
+    probs = atoms.by_panel(masses).sum(axis=1)
+    of_label = math.exp(law.log_label) if law.scheme.label_in_sum else 0.0
+    place = len(flows) if law.scheme.label_in_sum else None
+    as_classes = replace(law, probs=np.append(probs, of_label), label=place)
+    return assemble(as_classes, np.append(flows, 0.0), solution.total, solution.label_flow, None)
+
+
+def _scheme_with_sums(scheme: str) -> Scheme:
+    facts = as_scheme(scheme)
+    if facts.independent:
+        raise ValueError(
+            f"`scheme` must be one that draws with replacement for classes in chunks, got "
+            f"{scheme!r}; take samplesoft.exact_bias of arrays in memory."
+        )
+    return facts
+
+
+def _check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
+    o, proposal = as_real_array("logits", logits, (1,)), as_real_array("q", q, (1,))
+    if o.shape != proposal.shape:
+        raise ValueError(
+            f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
+            f"starts at class {start}; cut both in the same places."
+        )
+    wrong = proposal < 0.0
+    if not totals.scheme.draws_label:
+        own = totals.label - start
+        wrong |= proposal == 0.0
+        if 0 <= own < len(o):
+            wrong[own] = proposal[own] < 0.0
+    else:
+        wrong |= proposal == 0.0
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise ValueError(
+            f"`q` must be greater than 0 on every class that scheme {totals.scheme.name!r} can "
+            f"draw, got {proposal[place]} at class {start + place}; mix the proposal with a little "
+            "of the uniform distribution."
+        )
+    return o, proposal
+
+
+def _check_totals(totals: Totals) -> Totals:
+    if math.isnan(totals.label_logit):
+        raise ValueError(
+            f"`label` must be one of the {totals.num} classes of all chunks, got {totals.label}."
+        )
+    mass = float(totals.q_others.value) + totals.label_q
+    if not abs(mass - 1.0) < 1e-6:
+        raise ValueError(
+            f"`q` must sum to 1 over all classes, got {mass:.9g}; divide it by its sum."
+        )
+    return totals
+
+
+def exact_bias_of_chunks(
+    chunks: Chunks,
+    label: int,
+    num_sampled: int,
+    *,
+    scheme: str = "negatives",
+    progress: bool = False,
+) -> ChunkBias:
+    """Compute the exact bias of an example whose classes do not fit into memory.
+
+    Parameters
+    ----------
+    chunks : callable
+        Returns, each time that it is called, an iterable of pairs of logits and proposal, both
+        (k,), with k as large as one likes; all classes in their order. It is called three times.
+    label : int
+        The true class, counted over all chunks.
+    num_sampled, scheme
+        As for `samplesoft.exact_bias`, with replacement.
+    progress : bool
+        Whether to show how many classes a pass has seen.
+
+    Returns
+    -------
+    ChunkBias
+        The loss bias and the errors; its method ``bias`` takes a chunk.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument or a chunk is malformed.
+
+    Notes
+    -----
+    The passes are those of `BiasSums`. A class costs what it costs in memory and what it takes to
+    make it, three times.
+
+    Examples
+    --------
+    Logits in a file, proposals made on the way:
+
+    >>> import numpy as np, tempfile, pathlib
+    >>> from samplesoft.bias import exact_bias_of_chunks
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "logits.npy"
+    >>> np.save(path, np.linspace(-2.0, 2.0, 10_000))
+    >>> logits = np.load(path, mmap_mode="r")
+    >>> def chunks():
+    ...     for start in range(0, 10_000, 4_096):
+    ...         part = logits[start : start + 4_096]
+    ...         yield part, np.full(len(part), 1e-4)
+    >>> result = exact_bias_of_chunks(chunks, label=3, num_sampled=50)
+    >>> norms = [abs(result.bias(i * 4_096, *chunk)).sum() for i, chunk in enumerate(chunks())]
+    >>> f"{sum(norms):.5f}"
+    '0.02043'
+    """
+    if not callable(chunks):
+        raise TypeError(
+            "`chunks` must be a function that returns the chunks each time it is called, got "
+            f"{shown(chunks)}; write `lambda: ...` before it."
+        )
+    sums: BiasSums | ChunkBias = BiasSums(num_sampled, label, scheme)
+    while isinstance(sums, BiasSums):
+        start = 0
+        with progress_bar(progress, desc=sums.stage, unit=" classes", unit_scale=True) as bar:
+            for logits, q in chunks():
+                sums.add(start, logits, q)
+                start += len(logits)
+                bar.update(len(logits))
+        sums = sums.finish()
+    return sums
+
+
+# --- Dask --------------------------------------------------------------------------------------
+
+
+def bias_of_dask(
+    logits: Any, labels: Any, q: Any, num_sampled: int, scheme: str
+) -> tuple[Any, ...]:
+    """Return `samplesoft.exact_bias` of Dask arrays of (n,), or (B, n), whose `bias` is lazy."""
+    da: Any = import_module("dask.array")
+    o, proposal = da.asarray(logits, dtype=float), da.asarray(q, dtype=float)
+    if o.ndim not in (1, 2) or np.isnan(o.shape).any() or proposal.shape[-1:] != o.shape[-1:]:
+        raise ValueError(
+            f"`logits` and `q` must be of known shapes (n,) or (B, n) with the same n, got "
+            f"{o.shape} and {proposal.shape}; call compute_chunk_sizes() for unknown ones."
+        )
+    if o.ndim == 1:
+        return _row_of_dask(o, labels, proposal, num_sampled, scheme)
+    checked = as_labels("labels", labels, o.shape[1], o.shape[:1])
+    every = da.broadcast_to(proposal, o.shape)
+    rows = [_row_of_dask(o[i], t, every[i], num_sampled, scheme) for i, t in enumerate(checked)]
+    bias, probs, *numbers = zip(*rows, strict=True)
+    return (da.stack(bias), da.stack(probs), *map(np.array, numbers))
+
+
+def _row_of_dask(o: Any, label: Any, q: Any, num_sampled: int, scheme: str) -> tuple[Any, ...]:
+    da, delayed = import_module("dask.array"), import_module("dask").delayed
+    q = q.rechunk(o.chunks)
+    starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
+    pairs = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
+    found: BiasSums | ChunkBias = BiasSums(num_sampled, label, scheme)
+    while isinstance(found, BiasSums):
+        at = delayed(found)
+        parts = [delayed(_added)(at, *pair) for pair in pairs]
+        while len(parts) > 1:
+            groups = range(0, len(parts), _FAN_IN)
+            parts = [delayed(_merged)(parts[i : i + _FAN_IN]) for i in groups]
+        found = parts[0].compute().finish()
+    options = {"starts": starts, "dtype": float, "meta": _NOTHING}
+    lazy = [da.map_blocks(_of_block, o, q, method=f, **options) for f in (found.bias, found.probs)]
+    return (*lazy, found.loss_bias, found.error, found.loss_error)
+
+
+def _added(sums: BiasSums, start: int, logits: FloatArray, q: FloatArray) -> BiasSums:
+    with alone():
+        return sums.empty().add(start, logits, q)
+
+
+def _merged(parts: list[BiasSums]) -> BiasSums:
+    first, *others = parts
+    total = first.empty().merge(first)  # a part may be asked for again
+    for other in others:
+        total.merge(other)
+    return total
+
+
+def _of_block(
+    logits: FloatArray,
+    q: FloatArray,
+    method: Callable[..., FloatArray],
+    starts: list[int],
+    block_id: tuple[int, ...],
+) -> FloatArray:
+    if not len(logits):
+        return logits
+    with alone():
+        return method(starts[block_id[0]], logits, q)
