@@ -30,6 +30,28 @@ from samplesoft.kernels.rows import divide_by_norms, largest_in_rows, squared_no
 _CHUNK_NUMBERS = 1 << 18  # of a chunk for a thread
 
 
+class DistantRows:
+    """Rows (n, d) that others keep, who are asked for results: see `models.sharded.ShardedRows`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        n and d.
+    dtype : dtype
+        float32 or float64.
+    take, scores, gradients, exponentials, best : callable
+        What arrays of rows and losses, lists of the best classes included, ask for.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    take: Callable[..., NDArray[Any]]
+    scores: Callable[..., tuple[NDArray[Any], NDArray[Any]]]
+    gradients: Callable[..., NDArray[Any]]
+    exponentials: Callable[..., tuple[NDArray[Any], FloatArray]]
+    best: Callable[..., tuple[IntArray, NDArray[Any]]]
+
+
 class HostArrays:
     """Checks of arrays that a function takes, and small work on arrays, on the processor."""
 
@@ -46,6 +68,8 @@ class HostArrays:
     @staticmethod
     def shaped_rows(name: str, value: Any) -> NDArray[Any]:
         """Return rows (N, d) in C order; those of an array as it is are not read through."""
+        if isinstance(value, DistantRows):
+            return value  # type: ignore[return-value]
         # a step touches a few rows of n; to read all of them would cost more than the step
         if (
             (type(value) is np.ndarray or isinstance(value, np.memmap))

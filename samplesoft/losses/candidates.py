@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, njit, num_threads, thread_each
 from samplesoft._validation import FloatArray, IntArray, as_array, require_plain
 from samplesoft.kernels.products import product
@@ -164,6 +165,10 @@ def score_candidates(batch: Batch, ids: IntArray, normalize: bool) -> Scores:
     # One set for all: scores of draws are one product of matrices, for which their vectors stand
     # in order. Else an example reads the rows of its own draws, and a class has one row.
     shared = ids.shape[0] == 1 < size
+    distant: Any = batch.class_embeddings
+    if isinstance(distant, DistantRows):
+        own, drawn = distant.scores(batch, ids)
+        return Scores(own, drawn, owners, np.empty((0, d)), None, every, shared, *runs)
     rows = candidates if shared else runs[0]
     block, norms = batch.class_embeddings.take(rows, axis=0), None
     if normalize:
@@ -194,6 +199,11 @@ def score_gradients(
     From derivatives of what each loses in its `own` (P,) and `drawn` (B, m) scores, and its weight
     (B,).
     """
+    distant: Any = batch.class_embeddings
+    if isinstance(distant, DistantRows):
+        # rows of the gradient stay beside those of the vectors
+        kept = SparseRows(scores.classes, np.empty((scores.classes.shape[0], 0), batch.z.dtype))
+        return Gradients(distant.gradients(batch, d_own, d_drawn, weights), kept, None)
     block, owners, order, starts = scores.block, scores.owners, scores.order, scores.starts
     z, pairs, classes = batch.z, d_own.shape[0], scores.classes
     # the weight of an example is a factor of all that it adds: it goes into z once, not into each
@@ -233,7 +243,9 @@ def score_gradients(
 
 def _parts(size: int, work: int) -> list[slice]:
     """Split ``range(size)`` for the threads, where there is work for several."""
-    return chunks(size, size if work < _ONE_THREAD else -(-size // (4 * num_threads())))
+    # of a shard without a label and a draw there are none
+    part = size if work < _ONE_THREAD else -(-size // (4 * num_threads()))
+    return chunks(size, max(1, part))
 
 
 @njit

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplesoft._device.arrays import DistantRows
 from samplesoft._jit import chunks, njit
 from samplesoft._validation import FloatArray, IntArray
 from samplesoft.kernels.exponential import exp_to
@@ -113,6 +114,9 @@ class FullSoftmaxLoss(Loss):
 
     def _other_classes(self, batch: Batch, excluded: LabelPlaces) -> tuple[Rows, FloatArray]:
         """Return the greatest score (B,) of the other classes, and their sum relative to it."""
+        distant: Any = batch.class_embeddings
+        if isinstance(distant, DistantRows):
+            return distant.exponentials(batch, excluded)
         top = np.full(len(batch.z), -np.inf, batch.z.dtype)
         total = np.zeros(len(batch.z))
         for scores in other_scores(self, batch, excluded):
@@ -244,10 +248,9 @@ def own_scores(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray,
             f"{type(draw).__name__}; leave it out, or take a sampled loss."
         )
     labels = batch.targets.labels
-    rows, places = batch.class_embeddings, labels
+    rows, places = batch.class_embeddings.take(labels, axis=0), np.arange(len(labels))
     if loss.normalize:
-        rows, _ = unit_rows("class_embeddings", rows[labels], labels)
-        places = np.arange(len(labels))
+        rows, _ = unit_rows("class_embeddings", rows, labels)
     owners = batch.targets.rows(np.arange(len(batch.z)))
     scores = np.empty(len(labels), batch.z.dtype)
     score_rows(batch.z, owners, rows, places[:, None], scores[:, None])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device.arrays import DistantRows, HostArrays
 from samplesoft._jit import chunks, njit, njit_bare, njit_sum, num_threads, thread_map
 from samplesoft._temperature import as_tau, times_tau
 from samplesoft._validation import FloatArray, IntArray, as_count, as_csr, as_flag, as_float_rows
@@ -132,6 +132,9 @@ def best_classes(
     fewer are left, a list ends with ids of -1 and scores of -inf. Of equal scores the first class
     is better. The result does not depend on the number of threads.
     """
+    distant: Any = rows
+    if isinstance(distant, DistantRows):
+        return distant.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
     size = _tile(z.shape)
     # empty arrays, not None, for what is not given: compiled code has one type for both
     biases = np.empty(0, z.dtype) if offsets is None else offsets

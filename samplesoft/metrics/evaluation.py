@@ -105,8 +105,8 @@ def evaluate(
     normalize, absolute = as_flag("normalize", normalize), as_flag("absolute", absolute)
     if normalize:  # here, so that messages name the row of h, not of a part of it
         contexts, _ = unit_rows("h", contexts.copy())
-    targets = check_targets(labels, len(contexts), len(rows))
-    sizes = sorted({check_k(size, len(rows)) for size in np.atleast_1d(as_array("k", k))})
+    targets = check_targets(labels, len(contexts), rows.shape[0])
+    sizes = sorted({check_k(size, rows.shape[0]) for size in np.atleast_1d(as_array("k", k))})
     model: dict[str, Any] = {"tau": tau, "normalize": normalize, "absolute": absolute}
     loss = FullSoftmaxLoss(**model, reduction="sum")
     sliceable: Any = targets.labels

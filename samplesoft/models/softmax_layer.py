@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device import ARRAYS
-from samplesoft._device.arrays import HostArrays
+from samplesoft._device.arrays import DistantRows, HostArrays
 from samplesoft._device.select import require_copyable, to_host, twin
 from samplesoft._validation import FloatArray, IntArray, as_count, as_flag, as_named_arrays
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
@@ -118,8 +118,10 @@ class SoftmaxLayer:
             )
         as_flag("allow_other_tau", allow_other_tau)
         self._arrays: HostArrays = twin(loss.device, ARRAYS)
-        # copies: optimizers change them in place
-        rows = self._arrays.copied(self._arrays.float_rows("class_embeddings", class_embeddings))
+        rows: Any = class_embeddings
+        if not isinstance(class_embeddings, DistantRows):
+            # copies: optimizers change them in place
+            rows = self._arrays.copied(self._arrays.float_rows("class_embeddings", rows))
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
         if biases is not None:
             vector = self._arrays.vector("biases", to_host(biases), rows.shape[0], rows.dtype)

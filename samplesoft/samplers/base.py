@@ -501,6 +501,10 @@ class Sampler(ABC):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return probabilities (B, n)."""
 
+    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return logarithms (B,) of the sum of what classes weigh, for samplers of shards."""
+        raise NotImplementedError
+
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Check and compute an update, and return a function that applies it and cannot fail."""
         return lambda: None
@@ -552,6 +556,10 @@ class EngineSampler(Sampler):
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         probs: FloatArray = self._engine.probs(h, exclude)
         return probs
+
+    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        log_mass: FloatArray = self._engine.log_mass(h, exclude)
+        return log_mass
 
     def _prepare(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         commit: Callable[[], None] = self._engine.prepare(ids, rows)

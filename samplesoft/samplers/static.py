@@ -86,6 +86,7 @@ class WeightedSampler(Sampler):
             coarse = np.log(values) - np.log(values.max())
         self._log_weights = np.where(ratios > _EXACT_RATIO, precise, coarse)
         self._log_total = float(np.log(ratios.sum()))
+        self._log_scale = float(np.log(values.max()))  # of what was divided by
         # weights that underflow in it are never drawn, as their true probability has it
         self._table = build_alias(ratios)
         self._top = int(np.argmax(values))
@@ -161,6 +162,9 @@ class WeightedSampler(Sampler):
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         return np.exp(self._log_prob(h, self._all_classes(exclude), exclude))
+
+    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return self._log_scale + self._log_total + self._log_left(exclude)
 
     def _all_classes(self, exclude: IntArray) -> IntArray:
         return np.broadcast_to(np.arange(self.num_classes), (len(exclude), self.num_classes))
@@ -253,6 +257,9 @@ class UniformSampler(WeightedSampler):
 
     def _log_q(self, ids: IntArray) -> FloatArray:
         return np.zeros(ids.shape) - math.log(self.num_classes)
+
+    def _log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        return np.log(self._drawable(exclude))
 
     def _log_left(self, exclude: IntArray) -> FloatArray:
         log_left: FloatArray = np.log(self._drawable(exclude)) - np.log(self.num_classes)

@@ -13,7 +13,7 @@ from samplesoft._device.select import to_host
 from samplesoft._jit import chunks, num_threads
 from samplesoft._random import uniform_block
 from samplesoft._validation import FloatArray, IntArray
-from samplesoft.kernels.products import whole_eights
+from samplesoft.kernels.products import product, whole_eights
 from samplesoft.samplers.base import NO_CLASS, Draw, Rows
 from samplesoft.samplers.clusters.descent import (
     Cells,
@@ -176,6 +176,20 @@ class HostClusters:
         shape = h.shape[0], len(self._places)
         log_q = self.log_prob(h, np.broadcast_to(np.arange(shape[1]), shape), exclude)
         return np.exp(log_q, out=log_q)
+
+    def log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return the logarithms (B,) of the estimated masses of the cells at the top, added up."""
+        queries, top = self._queries(to_host(h)), slice(self._levels[1])
+        contexts = self._without(queries, to_host(exclude))
+        cells, log_sizes = to_host(self._tree.cells[top]), to_host(self._tree.log_sizes[top])
+        logits = product(queries, cells.T) + log_sizes
+        path, remaining = to_host(contexts.path)[:, 0], to_host(contexts.remaining)[:, 0]
+        without = np.flatnonzero(path >= 0)
+        logits[without, path[without]] += remaining[without]
+        greatest = logits.max(axis=1, keepdims=True)
+        sums = np.exp(logits - greatest).sum(axis=1, dtype=np.float64)
+        log_mass: FloatArray = greatest[:, 0] + np.log(sums)
+        return log_mass
 
     def prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen; one of all classes divides them anew."""

@@ -248,6 +248,16 @@ class HostTree:
         arrays.each(fill, self._leaf_chunks(num_leaves, h.shape[0]))
         return probs
 
+    def log_mass(self, h: Rows, exclude: IntArray) -> FloatArray:
+        """Return the logarithms (B,) of the mass at the root, clipped as in all nodes."""
+        phi, rules = to_host(self._features(h)), self._rules
+        contexts = self._contexts(h, phi, exclude, self._room(h.shape[0]))
+        mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
+        least = rules.floor * rules.num_classes
+        clipped = np.where(mass > least, np.minimum(mass, 1e150), least)  # NaN too
+        log_mass: FloatArray = np.log(clipped) + to_host(contexts.log_remaining)[:, 1]
+        return log_mass
+
     def prepare(self, ids: Any, rows: Rows) -> Callable[[], None]:
         """Return what makes an update happen, having raised whatever there is to raise."""
         arrays, leaf_size = self._arrays, self._rules.leaf_size
