@@ -64,6 +64,15 @@ def threads():
     numba.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def local_cluster():
+    """Return a client of a Dask cluster of two processes on this machine."""
+    distributed = pytest.importorskip("distributed", reason="needs pip install 'samplesoft[dask]'")
+    how = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**how) as cluster, distributed.Client(cluster) as client:
+        yield client
+
+
 def pytest_collection_modifyitems(items):
     # what takes a minute begins early, so that no process waits for another at the end
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")

@@ -1,6 +1,12 @@
 """Training: a loop over epochs and steps, its checkpoints and log, and a task for it."""
 
-from samplesoft.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from samplesoft.training.checkpoint import (
+    Checkpoint,
+    read_checkpoint,
+    read_shards,
+    write_checkpoint,
+    write_shards,
+)
 from samplesoft.training.retrieval import RetrievalSettings, RetrievalTask
 from samplesoft.training.settings import Progress, Settings
 from samplesoft.training.task import Task
@@ -38,8 +44,10 @@ __all__ = [
     "read_examples",
     "read_linear_softmax",
     "read_log",
+    "read_shards",
     "require_free",
     "require_run",
     "train",
     "write_checkpoint",
+    "write_shards",
 ]

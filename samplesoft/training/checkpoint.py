@@ -1,4 +1,4 @@
-"""Checkpoints: arrays and JSON in one file that is either whole or refused."""
+"""Checkpoints: arrays and JSON in files that are either whole or refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samplesoft._files import part, read_json, replaced
-from samplesoft._validation import shown
+from samplesoft._validation import require_instance, shown
 from samplesoft.data.arrays import Archive, open_arrays
+from samplesoft.models.sharded import ShardedSoftmaxLayer
 
 FORMAT = 2
+SHARDS = "shards.npz"  # the list of the files of a sharded layer
 Arrays = dict[str, NDArray[Any]]
 
 _ARRAY = "array/"  # before the names of arrays, so that none of them is an argument of savez
@@ -243,6 +246,132 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
 def part_of(name: str, arrays: Arrays) -> Arrays:
     """Return "parameters", "optimizer", "state" or "examples" of a checkpoint, arrays by name."""
     return part(name, arrays, "/")
+
+
+def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
+    """Write the class vectors and optimizers of a sharded layer: a file for each shard, and a list.
+
+    The list names the new files once all of them are on the disk, and then the old ones go. Arrays
+    travel through this process, one shard at a time.
+
+    Parameters
+    ----------
+    folder : str or Path
+        For this layer alone; made if need be.
+    layer : ShardedSoftmaxLayer
+        What to write. An error for a worker that is lost names this folder from then on.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be written; what was there stands then.
+    RuntimeError
+        If a worker is lost.
+    TypeError
+        If an argument is malformed.
+
+    See Also
+    --------
+    read_shards
+    """
+    require_instance("layer", layer, ShardedSoftmaxLayer)
+    path, shards, turn = Path(folder) / SHARDS, layer.shards, 0
+    with writing(folder):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        with reading(path, SHARDS) as before:
+            turn = before.values["turn"] + 1
+    names = [f"shard-{turn}-{s}.npz" for s in range(shards.num)]
+    for s, name in enumerate(names):
+        arrays = shards.ask("saved", [()], s)[0]
+        write_checkpoint(path.with_name(name), Checkpoint({"model": name}, {}, arrays))
+    rows = layer.class_embeddings
+    values = {"turn": turn, "files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
+    config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}
+    write_checkpoint(path, Checkpoint(config, values, {}))
+    for left in {*path.parent.glob("shard-*.npz")} - {*map(path.with_name, names)}:
+        left.unlink()
+    shards.checkpoint = str(folder)
+
+
+class StoredShards:
+    """The class vectors of a sharded layer in files, for a layer with any number of shards.
+
+    Parameters
+    ----------
+    path : Path
+        The list that `write_shards` has written.
+
+    Attributes
+    ----------
+    folder : str
+        Where it is.
+    shape, dtype
+        Of the class vectors (n, d).
+    steps : int
+        Of the optimizers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with reading(path, SHARDS) as about:
+            self._files = [path.with_name(name) for name in about.values["files"]]
+            self._bounds, self.steps = about.values["bounds"], about.values["steps"]
+            self.shape, self.dtype = tuple(about.config["shape"]), np.dtype(about.config["dtype"])
+        self.folder = str(path.parent)
+
+    def part(self, lo: int, hi: int) -> tuple[NDArray[Any], Arrays]:
+        """Return the vectors of a range of classes, and the state of their optimizer."""
+        parts = []
+        for file, (first, last) in zip(self._files, pairwise(self._bounds), strict=True):
+            here = slice(max(lo - first, 0), max(min(hi, last) - first, 0))
+            if here.start < here.stop:
+                with reading(file, file.name) as stored:
+                    parts.append({k: a[here] if a.ndim else a for k, a in stored.arrays.items()})
+        joined = {
+            k: np.concatenate([part[k] for part in parts]) if a.ndim else a
+            for k, a in parts[0].items()
+        }
+        return joined.pop("class_embeddings"), part_of("optimizer", joined)
+
+
+def read_shards(folder: str | Path) -> StoredShards:
+    """Read what `write_shards` has written, as the `class_embeddings` of a new layer.
+
+    Parameters
+    ----------
+    folder : str or Path
+        As it was written, by a layer with any number of shards.
+
+    Returns
+    -------
+    StoredShards
+        The layer reads the files, each of which is checked whole, one shard after another. Give it
+        the loss, the sampler and the optimizer that the old one had. Its samplers are as after
+        `refresh`: where the old one was refreshed too, and there are as many shards, the new one
+        goes on to the bit.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is not one of `write_shards`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from samplesoft.losses import SampledSoftmaxLoss
+    >>> from samplesoft.models import SGD
+    >>> settings = SampledSoftmaxLoss(), "uniform", 2
+    >>> layer = ShardedSoftmaxLayer(np.eye(6), *settings, optimizer=SGD(0.1), workers=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_shards(folder, layer)
+    ...     rows = read_shards(folder)
+    ...     again = ShardedSoftmaxLayer(rows, *settings, optimizer=SGD(0.1), workers=2)
+    >>> bool((again.class_embeddings.take(np.arange(6)) == np.eye(6)).all())
+    True
+    """
+    return StoredShards(Path(folder) / SHARDS)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
