@@ -58,9 +58,9 @@ class Sum:
         self.add(other._high, other._low)
 
     @classmethod
-    def of(cls, value: FloatArray) -> Sum:
-        """Return the sum of one array."""
-        total = cls(value.shape)
+    def of(cls, value: Any) -> Sum:
+        """Return the sum of one number or array."""
+        total = cls(np.shape(value))
         total._high = value
         return total
 
@@ -72,9 +72,11 @@ class Sum:
         wide._high[places], wide._low[places] = self._high, self._low
         return wide
 
-    def scale(self, factor: float) -> None:
-        """Multiply by a number."""
-        self._high, self._low = self._high * factor, self._low * factor
+    def times(self, factor: float) -> Sum:
+        """Return the sum times a number."""
+        total = Sum.of(self._high * factor)
+        total._low = self._low * factor
+        return total
 
     @property
     def value(self) -> Any:
@@ -92,58 +94,41 @@ class Totals:
         self.scheme, self.num_draws, self.label = scheme, num_draws, label
         self.num = 0  # of classes
         self.label_logit, self.label_q = math.nan, math.nan  # until the label has come
-        self.top = self.least = math.nan  # logits
-        self.least_product = math.inf  # log (e q), of a class that is drawn
-        self.exps = Sum()  # of exp(o - top) of all classes but the label
+        # of all classes but the label, as are the four sums: the largest and the least logit
+        self.top, self.least = -math.inf, math.inf
+        self.exps = Sum()  # of exp(o - top)
         self.q_others = Sum()
+        self.least_product = math.inf  # o + log q, of a class that is drawn
         self.medians = np.empty((0, 3))  # of slices: log of its mass, and o and q of the class
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
         """Add the classes from number `start` on, of `logits` and `q` (k,)."""
 
         def work(part: slice) -> tuple[Any, ...]:
-            return self._of_slice(start + part.start, logits[part], q[part])
+            o, proposal, place = logits[part], q[part], self.label - start - part.start
+            if 0 <= place < len(o):
+                o, proposal = np.delete(o, place), np.delete(proposal, place)
+            return len(q[part]), *_totals_of_slice(o, proposal)
 
         for found in thread_map(work, chunks(len(logits), CLASS_CHUNK)):
             self._take(*found)
         if start <= self.label < start + len(logits):
             self.label_logit = float(logits[self.label - start])
             self.label_q = float(q[self.label - start])
+            if self.scheme.draws_label and self.label_q > 0.0:
+                of_label = [[self.label_logit, self.label_logit, self.label_q]]
+                self.medians = np.concatenate([self.medians, of_label])
+                product = self.label_logit + math.log(self.label_q)
+                self.least_product = min(self.least_product, product)
         return self
 
     def merge(self, other: Totals) -> Totals:
-        """Add what another has summed, of the classes that follow."""
-        sizes = other.num, other.top, other.least, other.least_product
-        self._take(*sizes, other.exps, other.q_others, other.medians)
+        """Add what another has summed, of other classes."""
+        extremes = other.num, other.top, other.least, other.least_product
+        self._take(*extremes, other.exps, other.q_others, other.medians)
         if not math.isnan(other.label_logit):
             self.label_logit, self.label_q = other.label_logit, other.label_q
         return self
-
-    def _of_slice(self, start: int, logits: FloatArray, q: FloatArray) -> tuple[Any, ...]:
-        top = float(logits.max())
-        with np.errstate(over="ignore", divide="ignore"):
-            exps, log_q = np.exp(logits - top), np.log(q)
-        sums = Sum(), Sum()
-        place, others = self.label - start, (exps, q)
-        has_label = 0 <= place < len(q)
-        if has_label:
-            others = np.delete(exps, place), np.delete(q, place)
-        for total, values in zip(sums, others, strict=True):
-            total.add(values.sum())
-        drawn = q > 0.0
-        if has_label and not self.scheme.draws_label:
-            drawn[place] = False
-        medians, least_product = np.empty((0, 3)), math.inf
-        if drawn.any():
-            least_product = float((logits + log_q).min(where=drawn, initial=np.inf))
-            highest = logits.max(where=drawn, initial=-np.inf)
-            with np.errstate(over="ignore"):
-                masses = exps if highest == top else np.exp(logits - highest)
-            masses = np.where(drawn, masses, 0.0)
-            middle = weighted_median(logits - log_q, masses)
-            weight = highest + math.log(float(masses.sum()))
-            medians = np.array([[weight, logits[middle], q[middle]]])
-        return len(q), top, float(logits.min()), least_product, *sums, medians
 
     def _take(
         self,
@@ -155,17 +140,34 @@ class Totals:
         q_others: Sum,
         medians: FloatArray,
     ) -> None:
-        if not self.num:
-            self.top = top
-        higher = max(self.top, top)
-        self.exps.scale(math.exp(self.top - higher))
-        exps.scale(math.exp(top - higher))
-        self.exps.merge(exps)
-        self.q_others.merge(q_others)
-        self.top, self.least = higher, min(least, self.least)  # in this order: nan at first
-        self.least_product = min(self.least_product, least_product)
         self.num += num
+        higher = max(self.top, top)
+        if self.top < higher:
+            self.exps = self.exps.times(math.exp(self.top - higher))
+        self.exps.merge(exps.times(math.exp(top - higher)) if top < higher else exps)
+        self.q_others.merge(q_others)
+        self.top, self.least = higher, min(least, self.least)
+        self.least_product = min(self.least_product, least_product)
         self.medians = np.concatenate([self.medians, medians])
+
+
+def _totals_of_slice(logits: FloatArray, q: FloatArray) -> tuple[Any, ...]:
+    """Return what `Totals` knows of some classes, from the largest logit on."""
+    top, drawn = float(logits.max(initial=-np.inf)), q > 0.0
+    with np.errstate(over="ignore", divide="ignore"):
+        exps, log_q = np.exp(logits - top), np.log(q)
+    medians, least_product = np.empty((0, 3)), math.inf
+    if drawn.any():
+        least_product = float((logits + log_q).min(where=drawn, initial=np.inf))
+        highest = logits.max(where=drawn, initial=-np.inf)
+        with np.errstate(over="ignore"):
+            masses = exps if highest == top else np.exp(logits - highest)
+        masses = np.where(drawn, masses, 0.0)
+        middle = weighted_median(logits - log_q, masses)
+        weight = highest + math.log(float(masses.sum()))
+        medians = np.array([[weight, logits[middle], q[middle]]])
+    least = float(logits.min(initial=np.inf))
+    return top, least, least_product, Sum.of(exps.sum()), Sum.of(q.sum()), medians
 
 
 @dataclass
@@ -237,10 +239,17 @@ class DrawLaw:
 
 def _log_softmax_of(totals: Totals, logits: Any) -> Any:
     """Return the log-softmax of classes other than the label."""
-    total = float(totals.exps.value) + math.exp(totals.label_logit - totals.top)
+    top, others, of_label = _masses(totals)
     with np.errstate(over="ignore"):
-        shifted = np.maximum(logits - totals.top, -1e300)
-    return shifted - math.log(total)
+        shifted = np.maximum(logits - top, -1e300)
+    return shifted - math.log(others + of_label)
+
+
+def _masses(totals: Totals) -> tuple[float, float, float]:
+    """Return the largest of all logits, and over exp of it those of other classes and the label."""
+    top = max(totals.top, totals.label_logit)
+    others = float(totals.exps.value) * math.exp(totals.top - top)
+    return top, others, math.exp(totals.label_logit - top)
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
@@ -273,7 +282,7 @@ def make_draw_law(logits: FloatArray, label: int, q: FloatArray, m: int, scheme:
 def law_of(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> DrawLaw:
     """Describe the draws of the classes from number `start` on, of `logits` and `q` (k,)."""
     scheme, m, label = totals.scheme, totals.num_draws, totals.label - start
-    exps, of_label = float(totals.exps.value), math.exp(totals.label_logit - totals.top)
+    _, exps, of_label = _masses(totals)
     other_mass = exps / (exps + of_label)
     log_label = float(_log_softmax_of(totals, totals.label_logit))
     if log_label > -math.log(2.0):  # 1 - p_t has lost its digits where p_t is near 1
