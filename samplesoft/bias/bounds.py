@@ -18,20 +18,23 @@ from numpy.typing import ArrayLike
 from samplesoft._jit import chunks, njit_sum, thread_each
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._validation import FloatArray, as_positive
-from samplesoft.bias.draw_law import DrawLaw, make_classes, make_draw_law
+from samplesoft.bias.draw_law import Centres, DrawLaw, LogSum, Sum, make_classes, make_draw_law
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
     check_inputs,
     check_jacobian,
+    is_dask,
+    require_only_chunks,
     times_power,
     with_room,
 )
 from samplesoft.bias.integral import with_replacement_bias
-from samplesoft.bias.negatives import EPS, Negatives, make_negatives
-from samplesoft.bias.transform import evaluate_nodes, make_atoms
+from samplesoft.bias.negatives import EPS, NegativeSums
+from samplesoft.bias.sums import BiasSums, Known, check_chunk, rows_of_dask
+from samplesoft.bias.transform import Atoms, evaluate_nodes, make_atoms
 from samplesoft.kernels.exponential import exp64
-from samplesoft.schemes import Scheme
+from samplesoft.schemes import Scheme, as_scheme
 
 TINY = float(np.finfo(np.float64).tiny)
 _LARGEST = float(np.finfo(np.float64).max)
@@ -151,7 +154,7 @@ def finite_sample_bounds(
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits o.
+        Finite logits o. Of a Dask array the bounds are Dask arrays, too.
     labels, q, h
         As for `samplesoft.exact_bias`.
     num_sampled : int
@@ -195,6 +198,14 @@ def finite_sample_bounds(
     >>> bool((bounds.upper - bounds.lower).max() < 1e-10)
     True
     """
+    if is_dask(logits) or is_dask(q):
+        require_only_chunks(h=h)
+        require_bounds(as_scheme(scheme))
+
+        def make(label: int) -> BiasSums:
+            return BiasSums(num_sampled, label, scheme).then(BoundSums.after)
+
+        return FiniteSampleBounds(*rows_of_dask(logits, labels, q, make, _ChunkBounds.columns)[0])
     return finite_sample_bounds_of(check_inputs(logits, labels, q, num_sampled, scheme, h))
 
 
@@ -293,46 +304,208 @@ def require_bounds(scheme: Scheme) -> None:
 
 def example_bounds(law: DrawLaw) -> tuple[FloatArray, FloatArray]:
     """Return (lower, upper), both (n,), for one example."""
-    n, m = len(law.q), law.num_draws
-    negatives = make_negatives(law.logits, law.totals.label, law.q, not law.scheme.excludes_label)
-    if negatives.log_p.size == 1:
-        return np.zeros(n), np.zeros(n)
-    rounding = negatives.rounding
-    if rounding > _UNKNOWN:
-        return np.full(n, -1.0), np.ones(n)
-    slack = _WIDEN * rounding
-    log_a, log_zt, log_p = negatives.log_a, negatives.log_zt, negatives.log_p
-    log_m = math.log(m)
-    log_r = log_zt + negatives.log_ratio
-    gaps = _Gaps(law, negatives, slack)
-    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-        log_own = np.logaddexp(log_a, log_r - log_m)  # the label and one draw of class j
-        log_mu = np.logaddexp(log_own, log_zt + _log_part(m - 1, m))
-        common = log_p + log_zt - log_m - log_mu
-        first = -np.sign(negatives.log_ratio) * np.exp(common + negatives.log_deviation)
-        size = np.exp(common + np.logaddexp(negatives.log_ratio, 0.0))
-        at_label = gaps.logs(m, np.array([log_a]), np.zeros(1))
-        at_others = gaps.logs(m - 1, log_own, log_mu)
-        ends = []
-        for sign, label_gap, gap in zip((-1.0, 1.0), at_label, at_others, strict=True):
-            widen = 1.0 + sign * slack
-            label_end = np.exp(log_a + label_gap[0]) * widen + sign * TINY
-            second = np.exp(log_p + gap)
-            end = first + sign * (slack * size + TINY) + second * widen
-            ends.append(negatives.fill(float(label_end), end))
-        floor = negatives.fill(0.0, -np.exp(log_p) * (1.0 + slack) - TINY)
-        ceiling = negatives.fill(
-            float(np.exp(log_zt)) * (1.0 + slack) + TINY, slack - np.expm1(log_p)
+    sums, others = negative_sums(law), np.arange(len(law.q)) != law.label
+    trivial = trivial_ends(sums, len(law.q))
+    if trivial is not None:
+        return trivial
+    columns = sums.columns(law.logits[others], law.q[others])
+    spread = Spread().add(columns).add(sums.masked_column)
+    transform = None
+    if is_known(law, sums):
+        with np.errstate(all="ignore"):
+            classes = make_classes(law)
+            transform = make_transform(law, classes, make_atoms(law, classes), sums.rounding)
+    ends = ClassBounds(law, sums, spread, transform).of(law.label, columns)
+    return sum_to_zero(*ends, Ends().add(*ends), len(law.q))
+
+
+def trivial_ends(sums: NegativeSums, num: int) -> tuple[FloatArray, FloatArray] | None:
+    """Return the bounds (num,) where the bias is 0, or where nothing is known; else None."""
+    if sums.num - 1 + (sums.q_masked > 0.0) == 1:
+        return np.zeros(num), np.zeros(num)
+    return (np.full(num, -1.0), np.ones(num)) if sums.rounding > _UNKNOWN else None
+
+
+class Spread:
+    """How far the ratios of negatives spread: sums that merge."""
+
+    def __init__(self) -> None:
+        self.square = LogSum()  # of qn (r / Z_t - 1)**2
+        self.ends = -math.inf, math.inf  # the greatest and the least log (r / Z_t)
+
+    def add(self, columns: FloatArray) -> Spread:
+        """Add the columns (4, k) of some negatives."""
+        _, log_qn, log_ratio, log_deviation = columns
+        self.square.add_logs(log_qn + 2.0 * log_deviation)
+        self.ends = (
+            float(log_ratio.max(initial=self.ends[0])),
+            float(log_ratio.min(initial=self.ends[1])),
         )
-    return _sum_to_zero(np.maximum(ends[0], floor), np.minimum(ends[1], ceiling))
+        return self
+
+    def merge(self, other: Spread) -> Spread:
+        """Add what another has summed."""
+        self.square.merge(other.square)
+        self.ends = max(self.ends[0], other.ends[0]), min(self.ends[1], other.ends[1])
+        return self
 
 
-def _sum_to_zero(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Cut each interval to what the others leave to it, for the biases sum to 0."""
-    rounding = EPS * (len(lower) + 8) * float(np.maximum(-lower, upper).sum())
-    least = upper - float(upper.sum()) - rounding
-    most = lower - float(lower.sum()) + rounding
-    return np.maximum(lower, least), np.minimum(upper, most)
+class ClassBounds:
+    """The bounds on the bias of any class of one example, before they are cut to sum to 0."""
+
+    def __init__(
+        self, law: DrawLaw, sums: NegativeSums, spread: Spread, transform: _Transform | None
+    ) -> None:
+        self._m, self._sums, self._slack = law.num_draws, sums, _WIDEN * sums.rounding
+        self._gaps = _Gaps(law, sums, spread, self._slack, transform)
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            self._at_label = self._gaps.logs(self._m, np.array([sums.log_a]), np.zeros(1))
+
+    def of(self, label: int | None, columns: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return bounds (k,) of negatives of `columns` (4, k), with the label's at its place."""
+        m, slack, sums = self._m, self._slack, self._sums
+        log_a, log_zt, log_m = sums.log_a, sums.log_zt, math.log(m)
+        log_p, _, log_ratio, log_deviation = columns
+        with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+            # the label and one draw of class j
+            log_own = np.logaddexp(log_a, log_zt + log_ratio - log_m)
+            log_mu = np.logaddexp(log_own, log_zt + _log_part(m - 1, m))
+            common = log_p + log_zt - log_m - log_mu
+            first = -np.sign(log_ratio) * np.exp(common + log_deviation)
+            size = np.exp(common + np.logaddexp(log_ratio, 0.0))
+            at_others = self._gaps.logs(m - 1, log_own, log_mu)
+            ends = []
+            for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, at_others, strict=True):
+                widen = 1.0 + sign * slack
+                of_label = float(np.exp(log_a + label_gap[0])) * widen + sign * TINY
+                second = np.exp(log_p + gap)
+                end = first + sign * (slack * size + TINY) + second * widen
+                ends.append((of_label, end))
+            floor = np.append(-np.exp(log_p) * (1.0 + slack) - TINY, 0.0)
+            of_label = float(np.exp(log_zt)) * (1.0 + slack) + TINY
+            ceiling = np.append(slack - np.expm1(log_p), of_label)
+        lower = np.maximum(np.append(ends[0][1], ends[0][0]), floor)
+        upper = np.minimum(np.append(ends[1][1], ends[1][0]), ceiling)
+        if label is None:
+            return lower[:-1], upper[:-1]
+        order = np.insert(np.arange(len(log_p)), label, len(log_p))
+        return lower[order], upper[order]
+
+
+class Ends:
+    """What the bounds of all classes add up to: sums that merge."""
+
+    def __init__(self) -> None:
+        self.totals = Sum((3,))  # of lower ends, of upper ones, and of the larger size of either
+
+    def add(self, lower: FloatArray, upper: FloatArray) -> Ends:
+        """Add the bounds (k,) of some classes."""
+        sizes = np.maximum(-lower, upper)
+        self.totals.add(np.array([lower.sum(), upper.sum(), sizes.sum()]))
+        return self
+
+    def merge(self, other: Ends) -> Ends:
+        """Add what another has summed."""
+        self.totals.merge(other.totals)
+        return self
+
+
+def negative_sums(law: DrawLaw) -> NegativeSums:
+    """Return what the sums over all classes say of the negatives."""
+    totals, masked = law.totals, not law.scheme.excludes_label
+    q_masked = totals.label_q if masked else 0.0
+    mass = float(totals.q_others.value) + q_masked
+    with np.errstate(all="ignore"):
+        delta = float(np.clip(totals.label_logit - totals.top, -1e300, 1e300))
+    reach = math.log(mass) + totals.top - totals.least_product
+    return NegativeSums(totals.num, totals.top, totals.exps, mass, delta, q_masked, reach)
+
+
+def sum_to_zero(
+    lower: FloatArray, upper: FloatArray, every: Ends, n: int
+) -> tuple[FloatArray, FloatArray]:
+    """Cut each interval to what the others leave to it, for the biases sum to 0.
+
+    `every` has the sums over all n classes.
+    """
+    low, high, size = every.totals.value.tolist()
+    rounding = EPS * (n + 8) * size
+    return np.maximum(lower, upper - high - rounding), np.minimum(upper, lower - low + rounding)
+
+
+class BoundSums:
+    """The two passes that bounds take after those of `BiasSums`, over classes in chunks."""
+
+    def __init__(self, known: Known, spread: Spread | None = None) -> None:
+        self._known, self._spread = known, spread
+        self._negatives = negative_sums(known.law)
+        self._sums: Any = Spread() if spread is None else Ends()
+        if spread is not None:
+            transform = None
+            if is_known(known.law, self._negatives):
+                about = known.law, known.centres, known.atoms[0], self._negatives.rounding
+                transform = make_transform(*about)
+            self._bounds = ClassBounds(known.law, self._negatives, spread, transform)
+
+    stage = "bounds"
+
+    @classmethod
+    def after(cls, known: Known) -> Any:
+        """Return the next pass, or the bounds where they are trivial."""
+        trivial = trivial_ends(negative_sums(known.law), 1)
+        return cls(known) if trivial is None else _ChunkBounds(None, trivial)
+
+    def empty(self) -> BoundSums:
+        """Return the same pass without any classes."""
+        return BoundSums(self._known, self._spread)
+
+    def add(self, start: int, logits: Any, q: Any) -> BoundSums:
+        """Add the classes from number `start` on."""
+        if np.size(logits):
+            columns, label = self._columns(start, logits, q)
+            if self._spread is None:
+                self._sums.add(columns)
+            else:
+                self._sums.add(*self._bounds.of(label, columns))
+        return self
+
+    def merge(self, other: BoundSums) -> BoundSums:
+        """Add what another has summed in the same pass."""
+        self._sums.merge(other._sums)
+        return self
+
+    def finish(self) -> Any:
+        """Return the next pass, or the bounds of chunks."""
+        if self._spread is None:
+            return BoundSums(self._known, self._sums.add(self._negatives.masked_column))
+        return _ChunkBounds(self, None)
+
+    def cut(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return both bounds (2, k) of the classes from number `start` on."""
+        columns, label = self._columns(start, logits, q)
+        lower, upper = self._bounds.of(label, columns)
+        return np.stack(sum_to_zero(lower, upper, self._sums, self._negatives.num))
+
+    def _columns(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, int | None]:
+        o, proposal = check_chunk(start, logits, q, self._known.totals)
+        label = self._known.totals.label - start
+        others = np.arange(len(o)) != label
+        place = label if 0 <= label < len(o) else None
+        return self._negatives.columns(o[others], proposal[others]), place
+
+
+class _ChunkBounds(NamedTuple):
+    """The bounds of any class, or those that all have."""
+
+    passes: BoundSums | None
+    trivial: tuple[FloatArray, FloatArray] | None
+
+    def columns(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return both bounds (2, k) of the classes from number `start` on."""
+        if self.passes is not None:
+            return self.passes.cut(start, logits, q)
+        assert self.trivial is not None
+        return np.broadcast_to(np.stack(self.trivial), (2, len(logits)))
 
 
 def _search(example: Example, scheme: Scheme, wanted: float) -> tuple[int, int]:
@@ -395,20 +568,26 @@ class _Gaps:
     the closer one of them counts. `slack` bounds the relative error of any of their numbers.
     """
 
-    def __init__(self, law: DrawLaw, negatives: Negatives, slack: float) -> None:
+    def __init__(
+        self,
+        law: DrawLaw,
+        sums: NegativeSums,
+        spread: Spread,
+        slack: float,
+        transform: _Transform | None,
+    ) -> None:
         self._slack = slack
         self._m = law.num_draws
         # An error of `rounding` in every ratio moves the root of the divergence by at most
         # rounding * sqrt(sum_j qn_j (ratio_j + 1)^2), by the triangle inequality.
         with np.errstate(divide="ignore", over="ignore"):
-            root = float(np.exp(0.5 * negatives.log_chi2))
-            moved = 2.0 * negatives.rounding * math.hypot(root, 2.0)
+            root = float(np.exp(0.5 * spread.square.log))
+            moved = 2.0 * sums.rounding * math.hypot(root, 2.0)
             ends = np.log([max(root - moved, 0.0), root + moved])
-        self._log_variance = 2.0 * (negatives.log_zt + ends)  # (2,): not above, and not below V
-        log_r = negatives.log_zt + negatives.log_ratio
-        self._log_ends = float(log_r.max()) + slack, float(log_r.min()) - slack
-        known = negatives.rounding < _DIGITS and law.other_mass > 0.0
-        self._transform = _make_transform(law, negatives.rounding) if known else None
+        self._log_variance = 2.0 * (sums.log_zt + ends)  # (2,): not above, and not below V
+        most, least = spread.ends
+        self._log_ends = sums.log_zt + most + slack, sums.log_zt + least - slack
+        self._transform = transform
 
     def logs(
         self, draws: int, log_base: FloatArray, log_mu: FloatArray
@@ -452,7 +631,7 @@ class _Gaps:
             low = step * u * np.maximum(np.fmax(product[0], less), 0.0)
             high = step * u * np.fmin(product[1], most)
             if most[-1] > 0.0:
-                least = float(base.min()) * (1.0 - slack)
+                least = float(base.min(initial=np.inf)) * (1.0 - slack)
                 least += math.exp(self._log_ends[1]) * draws / m
                 high[-1] += step * most[-1] * _beyond(float(u[-1]), step, least)
             high = np.where(np.isnan(high), np.inf, high)
@@ -530,16 +709,22 @@ class _Transform(NamedTuple):
     step: float  # of log v
 
 
-def _make_transform(law: DrawLaw, rounding: float) -> _Transform | None:
+def is_known(law: DrawLaw, sums: NegativeSums) -> bool:
+    """Whether ratios are known well enough for their transform to be of use."""
+    return sums.rounding < _DIGITS and law.other_mass > 0.0
+
+
+def make_transform(
+    law: DrawLaw, classes: Centres, atoms: Atoms, rounding: float
+) -> _Transform | None:
     """Compute the transform of one draw where a bound may need it, None if it has no digits."""
     log_mean = math.log(law.mean)
     with np.errstate(all="ignore"):
-        classes = make_classes(law)
         # until the least sum has decayed
         slowest = math.log(law.num_draws) + float(np.logaddexp(law.log_base, classes.log_least))
         last = min(math.log(_GONE) - slowest, LARGEST_EXPONENT - math.log(law.num_draws))
         x = np.arange(_LEFT - math.log(law.num_draws) - log_mean, last, _STEP)
-        nodes = evaluate_nodes(law, classes, make_atoms(law, classes), x, np.zeros_like(x))
+        nodes = evaluate_nodes(law, classes, atoms, x, np.zeros_like(x))
         lost = np.exp(-nodes.log_transform_least)
     good = np.isfinite(nodes.excess) & (lost < _LOST)
     if not good.any():

@@ -84,6 +84,39 @@ class Sum:
         return self._high + self._low
 
 
+class LogSum:
+    """A sum of exponentials, of which only the logs need be in the range of floats."""
+
+    def __init__(self) -> None:
+        self.top = -math.inf  # the largest of the logs
+        self.exps = Sum()  # of exp(log - top)
+
+    def add_logs(self, logs: FloatArray) -> None:
+        """Add the exponentials of `logs` (k,)."""
+        if len(logs):
+            top = float(logs.max())
+            exps = np.exp(logs - top).sum() if math.isfinite(top) else 0.0
+            self.add(top, Sum.of(exps))
+
+    def add(self, top: float, exps: Sum) -> None:
+        """Add exp(`top`) times a sum."""
+        higher = max(self.top, top)
+        if self.top < higher:
+            self.exps = self.exps.times(math.exp(self.top - higher))
+        self.exps.merge(exps.times(math.exp(top - higher)) if top < higher else exps)
+        self.top = higher
+
+    def merge(self, other: LogSum) -> None:
+        """Add another sum."""
+        self.add(other.top, other.exps)
+
+    @property
+    def log(self) -> float:
+        """The log of the sum."""
+        total = float(self.exps.value)
+        return self.top + math.log(total) if total > 0.0 else -math.inf
+
+
 class Totals:
     """The first sums over classes: what makes the softmax, the proposal and the reference of them.
 
@@ -94,12 +127,20 @@ class Totals:
         self.scheme, self.num_draws, self.label = scheme, num_draws, label
         self.num = 0  # of classes
         self.label_logit, self.label_q = math.nan, math.nan  # until the label has come
-        # of all classes but the label, as are the four sums: the largest and the least logit
-        self.top, self.least = -math.inf, math.inf
-        self.exps = Sum()  # of exp(o - top)
-        self.q_others = Sum()
+        # of all classes but the label: sums of exp(o) and of q, and the least logit
+        self.masses, self.q_others, self.least = LogSum(), Sum(), math.inf
         self.least_product = math.inf  # o + log q, of a class that is drawn
         self.medians = np.empty((0, 3))  # of slices: log of its mass, and o and q of the class
+
+    @property
+    def top(self) -> float:
+        """The largest logit but the label's."""
+        return self.masses.top
+
+    @property
+    def exps(self) -> float:
+        """The sum of exp(o - `top`)."""
+        return float(self.masses.exps.value)
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
         """Add the classes from number `start` on, of `logits` and `q` (k,)."""
@@ -124,8 +165,8 @@ class Totals:
 
     def merge(self, other: Totals) -> Totals:
         """Add what another has summed, of other classes."""
-        extremes = other.num, other.top, other.least, other.least_product
-        self._take(*extremes, other.exps, other.q_others, other.medians)
+        extremes = other.num, other.masses.top, other.least, other.least_product
+        self._take(*extremes, other.masses.exps, other.q_others, other.medians)
         if not math.isnan(other.label_logit):
             self.label_logit, self.label_q = other.label_logit, other.label_q
         return self
@@ -141,12 +182,9 @@ class Totals:
         medians: FloatArray,
     ) -> None:
         self.num += num
-        higher = max(self.top, top)
-        if self.top < higher:
-            self.exps = self.exps.times(math.exp(self.top - higher))
-        self.exps.merge(exps.times(math.exp(top - higher)) if top < higher else exps)
+        self.masses.add(top, exps)
         self.q_others.merge(q_others)
-        self.top, self.least = higher, min(least, self.least)
+        self.least = min(least, self.least)
         self.least_product = min(self.least_product, least_product)
         self.medians = np.concatenate([self.medians, medians])
 
@@ -248,7 +286,7 @@ def _log_softmax_of(totals: Totals, logits: Any) -> Any:
 def _masses(totals: Totals) -> tuple[float, float, float]:
     """Return the largest of all logits, and over exp of it those of other classes and the label."""
     top = max(totals.top, totals.label_logit)
-    others = float(totals.exps.value) * math.exp(totals.top - top)
+    others = totals.exps * math.exp(totals.top - top)
     return top, others, math.exp(totals.label_logit - top)
 
 

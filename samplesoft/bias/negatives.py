@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,61 @@ class Negatives:
         return out
 
 
+class NegativeSums(NamedTuple):
+    """What all negatives of an example have in common."""
+
+    num: int  # of classes, n
+    top: float  # the largest logit of a negative
+    total: float  # of exp(o - top) over the negatives
+    mass: float  # of q over what may be drawn: never 1 - q_t, which loses digits
+    delta: float  # the label's logit less `top`
+    q_masked: float  # of the label, where a draw of it is one more class; else 0
+    reach: float  # the largest size of the logs of a negative
+
+    @property
+    def log_total(self) -> float:
+        """The log of `total`."""
+        return math.log(self.total)
+
+    @property
+    def log_zt(self) -> float:
+        """The log of the sum of the negatives' probabilities."""
+        return -float(np.logaddexp(0.0, self.delta - self.log_total))
+
+    @property
+    def log_a(self) -> float:
+        """The log of the label's probability."""
+        return -float(np.logaddexp(0.0, self.log_total - self.delta))
+
+    @property
+    def rounding(self) -> float:
+        """A bound on the error of the logs in float64."""
+        reach = self.reach + abs(self.delta - self.log_total)
+        return EPS * (64.0 + 4.0 * math.log2(self.num) + 2.0 * reach)
+
+    def columns(self, logits: FloatArray, q: FloatArray) -> FloatArray:
+        """Return `log_p` to `log_deviation` of `Negatives`, (4, k), of some negatives."""
+        with np.errstate(all="ignore"):
+            gap = np.maximum(logits - self.top, -1e300)  # so that huge logits stay finite
+            weight = np.exp(gap)
+            log_qn = np.log(q) - math.log(self.mass)
+            qn = q / self.mass
+            ratio = weight / qn / self.total
+            # The quotient keeps all digits of ratio - 1; the difference of logs has no range limit.
+            direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
+            log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_total)
+            deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
+        return np.stack([gap - self.log_total + self.log_zt, log_qn, log_ratio, deviation])
+
+    @property
+    def masked_column(self) -> FloatArray:
+        """The same of the draws of the label that have no weight, (4, 1), or (4, 0)."""
+        if not self.q_masked:
+            return np.empty((4, 0))
+        log_q = math.log(self.q_masked) - math.log(self.mass)
+        return np.array([[-np.inf], [log_q], [-np.inf], [0.0]])
+
+
 def make_negatives(
     logits: FloatArray, label: int, q: FloatArray, masked: bool = False
 ) -> Negatives:
@@ -50,44 +106,21 @@ def make_negatives(
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False
     kept_logits, kept_q = logits[keep], q[keep]
-    top = float(kept_logits.max())
-    mass = float(kept_q.sum())  # never 1 - q_t, which loses digits when q_t is near 1
-    if masked:
-        mass += float(q[label])
+    top, q_masked = float(kept_logits.max()), float(q[label]) if masked else 0.0
+    mass = float(kept_q.sum()) + q_masked
     with np.errstate(all="ignore"):
-        # The clips keep the difference of two huge finite logits finite.
         gap = np.maximum(kept_logits - top, -1e300)
         delta = float(np.clip(logits[label] - top, -1e300, 1e300))
-        weight = np.exp(gap)
-        total = float(weight.sum())
-        log_total = math.log(total)
-        log_qn = np.log(kept_q) - math.log(mass)
-        qn = kept_q / mass
-        ratio = weight / qn / total
-        # The quotient keeps all digits of ratio - 1; the difference of logs has no range limit.
-        direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
-        log_ratio = np.where(direct, np.log(ratio), gap - log_qn - log_total)
-        log_deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
-    reach = float(np.max(np.abs(gap) + np.abs(log_qn))) + abs(delta - log_total)
-    log_p = gap - log_total
-    if masked and q[label] > 0.0:
-        log_p = np.append(log_p, -np.inf)
-        log_qn = np.append(log_qn, math.log(q[label]) - math.log(mass))
-        log_ratio, log_deviation = np.append(log_ratio, -np.inf), np.append(log_deviation, 0.0)
-    delta -= log_total
-    log_zt = -float(np.logaddexp(0.0, delta))
-    n = logits.size
-    return Negatives(
-        keep=keep,
-        log_a=-float(np.logaddexp(0.0, -delta)),
-        log_zt=log_zt,
-        log_p=log_p + log_zt,
-        log_qn=log_qn,
-        log_ratio=log_ratio,
-        log_deviation=log_deviation,
-        log_chi2=log_sum_exp(log_qn + 2.0 * log_deviation),
-        rounding=EPS * (64.0 + 4.0 * math.log2(n) + 2.0 * reach),
-    )
+        total = float(np.exp(gap).sum())
+        reach = float(np.max(math.log(mass) - np.log(kept_q) - gap))
+    sums = NegativeSums(logits.size, top, total, mass, delta, q_masked, reach)
+    of_classes = sums.columns(kept_logits, kept_q), sums.masked_column
+    log_p, log_qn, log_ratio, log_deviation = np.concatenate(of_classes, axis=1)
+    log_chi2 = log_sum_exp(log_qn + 2.0 * log_deviation)
+    scalars = {name: getattr(sums, name) for name in ("log_a", "log_zt", "rounding")}
+    columns = log_p, log_qn, log_ratio, log_deviation
+    names = "log_p", "log_qn", "log_ratio", "log_deviation"
+    return Negatives(keep, **scalars, **dict(zip(names, columns, strict=True)), log_chi2=log_chi2)
 
 
 def log_sum_exp(x: FloatArray) -> float:

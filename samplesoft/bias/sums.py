@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -103,9 +103,14 @@ class BiasSums:
         facts = _scheme_with_sums(scheme)
         m = as_count("num_sampled", num_sampled, facts.least_draws)
         label = as_count("label", label, 0)
-        self._known = _Known(Totals(facts, m, label))
-        self._pass = 0
+        self._known = Known(Totals(facts, m, label))
+        self._pass, self._then = 0, cast(Callable[[Known], Any], ChunkBias)
         self._sums: Any = Totals(facts, m, label)
+
+    def then(self, result: Callable[[Known], Any]) -> BiasSums:
+        """Let `result` of what is known after the last pass, or its passes, follow on these."""
+        self._then = result
+        return self
 
     @property
     def stage(self) -> str:
@@ -116,10 +121,9 @@ class BiasSums:
         """Return the same pass without any classes, as another worker begins with."""
         return self._next(self._pass, self._known)
 
-    @classmethod
-    def _next(cls, number: int, known: _Known) -> BiasSums:
-        one = cls.__new__(cls)
-        one._pass, one._known = number, known
+    def _next(self, number: int, known: Known) -> BiasSums:
+        one = BiasSums.__new__(BiasSums)
+        one._pass, one._known, one._then = number, known, self._then
         totals = known.totals
         if number == 0:
             one._sums = Totals(totals.scheme, totals.num_draws, totals.label)
@@ -151,7 +155,7 @@ class BiasSums:
         """
         if not np.size(logits) and not np.size(q):  # an engine may have made such a chunk
             return self
-        o, proposal = _check_chunk(start, logits, q, self._known.totals)
+        o, proposal = check_chunk(start, logits, q, self._known.totals)
         if self._pass == 0:
             self._sums.add(start, o, proposal)
             return self
@@ -178,8 +182,8 @@ class BiasSums:
             self._sums.merge(other._sums)
         return self
 
-    def finish(self) -> BiasSums | ChunkBias:
-        """Return the next pass, or the result after the last one.
+    def finish(self) -> Any:
+        """Return the next pass, or a `ChunkBias` after the last one.
 
         Raises
         ------
@@ -188,8 +192,8 @@ class BiasSums:
         """
         known = self._known
         if self._pass == 0:
-            known = _Known(_check_totals(self._sums))
-            return ChunkBias(known) if trivial_bias(known.law) else self._next(1, known)
+            known = Known(_check_totals(self._sums))
+            return self._then(known) if trivial_bias(known.law) else self._next(1, known)
         if self._pass == 1:
             return self._next(2, known._replace(centres=self._sums.finish()))
         atoms = [
@@ -198,10 +202,10 @@ class BiasSums:
         ]
         if len(atoms) > 1:
             above_excess(known.law, atoms[1])
-        return ChunkBias(known._replace(atoms=atoms))
+        return self._then(known._replace(atoms=atoms))
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """What the passes have found so far."""
 
     totals: Totals
@@ -236,7 +240,9 @@ class ChunkBias:
         The L1 norm of the bias, where classes of about the same ratio count together: at most it.
     """
 
-    def __init__(self, known: _Known) -> None:
+    NUMBERS = "loss_bias", "error", "loss_error"
+
+    def __init__(self, known: Known) -> None:
         self._known, self.size = known, 0.0
         law = known.law
         row = trivial_bias(law)
@@ -277,14 +283,16 @@ class ChunkBias:
             law, classes = pair_with_label(law, classes)
         return bias_of_classes(self._solution, law, classes, self._others)
 
+    def both(self, start: int, logits: Any, q: Any) -> FloatArray:
+        """Return the bias and the softmax, (2, k), of the same classes."""
+        return np.stack([self.bias(start, logits, q), self.probs(start, logits, q)])
+
     def probs(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the softmax (k,) of the same classes."""
         return self._law(start, logits, q).probs
 
     def _law(self, start: int, logits: Any, q: Any) -> DrawLaw:
-        return law_of(
-            self._known.totals, start, *_check_chunk(start, logits, q, self._known.totals)
-        )
+        return law_of(self._known.totals, start, *check_chunk(start, logits, q, self._known.totals))
 
 
 def _bias_of_panels(solution: Solution, law: DrawLaw) -> FloatArray:
@@ -310,21 +318,17 @@ def _scheme_with_sums(scheme: str) -> Scheme:
     return facts
 
 
-def _check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
+def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
+    """Return the logits and q (k,) of a chunk in float64, checked; it starts at class `start`."""
     o, proposal = as_real_array("logits", logits, (1,)), as_real_array("q", q, (1,))
     if o.shape != proposal.shape:
         raise ValueError(
             f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
             f"starts at class {start}; cut both in the same places."
         )
-    wrong = proposal < 0.0
-    if not totals.scheme.draws_label:
-        own = totals.label - start
-        wrong |= proposal == 0.0
-        if 0 <= own < len(o):
-            wrong[own] = proposal[own] < 0.0
-    else:
-        wrong |= proposal == 0.0
+    wrong, own = proposal <= 0.0, totals.label - start
+    if 0 <= own < len(o) and not totals.scheme.draws_label:
+        wrong[own] = proposal[own] < 0.0
     if wrong.any():
         place = int(wrong.argmax())
         raise ValueError(
@@ -408,8 +412,13 @@ def exact_bias_of_chunks(
             "`chunks` must be a function that returns the chunks each time it is called, got "
             f"{shown(chunks)}; write `lambda: ...` before it."
         )
-    sums: BiasSums | ChunkBias = BiasSums(num_sampled, label, scheme)
-    while isinstance(sums, BiasSums):
+    result: ChunkBias = run(BiasSums(num_sampled, label, scheme), chunks, progress)
+    return result
+
+
+def run(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
+    """Return the result of `sums` and the passes that follow on it, over `chunks`."""
+    while hasattr(sums, "finish"):
         start = 0
         with progress_bar(progress, desc=sums.stage, unit=" classes", unit_scale=True) as bar:
             for logits, q in chunks():
@@ -426,7 +435,30 @@ def exact_bias_of_chunks(
 def bias_of_dask(
     logits: Any, labels: Any, q: Any, num_sampled: int, scheme: str
 ) -> tuple[Any, ...]:
-    """Return `samplesoft.exact_bias` of Dask arrays of (n,), or (B, n), whose `bias` is lazy."""
+    """Return what `ExactBias` is made of, for Dask arrays of (n,), or (B, n); arrays are lazy."""
+
+    def make(label: int) -> BiasSums:
+        return BiasSums(num_sampled, label, scheme)
+
+    columns, found = rows_of_dask(logits, labels, q, make, ChunkBias.both)
+    numbers = [[getattr(one, name) for one in found] for name in ChunkBias.NUMBERS]
+    if columns.ndim == 2:
+        return (*columns, *(values[0] for values in numbers))
+    return (*columns, *map(np.array, numbers))
+
+
+def rows_of_dask(
+    logits: Any,
+    labels: Any,
+    q: Any,
+    make: Callable[[int], Any],
+    columns: Callable[..., FloatArray],
+) -> tuple[Any, list[Any]]:
+    """Run the sums that `make` makes of each label over Dask arrays of (n,), or (B, n).
+
+    Returns a lazy array (2, n), or (2, B, n), of `columns` (2, k) of each result and chunk, and the
+    results.
+    """
     da: Any = import_module("dask.array")
     o, proposal = da.asarray(logits, dtype=float), da.asarray(q, dtype=float)
     if o.ndim not in (1, 2) or np.isnan(o.shape).any() or proposal.shape[-1:] != o.shape[-1:]:
@@ -435,53 +467,54 @@ def bias_of_dask(
             f"{o.shape} and {proposal.shape}; call compute_chunk_sizes() for unknown ones."
         )
     if o.ndim == 1:
-        return _row_of_dask(o, labels, proposal, num_sampled, scheme)
-    checked = as_labels("labels", labels, o.shape[1], o.shape[:1])
+        lazy, found = _row_of_dask(o, proposal, make(labels), columns)
+        return lazy, [found]
     every = da.broadcast_to(proposal, o.shape)
-    rows = [_row_of_dask(o[i], t, every[i], num_sampled, scheme) for i, t in enumerate(checked)]
-    bias, probs, *numbers = zip(*rows, strict=True)
-    return (da.stack(bias), da.stack(probs), *map(np.array, numbers))
+    checked = as_labels("labels", labels, o.shape[1], o.shape[:1])
+    rows = [_row_of_dask(o[i], every[i], make(t), columns) for i, t in enumerate(checked.tolist())]
+    return da.stack([lazy for lazy, _ in rows], axis=1), [found for _, found in rows]
 
 
-def _row_of_dask(o: Any, label: Any, q: Any, num_sampled: int, scheme: str) -> tuple[Any, ...]:
+def _row_of_dask(o: Any, q: Any, sums: Any, columns: Callable[..., FloatArray]) -> tuple[Any, Any]:
     da, delayed = import_module("dask.array"), import_module("dask").delayed
     q = q.rechunk(o.chunks)
     starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
     pairs = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
-    found: BiasSums | ChunkBias = BiasSums(num_sampled, label, scheme)
-    while isinstance(found, BiasSums):
-        at = delayed(found)
+    while hasattr(sums, "finish"):
+        at = delayed(sums)
         parts = [delayed(_added)(at, *pair) for pair in pairs]
         while len(parts) > 1:
             groups = range(0, len(parts), _FAN_IN)
             parts = [delayed(_merged)(parts[i : i + _FAN_IN]) for i in groups]
-        found = parts[0].compute().finish()
-    options = {"starts": starts, "dtype": float, "meta": _NOTHING}
-    lazy = [da.map_blocks(_of_block, o, q, method=f, **options) for f in (found.bias, found.probs)]
-    return (*lazy, found.loss_bias, found.error, found.loss_error)
+        sums = parts[0].compute().finish()
+    options = {"starts": starts, "dtype": float, "meta": np.empty((0, 0)), "new_axis": 0}
+    shape = ((2,), *o.chunks)
+    return da.map_blocks(
+        _of_block, o, q, found=sums, columns=columns, chunks=shape, **options
+    ), sums
 
 
-def _added(sums: BiasSums, start: int, logits: FloatArray, q: FloatArray) -> BiasSums:
+def _added(sums: Any, start: int, logits: FloatArray, q: FloatArray) -> Any:
     with alone():
         return sums.empty().add(start, logits, q)
 
 
-def _merged(parts: list[BiasSums]) -> BiasSums:
-    first, *others = parts
-    total = first.empty().merge(first)  # a part may be asked for again
-    for other in others:
-        total.merge(other)
+def _merged(parts: list[Any]) -> Any:
+    total = parts[0].empty()
+    for part in parts:
+        total.merge(part)
     return total
 
 
 def _of_block(
     logits: FloatArray,
     q: FloatArray,
-    method: Callable[..., FloatArray],
+    found: Any,
+    columns: Callable[..., FloatArray],
     starts: list[int],
     block_id: tuple[int, ...],
 ) -> FloatArray:
     if not len(logits):
-        return logits
+        return np.empty((2, 0))
     with alone():
-        return method(starts[block_id[0]], logits, q)
+        return columns(found, starts[block_id[-1]], logits, q)

@@ -88,6 +88,7 @@ class Moments:
     """The third sums over classes: the Chebyshev moments of what they weigh, eq. (B22)."""
 
     def __init__(self, centres: Centres) -> None:
+        _require_width(centres.span[1] - centres.span[0])
         self.width, self.first, self.count = panel_grid(centres)
         self.numbers = np.empty(0, np.int64)  # of the panels that hold classes, (P,)
         self.sums = Sum((0, 3, panels.DEGREE))
@@ -405,15 +406,20 @@ def make_grid(
     `log_smallest` that of the least rate at which it decays; eq. (B24).
     """
     span = math.log(_RIGHT) - log_smallest + log_largest - _LEFT
+    _require_width(span)
+    # z - exp(-z) cuts the left end off double exponentially, as v does the right end
+    z = np.arange(_LEFT, _LEFT + span + step, step)
+    early = np.exp(-z)
+    return z - early - log_largest, step * (1.0 + early)
+
+
+def _require_width(span: float) -> None:
+    """Raise ValueError where sums or ratios lie so far apart that nodes would be too many."""
     if span > _WIDEST:
         raise ValueError(
             f"`logits` and `q` must give sums within a factor exp({_WIDEST:.0f}) of each other, "
             f"got exp({span:.3g}); rescale or clip the logits."
         )
-    # z - exp(-z) cuts the left end off double exponentially, as v does the right end
-    z = np.arange(_LEFT, _LEFT + span + step, step)
-    early = np.exp(-z)
-    return z - early - log_largest, step * (1.0 + early)
 
 
 def halving_change(terms: FloatArray) -> float:

@@ -89,7 +89,7 @@ def test_are_close_with_long_tails(scheme):
 def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     """Few nodes and a coarse step: a label of hardly any mass, a step of 1, a late first node."""
     outside, inside = 0, 0
-    whole, left_out = bounds._make_transform, getattr(bounds, part)
+    whole, left_out = bounds.make_transform, getattr(bounds, part)
 
     def twin(*args):
         transform = whole(*args)
@@ -110,7 +110,7 @@ def test_without_a_part_of_what_is_left_out_they_fail(part, monkeypatch):
     def none(*args):
         return 0.0 if wrong else left_out(*args)
 
-    monkeypatch.setattr(bounds, "_make_transform", twin)
+    monkeypatch.setattr(bounds, "make_transform", twin)
     monkeypatch.setattr(bounds, part, none)
     for seed in range(20):
         rng = np.random.default_rng(seed)

@@ -165,3 +165,26 @@ def test_dask_arrays_that_do_not_fit_are_refused():
         samplesoft.exact_bias(lazy[lazy > 0.0], 1, q, 5)
     with pytest.raises(ValueError, match="`q` must sum to 1"):
         samplesoft.exact_bias(lazy, 1, 3.0 * q, 5)
+
+
+@pytest.mark.parametrize("scheme", ["negatives", "masked"])
+@pytest.mark.parametrize("n, m", [(2, 3), (40, 1), (3000, 50)])
+def test_bounds_of_dask_arrays(scheme, n, m):
+    da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
+    logits, q = problem(n, n)
+    want = samplesoft.finite_sample_bounds(logits, 1, q, m, scheme=scheme)
+    lazy = da.from_array(logits, chunks=n // 2), 1, da.from_array(q, chunks=n // 3 + 1), m
+    got = samplesoft.finite_sample_bounds(*lazy, scheme=scheme)
+    for one, other in ((got.lower, want.lower), (got.upper, want.upper)):
+        assert np.abs(one.compute() - other).sum() <= 1e-13 * np.abs(want.upper).sum()
+    exact = samplesoft.exact_bias(logits, 1, q, m, scheme=scheme).bias
+    assert ((got.lower <= exact) & (exact <= got.upper)).compute().all()
+
+
+def test_bounds_of_dask_arrays_with_logits_too_far_apart_are_refused():
+    da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
+    lazy, q = da.from_array(np.array([0.0, 1e13, -1e13]), chunks=1), np.full(3, 1 / 3)
+    with pytest.raises(ValueError, match="rescale or clip the logits"):
+        samplesoft.finite_sample_bounds(lazy, 0, q, 5)
+    with pytest.raises(ValueError, match="for bounds and limits are known of no other"):
+        samplesoft.finite_sample_bounds(lazy, 0, q, 5, scheme="reject")
