@@ -82,6 +82,15 @@ class Sets:
         chances: FloatArray = np.clip(parts[0].real, 0.0, 1.0)
         return chances
 
+    def given(self, label: int, held: bool) -> tuple[float, Sets]:
+        """Return the chance that the set holds a class, or that it does not, and its law then."""
+        factors = {name: getattr(self, name).copy() for name in ("absent", "present", "last")}
+        for name in ("absent",) if held else ("present", "last"):
+            factors[name][label] = 0.0
+        part = replace(self, **factors)
+        total = float(part.means(np.ones((1, len(self.absent))))[0][0].real)
+        return total, replace(part, weights=part.weights / total)
+
 
 @njit_sum
 def _means(

@@ -39,7 +39,7 @@ class Method:
         plain = not (scheme.jackknife or scheme.divides_by_kept)
         facts = {
             "corrects draws": corrects,
-            "corrects distinct draws": corrects and self.draws == "distinct",
+            "corrects distinct draws": corrects and plain and self.draws == "distinct",
             "knows the number of draws": corrects and repeated,
             "divides by m": corrects and repeated and not scheme.divides_by_kept,
             "corrects the label": corrects and scheme.corrects_label,
@@ -89,12 +89,14 @@ def _methods() -> Iterator[Method]:
     yield from logistic
     for name in _SUMS:
         yield Method(f"{name}_once", SCHEMES[name], _aim(SCHEMES[name]), draws="once")
+    yield Method("distinct_reject", SCHEMES["reject"], _SOFTMAX, draws="distinct")
     for one in logistic:
         yield replace(one, name=f"distinct_{one.name}", draws="distinct")
     unbiased = "the full softmax loss without bias, from random draws"
     yield Method("unbiased", None, unbiased, draws="")
     yield Method("in_batch", None, _BATCH, draws="")
     yield Method("in_batch_candidate", None, _CANDIDATE, draws="")
+    yield Method("in_batch_candidate_kept", None, _CANDIDATE, draws="")
     yield Method("mixed", None, f"{_BATCH} and draws beside", draws="")
     yield Method("mixed_candidate", None, _CANDIDATE, draws="")
 

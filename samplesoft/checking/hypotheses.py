@@ -240,11 +240,16 @@ def _merged(hypotheses: Iterator[Hypothesis]) -> list[Hypothesis]:
 _BATCHES = 12
 _ADDED, _UNCORRECTED = FAULTS["log_q_added"].variants[0], FAULTS["uncorrected"].variants[0]
 _ALL_HITS = FAULTS["hits_kept"].variants[0]
-_IN_BATCH = {"masked": "in_batch", "candidate_masked": "in_batch_candidate"}
+_IN_BATCH = {
+    "masked": "in_batch",
+    "candidate_masked": "in_batch_candidate",
+    "candidate": "in_batch_candidate_kept",
+}
 # scheme, mistake, how it is made, and the m of the correction: None for the B - 1 other labels
 _OF_BATCHES: tuple[tuple[str, str | None, Variant, str | int | None], ...] = (
     ("masked", None, RIGHT, None),
     ("candidate_masked", None, RIGHT, None),
+    ("candidate", None, RIGHT, None),
     ("masked", "uncorrected", _UNCORRECTED, None),
     ("masked", "log_q_added", _ADDED, None),
     ("candidate_masked", "log_q_added", _ADDED, None),
@@ -254,10 +259,9 @@ _OF_BATCHES: tuple[tuple[str, str | None, Variant, str | int | None], ...] = (
     ("masked", "in_batch_count", RIGHT, "B"),
     ("masked", "in_batch_count", RIGHT, "m"),
     ("masked", "hits_kept", _ALL_HITS, None),
-    ("candidate_masked", "hits_kept", _ALL_HITS, None),
     ("masked", f"uncorrected{AND}hits_kept", replace(_UNCORRECTED, hits="kept"), None),
     ("masked", f"log_q_added{AND}hits_kept", replace(_ADDED, hits="kept"), None),
-    ("candidate_masked", f"log_q_added{AND}hits_kept", replace(_ADDED, hits="kept"), None),
+    ("candidate", "log_q_added", _ADDED, None),
 )
 
 

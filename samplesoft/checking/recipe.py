@@ -142,7 +142,7 @@ def make_recipes(
     """Return what a method makes of m draws; none where the mistake cannot be made.
 
     Draws without replacement that are corrected for the number of `tries` they took follow one of
-    several recipes, by that number.
+    several recipes, by that number; those without the label where it was drawn, one of two.
     """
     scheme, labels = method.scheme, problem.labels
     loss_scale = 1.0 / batch if variant.loss_share else 1.0
@@ -162,11 +162,14 @@ def make_recipes(
         law[rows, labels] = -np.inf
     # what the draws follow, which is q where hits are thrown away after they were drawn
     chances = np.exp(law if is_given else log_q)
-    kept = scheme.divides_by_kept and not variant.drops_count and variant.hits is None
+    # without replacement the chance to be in the set knows their number
+    apart = labels if scheme.divides_by_kept and draws == "distinct" else None
+    kept = scheme.divides_by_kept and apart is None
+    kept = kept and not variant.drops_count and variant.hits is None
     kinds = {"logistic": method.logistic, "jackknife": scheme.jackknife, "kept": kept}
     kind = next((kind for kind, holds in kinds.items() if holds), variant.kind or "sum")
     recipes = []
-    for chance, sets, times in _laws_of(draws, chances, num_draws, tries):
+    for chance, sets, times in _laws_of(draws, chances, num_draws, tries, apart):
         count, presence = num_draws, chances
         inclusion = -np.expm1((m if times is None else times) * np.log1p(-np.exp(law)))
         if times is not None:  # TensorFlow has the count of repeated draws where none was repeated
@@ -191,12 +194,12 @@ def make_recipes(
 
 
 def _laws_of(
-    draws: str, chances: FloatArray, m: int, tries: bool
+    draws: str, chances: FloatArray, m: int, tries: bool, apart: IntArray | None = None
 ) -> Sequence[tuple[FloatArray | float, tuple[Sets, ...] | None, FloatArray | None]]:
     """Return laws of the draws, each with its chance, and the numbers of tries (E, 1) if given.
 
     A law is that of a set of classes for each example, or None for repeated draws by `chances`
-    (E, n).
+    (E, n). Sets that hold a class of `apart` (E,), and sets that do not, have laws of their own.
     """
     if draws == "repeated":
         return [(1.0, None, None)]
@@ -205,7 +208,15 @@ def _laws_of(
     keys = [row.tobytes() for row in np.ascontiguousarray(chances)]
     if not tries:
         laws = {"once": each_once, "distinct": first_different, "independent": independent}
-        return [(1.0, tuple(laws[draws](key, m) for key in keys), None)]
+        whole = tuple(laws[draws](key, m) for key in keys)
+        if apart is None:
+            return [(1.0, whole, None)]
+        both = []
+        for held in (False, True):
+            given = [one.given(int(t), held) for one, t in zip(whole, apart, strict=True)]
+            weights, sets = zip(*given, strict=True)
+            both.append((np.array(weights), sets, None))
+        return both
     found = [by_tries(key, m) for key in keys]
     if not all(found):
         return []

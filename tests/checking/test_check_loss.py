@@ -26,7 +26,7 @@ PROBLEM = make_problem(SOME, 3, 1.3, True, np.uint64(0))
 CASES = [
     (name, fault, i, variant)
     for name, method in METHODS.items()
-    if method.draws
+    if method.draws and name != "distinct_reject"  # whose recipes are two
     for fault, i, variant in [
         (None, 0, RIGHT),
         *(
@@ -130,7 +130,10 @@ def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
             assert found.slopes[e, j] == pytest.approx(slope, abs=1e-7 if recipe.sets else 2e-8)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if "distinct" in n and "negative_" not in n])
+BY_TRIES = [n for n in METHODS if "distinct" in n and "negative_" not in n and "reject" not in n]
+
+
+@pytest.mark.parametrize("name", BY_TRIES)
 def test_exact_means_of_draws_that_are_corrected_by_tries(name):
     """How many tries a sequence takes is a sum of geometric numbers."""
     method, m, most = METHODS[name], 2, 200
@@ -155,6 +158,34 @@ def test_exact_means_of_draws_that_are_corrected_by_tries(name):
                 values = np.logaddexp(base, np.logaddexp.reduce(x, axis=1)) - own
             mean += chances @ values
         assert found.losses[e] == pytest.approx(mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_exact_means_of_sets_from_which_the_label_is_thrown_away(m):
+    """Others weigh by their chance to be in the set, given whether the label is."""
+    recipes = make_recipes(PROBLEM, METHODS["distinct_reject"], RIGHT, m, batch=8)
+    found, about = expectation(recipes), np.full(4, 0.7)
+    known = squares(recipes, about)
+    for e, label in enumerate(PROBLEM.labels):
+        o, losses, slopes = PROBLEM.logits[e], 0.0, 0.0
+        chances, ids = outcomes("distinct", SOME, m)
+        held = (ids[:, :, None] == np.arange(4)).any(axis=1)
+        of_squares = 0.0
+        for hit in (False, True):
+            p, inside = (part[held[:, label] == hit] for part in (chances, held))
+            inclusion = p @ inside / p.sum()
+            weights = np.where(inclusion > 0.0, np.exp(o) / np.maximum(inclusion, 1e-300), 0.0)
+            masses = inside * np.where(np.arange(4) == label, 0.0, weights)
+            masses[:, label] = np.exp(o[label])
+            sums = masses.sum(axis=1)
+            each = np.log(sums) - o[label]
+            losses += p @ each
+            slopes = slopes + p @ (masses / sums[:, None])
+            of_squares += p @ (each - 0.7) ** 2
+        assert found.losses[e] == pytest.approx(losses, rel=1e-7)
+        np.testing.assert_allclose(found.slopes[e], slopes - np.eye(4)[label], atol=1e-7)
+        if known is not None:
+            assert known[0][e] == pytest.approx(of_squares, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, *rest in CASES if rest[0] is None])
@@ -422,6 +453,7 @@ def in_batch(correct, label=0.0, mask=True):
     [
         (in_batch(lambda log_q, m: log_q + np.log(m)), "in_batch", None),
         (in_batch(lambda log_q, m: log_q, label=1.0), "in_batch_candidate", None),
+        (in_batch(lambda log_q, m: log_q, 1.0, False), "in_batch_candidate_kept", None),
         (in_batch(lambda log_q, m: 0.0 * log_q), "in_batch", "uncorrected"),
         (in_batch(lambda log_q, m: -log_q, label=-1.0), "in_batch_candidate", "log_q_added"),
         (in_batch(lambda log_q, m: log_q + np.log(m), mask=False), "in_batch", "hits_kept"),
