@@ -162,6 +162,16 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
         pass
 
 
+def call_alone(function: Callable[[Item], Result], item: Item) -> Result:
+    """Call ``function(item)`` with one thread for its kernels, as a worker among others."""
+    before = getattr(_thread, "is_worker", False)
+    _thread.is_worker = True
+    try:
+        return function(item)
+    finally:
+        _thread.is_worker = before
+
+
 def together(function: Callable[[int, int], object], workers: int) -> None:
     """Call ``function(worker, workers)`` for each of some workers, all of them at the same time.
 

@@ -15,6 +15,7 @@ ROOT = Path(samplesoft.__file__).parent
 LAYERS = [
     {
         "_cuda",
+        "_executors",
         "_files",
         "_interrupts",
         "_jit",

@@ -21,12 +21,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._executors import as_executor, run_tasks
 from samplesoft._validation import FloatArray
 from samplesoft.bias.draw_law import (
     log_softmax,
@@ -122,6 +125,7 @@ def exact_bias(
     h: ArrayLike | None = None,
     certain: Any = None,
     correction: ArrayLike | None = None,
+    executor: Executor | None = None,
 ) -> ExactBias:
     """Compute exactly what sampled softmax does to the gradient, for one example or a batch.
 
@@ -175,6 +179,9 @@ def exact_bias(
         estimated probabilities, for example; or ``1 / m`` for a sum of e_j without correction, as
         in InfoNCE. `q` may then be 0: such classes are never drawn. The correction of a label
         counts where the scheme corrects its logit. Without replacement it takes the place of pi.
+    executor : concurrent.futures.Executor, optional
+        Whose workers share the examples out, each on one thread: pools of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without.
 
     Returns
     -------
@@ -247,7 +254,7 @@ def exact_bias(
     [ 0.007  0.229 -0.236]
     """
     if is_dask(logits) or is_dask(q):
-        require_only_chunks(h=h, certain=certain, correction=correction)
+        require_only_chunks(h=h, certain=certain, correction=correction, executor=executor)
         return ExactBias(*bias_of_dask(logits, labels, q, num_sampled, scheme))
     inputs = check_inputs(
         *(logits, labels, q, num_sampled, scheme, h, certain),
@@ -255,24 +262,35 @@ def exact_bias(
         takes_missing=correction is not None,
         takes_distinct=True,
     )
-    if correction is None:
-        return exact_bias_of(inputs)
-    rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
-    return exact_bias_of(inputs, rows)
-
-
-def exact_bias_of(inputs: Inputs, corrections: FloatArray | None = None) -> ExactBias:
-    """Return `exact_bias` of arguments that are checked, with `corrections` (B, n) if any."""
-    if corrections is None:
-        found = (_of_row(row, inputs) for row in inputs.rows())
-    else:
-        pairs = zip(corrections, inputs.rows(), strict=True)
-        found = (_corrected_by(correction, row, inputs) for correction, row in pairs)
-    result = ExactBias(*inputs.columns(found))
+    rows = None
+    if correction is not None:
+        rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
+    result = exact_bias_of(inputs, rows, as_executor(executor))
     # with replacement, another correction makes a bias that is far above its error
-    if corrections is None or inputs.scheme.distinct:
-        _warn_of_lost_digits(result, inputs)
+    lost = lost_digits(result, inputs) if rows is None or inputs.scheme.distinct else None
+    if lost is not None:
+        warnings.warn(lost, RuntimeWarning, stacklevel=2)
     return result
+
+
+def exact_bias_of(
+    inputs: Inputs, corrections: FloatArray | None = None, executor: Executor | None = None
+) -> ExactBias:
+    """Return `exact_bias` of arguments that are checked, with `corrections` (B, n) if any."""
+    tasks = (
+        (inputs.of(part), None if corrections is None else corrections[part])
+        for part in inputs.parts()
+    )
+    rows = chain.from_iterable(run_tasks(_rows_of, tasks, executor))
+    return ExactBias(*inputs.columns(rows))
+
+
+def _rows_of(task: tuple[Inputs, FloatArray | None]) -> list[Row]:
+    inputs, corrections = task
+    if corrections is None:
+        return [_of_row(row, inputs) for row in inputs.rows()]
+    pairs = zip(corrections, inputs.rows(), strict=True)
+    return [_corrected_by(correction, row, inputs) for correction, row in pairs]
 
 
 def _corrected_by(correction: FloatArray, example: Example, inputs: Inputs) -> Row:
@@ -345,21 +363,21 @@ def _of_row(example: Example, inputs: Inputs) -> Row:
     return row._replace(error=row.error + shift, loss_error=row.loss_error + shift)
 
 
-def _warn_of_lost_digits(result: ExactBias, inputs: Inputs) -> None:
+def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None:
+    """Return a warning if a bias is not sure of its digits; `first` numbers the first example."""
     size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
     lost = np.flatnonzero(error > np.maximum(SURE * size, LOST))
     if not len(lost):
-        return
+        return None
     rows = list(inputs.rows())
     row = next((int(i) for i in lost if not _is_softmax(*rows[i], inputs.scheme)), None)
-    if row is not None:
-        warnings.warn(
-            f"the bias of scheme={inputs.scheme.name!r} may be off by {error.flat[row]:.1e} in the "
-            f"L1 norm, where its own is {size.flat[row]:.1e} (example {row}); see ExactBias.error "
-            "before you rely on its digits.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+    if row is None:
+        return None
+    return (
+        f"the bias of scheme={inputs.scheme.name!r} may be off by {error.flat[row]:.1e} in the L1 "
+        f"norm, where its own is {size.flat[row]:.1e} (example {first + row}); see ExactBias.error "
+        "before you rely on its digits."
+    )
 
 
 def _is_softmax(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._device.select import to_host
+from samplesoft._jit import chunks
 from samplesoft._validation import (
     FloatArray,
     IntArray,
@@ -25,6 +26,9 @@ from samplesoft._validation import (
     shown,
 )
 from samplesoft.schemes import Scheme, as_scheme, certain_schemes
+
+_PARTS = 16  # of a batch, to keep that many workers busy
+_EXAMPLES, _NUMBERS = 32, 1 << 17  # examples, and logits, at most in a part
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
 
@@ -49,6 +53,16 @@ class Inputs:
         """Yield (logits (n,), label, q (n,)) for each example."""
         for i, (logits, label) in enumerate(zip(self.logits, self.labels, strict=True)):
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
+
+    def parts(self) -> list[slice]:
+        """Return examples that are a task of a worker: many tasks, but not much less than 10 ms."""
+        batch, n = self.logits.shape
+        return chunks(batch, max(min(_EXAMPLES, _NUMBERS // n, -(-batch // _PARTS)), 1))
+
+    def of(self, part: slice) -> Inputs:
+        """Return the same for some of the examples."""
+        q = self.q[part] if len(self.q) > 1 else self.q
+        return replace(self, logits=self.logits[part], labels=self.labels[part], q=q)
 
     def at(self, num_sampled: int) -> Inputs:
         """Return the same for another number of draws, which is not checked."""

@@ -7,18 +7,22 @@ which reduces every scheme to draws from one alias table; and the compiled trial
 from __future__ import annotations
 
 import math
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import pdtr
 
+from samplesoft._executors import as_executor, run_tasks
 from samplesoft._jit import chunks, njit, thread_map
 from samplesoft._random import as_key, mix64, uniform
 from samplesoft._validation import FloatArray, IntArray, as_count
 from samplesoft.bias.draw_law import log_softmax
-from samplesoft.bias.inputs import check_inputs, join
+from samplesoft.bias.inputs import Inputs, check_inputs, join
 from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.schemes import Scheme
@@ -75,6 +79,7 @@ def monte_carlo_bias(
     h: ArrayLike | None = None,
     certain: Any = None,
     rng: int | np.random.Generator | None = None,
+    executor: Executor | None = None,
 ) -> MonteCarloBias:
     """Estimate the bias of sampled softmax by drawing samples.
 
@@ -95,6 +100,10 @@ def monte_carlo_bias(
         As in `samplesoft.exact_bias`.
     rng : int or numpy.random.Generator or None
         Seed or generator; the same seed gives the same answer on any number of threads.
+    executor : concurrent.futures.Executor, optional
+        Whose workers share the examples out, each on one thread: pools of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without. Of a
+        single example they share the trials.
 
     Returns
     -------
@@ -128,21 +137,35 @@ def monte_carlo_bias(
     """
     inputs = check_inputs(logits, labels, q, num_sampled, scheme, h, certain, takes_certain=True)
     num_trials = as_count("num_trials", num_trials, 2)
-    key, how = as_key(rng), (inputs.num_sampled, inputs.scheme, num_trials)
+    key, workers = as_key(rng), as_executor(executor)
+    if len(inputs.logits) == 1:
+        found = iter([_simulate_rows(num_trials, key, (inputs, 0), workers)])
+    else:
+        tasks = ((inputs.of(part), part.start) for part in inputs.parts())
+        found = run_tasks(partial(_simulate_rows, num_trials, key), tasks, workers)
+    bias, stderr, loss_bias, loss_stderr = inputs.columns(chain.from_iterable(found))
+    return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
+
+
+def _simulate_rows(
+    num_trials: int, key: np.uint64, task: tuple[Inputs, int], executor: Executor | None = None
+) -> list[tuple[Any, ...]]:
+    """Return what there is of each of some examples, the first of which has a number in `task`."""
+    inputs, first = task
+    how = inputs.num_sampled, inputs.scheme, num_trials
     rows: list[tuple[Any, ...]] = []
-    for i, row in enumerate(inputs.rows()):
+    for i, row in enumerate(inputs.rows(), first):
         # a compiled function returns a plain int, which would not be taken for a uint64 again
         example_key = np.uint64(mix64(key, np.uint64(i)))
         if not len(inputs.certain):
-            rows.append(simulate(*row, *how, example_key)[:4])
+            rows.append(simulate(*row, *how, example_key, executor=executor)[:4])
             continue
         joined = join(*row, inputs.certain)
         bias, stderr, *loss = np.zeros(1), np.zeros(1), 0.0, 0.0  # if nothing is left to draw
         if len(joined.rest):
-            bias, stderr, *loss = simulate(*joined[:3], *how, example_key)[:4]
+            bias, stderr, *loss = simulate(*joined[:3], *how, example_key, executor=executor)[:4]
         rows.append((joined.spread(bias), joined.spread(stderr), *loss))
-    bias, stderr, loss_bias, loss_stderr = inputs.columns(rows)
-    return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
+    return rows
 
 
 def simulate(
@@ -155,6 +178,7 @@ def simulate(
     key: np.uint64,
     bins: IntArray | None = None,
     projection: FloatArray | None = None,
+    executor: Executor | None = None,
 ) -> Simulation:
     """Run the trials of one checked example, `logits` and `q` (n,).
 
@@ -169,22 +193,18 @@ def simulate(
     directions = np.ascontiguousarray(projection, dtype=np.float64)
     target = _Target(bins, center, directions, p @ directions)
     plan = _make_plan(log_p, label, q, m, scheme)
-
-    def block(trials: slice) -> tuple[FloatArray, FloatArray]:
-        ratios = np.empty(len(p) + 1) if scheme.jackknife else None
-        return _run_block(plan, target, key, trials.start, trials.stop, ratios)
+    work = partial(_simulate_block, plan, target, key, scheme.jackknife)
 
     # a block allocates and returns O(n) numbers, and is handed to a thread: have as many as its
     # draws pay for
     paid = num_trials * plan.stride // max(8 * len(p), _LEAST_DRAWS)
     num_blocks = min(max(paid, 1), _MAX_BLOCKS, num_trials)
     blocks = chunks(num_trials, -(-num_trials // num_blocks))
+    found = thread_map(work, blocks) if executor is None else run_tasks(work, blocks, executor)
     sums = np.zeros((len(center), 3))  # of trials that draw from a bin: p' - center, its square, 1
     mean, squares = np.zeros((2, 1 + directions.shape[1]))  # squared deviations from the mean
     # in the order of the blocks, whoever ran them: the same bits on any number of threads
-    for trials, (block_sums, (block_mean, block_squares)) in zip(
-        blocks, thread_map(block, blocks), strict=True
-    ):
+    for trials, (block_sums, (block_mean, block_squares)) in zip(blocks, found, strict=True):
         sums += block_sums[:, 1:]
         size = trials.stop - trials.start
         change = block_mean - mean
@@ -229,6 +249,13 @@ class _Target(NamedTuple):
     center: FloatArray  # (num_bins,) the full softmax
     projection: FloatArray  # (n, P)
     projection_center: FloatArray  # (P,)
+
+
+def _simulate_block(
+    plan: _Plan, target: _Target, key: np.uint64, jackknife: bool, trials: slice
+) -> tuple[FloatArray, FloatArray]:
+    ratios = np.empty(len(plan.log_weights) + 1) if jackknife else None
+    return _run_block(plan, target, key, trials.start, trials.stop, ratios)
 
 
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -92,6 +93,7 @@ class Workload:
     logits: FloatArray  # (E, n): of the examples for which the bias is computed, or some of them
     examples: tuple[Rows, IntArray]  # their contexts and labels
     largest_bias: float | None  # on which side of it a bias is should be clear
+    executor: Executor | None = None  # whose workers compute biases, while nothing is timed
 
     def layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
@@ -148,8 +150,10 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
     while True:
         more = slice(len(norms), min(max(2 * len(norms), _FIRST), len(labels)))
         proposal = q if len(q) == 1 else q[more]
-        bias = exact_bias(work.logits[more], labels[more], proposal, m, scheme=scheme).bias
-        norms = np.append(norms, np.abs(bias).sum(axis=1))
+        exact = exact_bias(
+            work.logits[more], labels[more], proposal, m, scheme=scheme, executor=work.executor
+        )
+        norms = np.append(norms, np.abs(exact.bias).sum(axis=1))
         mean = float(norms.mean())
         stderr = float(norms.std(ddof=1) / np.sqrt(len(norms))) if len(norms) > 1 else np.inf
         clear = work.largest_bias is None or abs(mean - work.largest_bias) > _SURE * stderr

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._executors import as_executor
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key
 from samplesoft._temperature import as_tau, have_norm_1
@@ -56,6 +58,7 @@ def tune(
     seconds: float | None = None,
     progress: bool = False,
     rng: int | np.random.Generator | None = 0,
+    executor: Executor | None = None,
 ) -> TuneReport:
     """Find the sampler and the number of draws to take, by measurement on this machine.
 
@@ -104,6 +107,10 @@ def tune(
         Show progress on stderr: a bar if that is a terminal, else lines.
     rng : int, numpy.random.Generator or None
         Seed of samplers and draws. Times differ from run to run, and with them the choice may.
+    executor : concurrent.futures.Executor, optional
+        Whose workers share the examples out, each on one thread: pools of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. Biases have the same bits as without;
+        times are of this process, while the workers wait.
 
     Returns
     -------
@@ -151,7 +158,7 @@ def tune(
             )
         sizes.sort()  # few draws are quick: what follows need not be measured if it is slower
         ways = ways[::-1]  # what is quick comes first, and spares what is slow
-    key = as_key(rng)
+    key, workers = as_key(rng), as_executor(executor)
     # a sample of contexts for the bias; others, with repetition, make the batch that is timed
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     most = min(max(NUMBERS // len(rows), LEAST), MOST)
@@ -160,7 +167,9 @@ def tune(
     logits = tau * contexts[some].astype(np.float64) @ rows.T.astype(np.float64)
     bias = largest_bias if limit is None else None
     masked = as_flag("masked", masked)
-    work = Workload(rows, contexts[chosen], ids[chosen], tau, unit, masked, logits, examples, bias)
+    work = Workload(
+        *(rows, contexts[chosen], ids[chosen], tau, unit, masked, logits, examples, bias, workers)
+    )
     features: dict[str, Any] = {"nu": nu, "num_features": num_features}
     inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
     full, gradient = full_setting(work)

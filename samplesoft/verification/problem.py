@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class Problem:
     def jacobian(self) -> FloatArray | None:
         """Derivatives of the logits in h, (n, d)."""
         return None if self.class_embeddings is None else self.tau * self.class_embeddings
+
+    def of(self, part: slice) -> Problem:
+        """Return the same for some of the examples."""
+        h = None if self.h is None else self.h[part]
+        return replace(self, logits=self.logits[part], labels=self.labels[part], h=h)
 
 
 def check_problem(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._executors import as_executor, run_tasks
 from samplesoft._progress import progress_bar
 from samplesoft._random import as_key, mix64
 from samplesoft._validation import FloatArray, require_mapping
 from samplesoft.bias.asymptotic import self_normalized_terms_of
 from samplesoft.bias.bounds import finite_sample_bounds_of, least_num_sampled
-from samplesoft.bias.exact import ExactBias, exact_bias_of
+from samplesoft.bias.exact import ExactBias, exact_bias_of, lost_digits
 from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.integral import with_replacement_bias
 from samplesoft.bias.moments import exact_gradient_moments_of
@@ -57,6 +60,7 @@ def verify(
     rng: int | np.random.Generator | None = None,
     progress: bool | Callable[[str], object] = False,
     settings: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> VerificationReport:
     """Check the exact bias of sampled softmax by Monte Carlo, and the bounds by the exact bias.
 
@@ -95,6 +99,9 @@ def verify(
         ``print``, gets a line of text too whenever a proposal at one m has been checked.
     settings : mapping, optional
         Shown and saved with the report, for example where the data came from.
+    executor : concurrent.futures.Executor, optional
+        Whose workers share the examples out, each on one thread: pools of threads or processes, or
+        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without.
 
     Returns
     -------
@@ -144,28 +151,38 @@ def verify(
         logits, labels, num_sampled, h, class_embeddings, tau, wrt, scheme, num_trials
     )
     samplers = check_proposals(proposals, problem)
+    workers = as_executor(executor)
     warn_unless_products(problem)
     key = as_key(rng)
     counts = problem.counts
     rows: list[VerificationRow] = []
     comparisons: list[Comparison] = []
-    total = len(samplers) * len(counts) * len(problem.logits)
+    pairs = [(name, m) for name in samplers for m in counts]
+    parts = next(iter(samplers.values())).parts()
+    tasks = (
+        # streams are keyed by place, so that no row depends on the order or on who works at it
+        _Part(problem.of(part), samplers[name].at(m).of(part), part.start, _stream(key, place))
+        for place, (name, m) in enumerate(pairs)
+        for part in parts
+    )
+    total = len(pairs) * len(problem.logits)
     with progress_bar(bool(progress), total=total, unit="example", desc="verify") as bar:
-        for i, (name, inputs) in enumerate(samplers.items()):
-            # Theorem 1 and the limit know m only as a factor: once for all numbers of draws
-            theory = theory_of(inputs) if problem.scheme.has_bounds else None
-            of_sampler = []
-            for k, m in enumerate(counts):
-                # streams are keyed by place, so that no row depends on the order or on threads
-                stream = np.uint64(mix64(key, np.uint64(i * len(counts) + k)))
-                at_m, trials = _check_at(problem, name, inputs.at(m), theory, stream, bar)
-                if callable(progress):
-                    progress(one_line(at_m[0]))
-                of_sampler += at_m
-                comparisons += trials
-            # asked for last, so that the first line is printed sooner
-            needed = _draws_needed(inputs)
-            rows += [replace(row, draws_needed=needed) for row in of_sampler]
+        results = run_tasks(_check, tasks, workers)
+        for name, m in pairs:
+            checked = []
+            for part in parts:
+                checked.append(next(results))
+                bar.update(part.stop - part.start)
+            at_m, trials = _make_rows(name, m, checked)
+            if callable(progress):
+                progress(one_line(at_m[0]))
+            rows += at_m
+            comparisons += trials
+        # asked for last, so that the first line is printed sooner
+        needed = dict(
+            zip(samplers, run_tasks(_draws_needed, samplers.values(), workers), strict=True)
+        )
+    rows = [replace(row, draws_needed=needed[row.sampler]) for row in rows]
     scores = merge([part for one in comparisons for part in (one.logits, one.h, one.loss)])
     return VerificationReport(
         rows=tuple(rows),
@@ -183,13 +200,31 @@ def verify(
     )
 
 
-def _check_at(
-    problem: Problem, name: str, inputs: Inputs, theory: Theory | None, key: np.uint64, bar: Any
-) -> tuple[list[VerificationRow], list[Comparison]]:
-    """Return a row for each block and the trials of one sampler at one m; `bar` counts examples.
+def _stream(key: np.uint64, place: int) -> np.uint64:
+    return np.uint64(mix64(key, np.uint64(place)))
 
-    `theory` is None for all schemes but ``negatives``.
-    """
+
+class _Part(NamedTuple):
+    """Some examples of one sampler at one m, which one worker checks."""
+
+    problem: Problem
+    inputs: Inputs
+    first: int  # number of the first example
+    key: np.uint64  # of all examples
+
+
+class _Checked(NamedTuple):
+    """What came of it."""
+
+    blocks: dict[str, Figures]
+    comparisons: list[Comparison]
+    warning: str | None
+
+
+def _check(part: _Part) -> _Checked:
+    """Compare the exact bias of examples with bounds and with trials."""
+    problem, inputs, first, key = part
+    theory = theory_of(inputs) if problem.scheme.has_bounds else None
     if problem.scheme.independent:  # each class is included as often as m draws would hold it
         m = inputs.num_sampled
         inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
@@ -198,13 +233,23 @@ def _check_at(
     jacobian = problem.jacobian if "h" in problem.blocks else None
     comparisons = []
     for b in range(len(problem.logits)):
-        stream = np.uint64(mix64(key, np.uint64(b)))
+        stream = _stream(key, first + b)
         comparisons.append(compare(inputs, exact, b, jacobian, problem.num_trials, stream))
-        bar.update()
-    rows = [
-        _make_row(name, inputs.num_sampled, wrt, figures, comparisons)
-        for wrt, figures in blocks.items()
-    ]
+    return _Checked(blocks, comparisons, lost_digits(exact, inputs, first))
+
+
+def _make_rows(
+    name: str, m: int, parts: list[_Checked]
+) -> tuple[list[VerificationRow], list[Comparison]]:
+    """Return a row for each block, and the trials, of all examples; in the name of `verify`."""
+    lost = next((part.warning for part in parts if part.warning is not None), None)
+    if lost is not None:
+        warnings.warn(lost, RuntimeWarning, stacklevel=3)
+    comparisons = [one for part in parts for one in part.comparisons]
+    rows = []
+    for wrt, fields in parts[0].blocks.items():
+        figures = {f: np.concatenate([part.blocks[wrt][f] for part in parts]) for f in fields}
+        rows.append(_make_row(name, m, wrt, figures, comparisons))
     return rows, comparisons
 
 
