@@ -133,6 +133,15 @@ def add_fields(
         group.add_argument(option, dest=name, help=text, **arguments)
 
 
+def add_scheduler(group: Any) -> None:
+    """Add the option for `samplesoft._executors.open_scheduler`."""
+    text = (
+        "whose workers share the examples out: threads, processes, or a scheduler of Dask by its "
+        "address, such as tcp://10.0.0.1:8786; results are the same"
+    )
+    group.add_argument("--scheduler", metavar="WHERE", type=folder_name, help=text)
+
+
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
     existing = Path(folder)
@@ -221,7 +230,7 @@ def _paths(options: argparse.Namespace) -> dict[str, str]:
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options, given or by default, that make the report what it is."""
-    other = (*_OUTPUTS, "command", "run", "details")
+    other = (*_OUTPUTS, "command", "run", "details", "scheduler")
     return {
         name: value
         for name, value in vars(options).items()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import Executor
 
+from samplesoft._executors import open_scheduler
 from samplesoft.commands.options import (
     add_fields,
     add_outputs,
+    add_scheduler,
     check_outputs,
     draw_counts,
     give_report,
@@ -37,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is measured", names)
     add_fields(group, tune, _MEASURED, _KINDS)
     group.add_argument("--seed", type=seed, default=0, help="of samplers and draws (default 0)")
+    add_scheduler(group)
     group = parser.add_argument_group("what is allowed")
     add_fields(group.add_mutually_exclusive_group(), tune, _ALLOWED)
     add_outputs(parser.add_argument_group("output"))
@@ -47,6 +51,11 @@ def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft tune``."""
     check_outputs(options)
     check_source(options)
+    with open_scheduler(options.scheduler) as executor:
+        return _run(options, executor)
+
+
+def _run(options: argparse.Namespace, executor: Executor | None) -> int:
     source = load_source(options)
     vectors = source.embeddings
     if vectors is None:
@@ -62,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         counts=source.counts,
         progress=True,
         rng=options.seed,
+        executor=executor,
         **given(options, tune) | {"tau": source.tau},
     )
     give_report(options, report, {"input": source.title, "tau": source.tau})

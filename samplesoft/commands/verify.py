@@ -6,10 +6,12 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from samplesoft._executors import open_scheduler
 from samplesoft._jit import COMPILES, num_threads
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
@@ -19,6 +21,7 @@ from samplesoft.commands.options import (
     add_fields,
     add_options,
     add_outputs,
+    add_scheduler,
     check_outputs,
     draw_counts,
     flag,
@@ -99,7 +102,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "printed bound is a finding, not a failure."
     )
     add_source(parser, examples=5, logits=True)
-    add_options(parser.add_argument_group("what is checked"), _checked())
+    group = parser.add_argument_group("what is checked")
+    add_options(group, _checked())
+    add_scheduler(group)
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, _TAU)
     add_fields(group, SamplerInputs, _FEATURES)
@@ -116,8 +121,8 @@ def run(options: argparse.Namespace) -> int:
     1 if not.
     """
     _check_options(options)
-    with _compiling_ahead(options.scheme):
-        return _run(options)
+    with open_scheduler(options.scheduler) as executor, _compiling_ahead(options.scheme):
+        return _run(options, executor)
 
 
 @contextmanager
@@ -139,7 +144,7 @@ def _compiling_ahead(scheme: str) -> Iterator[None]:
             other.kill()
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, executor: Executor | None) -> int:
     source = load_source(options)
     show_part(f"input: {source.title}, {source.logits.shape[1]:,} classes")
     vectors = source.embeddings
@@ -185,6 +190,7 @@ def _run(options: argparse.Namespace) -> int:
         rng=options.seed,
         progress=show_part,
         settings=settings,
+        executor=executor,
     )
     give_report(options, report)
     return 0 if report.ok else 1
