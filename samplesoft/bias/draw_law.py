@@ -258,6 +258,12 @@ class DrawLaw:
         return max(-self.log_of(self.totals.least), -self.log_label)
 
     @property
+    def largest_product(self) -> float:
+        """The largest size of the log of e q of a class that is drawn."""
+        largest = math.log(self.q_total) - self.log_of(self.totals.least_product)
+        return max(float(largest), 0.0)
+
+    @property
     def draws_any(self) -> bool:
         """Whether any class has a ratio."""
         return len(self.totals.medians) > 0

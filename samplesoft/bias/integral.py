@@ -143,8 +143,7 @@ class _Units(NamedTuple):
 
 def _make_units(law: DrawLaw, classes: Centres, atoms: Atoms) -> _Units:
     # |log e| + |log q|, for both are logs of probabilities
-    largest = float(math.log(law.q_total) - law.log_of(law.totals.least_product))
-    unit = 2.0 * (ROUNDING + EPS * max(largest, 0.0))
+    unit = 2.0 * (ROUNDING + EPS * law.largest_product)
     near, far, near_squares, far_squares, size = classes.errors.tolist()
     errors = DEVIATION_ERROR * near + unit * far
     squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares

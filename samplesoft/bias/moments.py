@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,22 +24,34 @@ from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._temperature import require_squares
 from samplesoft._validation import FloatArray, IntArray, as_positive, as_real_array
 from samplesoft.bias import poisson, successive
-from samplesoft.bias.draw_law import Classes, DrawLaw, make_classes, make_draw_law
+from samplesoft.bias.draw_law import (
+    Classes,
+    DrawLaw,
+    Sum,
+    classes_of,
+    law_of,
+    make_classes,
+    make_draw_law,
+)
 from samplesoft.bias.exact import bias_of_example
-from samplesoft.bias.inputs import Example, Inputs, check_inputs, join
+from samplesoft.bias.inputs import Example, Inputs, check_inputs, is_dask, join, require_only_chunks
 from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import log_kept
+from samplesoft.bias.sums import BiasSums, ChunkBias, Known, check_chunk, rows_of_dask
 from samplesoft.bias.transform import (
+    ROUNDING,
     STEP,
     Atoms,
     Nodes,
     Row,
     estimate_error,
     halving_change,
+    lost_nodes,
     make_atoms,
     make_nodes,
     rounding_unit,
 )
+from samplesoft.schemes import Scheme
 
 _CHUNK_NUMBERS = 1 << 20  # nodes times classes at a time
 _LARGEST = 150.0 * np.log(10.0)  # of log y: its square is finite
@@ -46,6 +59,7 @@ _MOST_EXPONENT = 1e4  # what falls by more is 0
 _SET_CLASSES = 2048  # at a time
 _SET_LEFT_OUT = 1e-18  # by the ends of the nodes in t, and of the circles
 _SET_GONE = 1e-19
+_MATTERS = -45.0  # of log weights, above which a node adds digits
 _LEAST = 1e-290  # of the squared class vectors: near the least numbers all have few digits
 
 
@@ -87,7 +101,8 @@ def exact_gradient_moments(
     Parameters
     ----------
     logits : array_like, shape (n,) or (B, n)
-        Finite logits o = tau * h . c.
+        Finite logits o = tau * h . c. Dask arrays, also of `q` and `class_embeddings`, are read
+        chunk by chunk; fewer than ten draws may then be refused.
     labels, q, h, certain
         As for `samplesoft.exact_bias`.
     num_sampled : int
@@ -140,6 +155,9 @@ def exact_gradient_moments(
     0.3889
     0.1233
     """
+    if is_dask(logits) or is_dask(q) or is_dask(class_embeddings):
+        require_only_chunks(h=h, certain=certain)
+        return _of_dask(logits, labels, q, num_sampled, class_embeddings, tau, scheme)
     inputs = check_inputs(
         *(logits, labels, q, num_sampled, scheme, h, certain),
         takes_certain=True,
@@ -152,12 +170,16 @@ def exact_gradient_moments_of(
     inputs: Inputs, class_embeddings: ArrayLike, tau: float = 1.0
 ) -> GradientMoments:
     """Return `exact_gradient_moments` of other arguments that are checked."""
-    if inputs.scheme.jackknife:
+    _require_no_jackknife(inputs.scheme)
+    return moments_by(inputs, class_embeddings, tau, _draws_square)
+
+
+def _require_no_jackknife(scheme: Scheme) -> None:
+    if scheme.jackknife:
         raise ValueError(
-            f"`scheme` must be one without the jackknife, got {inputs.scheme.name!r}; the module "
+            f"`scheme` must be one without the jackknife, got {scheme.name!r}; the module "
             "figures/jackknife_moments.py of the repository has its moments."
         )
-    return moments_by(inputs, class_embeddings, tau, _draws_square)
 
 
 def moments_by(
@@ -210,10 +232,14 @@ def check_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[FloatA
 def _squared_bias(row: Row, vectors: FloatArray) -> tuple[float, float]:
     """Return the squared norm of the bias of the gradient, and its error, for tau = 1."""
     apart = vectors - vectors[np.argmax(row.probs)]  # a constant is free, for the biases sum to 0
-    mean = row.bias @ apart
-    squared = float(mean @ mean)
     reach = float(np.sqrt(squared_norms(apart).max()))
-    off = (row.error + EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())) * reach
+    rounding = EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())
+    return _square_with_error(row.bias @ apart, (row.error + rounding) * reach)
+
+
+def _square_with_error(mean: FloatArray, off: float) -> tuple[float, float]:
+    """Return the squared norm of a vector (d,) that is `off` by so much, and its error."""
+    squared = float(mean @ mean)
     return squared, off * (2.0 * squared**0.5 + off)
 
 
@@ -307,11 +333,14 @@ def nodes_of_draws(law: DrawLaw) -> DrawNodes | None:
         return None
     classes = make_classes(law)
     atoms = make_atoms(law, classes)
-    active = law.drawn > 0.0
-    unit = rounding_unit(law.log_probs[active], np.log(law.drawn[active]))
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(law, classes, atoms, STEP)
-    return DrawNodes(classes, atoms, nodes, max(unit, rounding_unit(law.base_logs)))
+    return DrawNodes(classes, atoms, nodes, _term_unit(law))
+
+
+def _term_unit(law: DrawLaw) -> float:
+    unit = 2.0 * (ROUNDING + EPS * law.largest_product)
+    return max(unit, rounding_unit(law.base_logs))
 
 
 def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
@@ -337,13 +366,27 @@ def _terms(law: DrawLaw, at: DrawNodes, centred: FloatArray) -> tuple[FloatArray
     where K is the number of draws that S is divided by: m, or for some schemes a random one. With
     it come bounds on its rounding.
     """
-    v_base = np.exp(np.minimum(at.nodes.x + law.log_base, LARGEST_EXPONENT))
-    log_first, ratio = _count_moments(law, at.nodes.log_transform - v_base)
-    # half of the weight of each node; with it, in the exponents, no factor overflows
+    log_first, ratio = _node_weights(law, at.nodes)
     numerator = numerator_moments(law, at.classes, at.nodes, centred, 0.5 * log_first)
+    return _square_terms(at.unit, log_first, ratio, numerator)
+
+
+def _node_weights(law: DrawLaw, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
+    """Return log E[K theta**K] at the nodes, and E[K**2 theta**K] over it, both (K,)."""
+    v_base = np.exp(np.minimum(nodes.x + law.log_base, LARGEST_EXPONENT))
+    return _count_moments(law, nodes.log_transform - v_base)
+
+
+def _square_terms(
+    unit: float,
+    log_first: FloatArray,
+    ratio: FloatArray,
+    numerator: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+) -> tuple[FloatArray, FloatArray]:
+    # half of the weight of each node is in A; in the exponents, no factor overflows
     change, scatter, size, scatter_size = numerator
     # an exponent is known to its relative rounding, and so is what it is the log of
-    units = at.unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
+    units = unit * (1.0 + np.minimum(np.abs(log_first), _MOST_EXPONENT))
     square, error = _square_and_error(change, size, units)
     return ratio * square + scatter, ratio * error + units * scatter_size
 
@@ -359,12 +402,25 @@ def numerator_moments(
     """
     own, reach = centred[law.totals.label], _reach(centred, law.probs)
     class_terms = partial(_class_terms, law, classes, nodes, log_half[:, None])
+    sums = _add_up_classes(class_terms, len(nodes.x), centred, reach)
+    return _with_label(law, nodes, log_half, own, float(reach[law.totals.label]), sums)
+
+
+def _with_label(
+    law: DrawLaw,
+    nodes: Nodes,
+    log_half: FloatArray,
+    own: FloatArray,
+    own_reach: float,
+    sums: tuple[FloatArray, FloatArray, FloatArray],
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return `numerator_moments` of the `sums` over classes and the label's vector `own` (d,)."""
     # A, written as changes from psi_R of the label, if it is not drawn, and of the classes: the
     # centred sum is 0
-    change, size, square = _add_up_classes(class_terms, len(nodes.x), centred, reach)
+    change, size, square = sums
     of_label, label_size = _label_change(law, nodes, log_half)
-    change += np.outer(of_label, own)
-    size += label_size * reach[law.totals.label]
+    change = change + np.outer(of_label, own)
+    size = size + label_size * own_reach
     base = np.exp(nodes.x + law.log_base + log_half)
     drawn_part = change - np.outer(base, own)
     drawn_square = squared_norms(drawn_part)
@@ -426,6 +482,191 @@ def _class_terms(
     far = np.exp(log_psi + log_mass) - psi_ref
     rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), far)
     return rise, np.abs(rise), np.exp(log_mass + x + log_r + log_psi + log_half)
+
+
+# Classes in chunks
+
+
+def _of_dask(
+    logits: Any,
+    labels: Any,
+    q: Any,
+    num_sampled: int,
+    class_embeddings: Any,
+    tau: float,
+    scheme: str,
+) -> GradientMoments:
+    """Return `exact_gradient_moments` of Dask arrays."""
+    da: Any = import_module("dask.array")
+    vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau) ** 2
+    if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
+        raise ValueError(
+            f"`class_embeddings` must have one row for each of the {logits.shape[-1]} classes of "
+            f"`logits`, got shape {vectors.shape}."
+        )
+
+    def make(label: int) -> BiasSums:
+        sums = BiasSums(num_sampled, label, scheme)
+        _require_no_jackknife(sums.scheme)
+        return sums.then(_Means)
+
+    _, rows = rows_of_dask(logits, labels, q, make, ChunkBias.both, vectors)
+    columns = [scale * np.array(column) for column in zip(*rows, strict=True)]
+    if logits.ndim == 1:
+        return GradientMoments(*(float(column[0]) for column in columns))
+    return GradientMoments(*columns)
+
+
+class _Means:
+    """The fourth sums of classes in chunks: means of their vectors by p, and by the bias."""
+
+    takes_vectors, stage = True, "means"
+
+    def __init__(self, known: Known) -> None:
+        self.known, self.bias = known, ChunkBias(known)
+        self.heaviest, self.origin = -math.inf, np.zeros(0)  # a class that vectors start from
+        self.own = np.zeros(0)  # the label's vector
+        self.reach = 0.0  # no vector is farther from the origin
+        self.weights, self.sums = Sum((3,)), Sum()  # of p, the bias and its size; of vectors (2, d)
+
+    def empty(self) -> _Means:
+        """Return the same pass without any classes."""
+        return _Means(self.known)
+
+    def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _Means:
+        """Add the classes from number `start` on."""
+        if np.size(logits):
+            totals = self.known.totals
+            law = law_of(totals, start, *check_chunk(start, logits, q, totals))
+            other, bias = self.empty(), self.bias.of_law(law)
+            c = as_real_array("class_embeddings", vectors, (2,))
+            heaviest = int(law.probs.argmax())
+            other.heaviest, other.origin = float(law.log_probs[heaviest]), c[heaviest]
+            apart, rows = c - other.origin, np.stack([law.probs, bias])
+            other.sums = Sum.of(rows @ apart)
+            other.weights = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
+            other.reach = float(np.sqrt(squared_norms(apart).max()))
+            if law.label is not None:
+                other.own = c[law.label]
+            self.merge(other)
+        return self
+
+    def merge(self, other: _Means) -> _Means:
+        """Add what another has summed in the same pass."""
+        if not len(other.origin):
+            return self
+        if not len(self.origin):
+            vars(self).update(vars(other))
+            return self
+        heavier = max(self, other, key=lambda one: one.heaviest)
+        total, reach = Sum(self.sums.value.shape), 0.0
+        for one in (self, other):
+            away = one.origin - heavier.origin
+            total.merge(one.sums)
+            total.add(np.outer(one.weights.value[:2], away))
+            reach = max(reach, one.reach + float(np.sqrt(away @ away)))
+        self.weights = self.weights.times(1.0)
+        self.weights.merge(other.weights)
+        self.own = self.own if len(self.own) else other.own
+        self.sums, self.reach = total, reach
+        self.origin, self.heaviest = heavier.origin, heavier.heaviest
+        return self
+
+    def finish(self) -> Any:
+        """Return the last pass, or the moments where p' is the same in every outcome."""
+        totals, facts = self.known.totals, self.known.totals.scheme
+        outcomes = totals.num - (not facts.draws_label)
+        outcomes += bool(facts.random_count and totals.label_q > 0.0)
+        if self.known.centres is None or outcomes <= 1:
+            return self.moments(0.0, 0.0)
+        return _NodeSums(self)
+
+    def moments(self, mse: float, rounding: float) -> tuple[float, float, float, float]:
+        """Return the moments for tau = 1, of E|sum_i p'_i c_i|**2 and its error."""
+        size = float(self.weights.value[2])
+        off = (self.bias.error + EPS * (self.known.totals.num + 8) * size) * self.reach
+        squared_bias, error = _square_with_error(self.sums.value[1], off)
+        mse = max(mse, squared_bias)
+        return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
+
+
+class _NodeSums:
+    """The fifth sums of classes in chunks: what they give to a vector at each node."""
+
+    takes_vectors, stage = True, "nodes"
+
+    def __init__(self, means: _Means) -> None:
+        self.means, self.law = means, means.known.law
+        with np.errstate(under="ignore", over="ignore"):
+            self.nodes = make_nodes(self.law, means.known.centres, means.known.atoms[0], STEP)
+        self.log_first, self.ratio = _node_weights(self.law, self.nodes)
+        _require_digits(self.law, self.nodes, self.log_first)
+        num = len(self.nodes.x)
+        self.change, self.scalars, self.norm = Sum((num, 1)), Sum((3, num)), Sum()
+
+    def empty(self) -> _NodeSums:
+        """Return the same pass without any classes."""
+        return _NodeSums(self.means)
+
+    def centred(self, vectors: FloatArray) -> FloatArray:
+        """Return vectors (k, d) less the mean of all under the softmax."""
+        centred: FloatArray = vectors - self.means.origin - self.means.sums.value[0]
+        return centred
+
+    def add(self, start: int, logits: Any, q: Any, vectors: Any) -> _NodeSums:
+        """Add the classes from number `start` on."""
+        if np.size(logits):
+            totals = self.law.totals
+            law = law_of(totals, start, *check_chunk(start, logits, q, totals))
+            classes = classes_of(law, self.means.known.centres)
+            centred = self.centred(np.asarray(vectors, float))
+            norms = np.sqrt(squared_norms(centred))
+            half, ones = 0.5 * self.log_first[:, None], np.ones(len(norms))
+            with np.errstate(under="ignore", over="ignore"):
+                terms = partial(_class_terms, law, classes, self.nodes, half)
+                change, sizes, square = _add_up_classes(terms, len(half), centred, norms)
+                weights = _add_up_classes(terms, len(half), centred[:, :0], ones)[1]
+            self.change.add(change)
+            self.scalars.add(np.stack([sizes, weights, square]))
+            self.norm.add(float(law.probs @ norms))
+        return self
+
+    def merge(self, other: _NodeSums) -> _NodeSums:
+        """Add what another has summed in the same pass."""
+        self.change.merge(other.change)
+        self.scalars.merge(other.scalars)
+        self.norm.merge(other.norm)
+        return self
+
+    def finish(self) -> tuple[float, float, float, float]:
+        """Return the moments."""
+        law, own, norm = self.law, self.centred(self.means.own[None])[0], float(self.norm.value)
+        sizes, weights, square = self.scalars.value
+        sums = self.change.value, sizes + norm * weights, square
+        own_norm = float(np.sqrt(own @ own))
+        with np.errstate(under="ignore", over="ignore"):
+            half = 0.5 * self.log_first
+            numerator = _with_label(law, self.nodes, half, own, own_norm + norm, sums)
+            terms = _square_terms(_term_unit(law), self.log_first, self.ratio, numerator)
+            mse, error = integrate(self.nodes.dx, *terms)
+        none_left = 0.0
+        if law.scheme.divides_by_kept:
+            none_left = law.label_draw**law.num_draws * own_norm**2
+        return self.means.moments(mse + none_left, error + 4.0 * EPS * none_left)
+
+
+def _require_digits(law: DrawLaw, nodes: Nodes, log_first: FloatArray) -> None:
+    """Raise ValueError where nodes matter at which panels leave no digits of the transform."""
+    lost = lost_nodes(nodes.x, nodes.log_transform)
+    # the noise is divided by T, twice where few draws may be left of many
+    times = 1.0 + law.scheme.divides_by_kept
+    weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
+    if (weights > _MATTERS).any():
+        raise ValueError(
+            f"`num_sampled` must be larger for classes in chunks, as a rule at least 10, got "
+            f"{law.num_draws} with scheme={law.scheme.name!r}; compute the arrays first if they "
+            "fit into memory."
+        )
 
 
 # Independent inclusion

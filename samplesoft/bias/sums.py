@@ -104,13 +104,18 @@ class BiasSums:
         m = as_count("num_sampled", num_sampled, facts.least_draws)
         label = as_count("label", label, 0)
         self._known = Known(Totals(facts, m, label))
-        self._pass, self._then = 0, cast(Callable[[Known], Any], ChunkBias)
+        self._pass, self._then = 0, cast(Callable[[Known], Any], ChunkBias.told)
         self._sums: Any = Totals(facts, m, label)
 
     def then(self, result: Callable[[Known], Any]) -> BiasSums:
         """Let `result` of what is known after the last pass, or its passes, follow on these."""
         self._then = result
         return self
+
+    @property
+    def scheme(self) -> Scheme:
+        """The facts of the scheme."""
+        return self._known.totals.scheme
 
     @property
     def stage(self) -> str:
@@ -262,18 +267,27 @@ class ChunkBias:
 
         row = solve(law, self._known.centres, atoms[0], pairs, finish)
         self._solution, self._others, self.size = row.bias
-        if row.error > max(SURE * self.size, LOST):
+        return row
+
+    @classmethod
+    def told(cls, known: Known) -> ChunkBias:
+        """Return the bias, and warn if it has lost digits."""
+        found = cls(known)
+        if found.error > max(SURE * found.size, LOST):
             warnings.warn(
-                f"the bias of scheme={law.scheme.name!r} may be off by {row.error:.1e} in the L1 "
-                f"norm, where its own is about {self.size:.1e}; see `error`.",
+                f"the bias of scheme={known.totals.scheme.name!r} may be off by {found.error:.1e} "
+                f"in the L1 norm, where its own is about {found.size:.1e}; see `error`.",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return row
+        return found
 
     def bias(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the bias (k,) of the classes from number `start` on, of `logits` and `q` (k,)."""
-        law = self._law(start, logits, q)
+        return self.of_law(self._law(start, logits, q))
+
+    def of_law(self, law: DrawLaw) -> FloatArray:
+        """Return the bias (k,) of the classes of a law, which are of one chunk."""
         row = trivial_bias(law)
         if row is not None:
             return row.bias
@@ -453,11 +467,12 @@ def rows_of_dask(
     q: Any,
     make: Callable[[int], Any],
     columns: Callable[..., FloatArray],
+    vectors: Any = None,
 ) -> tuple[Any, list[Any]]:
     """Run the sums that `make` makes of each label over Dask arrays of (n,), or (B, n).
 
     Returns a lazy array (2, n), or (2, B, n), of `columns` (2, k) of each result and chunk, and the
-    results.
+    results. Passes that have `takes_vectors` get rows of `vectors` (n, d), too.
     """
     da: Any = import_module("dask.array")
     o, proposal = da.asarray(logits, dtype=float), da.asarray(q, dtype=float)
@@ -467,22 +482,34 @@ def rows_of_dask(
             f"{o.shape} and {proposal.shape}; call compute_chunk_sizes() for unknown ones."
         )
     if o.ndim == 1:
-        lazy, found = _row_of_dask(o, proposal, make(labels), columns)
+        lazy, found = _row_of_dask(o, proposal, make(labels), columns, vectors)
         return lazy, [found]
     every = da.broadcast_to(proposal, o.shape)
     checked = as_labels("labels", labels, o.shape[1], o.shape[:1])
-    rows = [_row_of_dask(o[i], every[i], make(t), columns) for i, t in enumerate(checked.tolist())]
+    rows = [
+        _row_of_dask(o[i], every[i], make(t), columns, vectors)
+        for i, t in enumerate(checked.tolist())
+    ]
     return da.stack([lazy for lazy, _ in rows], axis=1), [found for _, found in rows]
 
 
-def _row_of_dask(o: Any, q: Any, sums: Any, columns: Callable[..., FloatArray]) -> tuple[Any, Any]:
+def _row_of_dask(
+    o: Any, q: Any, sums: Any, columns: Callable[..., FloatArray], vectors: Any
+) -> tuple[Any, Any]:
     da, delayed = import_module("dask.array"), import_module("dask").delayed
     q = q.rechunk(o.chunks)
     starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
     pairs = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
+    rows: list[tuple[Any, ...]] = [()] * len(pairs)
+    if vectors is not None:
+        blocks = vectors.rechunk((o.chunks[0], vectors.shape[1])).to_delayed()
+        rows = [tuple(block) for block in blocks]
     while hasattr(sums, "finish"):
-        at = delayed(sums)
-        parts = [delayed(_added)(at, *pair) for pair in pairs]
+        at, takes = delayed(sums), getattr(sums, "takes_vectors", False)
+        parts = [
+            delayed(_added)(at, *pair, *(more if takes else ()))
+            for pair, more in zip(pairs, rows, strict=True)
+        ]
         while len(parts) > 1:
             groups = range(0, len(parts), _FAN_IN)
             parts = [delayed(_merged)(parts[i : i + _FAN_IN]) for i in groups]
@@ -494,9 +521,9 @@ def _row_of_dask(o: Any, q: Any, sums: Any, columns: Callable[..., FloatArray]) 
     ), sums
 
 
-def _added(sums: Any, start: int, logits: FloatArray, q: FloatArray) -> Any:
+def _added(sums: Any, start: int, *columns: FloatArray) -> Any:
     with alone():
-        return sums.empty().add(start, logits, q)
+        return sums.empty().add(start, *columns)
 
 
 def _merged(parts: list[Any]) -> Any:

@@ -305,14 +305,19 @@ def _replace_noise(
     with np.errstate(all="ignore"):
         v_least = np.exp(x + classes.log_least)
         log_transform = np.log(np.maximum(sums.transform, 1e-307)) - v_least
-    order = np.argsort(x)
-    before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
-    lost = np.flatnonzero(log_transform < before + _LOST)
+    lost = lost_nodes(x, log_transform)
     if len(lost):
         points = _low_classes_as_atoms(law, classes, atoms, float(x[lost].min()))
         exact = node_sums(x[lost], points, classes.log_above_least, law.scheme.jackknife)
         for column, values in zip(sums, exact, strict=True):
             column[lost] = values
+
+
+def lost_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
+    """Return the nodes log v, of `x` (K,), at which panels leave log T no digits."""
+    order = np.argsort(x)
+    before = np.interp(x - _BACK, x[order], log_transform[order], left=0.0)
+    return np.flatnonzero(log_transform < before + _LOST)
 
 
 def _low_classes_as_atoms(law: DrawLaw, classes: Classes, atoms: Atoms, x: float) -> Points:

@@ -188,3 +188,33 @@ def test_bounds_of_dask_arrays_with_logits_too_far_apart_are_refused():
         samplesoft.finite_sample_bounds(lazy, 0, q, 5)
     with pytest.raises(ValueError, match="for bounds and limits are known of no other"):
         samplesoft.finite_sample_bounds(lazy, 0, q, 5, scheme="reject")
+
+
+@pytest.mark.parametrize("scheme", [name for name in WITH_SUMS if "jackknife" not in name])
+def test_moments_of_dask_arrays(scheme):
+    da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
+    rng = np.random.default_rng(7)
+    m = 100 if SCHEMES[scheme].divides_by_kept else 6
+    for n, chunk in ((3, 1), (900, 210))[SCHEMES[scheme].divides_by_kept :]:
+        logits, q = problem(n, n)
+        vectors = rng.normal(size=(n, 3)) + 5.0  # a mean that must be taken off
+        want = samplesoft.exact_gradient_moments(logits, 1, q, m, vectors, tau=2.0, scheme=scheme)
+        rows = da.from_array(vectors, chunks=(chunk + 1, 2))
+        lazy = da.from_array(logits, chunks=chunk), 1, da.from_array(q, chunks=n), m, rows
+        got = samplesoft.exact_gradient_moments(*lazy, tau=2.0, scheme=scheme)
+        for name in ("squared_bias", "variance", "mse"):
+            off = abs(getattr(got, name) - getattr(want, name))
+            assert off <= 1e-13 * want.mse + got.error + want.error
+        assert got.error <= 1e-10 * got.mse
+
+
+def test_moments_of_dask_arrays_that_would_lose_digits_are_refused():
+    da = pytest.importorskip("dask.array", reason="the extra dask is not installed")
+    logits, q = problem(3000, 1)
+    lazy, vectors = da.from_array(logits, chunks=999), np.ones((3000, 2))
+    with pytest.raises(ValueError, match="`num_sampled` must be larger for classes in chunks"):
+        samplesoft.exact_gradient_moments(lazy, 1, q, 1, vectors)
+    with pytest.raises(ValueError, match="`class_embeddings` must have one row for each"):
+        samplesoft.exact_gradient_moments(lazy, 1, q, 20, vectors[:7])
+    with pytest.raises(ValueError, match="without the jackknife"):
+        samplesoft.exact_gradient_moments(lazy, 1, q, 20, vectors, scheme="jackknife")
