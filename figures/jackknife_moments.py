@@ -148,8 +148,9 @@ def _make_draws(law: DrawLaw, classes: Classes, atoms: Atoms, centred: FloatArra
     gamma = np.exp(law.log_base - log_w)[:, None] * own
     gamma += np.exp(log_r - log_w)[:, None] * centred[active]
     columns = law.drawn[active][:, None] * np.column_stack([gamma, squared_norms(gamma)])
-    if atoms.panel is not None and atoms.s is not None:
-        columns = _on_panels(atoms.panel[active], atoms.s[active], columns)
+    if atoms.panels is not None:
+        panel, s = atoms.places(classes)
+        columns = _on_panels(panel[active], s[active], columns)
     if law.weightless:
         columns = np.concatenate([columns, law.weightless * np.append(own, own @ own)[None]])
     rows = columns[atoms.order]
