@@ -25,6 +25,7 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from samplesoft import __version__
@@ -241,8 +242,6 @@ class Processes(Executor):
         self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
-        from multiprocessing import get_context
-
         # a fork would copy locks that threads of this process hold
         return ProcessPoolExecutor(self._max_workers, get_context("spawn"), _begin)
 
@@ -262,13 +261,5 @@ class Processes(Executor):
 def _begin() -> None:
     """Let a worker process end with its parent, which hears of Ctrl-C for both."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    from multiprocessing import parent_process
-
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    parent: Any = parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from samplesoft._memory import require_bytes
 from samplesoft._progress import progress_phase
 from samplesoft._validation import FloatArray, in_small_unit, require_well_formed, shown
+from samplesoft.bias.inputs import is_dask
 from samplesoft.sklearn import saving
 from samplesoft.sklearn.calibration import Calibration
 from samplesoft.sklearn.labels import (
@@ -418,7 +420,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array_like or sparse matrix, shape (B, v)
-            Inputs.
+            Inputs. Of Dask, as `y` and `sample_weight` then are, each block of rows is a batch.
         y : array_like or matrix
             Labels, as in `fit`.
         classes : array_like, shape (n,)
@@ -445,6 +447,19 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         UserWarning
             If `num_sampled` is more than there are classes, in the first call.
         """
+        if is_dask(X):  # one step for each block, of which one is in memory
+            if not is_dask(y):
+                raise TypeError(f"`y` must be of Dask where `X` is, got {type(y).__name__}.")
+            given = [blocks_of(one) for one in (X, y, sample_weight) if one is not None]
+            if len({len(blocks) for blocks in given}) > 1:
+                raise ValueError(
+                    "`X`, `y` and `sample_weight` must have as many blocks of rows, got "
+                    f"{', '.join(str(len(blocks)) for blocks in given)}; rechunk them alike."
+                )
+            for blocks in zip(*given, strict=True):
+                x, labels, *weights = import_module("dask").compute(*blocks)
+                self.partial_fit(x, labels, classes, *weights)
+            return self
         check_parameters(self)
         if isinstance(self.class_weight, str):
             raise ValueError(
@@ -529,7 +544,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
-            Inputs.
+            Inputs. Of a Dask array or dataframe the results are Dask arrays, computed by blocks of
+            rows, without `exclude`.
         k : int
             How many labels, at most n.
         exclude : sparse matrix, shape (N, n), or list of N lists of labels, optional
@@ -549,6 +565,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         TypeError, ValueError
             If an argument is malformed.
         """
+        if is_dask(X):
+            check_is_fitted(self)
+            if exclude is not None:
+                raise ValueError("`exclude` must be None for Dask; call predict_topk by the block.")
+            kinds = [(k, self.classes_.dtype), (k, self.model_.dtype)]
+            labels, scores = self._by_blocks(X, "predict_topk", kinds, k)
+            return labels, scores
         X = self._check_fitted_inputs(X)
         if exclude is not None:
             exclude = self._learner.codec.encode_unwanted("exclude", exclude, X.shape[0])
@@ -614,7 +637,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array_like or sparse matrix, shape (N, v)
-            Inputs.
+            Inputs. Of a Dask array or dataframe the result is a Dask array, computed by blocks of
+            rows.
 
         Returns
         -------
@@ -630,6 +654,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ValueError
             If inputs are malformed, or so large that a score is infinite.
         """
+        if is_dask(X):
+            check_is_fitted(self)
+            kinds = [(len(self.classes_), np.float64)]
+            return next(self._by_blocks(X, "predict_proba", kinds))
         X = self._check_fitted_inputs(X)
         return self._gathered(X.shape[0], self._learner.probabilities(X))
 
@@ -829,6 +857,17 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         self._learner = learner
         self.classes_, self.model_ = learner.codec.classes, learner.model
 
+    def _by_blocks(self, X: Any, method: str, kinds: Any, *args: Any) -> Any:
+        """Yield what a method returns, of columns and types, as Dask arrays that call it later."""
+        da, delayed = import_module("dask.array"), import_module("dask").delayed
+        ask = delayed(getattr(self, method), traverse=False)  # the model goes to a worker once
+        found = [ask(block, *args) for block in blocks_of(X)]
+        sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(found)
+        for place, (columns, dtype) in enumerate(kinds):
+            parts = [part[place] if len(kinds) > 1 else part for part in found]
+            made = zip(parts, sizes, strict=True)
+            yield da.concatenate([da.from_delayed(p, (rows, columns), dtype) for p, rows in made])
+
     def _gathered(self, num: int, parts: Iterable[tuple[slice, NDArray[Any]]]) -> NDArray[Any]:
         """Return a number for each of some inputs and each class, or raise MemoryError."""
         n = len(self.classes_)
@@ -841,6 +880,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         for part, numbers in parts:  # which are made one by one
             out[part] = numbers
         return out
+
+
+def blocks_of(array: Any) -> list[Any]:
+    """Return the rows of a Dask array or dataframe by the block, each with all columns."""
+    if not hasattr(array, "rechunk"):
+        return list(array.to_delayed())
+    if array.ndim > 1:
+        array = array.rechunk({1: -1})
+    return list(array.to_delayed().ravel())
 
 
 def predict_topk(
