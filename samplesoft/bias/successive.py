@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -210,10 +210,11 @@ class Race:
         self.scale[1, ::2] = 2.0 * step
         # what has rung for certain is never light
         self._always = int(np.searchsorted(-self.q, -_GROWN / self.t[-1]))
-        self._chance = np.ones(2)
+        self._chance, self.exponent = np.ones(2), 0.0  # the largest that a term has had
         self._chance, rings = self.at(np.zeros(len(q)), [])
         # of a chance, which should be 1
         self.noise = 8.0 * EPS + 2.0 * abs(float(self._chance[0]) - 1.0)
+        self.by_nodes = rings[0].copy()
         rare = rings[0] < _SEEN  # to which t beyond the nodes may add as much
         if rare.any():
             ids = np.flatnonzero(rare)[None]
@@ -275,9 +276,31 @@ class Race:
 
             thread_each(integrate, chunks(len(t), _TIME_CHUNK))
             log_r = powers.log_r + powers.shift
+            largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
+            self.exponent = max(self.exponent, m * float(largest))
             circles = Circles(weights, decay - level, log_r, values, series, density, powers)
         past[:] = [*past[-2:], log_r]
         return circles
+
+    def bound_times(self) -> tuple[float, float]:
+        """Bound the relative error of the nodes in t for any one set, and what they leave out.
+
+        The first is (B86), the second the chance of rings beyond the ends, by Chernoff's bound.
+        """
+        step, sides = float(self.scale[0, 0]), self._m + 1
+        angle = math.atan(2.0 * math.pi / (step * sides))  # where (B86) is least
+        turn = 2.0 * math.pi * angle / step
+        rule = 2.0 * math.exp(-turn - sides * math.log(math.cos(angle))) / -math.expm1(-turn)
+        left_out = 0.0
+        # more than m rings by the first of them, and at most m by the last
+        for k, number, sign in (0, sides, 1.0), (-1, self._m, -1.0):
+            t = self.t[k]
+            log_r = max(sign * _saddle(self.q, t, number - 0.5, self._log_r[k])[0], 0.0) * sign
+            with np.errstate(divide="ignore"):
+                log_rung = np.log(-np.expm1(-self.q * t))
+            log_factors = np.logaddexp(-self.q * t, log_r + log_rung)
+            left_out += math.exp(min(float(log_factors.sum()) - number * log_r, 0.0))
+        return rule, (1.0 + step * (sides + 1)) * left_out
 
     def _powers(self, weights: FloatArray, decay: FloatArray, log_r: FloatArray) -> _Powers:
         """Tell light classes from heavy ones on circles of radius exp(log_r), (T,), and sum."""
@@ -370,10 +393,15 @@ class Group(Protocol):
         """Return what `Race.at` does."""
 
 
-def expect(groups: Sequence[Group], log_w: list[FloatArray], log_base: float) -> Sums:
+def expect(
+    groups: Sequence[Group],
+    log_w: list[FloatArray],
+    log_base: float,
+    nodes: Callable[[float], Iterator[tuple[float, FloatArray]]] | None = None,
+) -> Sums:
     """Return expectations where S is a base and the weights of what independent groups draw.
 
-    `log_w` (N,) are those of the classes of each group.
+    `log_w` (N,) are those of the classes of each group; `nodes` are `steps`, or `even_steps`.
     """
     edges = np.cumsum([0, *(len(one) for one in log_w)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
@@ -384,7 +412,7 @@ def expect(groups: Sequence[Group], log_w: list[FloatArray], log_base: float) ->
     log_noise, noise = abs(reference) * EPS, sum(group.noise for group in groups)
     past: list[list[FloatArray]] = [[] for _ in groups]
     survival, left = np.ones(2), 2
-    for x, (weight, even, _) in steps(log_scale):
+    for x, (weight, even, _) in (nodes or steps)(log_scale):
         rings, of_base = np.zeros((2, edges[-1])), np.zeros(2)
         log_decay = x + logs
         if changes(log_decay):
@@ -432,6 +460,12 @@ def steps(log_scale: float) -> Iterator[tuple[float, FloatArray]]:
         weight = _STEP * (1.0 + math.exp(-z))
         even = 2.0 * weight if number % 2 == 0 else 0.0
         yield z - math.exp(-z) - log_scale, np.array([weight, even, weight])
+
+
+def even_steps(log_scale: float) -> Iterator[tuple[float, FloatArray]]:
+    """Yield the same at equal distances, whose error (B79) is proved."""
+    for number in itertools.count():
+        yield number * _STEP + _TINY - log_scale, np.array([_STEP, 0.0, _STEP])
 
 
 def changes(log_decay: FloatArray) -> bool:
@@ -508,7 +542,7 @@ def chances(log_odds: float) -> tuple[float, float]:
 
 
 @njit
-def _saddle(q: FloatArray, t: float, m: int, log_r: float) -> tuple[float, float, float]:
+def _saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
     """Return log r of the circle at `t`, a bound of the log density of the next ring, and a step.
 
     The step in log t follows the law of the number of rings. `log_r` is a guess.

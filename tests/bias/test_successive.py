@@ -1,7 +1,7 @@
 """Draws without replacement: the exact bias against all sets, a closed form, and simulation."""
 
 from functools import cache
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 
 import numba
 import numpy as np
@@ -15,6 +15,7 @@ from scipy.stats import hypergeom
 
 from samplesoft import exact_bias, exact_gradient_moments
 from samplesoft.bias import stratified_bias, tries_bias
+from samplesoft.bias.bounds import finite_sample_bounds
 from samplesoft.bias.successive import Race, expect
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
@@ -373,6 +374,89 @@ def test_moments_of_a_batch():
     for i, label in enumerate((3, 4)):
         one = exact_gradient_moments(logits[i], label, q, 5, c, scheme="distinct")
         assert batch.mse[i] == pytest.approx(4.0 * one.mse, rel=1e-10)
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+def holds(bounds, bias):
+    pairs = zip(bounds.lower, bias, bounds.upper, strict=True)
+    return all(mpf(float(low)) <= x <= mpf(float(high)) for low, x, high in pairs)
+
+
+def check_bounds(logits, q, m, scheme, dps=50):
+    bounds = finite_sample_bounds(logits, 0, q, m, scheme=scheme)
+    assert (bounds.upper - bounds.lower).sum() < 1e-9
+    with mp.workdps(dps):
+        assert holds(bounds, by_enumeration(logits, 0, q, m, scheme)[0])
+    return bounds
+
+
+@pytest.mark.parametrize("scheme", NAMES)
+@pytest.mark.parametrize("m", [1, 3])
+def test_bounds_hold_the_bias_by_all_orders_of_draws(m, scheme):
+    logits, q = [0.3, -2.0, 1.0, 3.0, 0.0], [0.1, 0.3, 0.2, 0.15, 0.25]
+    bounds = check_bounds(logits, q, m, scheme)
+    with mp.workdps(50):  # that of another law is outside
+        q[4] += 1e-8
+        assert not holds(bounds, by_enumeration(logits, 0, q, m, scheme)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["distinct", "distinct_candidate"])
+@pytest.mark.parametrize(
+    ("logits", "q", "dps"),
+    [
+        ([0.0, 1.0, 2.0, 3.0, 4.0], [0.6, 1e-300, 0.4, 1e-100, 1e-5], 50),
+        ([0.0, 300.0, 2.0, -300.0, 4.0], [1.0, 1e-30, 1e-60, 1e-90, 1e-120], 50),
+        ([0.0, 1e4, -1e4, 3.0, 1.0], [0.2] * 5, 9000),
+    ],
+    ids=["q", "both", "logits"],
+)
+def test_bounds_of_extremes(logits, q, dps, scheme):
+    check_bounds(logits, q, 2, scheme, dps)
+
+
+@pytest.mark.slow
+def test_bounds_of_more_classes_hold_the_exact_bias():
+    rng = np.random.default_rng(12)
+    logits, q = 2.0 * rng.standard_normal((2, 60)), 1.0 / np.arange(1.0, 61.0)
+    args = logits, [0, 5], q / q.sum(), 20
+    bounds, bias = (
+        finite_sample_bounds(*args, scheme="distinct"),
+        exact_bias(*args, scheme="distinct"),
+    )
+    assert np.all((bounds.lower < bias.bias) & (bias.bias < bounds.upper))
+    assert (bounds.upper - bounds.lower).sum(axis=1).max() < 1e-9
+
+
+def test_bounds_where_all_classes_are_drawn():
+    bounds = finite_sample_bounds([0.3, -2.0, 1.0], 1, [0.2, 0.3, 0.5], 2, scheme="distinct")
+    assert not bounds.lower.any()
+    assert not bounds.upper.any()
+
+
+def rule_error(rates, others, step, shift):
+    """Relative error of the nodes in log t for a set of clocks, where `others` ring later."""
+    t = np.exp(np.arange(-60.0, 12.0, step) + shift)
+    rung = np.prod(-np.expm1(-t[:, None] * rates), axis=1)
+    total = mpf(0)
+    for size in range(len(rates) + 1):  # the chance, by inclusion and exclusion
+        for some in combinations(rates, size):
+            total += (-1) ** size * mpf(others) / (mpf(others) + mp.fsum(some))
+    return abs(float(step * (t * others * np.exp(-t * others) * rung).sum() / total - 1))
+
+
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_nodes_in_time_are_as_good_as_proved_for_every_set(m):
+    rng, largest = np.random.default_rng(m), 0.0
+    step, theta = 1.6 / np.sqrt(m), np.linspace(0.01, 1.56, 2000)
+    bound = 2.0 * np.min(np.cos(theta) ** -(m + 1.0) / np.expm1(2.0 * np.pi * theta / step))
+    for _ in range(30):
+        rates = np.exp(3.0 * rng.standard_normal(m))
+        others, shift = np.exp(3.0 * rng.standard_normal()), step * rng.random()
+        largest = max(largest, rule_error(rates, others, step, shift))
+    assert bound / 300.0 < largest <= bound  # and not much better
 
 
 # --- more or less bias than with replacement -----------------------------------------------------
