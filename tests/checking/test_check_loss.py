@@ -23,20 +23,30 @@ from samplesoft.schemes import exact_schemes
 
 SOME = np.array([0.5, 0.2, 0.2, 0.1])
 PROBLEM = make_problem(SOME, 3, 1.3, True, np.uint64(0))
-CASES = [
-    (name, fault, i, variant)
+DRAWN = [  # the recipes of `distinct_reject` are two
+    name
     for name, method in METHODS.items()
-    if method.draws and name != "distinct_reject"  # whose recipes are two
-    for fault, i, variant in [
-        (None, 0, RIGHT),
-        *(
-            (key, i, variant)
-            for key, one in FAULTS.items()
-            if one.applies(method)
-            for i, variant in enumerate(one.variants)
-        ),
-    ]
+    if method.draws and name not in ("full", "distinct_reject")
 ]
+
+
+def recipes_of(name, variant):
+    m = 2 if "distinct" in name else 3
+    return make_recipes(PROBLEM, METHODS[name], variant, m, batch=8)
+
+
+def mistakes():
+    """Yield each way of each fault on a method of each kind of draws, in turn."""
+    turn, kinds = itertools.count(), ("repeated", "independent", "distinct", "once")
+    for fault, one in FAULTS.items():
+        for draws, variant in itertools.product(kinds, one.variants):
+            names = [x for x in DRAWN if METHODS[x].draws == draws and one.applies(METHODS[x])]
+            names = [name for name in names if recipes_of(name, variant)]
+            if names:
+                yield names[next(turn) % len(names)], fault, variant
+
+
+CASES = [*((name, None, RIGHT) for name in DRAWN), *mistakes()]
 
 
 # exact means, by going through all draws ---------------------------------------------------------
@@ -98,12 +108,10 @@ def losses_of(recipe, e, ids, own, draws):
     return log_sums(x)
 
 
-@pytest.mark.parametrize(("name", "fault", "i", "variant"), CASES)
-def test_exact_means_are_those_over_all_draws(name, fault, i, variant):
+@pytest.mark.parametrize(("name", "fault", "variant"), CASES)
+def test_exact_means_are_those_over_all_draws(name, fault, variant):
     method = METHODS[name]
-    recipes = make_recipes(PROBLEM, method, variant, 2 if "distinct" in name else 3, batch=8)
-    if name == "full" or not recipes:  # with one draw no number is less by one
-        return
+    recipes = recipes_of(name, variant)
     (recipe,), found = recipes, expectation(recipes)
     sizes = recipe.num_draws if recipe.sets is None else 2 if "distinct" in name else 3
     for e, label in enumerate(PROBLEM.labels[:2]):
@@ -188,11 +196,9 @@ def test_exact_means_of_sets_from_which_the_label_is_thrown_away(m):
             assert known[0][e] == pytest.approx(of_squares, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name, *rest in CASES if rest[0] is None])
+@pytest.mark.parametrize("name", DRAWN)
 def test_exact_moments_are_those_over_all_draws(name):
     method, m, about = METHODS[name], 2 if "distinct" in name else 4, 0.7
-    if name == "full":
-        return
     recipes = make_recipes(PROBLEM, method, RIGHT, m, batch=8)
     recipe, known = recipes[0], squares(recipes, np.full(4, about))
     if name.startswith("jackknife"):
@@ -221,18 +227,13 @@ def test_exact_moments_are_those_over_all_draws(name):
 # samplesoft's own losses -------------------------------------------------------------------------
 
 
-OWN = {
+OWN = {  # one that masks, corrects or leaves out the label, or is no softmax, for each kernel
     "full": "full",
     "sampled": "negatives",
-    "sampled-masked": "masked",
     "sampled-reject": "reject",
-    "sampled-candidate": "candidate",
     "sampled-candidate-masked": "candidate_masked",
-    "jackknife": "jackknife",
     "jackknife-masked": "jackknife_masked",
     "nce": "nce",
-    "negative-sampling": "negative_sampling",
-    "negative-sampling-masked": "negative_sampling_masked",
 }
 
 
@@ -321,7 +322,6 @@ def test_draws_from_outside(draws):
 # mistakes ----------------------------------------------------------------------------------------
 
 COMMON = [
-    ("masked", "log_q_added", 0),
     ("candidate_masked", "log_q_added", 1),
     ("negatives", "uncorrected", 0),
     ("masked", "log_m_left_out", 0),
@@ -340,7 +340,6 @@ COMMON = [
     ("masked", "q_renormalised", 0),
     ("masked", "inclusion_of_repeated", 0),
     ("masked", "temperature_after", 0),
-    ("candidate_masked", "hits_of_other_rows", 2),
     ("masked", "label_twice", 0),
     ("negatives", "label_left_out", 0),
     ("masked", "label_bias_twice", 0),
@@ -349,9 +348,7 @@ COMMON = [
     ("masked", "q_clipped", 0),
     ("masked", "epsilon_in_log", 0),
     ("masked", "finite_mask", 0),
-    ("masked", "finite_mask", 1),
     ("candidate_masked", "smoothed_hits", 0),
-    ("masked", "smoothed_hits", 1),
     ("negatives", "label_smoothing", 0),
 ]
 
@@ -422,11 +419,7 @@ def test_draws_without_replacement_as_in_tensorflow(loss, scheme, fault):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    [
-        ("sampled", "distinct"),
-        ("nce", "distinct_nce"),
-        ("negative-sampling-masked", "distinct_negative_sampling_masked"),
-    ],
+    [("sampled", "distinct"), ("negative-sampling-masked", "distinct_negative_sampling_masked")],
 )
 def test_losses_of_the_library_on_draws_without_replacement(name, scheme):
     """More draws than there were classes, once, and a mean that is that of repeated draws."""
@@ -481,8 +474,7 @@ def test_an_in_batch_loss_that_takes_m_from_outside(m, fault):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["masked", "candidate"])
-def test_two_mistakes_at_once(scheme):
+def test_two_mistakes_at_once():
     """The commonest pair: a wrong sign, and hits that are kept."""
 
     def loss(class_embeddings, h, labels, num_sampled, seed):
@@ -490,12 +482,12 @@ def test_two_mistakes_at_once(scheme):
         ids = np.random.default_rng(seed).choice(len(q), (len(h), num_sampled), p=q)
         o = h @ class_embeddings.T
         x = np.take_along_axis(o + np.log(q), ids, axis=1)
-        own = o[rows, labels] + (np.log(q[labels]) if scheme == "candidate" else 0.0)
+        own = o[rows, labels]
         return np.logaddexp(own, np.logaddexp.reduce(x, axis=1)) - own
 
     report = check_loss(loss, log_uniform, 10)
-    both = ("log_q_added", "hits_kept")[: 2 if scheme == "masked" else 1]
-    assert (report.scheme, report.faults) == (scheme, both), report
+    both = ("log_q_added", "hits_kept")
+    assert (report.scheme, report.faults) == ("masked", both), report
     for name in both:
         assert FAULTS[name].words in report.verdict and FAULTS[name].remedy in report.remedy
     assert len(report.verdict.splitlines()) == 3
@@ -505,7 +497,6 @@ def test_two_mistakes_at_once(scheme):
 @pytest.mark.parametrize(
     ("away", "mask", "fault"),
     [
-        (lambda q: np.maximum(q, 1e-3), None, "q_clipped"),
         (lambda q: q + 1e-6, None, "epsilon_in_log"),
         (lambda q: q, -10.0, "finite_mask"),
     ],
@@ -624,11 +615,10 @@ def test_the_in_batch_loss_of_the_library():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["masked", "candidate_masked"])
-def test_mixed_negatives_of_the_library(scheme):
+def test_mixed_negatives_of_the_library():
     extra = UniformSampler(20)
     own = InBatchLoss(
-        WeightedSampler(log_uniform(20)), scheme=scheme, extra=extra, reduction="none"
+        WeightedSampler(log_uniform(20)), scheme="masked", extra=extra, reduction="none"
     )
 
     def loss(class_embeddings, h, labels, num_sampled, seed):
@@ -637,8 +627,7 @@ def test_mixed_negatives_of_the_library(scheme):
         return value, own.backward(cache).dh
 
     report = check_loss(loss, log_uniform, 10)
-    wanted = "mixed" if scheme == "masked" else "mixed_candidate"
-    assert report.consistent == ((wanted, None),), report
+    assert report.consistent == (("mixed", None),), report
     assert "draws are by 'uniform'" in report.verdict
     assert report.scores[0].sd_ratio == pytest.approx(1.0, rel=0.05)
 
@@ -683,7 +672,7 @@ def test_a_gradient_that_is_not_that_of_the_losses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("value", [-1.0, 1.0])
 def test_a_constant_in_place_of_a_mask(value):
     """As masked_fill leaves it, which has no gradient."""
 
@@ -759,7 +748,7 @@ def test_right_losses_are_not_called_wrong_where_draws_are_rare(scheme, m, share
         hypotheses, "_SINGLE", [()]
     )  # which take their time, and call nothing wrong
     monkeypatch.setattr(hypotheses, "_KEPT", {})
-    for seed in range(5):
+    for seed in range(2):
         report = check_loss(make(scheme, shared=shared), q, m, rng=seed, calls=4096)
         assert (scheme, None) in report.consistent, report
 
@@ -791,7 +780,8 @@ def in_all_gradients(fault, sampled):
             of_classes = np.full_like(weights, weights[0])
         if fault == "weights_ignored":
             of_losses = of_h = of_classes = np.ones_like(weights)
-        of_label = np.eye(n)[labels]
+        of_label = np.zeros_like(o)
+        of_label[rows, labels] = 1.0
         dh = ((slopes - of_label) * of_h[:, None]) @ class_embeddings
         slopes, of_label = slopes * of_classes[:, None], of_label * of_classes[:, None]
         dW, db = (slopes - of_label).T @ h, (slopes - of_label).sum(axis=0)
@@ -818,7 +808,7 @@ def test_gradients_of_the_full_softmax(fault):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", IN_GRADIENTS)
+@pytest.mark.parametrize("fault", [None, "labels_counted_once"])
 def test_gradients_of_losses_with_draws(fault):
     loss = in_all_gradients(fault, sampled=True)
     report = check_loss(loss, log_uniform(20), 10, biases=True, weights=True)
