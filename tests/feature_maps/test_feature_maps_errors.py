@@ -19,29 +19,30 @@ NAMES = sorted(FEATURE_MAPS)
 CLASSES = [PositiveRandomFeatures, RandomFourierFeatures, RandomMaclaurinFeatures]
 
 
+REFUSED = [
+    (np.zeros((2, 5)), ValueError, r"`X` must have 4 columns, got shape \(2, 5\)"),
+    (np.zeros(3), ValueError, r"`X` must have 4 columns"),
+    (np.zeros((0, 4)), ValueError, "`X` must not be empty"),
+    (np.zeros((0, 4), np.float32), ValueError, "`X`.* not empty"),
+    (np.zeros((2, 2, 4)), ValueError, r"`X` must have 1 or 2 dimension"),
+    (np.zeros((2, 2, 4), np.float32), ValueError, "`X` must"),
+    ([[0.0, np.nan, 0.0, 0.0]], ValueError, r"`X` must be finite.*, got nan at index \[0, 1\]"),
+    (np.full((1, 4), np.inf, np.float32), ValueError, "`X` must be finite.*, got inf"),
+    ([["a", "b", "c", "d"]], TypeError, "`X` must hold real numbers"),
+    (np.zeros((1, 4), complex), TypeError, "`X` must hold real numbers, got dtype complex128"),
+    ([[0.0] * 4, [0.0]], ValueError, "`X` must be a rectangular array"),
+    (None, TypeError, "`X` must hold real numbers"),
+]
+
+
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("X", "error", "words"),
-    [
-        (np.zeros((2, 5)), ValueError, r"`X` must have 4 columns, got shape \(2, 5\)"),
-        (np.zeros(3), ValueError, r"`X` must have 4 columns"),
-        (np.zeros((0, 4)), ValueError, "`X` must not be empty"),
-        (np.zeros((0, 4), np.float32), ValueError, "`X`.* not empty"),
-        (np.zeros((2, 2, 4)), ValueError, r"`X` must have 1 or 2 dimension"),
-        (np.zeros((2, 2, 4), np.float32), ValueError, "`X` must"),
-        ([[0.0, np.nan, 0.0, 0.0]], ValueError, r"`X` must be finite.*, got nan at index \[0, 1\]"),
-        (np.full((1, 4), np.inf, np.float32), ValueError, "`X` must be finite.*, got inf"),
-        ([["a", "b", "c", "d"]], TypeError, "`X` must hold real numbers"),
-        (np.zeros((1, 4), complex), TypeError, "`X` must hold real numbers, got dtype complex128"),
-        ([[0.0] * 4, [0.0]], ValueError, "`X` must be a rectangular array"),
-        (None, TypeError, "`X` must hold real numbers"),
-    ],
-)
-def test_transform_refuses(name, X, error, words):
+def test_transform_and_kernel_refuse(name):
     phi = make_feature_map(name, 4, 8, rng=0)
-    for call in (phi.transform, lambda X: phi.kernel(X, np.zeros(4))):
+    for X, error, words in REFUSED:
         with pytest.raises(error, match=words):
-            call(X)
+            phi.transform(X)
+        with pytest.raises(error, match=words):
+            phi.kernel(X, np.zeros(4))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,9 +59,8 @@ def test_kernel_and_variance_name_the_second_argument(name):
 
 
 @pytest.mark.parametrize("map_class", CLASSES)
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
+def test_constructors_refuse(map_class):
+    for arguments, error, words in [
         ((0, 8), ValueError, "`dim` must be at least 1, got 0"),
         ((2.0, 8), TypeError, "`dim` must be an integer"),
         ((4, 0), ValueError, "`num_features` must be at least 1, got 0"),
@@ -69,11 +69,9 @@ def test_kernel_and_variance_name_the_second_argument(name):
         ((4, 8, -1.0), ValueError, "`(nu|tau)` must be finite and greater than 0"),
         ((4, 8, np.nan), ValueError, "`(nu|tau)` must be finite"),
         ((4, 8, "1"), TypeError, "`(nu|tau)` must be a number"),
-    ],
-)
-def test_constructors_refuse(map_class, arguments, error, words):
-    with pytest.raises(error, match=words):
-        map_class(*arguments, rng=0)
+    ]:
+        with pytest.raises(error, match=words):
+            map_class(*arguments, rng=0)
 
 
 def test_constructors_refuse_seeds_and_names():
@@ -93,11 +91,10 @@ def test_constructors_refuse_seeds_and_names():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [1e4, 1e10, 1e37, 1e300])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(np.float32, 1e10), (np.float32, 1e37), (np.float64, 1e300)]
+)
 def test_huge_vectors_give_finite_features_or_an_error(name, dtype, size):
-    if size > float(np.finfo(dtype).max):
-        return
     X = np.random.default_rng(0).choice([-1.0, 1.0], (5, 16)).astype(dtype) * dtype(size)
     phi = make_feature_map(name, 16, 64, 2.0, rng=0)
     try:

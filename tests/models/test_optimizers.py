@@ -71,8 +71,7 @@ def expected(name, options, start, steps):
     return result
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), [((), np.float32), ((2, 2), np.float64)], ids=str)
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_sparse_steps_equal_the_oracle(name, options, shape, dtype):
     rng = np.random.default_rng(1)
@@ -85,8 +84,7 @@ def test_sparse_steps_equal_the_oracle(name, options, shape, dtype):
     np.testing.assert_allclose(parameters["w"], wanted, rtol=0, atol=4 * TOLERANCE[dtype])
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", [(), (5,), (3, 4)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), [((), np.float64), ((3, 4), np.float32)], ids=str)
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_dense_steps_equal_the_oracle(name, options, shape, dtype):
     rng = np.random.default_rng(2)
@@ -340,20 +338,21 @@ BAD_GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize(("bad", "error", "message"), BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
 @NAMES
-def test_errors_leave_parameters_and_state_as_they_were(name, bad, error, message):
+def test_errors_leave_parameters_and_state_as_they_were(name):
     parameters = {"w": np.ones((4, 2)), "b": np.ones(3), "s": np.ones(())}
     parameters["f"] = np.ones(2, np.float32)
     optimizer = make_optimizer(name, 0.1)
     optimizer.step(parameters, {"w": np.ones((4, 2))})
     before, state = bits(parameters), bits(optimizer.state())
     good = {"w": np.ones((4, 2)), "b": np.ones(3), "s": np.ones(())}
-    for gradients in ({**good, **bad}, {**bad, **{k: v for k, v in good.items() if k not in bad}}):
-        with pytest.raises(error, match=message):
-            optimizer.step(parameters, gradients)
-        assert bits(parameters) == before
-        assert bits(optimizer.state()) == state
+    for bad, error, message in BAD_GRADIENTS.values():
+        others = {k: v for k, v in good.items() if k not in bad}
+        for gradients in ({**good, **bad}, {**bad, **others}):
+            with pytest.raises(error, match=message):
+                optimizer.step(parameters, gradients)
+            assert bits(parameters) == before
+            assert bits(optimizer.state()) == state
 
 
 @pytest.mark.parametrize(

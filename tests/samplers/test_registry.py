@@ -60,16 +60,6 @@ def test_what_it_reads_decides_its_draws_and_nothing_else_does(name):
         assert np.array_equal(before, changed) == (field not in SAMPLERS[name].reads), field
 
 
-@pytest.mark.parametrize("field", ["class_embeddings", "counts"])
-def test_it_needs_the_vectors_and_the_counts_that_it_reads(name, field):
-    inputs = SamplerInputs(**{**GIVEN, field: None})
-    if field not in SAMPLERS[name].reads:
-        assert make_sampler(name, inputs).num_classes == 4
-        return
-    with pytest.raises(ValueError, match=f"needs class .* as `{field}`, got None"):
-        make_sampler(name, inputs)
-
-
 def test_it_refuses_vectors_of_other_norms_if_it_says_so(name):
     given = {**GIVEN, "class_embeddings": 2.0 * UNIT}
     sampler = make_sampler(name, SamplerInputs(**GIVEN))
