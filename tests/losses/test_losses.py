@@ -26,7 +26,6 @@ from samplesoft.losses.registry import LOSSES, make_loss
 OPTIONS = {
     "plain": {},
     "tau": {"tau": 2.5, "reduction": "sum"},
-    "normalize": {"tau": 3.0, "normalize": True},
     "absolute": {"absolute": True, "reduction": "none"},
     "all": {"tau": 1.7, "normalize": True, "absolute": True},
 }
@@ -41,8 +40,9 @@ def name(request):
     return request.param
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize(
+    ("kind", "shared"), [("plain", False), ("tau", True), ("absolute", False), ("all", True)]
+)
 def test_value_and_gradients_follow_the_formula(name, kind, shared):
     loss = make_loss(name, **options_for(name, OPTIONS[kind]))
     small = {"batch": 2, "n": 5, "dim": 2}
