@@ -36,6 +36,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SCHEDULERS = ("threads", "processes")
+_WHERE = "--scheduler must be threads, processes or"
 _SECONDS = 10  # in which an address must answer
 _AHEAD, _LEAST_AHEAD = (
     4,
@@ -55,7 +56,7 @@ def as_executor(executor: Any) -> Executor | None:
         )
     client = _client_of(executor)
     if client is not None:
-        _require_alike(client)
+        require_alike(client, "executor")
     return executor
 
 
@@ -165,18 +166,18 @@ def _versions() -> dict[str, str]:
     return {"python": python, "samplesoft": __version__, **found}
 
 
-def _require_alike(client: Any) -> None:
+def require_alike(client: Any, name: str) -> None:
     """Raise ValueError unless there are workers, and all have the versions of this process."""
     try:
         workers = client.run(_versions)
     except Exception as error:  # whatever a worker raises that has no samplesoft, or another one
         raise ValueError(
-            "`executor` must have workers with the same samplesoft as here, "
-            f"{__version__}, got {type(error).__name__}: {error}; install it there."
+            f"`{name}` must have workers with the same samplesoft as here, {__version__}, got "
+            f"{type(error).__name__}: {error}; install it there."
         ) from error
     if not workers:
         raise ValueError(
-            "`executor` must have workers, got a scheduler with none; start some with "
+            f"`{name}` must have workers, got a scheduler with none; start some with "
             f"dask worker {client.scheduler.address}."
         )
     own = _versions()
@@ -186,7 +187,7 @@ def _require_alike(client: Any) -> None:
             there = ", ".join(f"{name} {found}" for name, found in other.items())
             here = ", ".join(f"{name} {own[name]}" for name in other)
             raise ValueError(
-                f"`executor` must have workers with the versions of here, {here}, got {there} on "
+                f"`{name}` must have workers with the versions of here, {here}, got {there} on "
                 f"{address}; install the same on both sides."
             )
 
@@ -203,17 +204,23 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
         with (ThreadPoolExecutor if scheduler == "threads" else Processes)(num_threads()) as pool:
             yield pool
     else:
-        with _connected(scheduler) as client, client.get_executor(pure=False) as executor:
+        with (
+            connected(scheduler, _WHERE, set_as_default=False) as client,
+            client.get_executor(pure=False) as executor,
+        ):
             yield executor
 
 
-def _connected(address: str) -> Any:
-    """Return a client of Dask for a scheduler, which must answer soon."""
+def connected(address: str, what: str, **options: Any) -> Any:
+    """Return a client of Dask for a scheduler, which must answer soon.
+
+    Errors begin with `what`, such as "--scheduler must be threads, processes or".
+    """
     try:
         distributed = import_module("distributed")
     except ImportError:
         raise ValueError(
-            f"--scheduler must be threads or processes without Dask, got {address!r}; "
+            f"{what} an address, for which there must be Dask, got {address!r}; "
             "pip install 'samplesoft[dask]'."
         ) from None
 
@@ -227,11 +234,11 @@ def _connected(address: str) -> Any:
         asyncio.run(ask())
     except Exception as error:  # of the network, of the address, or of what else answers there
         raise ValueError(
-            f"--scheduler must be threads, processes or the address of a scheduler of Dask that "
-            f"answers in {_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
+            f"{what} the address of a scheduler of Dask that answers in "
+            f"{_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
             f"({str(error) or 'silence'})."
         ) from error
-    return distributed.Client(address, timeout=_SECONDS, set_as_default=False)
+    return distributed.Client(address, timeout=_SECONDS, **options)
 
 
 class Processes(Executor):

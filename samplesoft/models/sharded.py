@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.arrays import DistantRows, HostArrays
+from samplesoft._executors import connected, require_alike
 from samplesoft._files import prefixed
 from samplesoft._memory import human_bytes
 from samplesoft._random import as_key, mix64, uniform_block
@@ -53,7 +54,6 @@ _TREES = "rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positiv
 SHARDED = "uniform", "unigram", "clusters", *_TREES
 _ROWS = "class_embeddings"
 _MOST_THREADS: int = vars(numba.config)["NUMBA_NUM_THREADS"]
-_SECONDS = 10  # in which an address must answer
 _PATIENCE = 2.0  # seconds of silence after which it is asked whether the worker lives
 
 
@@ -282,37 +282,15 @@ class DaskShards(Shards):
     """
 
     def __init__(self, client: Any) -> None:
-        try:
-            client_class: Any = import_module("distributed").Client
-        except ImportError:
-            raise ImportError(
-                "`workers` of a cluster need Dask; run pip install 'samplesoft[dask]'."
-            ) from None
         if isinstance(client, str):
-            try:
-                client = client_class(client, timeout=_SECONDS, direct_to_workers=True)
-            except (OSError, ValueError) as error:
-                raise ConnectionError(
-                    f"`workers` must be the address of a Dask scheduler that answers within "
-                    f"{_SECONDS} s, got {client!r} ({error}); start one with dask scheduler."
-                ) from None
-        require_instance("workers", client, client_class)
+            what = "`workers` must be a number, a client of Dask or"
+            client = connected(client, what, direct_to_workers=True)
+        require_instance("workers", client, import_module("distributed").Client)
+        require_alike(client, "workers")
         self._client = client
         known = client.scheduler_info(n_workers=-1)["workers"]
-        if not known:
-            raise ValueError("`workers` must have some, got a cluster with none; start a worker.")
         self._workers = sorted(known)
         self._facts = [known[address] for address in self._workers]
-        found = client.get_versions(packages=["samplesoft", "numba"])
-        mine = found["client"]["packages"]
-        for address, theirs in found["workers"].items():
-            for name in ("python", "samplesoft", "numpy", "numba", "distributed"):
-                if theirs["packages"].get(name) != mine.get(name):
-                    raise ValueError(
-                        f"`workers` must have the versions of this process, got {name} "
-                        f"{theirs['packages'].get(name)} on {address} for {mine.get(name)}; "
-                        "install the same on all machines."
-                    )
         super().__init__(len(self._workers))
 
     def require_room(self, what: str, needed: int) -> None:
@@ -523,7 +501,8 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         Of which each shard takes a copy. The layer goes by the `learning_rate` of this one.
     workers : int, distributed.Client or str
         Number of shards in this process, for tests; or a Dask cluster, each worker of which takes
-        one: its client, or the address of its scheduler.
+        one: the address of its scheduler, or its client, which should have been made with
+        ``direct_to_workers=True``; else all goes through the scheduler.
     counts : array_like, shape (n,), optional
         How often each class occurs, for ``"unigram"``.
     shared, update_every
@@ -542,14 +521,13 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
 
     Raises
     ------
-    ConnectionError
-        If no scheduler answers at an address within ten seconds.
     MemoryError
         If a worker has not the memory for its shard.
     RuntimeError
         If a worker is lost, in any method: it names the last checkpoint.
     TypeError, ValueError
-        If an argument is malformed, or versions differ between this process and the workers.
+        If an argument is malformed, versions differ between this process and the workers, or no
+        scheduler answers at an address within ten seconds.
 
     Notes
     -----
