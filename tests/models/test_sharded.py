@@ -447,7 +447,8 @@ def test_bad_clusters_are_told_before_work_starts(local_cluster, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_an_error_that_names_the_checkpoint(tmp_path):
+def test_a_lost_worker_is_an_error_that_names_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("samplesoft.models.sharded._PATIENCE", 0.5)
     distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
     how = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with distributed.LocalCluster(**how) as cluster, distributed.Client(cluster) as client:
