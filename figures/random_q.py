@@ -8,13 +8,16 @@ proposals. Section 20 of ``samplesoft/bias/README.md`` has the equations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erf
 
+from samplesoft._executors import as_executor, run_tasks
 from samplesoft._jit import chunks
 from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._random import as_key
@@ -445,6 +448,7 @@ def sampled_q_bias(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
     rng: int | np.random.Generator | None = None,
+    executor: Executor | None = None,
 ) -> SampledQBias:
     """Draw proposals, and average their exact biases.
 
@@ -466,6 +470,8 @@ def sampled_q_bias(
         How many proposals are drawn, at least 2.
     rng : int, numpy.random.Generator or None
         Seed of the generators.
+    executor : concurrent.futures.Executor, optional
+        Whose workers share the draws out; for processes `draw_q` must be a function of a module.
 
     Returns
     -------
@@ -510,12 +516,12 @@ def sampled_q_bias(
         )
     num = as_count("num_draws", num_draws, 2)
     parent = np.random.default_rng(int(as_key(rng)))
+    ask = partial(_bias_of_draw, logits, labels, draw_q, num_sampled, scheme, h)
+    draws = (parent.spawn(1)[0] for _ in range(num))
     norms: list[Any] = []
     mean: Any = 0.0
     square: Any = 0.0
-    for count in range(1, num + 1):
-        q = draw_q(parent.spawn(1)[0])
-        bias = exact_bias(logits, labels, q, num_sampled, scheme=scheme, h=h).bias
+    for count, bias in enumerate(run_tasks(ask, draws, as_executor(executor)), 1):
         norms.append(np.abs(bias).sum(axis=-1))
         change = bias - mean  # Welford's sums: means of squares would cancel
         mean = mean + change / count
@@ -526,3 +532,15 @@ def sampled_q_bias(
         np.mean(norms, axis=0),
         np.std(norms, axis=0, ddof=1) / num**0.5,
     )
+
+
+def _bias_of_draw(
+    logits: ArrayLike,
+    labels: Any,
+    draw_q: Callable[[np.random.Generator], Any],
+    num_sampled: int,
+    scheme: str,
+    h: ArrayLike | None,
+    rng: np.random.Generator,
+) -> FloatArray:
+    return exact_bias(logits, labels, draw_q(rng), num_sampled, scheme=scheme, h=h).bias

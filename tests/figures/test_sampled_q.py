@@ -1,5 +1,7 @@
 """Means over drawn proposals, against few that are known and quadrature over the frequencies."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from random_q import sampled_q_bias
@@ -29,6 +31,17 @@ def test_means_and_errors_are_those_of_what_was_drawn(scheme):
     assert found.mean_norm == pytest.approx(norms.mean(), rel=1e-12)
     assert found.norm_error == pytest.approx(norms.std(ddof=1) / 30**0.5, rel=1e-9)
     assert np.abs(found.mean_bias).sum() <= found.mean_norm * (1.0 + 1e-12)
+
+
+def one_of_three(rng):
+    return PROPOSALS[rng.integers(3)]
+
+
+def test_workers_draw_the_same():
+    alone = sampled_q_bias(LOGITS, 1, one_of_three, 5, num_draws=30, rng=0)
+    with ThreadPoolExecutor(2) as executor:
+        shared = sampled_q_bias(LOGITS, 1, one_of_three, 5, num_draws=30, rng=0, executor=executor)
+    np.testing.assert_equal(vars(shared), vars(alone))
 
 
 H = np.array([[0.6, 0.8]])
