@@ -27,7 +27,7 @@ from samplesoft._validation import (
 )
 from samplesoft.schemes import Scheme, as_scheme, certain_schemes
 
-_PARTS = 16  # of a batch, to keep that many workers busy
+_TASKS = 16  # at least, to keep as many workers busy
 _EXAMPLES, _NUMBERS = 32, 1 << 17  # examples, and logits, at most in a part
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
@@ -54,10 +54,14 @@ class Inputs:
         for i, (logits, label) in enumerate(zip(self.logits, self.labels, strict=True)):
             yield logits, int(label), self.q[i if len(self.q) > 1 else 0]
 
-    def parts(self) -> list[slice]:
-        """Return examples that are a task of a worker: many tasks, but not much less than 10 ms."""
+    def parts(self, sweeps: int = 1) -> list[slice]:
+        """Return examples that are a task of a worker, in each of some sweeps over all of them.
+
+        Many tasks, but not much less than 10 ms each.
+        """
         batch, n = self.logits.shape
-        return chunks(batch, max(min(_EXAMPLES, _NUMBERS // n, -(-batch // _PARTS)), 1))
+        wanted = -(-_TASKS // sweeps)
+        return chunks(batch, max(min(_EXAMPLES, _NUMBERS // n, -(-batch // wanted)), 1))
 
     def of(self, part: slice) -> Inputs:
         """Return the same for some of the examples."""

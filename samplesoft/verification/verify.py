@@ -158,7 +158,7 @@ def verify(
     rows: list[VerificationRow] = []
     comparisons: list[Comparison] = []
     pairs = [(name, m) for name in samplers for m in counts]
-    parts = next(iter(samplers.values())).parts()
+    parts = next(iter(samplers.values())).parts(len(pairs))
     tasks = (
         # streams are keyed by place, so that no row depends on the order or on who works at it
         _Part(problem.of(part), samplers[name].at(m).of(part), part.start, _stream(key, place))
