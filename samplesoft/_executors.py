@@ -38,10 +38,7 @@ Result = TypeVar("Result")
 SCHEDULERS = ("threads", "processes")
 _WHERE = "--scheduler must be threads, processes or"
 _SECONDS = 10  # in which an address must answer
-_AHEAD, _LEAST_AHEAD = (
-    4,
-    32,
-)  # tasks handed out before the first result: for each worker, and in all
+_AHEAD, _LEAST_AHEAD = 4, 32  # tasks handed out ahead: for each worker, and in all
 _DEATHS = 3  # in a row, after which a task is given up; Dask has the same number
 _ROOM = 10  # bytes that a task works in, for each byte that it is sent
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")

@@ -164,12 +164,8 @@ def thread_each(function: Callable[[Item], object], items: Iterable[Item]) -> No
 
 def call_alone(function: Callable[[Item], Result], item: Item) -> Result:
     """Call ``function(item)`` with one thread for its kernels, as a worker among others."""
-    before = getattr(_thread, "is_worker", False)
-    _thread.is_worker = True
-    try:
+    with alone():
         return function(item)
-    finally:
-        _thread.is_worker = before
 
 
 def together(function: Callable[[int, int], object], workers: int) -> None:

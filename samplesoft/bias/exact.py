@@ -31,9 +31,7 @@ from numpy.typing import ArrayLike
 
 from samplesoft._executors import as_executor, run_tasks
 from samplesoft._validation import FloatArray
-from samplesoft.bias.draw_law import (
-    log_softmax,
-)
+from samplesoft.bias.draw_law import log_softmax
 from samplesoft.bias.inputs import (
     Example,
     Inputs,
@@ -47,14 +45,12 @@ from samplesoft.bias.inputs import (
     times_power,
     with_room,
 )
-from samplesoft.bias.integral import LOST, SURE, with_replacement_bias
+from samplesoft.bias.integral import loses_digits, with_replacement_bias
 from samplesoft.bias.negatives import EPS
 from samplesoft.bias.poisson import poisson_bias
 from samplesoft.bias.successive import set_bias
 from samplesoft.bias.sums import bias_of_dask
-from samplesoft.bias.transform import (
-    Row,
-)
+from samplesoft.bias.transform import Row
 from samplesoft.schemes import Scheme
 
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
@@ -366,7 +362,7 @@ def _of_row(example: Example, inputs: Inputs) -> Row:
 def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None:
     """Return a warning if a bias is not sure of its digits; `first` numbers the first example."""
     size, error = np.abs(result.bias).sum(axis=-1), np.asarray(result.error)
-    lost = np.flatnonzero(error > np.maximum(SURE * size, LOST))
+    lost = np.flatnonzero(loses_digits(error, size))
     if not len(lost):
         return None
     rows = list(inputs.rows())

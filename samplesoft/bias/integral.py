@@ -29,7 +29,6 @@ from samplesoft.bias.draw_law import (
 )
 from samplesoft.bias.jackknife import jackknife_weights
 from samplesoft.bias.laplace import atom_integrals
-from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import (
     NodeWeights,
     assemble,
@@ -38,7 +37,6 @@ from samplesoft.bias.node_weights import (
 )
 from samplesoft.bias.transform import (
     ENOUGH,
-    ROUNDING,
     STEP,
     Atoms,
     Nodes,
@@ -49,14 +47,15 @@ from samplesoft.bias.transform import (
     make_atoms,
     make_nodes,
     refine,
+    rounding_at,
     rounding_unit,
     sum_error,
 )
 from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
-SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
-LOST = 1e-290  # near the least numbers of float64, all have few digits
+_SURE = 1e-10  # L1 norm of errors, relative to that of a bias, above which one is told
+_LOST = 1e-290  # near the least numbers of float64, all have few digits
 
 
 def with_replacement_bias(
@@ -79,13 +78,18 @@ def with_replacement_bias(
     return row._replace(probs=law.probs)
 
 
+def loses_digits(error: Any, size: Any) -> Any:
+    """Tell whether biases of L1 norms `size` are not sure of their digits."""
+    return error > np.maximum(_SURE * size, _LOST)
+
+
 def trivial_bias(law: DrawLaw) -> Row | None:
     """Return the exact bias where all outcomes are the same, else None."""
     if law.scheme.divides_by_kept and not law.draws_any:  # the label alone is left: loss 0
         bias = -law.probs
         if law.label is not None:
             bias[law.label] = law.other_mass
-        unit = 2.0 * (ROUNDING + EPS * law.largest_log)
+        unit = rounding_at(law.largest_log)
         return Row(bias, law.probs, law.log_label, 0.0, unit * abs(law.log_label))
     if not law.scheme.draws_label and law.other_mass == 0.0:
         return Row(np.zeros_like(law.probs), law.probs, 0.0, 0.0, 0.0)
@@ -143,7 +147,7 @@ class _Units(NamedTuple):
 
 def _make_units(law: DrawLaw, classes: Centres, atoms: Atoms) -> _Units:
     # |log e| + |log q|, for both are logs of probabilities
-    unit = 2.0 * (ROUNDING + EPS * law.largest_product)
+    unit = rounding_at(law.largest_product)
     near, far, near_squares, far_squares, size = classes.errors.tolist()
     errors = DEVIATION_ERROR * near + unit * far
     squares = DEVIATION_ERROR**2 * near_squares + unit * unit * far_squares
@@ -151,7 +155,7 @@ def _make_units(law: DrawLaw, classes: Centres, atoms: Atoms) -> _Units:
     return _Units(
         max(unit, rounding_unit(law.base_logs)),
         # the loss is a mean over the softmax
-        max(unit, 2.0 * (ROUNDING + EPS * law.largest_log)),
+        max(unit, rounding_at(law.largest_log)),
         errors / size if size > 0.0 else 0.0,
         math.sqrt(squares) / deviation if deviation > 0.0 else 0.0,
     )

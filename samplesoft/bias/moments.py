@@ -39,7 +39,6 @@ from samplesoft.bias.negatives import EPS
 from samplesoft.bias.node_weights import log_kept
 from samplesoft.bias.sums import BiasSums, ChunkBias, Known, check_chunk, rows_of_dask
 from samplesoft.bias.transform import (
-    ROUNDING,
     STEP,
     Atoms,
     Nodes,
@@ -49,6 +48,7 @@ from samplesoft.bias.transform import (
     lost_nodes,
     make_atoms,
     make_nodes,
+    rounding_at,
     rounding_unit,
 )
 from samplesoft.schemes import Scheme
@@ -286,21 +286,21 @@ def _add_up_classes(
     """Add up what the classes give to a vector at each node, its size, and what to its square.
 
     Of the classes of a slice `class_terms` returns what their vectors c are multiplied by, the
-    sizes of that, and what |c|**2 is multiplied by, all (K, classes). The sums are (K, d), (K,)
-    and (K,).
+    sizes of that, by which `reach` (n,) or (n, k) is, and what |c|**2 is multiplied by, all
+    (K, classes). The sums are (K, d), (K,) or (K, k), and (K,).
     """
-    squares = squared_norms(centred)
-    change, sums = np.zeros((num_nodes, centred.shape[1])), np.zeros((2, num_nodes))
+    squares, num = squared_norms(centred), (num_nodes,)
+    sums = np.zeros(num + centred.shape[1:]), np.zeros(num + reach.shape[1:]), np.zeros(num)
 
-    def work(part: slice) -> tuple[FloatArray, FloatArray]:
+    def work(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
         rise, size, second = class_terms(part)
-        return rise @ centred[part], np.stack([size @ reach[part], second @ squares[part]])
+        return rise @ centred[part], size @ reach[part], second @ squares[part]
 
     parts = chunks(len(centred), max(1, _CHUNK_NUMBERS // num_nodes))
-    for vectors, scalars in thread_map(work, parts):
-        change += vectors
-        sums += scalars
-    return change, sums[0], sums[1]
+    for more in thread_map(work, parts):
+        for total, some in zip(sums, more, strict=True):
+            total += some
+    return sums
 
 
 def integrate(
@@ -339,8 +339,7 @@ def nodes_of_draws(law: DrawLaw) -> DrawNodes | None:
 
 
 def _term_unit(law: DrawLaw) -> float:
-    unit = 2.0 * (ROUNDING + EPS * law.largest_product)
-    return max(unit, rounding_unit(law.base_logs))
+    return max(rounding_at(law.largest_product), rounding_unit(law.base_logs))
 
 
 def _draws_square(law: DrawLaw, centred: FloatArray) -> tuple[float, float]:
@@ -621,13 +620,15 @@ class _NodeSums:
             classes = classes_of(law, self.means.known.centres)
             centred = self.centred(np.asarray(vectors, float))
             norms = np.sqrt(squared_norms(centred))
-            half, ones = 0.5 * self.log_first[:, None], np.ones(len(norms))
+            half, reach = (
+                0.5 * self.log_first[:, None],
+                np.column_stack([norms, np.ones(len(norms))]),
+            )
             with np.errstate(under="ignore", over="ignore"):
                 terms = partial(_class_terms, law, classes, self.nodes, half)
-                change, sizes, square = _add_up_classes(terms, len(half), centred, norms)
-                weights = _add_up_classes(terms, len(half), centred[:, :0], ones)[1]
+                change, sizes, square = _add_up_classes(terms, len(half), centred, reach)
             self.change.add(change)
-            self.scalars.add(np.stack([sizes, weights, square]))
+            self.scalars.add(np.stack([*sizes.T, square]))
             self.norm.add(float(law.probs @ norms))
         return self
 

@@ -20,29 +20,18 @@ import numpy as np
 from samplesoft._jit import alone
 from samplesoft._progress import progress_bar
 from samplesoft._validation import FloatArray, as_count, as_labels, as_real_array, shown
-from samplesoft.bias.draw_law import (
-    Centres,
-    Deviations,
-    DrawLaw,
-    Totals,
-    classes_of,
-    law_of,
-)
+from samplesoft.bias.draw_law import Centres, Deviations, DrawLaw, Totals, classes_of, law_of
 from samplesoft.bias.integral import (
-    LOST,
-    SURE,
     Solution,
     above_excess,
     bias_of_classes,
+    loses_digits,
     pair_with_label,
     solve,
     trivial_bias,
 )
 from samplesoft.bias.node_weights import assemble
-from samplesoft.bias.transform import (
-    Moments,
-    Row,
-)
+from samplesoft.bias.transform import Moments, Row
 from samplesoft.schemes import Scheme, as_scheme
 
 Chunks = Callable[[], Iterable[tuple[Any, Any]]]
@@ -273,7 +262,7 @@ class ChunkBias:
     def told(cls, known: Known) -> ChunkBias:
         """Return the bias, and warn if it has lost digits."""
         found = cls(known)
-        if found.error > max(SURE * found.size, LOST):
+        if loses_digits(found.error, found.size):
             warnings.warn(
                 f"the bias of scheme={known.totals.scheme.name!r} may be off by {found.error:.1e} "
                 f"in the L1 norm, where its own is about {found.size:.1e}; see `error`.",
@@ -299,7 +288,8 @@ class ChunkBias:
 
     def both(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the bias and the softmax, (2, k), of the same classes."""
-        return np.stack([self.bias(start, logits, q), self.probs(start, logits, q)])
+        law = self._law(start, logits, q)
+        return np.stack([self.of_law(law), law.probs])
 
     def probs(self, start: int, logits: Any, q: Any) -> FloatArray:
         """Return the softmax (k,) of the same classes."""

@@ -438,7 +438,11 @@ def rounding_unit(*logs: FloatArray) -> float:
     A ratio e / q may be near 1 where log e and log q are far from 0, and has their rounding.
     """
     first, *others = map(np.abs, logs)
-    largest = float(sum(others, first).max(initial=0.0))
+    return rounding_at(float(sum(others, first).max(initial=0.0)))
+
+
+def rounding_at(largest: float) -> float:
+    """Return the relative error of a term, of the largest magnitude of the logs in it."""
     return 2.0 * (ROUNDING + EPS * largest)
 
 
