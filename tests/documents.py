@@ -5,7 +5,8 @@ import io
 import re
 from dataclasses import dataclass
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# of a directive such as {math} the language is the whole first line
+FENCE = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass

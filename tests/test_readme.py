@@ -16,7 +16,7 @@ from samplesoft.schemes import SCHEMES
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 DOCUMENTS = [
     README,
     *DOCS,
@@ -25,7 +25,13 @@ DOCUMENTS = [
     ROOT / "notebooks" / "README.md",
 ]
 MOST_LINES = 250  # of the README: what is longer stands in docs/
-each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 
 
 def read(path):
@@ -53,7 +59,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 with_python = pytest.mark.parametrize(
-    "path", [path for path in DOCUMENTS if python_blocks(path)], ids=lambda path: path.stem
+    "path", [path for path in DOCUMENTS if python_blocks(path)], ids=name_of
 )
 
 
@@ -111,7 +117,7 @@ def shell_lines():
                         while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                             words = words[1:]  # a variable of the environment
                         if words:
-                            yield pytest.param(words, id=f"{path.stem}: {command.strip()[:60]}")
+                            yield pytest.param(words, id=f"{name_of(path)}: {command.strip()[:60]}")
 
 
 @pytest.mark.parametrize("words", [*shell_lines()])
