@@ -218,7 +218,7 @@ def connected(address: str, what: str, **options: Any) -> Any:
     except ImportError:
         raise ValueError(
             f"{what} an address, for which there must be Dask, got {address!r}; "
-            "pip install 'samplesoft[dask]'."
+            "pip install 'dask[array]' distributed."
         ) from None
 
     async def ask() -> None:

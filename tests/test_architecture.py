@@ -259,7 +259,7 @@ for sentence in ("samplesoft.sklearn", "from samplesoft import sklearn"):
     try:
         exec(sentence)
     except (AttributeError, ImportError) as error:
-        print(type(error).__name__, "pip install 'samplesoft[sklearn]'" in str(error))
+        print(type(error).__name__, "pip install scikit-learn" in str(error))
 """
     assert run_python(code) == ("AttributeError True\nImportError True" if absent else "")
 

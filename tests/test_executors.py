@@ -385,7 +385,7 @@ def test_addresses_that_do_not_answer(monkeypatch, capsys):
 def test_an_address_without_dask(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["verify", "--scheduler", "tcp://127.0.0.1:1"]) == 2
-    assert "pip install 'samplesoft[dask]'" in capsys.readouterr().err
+    assert "pip install 'dask[array]' distributed" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -113,6 +113,6 @@ def _require_cuda() -> None:
     why = " ".join(str(cuda.cuda_error() or "the compiler is missing").split()).split(". ")[0]
     raise RuntimeError(
         f"`device` is 'cuda', but Numba finds no NVIDIA GPU that it can use ({why}). Install "
-        "NVIDIA's driver, and Numba's CUDA target with pip install 'samplesoft[cuda12]' or "
-        "'samplesoft[cuda13]'; or leave `device` at 'cpu'."
+        "NVIDIA's driver, and Numba's CUDA target with pip install 'numba-cuda[cu12]' or "
+        "'numba-cuda[cu13]'; or leave `device` at 'cpu'."
     )

@@ -203,6 +203,9 @@ class Loss(ABC):
                 and for each negative once, not for each label
     ==========  =================================================  ==============
 
+    That is a matter of the limit. A linear model of a few thousand examples need not follow: try
+    both.
+
     ``ova`` is for losses that are sums of a logistic loss of the label and one of each draw: noise
     contrastive estimation and negative sampling. A softmax has no loss of a class on its own. Draws
     of any label of an example are then treated as draws of the label are with one.

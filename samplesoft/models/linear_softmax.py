@@ -77,9 +77,9 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     dropout : float
         Share of the entries of an input that a step of training leaves out.
     label_reduction : {"pal-n", "pal", "ova"}
-        What the loss of an example with several labels is: the mean of their losses, which leads
-        to lists of high recall, or their sum, for precision; ``"ova"``, one versus all, is for
-        ``"nce"``, ``"negative-sampling-masked"`` and ``"gbce"``. See `samplesoft.losses.base.Loss`.
+        What the loss of an example with several labels is: the mean of their losses, or their
+        sum; ``"ova"``, one versus all, is for ``"nce"``, ``"negative-sampling-masked"`` and
+        ``"gbce"``. `samplesoft.losses.base.Loss` says which is for what.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label. On held-out parts of
         the training data (3 seeds, ``"unigram"``, 100 draws on Bibtex and 1,000 on Gowalla) it

@@ -1,10 +1,10 @@
-"""A scikit-learn classifier for very many classes; needs ``samplesoft[sklearn]``."""
+"""A scikit-learn classifier for very many classes; needs the extra ``sklearn``."""
 
 try:
     import sklearn  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "samplesoft.sklearn needs scikit-learn; pip install 'samplesoft[sklearn]'."
+        "samplesoft.sklearn needs scikit-learn; pip install scikit-learn."
     ) from error
 
 from samplesoft.sklearn.classifier import SampledSoftmaxClassifier, predict_topk

@@ -80,8 +80,8 @@ class RetrievalSettings(LinearSoftmaxSettings):
     dropout : float
         Probability with which an entry of an input is dropped in a step.
     label_reduction : {"pal-n", "pal", "ova"}
-        Loss of an example with several labels: pal-n, the mean of theirs, for recall; pal, the
-        sum, for precision; ova, one versus all, with nce or negative-sampling-masked.
+        Loss of an example with several labels: pal-n, the mean of theirs; pal, their sum; ova,
+        one versus all, with nce or negative-sampling-masked.
     mask_other_labels : bool
         Leave the other labels of an example out of the negatives of a label; the default.
     batch_size : int

@@ -35,7 +35,7 @@ def has_device():
 
 @pytest.mark.skipif(has_device(), reason="there is a GPU, or its simulator")
 def test_without_a_gpu_the_error_says_what_to_install():
-    with pytest.raises(RuntimeError, match=r"no NVIDIA GPU.*samplesoft\[cuda12\].*cuda13"):
+    with pytest.raises(RuntimeError, match=r"no NVIDIA GPU.*numba-cuda\[cu12\].*cu13"):
         RandomFourierFeatures(2, 3, device="cuda")
     with pytest.raises(RuntimeError, match="no NVIDIA GPU"):
         SamplerInputs(np.eye(3), device="cuda")
