@@ -3,9 +3,7 @@
 try:
     import sklearn  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        "samplesoft.sklearn needs scikit-learn; pip install scikit-learn."
-    ) from error
+    raise ImportError("samplesoft.sklearn needs scikit-learn; pip install scikit-learn.") from error
 
 from samplesoft.sklearn.classifier import SampledSoftmaxClassifier, predict_topk
 
