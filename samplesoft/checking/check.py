@@ -365,7 +365,7 @@ def _full(hypotheses: list[Hypothesis]) -> Hypothesis:
 
 
 def z_limit(observed: Observed) -> float:
-    """Return what |z| exceeds with a chance of `ALPHA` in all looks, by Bonferroni."""
+    """Return what ``|z|`` exceeds with a chance of `ALPHA` in all looks, by Bonferroni."""
     tests = len(observed.means)
     if observed.squares is not None:
         tests += len(observed.squares.means)
@@ -411,7 +411,7 @@ def of_means_alone(one: Hypothesis, observed: Observed) -> Hypothesis:
 def _distance(
     means: FloatArray, digits: float, spread: Spread | None, observed: Observed, limit: float
 ) -> tuple[float, bool]:
-    """Return the greatest |z|, and whether all are within their limits."""
+    """Return the greatest ``|z|``, and whether all are within their limits."""
     stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
     if spread is not None:
         least = _LEAST_SPREAD * spread.deviations / np.sqrt(observed.sets * observed.calls)

@@ -39,7 +39,7 @@ class LossReport(Report):
     scores : tuple of Hypothesis
         All hypotheses, those that are allowed first, then by their distance.
     limit : float
-        The |z| above which a hypothesis is excluded: a right one with a chance below 1e-4.
+        The ``|z|`` above which a hypothesis is excluded: a right one with a chance below 1e-4.
     loss_bias, gradient_bias : float or None
         Mean over the examples of what the best hypothesis has above the full softmax: in the loss
         (nats), and in the gradient in the logits (L1 norm). None where no closed form is known,
@@ -157,7 +157,7 @@ class LossReport(Report):
         Returns
         -------
         dict
-            Ready for ``json.dumps(..., allow_nan=False)``; a |z| that is not finite is None.
+            Ready for ``json.dumps(..., allow_nan=False)``; a ``|z|`` that is not finite is None.
         """
         names = ("verdict", "remedy", "faults", *self.__dataclass_fields__)
         values = {name: plain(getattr(self, name)) for name in names if name != "scores"}

@@ -19,7 +19,7 @@ _OUTPUTS = 1 << 20  # features that a thread writes at a time: 0.2 ms of work or
 
 
 class FeatureMap(ABC):
-    """Features phi whose dot products estimate a kernel: ``E[phi(x) . phi(y)] = k(x, y)``.
+    """Features phi whose dot products estimate a kernel: ``E[phi(x).phi(y)] = k(x, y)``.
 
     A map is drawn once, when it is made, and does not change: the same seed gives the same
     features, in float32 up to its rounding. To add a map, write `_write` and `_kernel`, whose

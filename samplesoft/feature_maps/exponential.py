@@ -29,7 +29,7 @@ _PRODUCTS = 1 << 22  # numbers held beside the result
 
 
 class PositiveRandomFeatures(FeatureMap):
-    r"""Exponentials of random projections, for ``k(x, y) = exp(tau x . y)``.
+    r"""Exponentials of random projections, for ``k(x, y) = exp(tau x.y)``.
 
     .. math:: \phi_j(u) = D^{-1/2} \exp(\sqrt\tau w_j u - \tau |u|^2 / 2), \qquad w_j \sim N(0, I)
 
@@ -127,7 +127,7 @@ class PositiveRandomFeatures(FeatureMap):
 
 
 class RandomMaclaurinFeatures(FeatureMap):
-    r"""Products of random projections, for ``k(x, y) = exp(tau x . y)``.
+    r"""Products of random projections, for ``k(x, y) = exp(tau x.y)``.
 
     .. math:: \phi_j(u) = (a_N 2^{N + 1} / F)^{1/2} \prod_{k=1}^N w_{jk} u
 

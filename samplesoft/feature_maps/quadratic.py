@@ -12,7 +12,7 @@ from samplesoft.feature_maps.base import FeatureMap, inner_products, over_rows, 
 
 
 class QuadraticFeatures(FeatureMap):
-    """Products of pairs of entries, for ``k(x, y) = alpha (x . y)^2 + 1``, with no variance.
+    """Products of pairs of entries, for ``k(x, y) = alpha (x.y)^2 + 1``, with no variance.
 
     Symmetric products are stored once, times the square root of 2: F = d (d + 1) / 2 + 1.
 

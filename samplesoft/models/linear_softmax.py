@@ -176,7 +176,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
 
 
 class LinearSoftmax:
-    """Class scores ``tau * (x @ U + u) . c``, of vectors of norm 1 if the settings say so.
+    """Class scores ``tau * (x @ U + u).c``, of vectors of norm 1 if the settings say so.
 
     With an `embedding_dim` of None, scores are ``tau * (x . c_j + b_j)``, of inputs themselves.
 

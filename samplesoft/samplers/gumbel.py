@@ -132,7 +132,7 @@ class _Cells(NamedTuple):
 
 
 class LazyGumbel:
-    r"""Exact draws from ``softmax(tau h . c)`` that look at about sqrt(n) logits each.
+    r"""Exact draws from ``softmax(tau h.c)`` that look at about sqrt(n) logits each.
 
     Of a context the largest logits, its *head*, are found once. A draw perturbs these, and of the
     others, the *tail*, only the classes whose Gumbel numbers are so large that they might win:

@@ -116,7 +116,7 @@ class KernelSampler(EngineSampler):
 
 
 class QuadraticSampler(KernelSampler):
-    """Draws by the quadratic kernel ``alpha (h . c)**2 + 1``.
+    """Draws by the quadratic kernel ``alpha (h.c)**2 + 1``.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class QuadraticSampler(KernelSampler):
 
 
 class PositiveSampler(KernelSampler):
-    """Draws by positive random features of ``exp(tau h . c)``.
+    """Draws by positive random features of ``exp(tau h.c)``.
 
     Parameters
     ----------

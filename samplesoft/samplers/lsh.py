@@ -225,8 +225,8 @@ class LSHSampler(Sampler):
         class_embeddings : array_like, shape (k, d)
             Vectors of classes, of all n for `samplesoft.exact_bias`.
         num_tables : int, optional
-            Tables T: by default all L, whose buckets together are the sample in [2]_ of the class;
-            1 for the one table of a draw.
+            Tables T: by default all L, whose buckets together are the sample of Spring and
+            Shrivastava; 1 for the one table of a draw.
 
         Returns
         -------

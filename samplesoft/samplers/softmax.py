@@ -40,7 +40,7 @@ class _FirstPass(NamedTuple):
 
 
 class SoftmaxSampler(Sampler):
-    r"""The softmax of the full model, ``q(i) = exp(tau h . c_i) / sum_j exp(tau h . c_j)``.
+    r"""The softmax of the full model, ``q(i) = exp(tau h.c_i) / sum_j exp(tau h.c_j)``.
 
     The one proposal that leaves sampled softmax without bias, at the price of all n logits for
     each context. They are never held at once: a first pass keeps the sum of each block of

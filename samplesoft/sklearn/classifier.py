@@ -247,16 +247,16 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     number of labels in its place 0.093. Log loss on held-out examples, mean of three seeds (digits:
     24), of Bibtex the sum over the labels, and in the last column the least by any calibration:
 
-    =============================  ========  ==========================  ========  ======
-    data                           classes   ``tau=10, calibrate=False`` defaults  least
-    =============================  ========  ==========================  ========  ======
-    digits, 20 rounds                    10  0.136                       0.133     0.130
-    Bibtex, 20 rounds                   159  7.531                       7.401     7.395
-    lines of code, 3 rounds             594  3.140                       3.135     3.134
-    identifiers, 2 rounds             9,442  4.711                       4.500     4.493
-    identifiers, 2 rounds            38,205  5.391                       5.016     4.978
-    synthetic texts, 3 rounds        47,446  6.741                       5.407     5.394
-    =============================  ========  ==========================  ========  ======
+    =============================  ========  ============================  ========  ======
+    data                           classes   ``tau=10, calibrate=False``   defaults  least
+    =============================  ========  ============================  ========  ======
+    digits, 20 rounds                    10  0.136                         0.133     0.130
+    Bibtex, 20 rounds                   159  7.531                         7.401     7.395
+    lines of code, 3 rounds             594  3.140                         3.135     3.134
+    identifiers, 2 rounds             9,442  4.711                         4.500     4.493
+    identifiers, 2 rounds            38,205  5.391                         5.016     4.978
+    synthetic texts, 3 rounds        47,446  6.741                         5.407     5.394
+    =============================  ========  ============================  ========  ======
 
     With ``"auto"`` `fit` trains a pilot, a model that is thrown away, for a tenth of its steps (at
     least 100, at most 1000) with 100 draws by counts. On its vectors `samplesoft.tune` measures

@@ -58,7 +58,7 @@ class VerificationRow:
     monte_carlo_max_stderr, monte_carlo_l1_stderr : float or None
         Their standard errors.
     max_abs_z : float or None
-        Largest |Monte Carlo - exact| in standard errors, or None if nothing was tested. For
+        Largest ``|Monte Carlo - exact|`` in standard errors, or None if nothing was tested. For
         ``class_embeddings`` that of the logits, as its bias is a product with theirs.
     num_tested, num_untested : int
         Statistics that were tested, and those that were not as they have too few effective draws.
@@ -96,7 +96,7 @@ class VerificationRow:
     loss_bias : float
         Exact E[L'] - L in nats, averaged over the examples.
     loss_z : float or None
-        Largest |z| of the loss.
+        Largest ``|z|`` of the loss.
     squared_bias, variance, mse : float or None
         Exact moments of the gradient in h, summed over coordinates, averaged over examples.
     draws_needed : int or None
@@ -164,7 +164,7 @@ class VerificationReport(Report):
         Number of statistics tested in the whole report, and of those that were not as they have
         too few effective draws.
     max_abs_z, z_limit : float
-        Largest |z| of the report, and the limit by Bonferroni's correction.
+        Largest ``|z|`` of the report, and the limit by Bonferroni's correction.
     settings : dict
         What is printed and saved with it, as given to `verify`.
     """
@@ -187,7 +187,7 @@ class VerificationReport(Report):
 
     @property
     def agrees(self) -> bool:
-        """Whether statistics were tested and every |z| is within the limit."""
+        """Whether statistics were tested and every ``|z|`` is within the limit."""
         return self.num_tests > 0 and self.max_abs_z <= self.z_limit
 
     @property

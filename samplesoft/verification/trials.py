@@ -39,7 +39,7 @@ class Scores(NamedTuple):
 
     @property
     def max_abs_z(self) -> float:
-        """Largest |z|; 0 if nothing was tested."""
+        """Largest ``|z|``; 0 if nothing was tested."""
         return float(np.abs(self.z).max(initial=0.0))
 
 
@@ -49,13 +49,13 @@ def merge(parts: list[Scores]) -> Scores:
 
 
 def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
-    """Return the |z| that one of `num_tests` normal statistics exceeds with chance `alpha`."""
+    """Return the ``|z|`` that one of `num_tests` normal statistics exceeds with chance `alpha`."""
     # two sides, and Bonferroni's correction for the number of statistics
     return -NormalDist().inv_cdf(alpha / (2.0 * max(num_tests, 1)))
 
 
 def p_value(max_abs_z: float, num_tests: int) -> float:
-    """Return the p-value of the largest |z| of `num_tests` statistics, by Bonferroni."""
+    """Return the p-value of the largest ``|z|`` of `num_tests` statistics, by Bonferroni."""
     return min(1.0, 2.0 * num_tests * NormalDist().cdf(-max_abs_z))
 
 

@@ -1,0 +1,324 @@
+"""How the site is built, with ``.[docs]``: ``sphinx-build -W -n -b html docs build/site``.
+
+Pages are Markdown that reads well on its own, so what only a site needs is made here: links that
+leave ``docs/`` are led to pages or files of the site, the first page of a folder gets the others as
+its table of contents, and names in code lead to the reference. Notebooks are shown with the outputs
+that are committed; tests execute them. ``figures/`` needs no gallery that runs scripts, for some
+run for hours: the page of benchmarks shows what they have written.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))
+
+import samplesoft  # noqa: E402  (the source tree, installed or not)
+
+project = "samplesoft"
+author = "The samplesoft developers"
+copyright = "the samplesoft developers, BSD 3-Clause"
+release = samplesoft.__version__
+REPOSITORY = "https://github.com/samplesoft/samplesoft"
+
+extensions = [
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
+    "sphinx_exercise",
+    "sphinx_proof",
+]
+bibtex_bibfiles = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.bib")]
+if bibtex_bibfiles:
+    extensions.append("sphinxcontrib.bibtex")
+exclude_patterns = ["_templates", "paper"]
+templates_path = ["_templates"]
+source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
+
+# Markdown and notebooks
+nb_execution_mode = "off"
+nb_ipywidgets_js: dict[str, Any] = {}  # from another server; committed outputs have no widgets
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+math_number_all = False
+suppress_warnings = ["myst.header"]  # the headings of a notebook need not begin at the first level
+
+# docstrings
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autodoc_typehints = "none"  # numpydoc says types in words, with shapes
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False  # the template has them
+numpydoc_xref_param_type = False
+default_role = "py:obj"
+
+# the page
+html_theme = "pydata_sphinx_theme"
+html_title = "samplesoft"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+# a summary of each page found would be fetched, which browsers refuse in a folder without a server
+html_show_search_summary = False
+html_theme_options = {
+    "navbar_align": "left",
+    "header_links_before_dropdown": 6,
+    "navigation_with_keys": False,
+    "show_prev_next": True,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "icon_links": [{"name": "Source", "url": REPOSITORY, "icon": "fa-solid fa-code"}],
+    "logo": {"text": "samplesoft"},
+}
+html_sidebars = {name: [] for name in ("index", "benchmarks", "glossary", "changelog", "cite")}
+mathjax_path = "mathjax/tex-chtml.js"
+
+
+# links and folders -------------------------------------------------------------------------------
+
+# a picture, or the end of a link, with its path and its anchor
+LINK = re.compile(r"(!\[[^\]]*)?\]\(([^)\s#]+)(#[^)\s]*)?\)")
+INCLUDE = re.compile(r"```\{include\} (\S+)\n```\n")
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    ".github/CONTRIBUTING.md": "contributing.md",
+    "notebooks/README.md": "learn/index.md",
+    "samplesoft/bias/README.md": "theory/derivation.md",
+}
+NOTEBOOKS = "learn/notebooks"
+
+
+def lead(link: re.Match[str], folder: Path) -> str:
+    """Return a link of a file in `folder` as the site has it."""
+    picture, path, anchor = link.groups(default="")
+    if ":" in path or not (folder / path).exists():
+        return link[0]
+    place = (folder / path).resolve()
+    name = place.relative_to(ROOT).as_posix()
+    if picture:
+        return f"{picture}](/{Path('..', name).as_posix()})"
+    if place.is_dir():
+        return f"]({REPOSITORY}/tree/main/{name})"
+    if place.parent == ROOT / "figures" and place.with_suffix(".csv").exists():
+        return f"](/benchmarks.md#{place.stem.replace('_', '-')})"
+    if place.suffix == ".ipynb":
+        return f"](/{NOTEBOOKS}/{place.name})"
+    if name == "README.md":
+        anchor = ""  # its sections are the doors of the first page
+    name = f"docs/{PAGES[name]}" if name in PAGES else name
+    inside = name.removeprefix("docs/")
+    return f"](/{inside if inside != name else f'../{name}'}{anchor})"
+
+
+def read(app: Any, name: str, source: list[str]) -> None:
+    """Change the text of a page before it is parsed."""
+    file = Path(app.env.doc2path(name))
+    if file.suffix == ".rst":
+        return
+    folder = ROOT / "notebooks" if name.startswith(NOTEBOOKS) else file.parent
+
+    def include(block: re.Match[str]) -> str:
+        path = (folder / block[1]).resolve()
+        app.env.note_dependency(str(path))
+        return LINK.sub(lambda link: lead(link, path.parent), path.read_text(encoding="utf-8"))
+
+    text = INCLUDE.sub(include, LINK.sub(lambda link: lead(link, folder), source[0]))
+    if name == "benchmarks":
+        text = text.replace("<!-- figures -->\n", benchmarks())
+    if file.name == "index.md" and "{toctree}" not in text:
+        linked = re.findall(r"\]\(/?(?:\w+/)?((?:notebooks/)?[\w-]+)\.\w+\)", text)
+        there = sorted(
+            path.relative_to(file.parent).with_suffix("").as_posix()
+            for path in file.parent.rglob("*")
+            if path.suffix in (".md", ".ipynb") and path != file
+        )
+        pages = sorted(there, key=lambda page: linked.index(page) if page in linked else 99)
+        text += "\n".join(["\n```{toctree}", ":hidden:", "", *pages, "```\n"])
+    source[0] = text
+
+
+def copy_notebooks(app: Any) -> None:
+    """Copy the notebooks into the folder of the pages, where they differ."""
+    folder = DOCS / NOTEBOOKS
+    folder.mkdir(exist_ok=True)
+    wanted = {path.name: path for path in (ROOT / "notebooks").glob("*.ipynb")}
+    for path in folder.iterdir():
+        if path.name not in wanted:
+            path.unlink()
+    for name, path in wanted.items():
+        copy = folder / name
+        if not copy.exists() or copy.read_bytes() != path.read_bytes():
+            shutil.copy(path, copy)
+
+
+# names and figures -------------------------------------------------------------------------------
+
+
+def public_names() -> dict[str, str]:
+    """Return what the pages of the reference list: the whole name by its last part."""
+    entry = re.compile(r"^(?:   |\.\. (?:py:data|registry):: samplesoft\.)([\w.]+)$", re.MULTILINE)
+    pages = [page for page in (DOCS / "reference").glob("*.rst") if page.stem != "index"]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    names = [name for text in texts for name in entry.findall(text)]
+    return {name.rpartition(".")[2]: f"samplesoft.{name}" for name in names}
+
+
+PUBLIC = public_names()
+
+
+def link_code(app: Any, doctree: nodes.document) -> None:
+    """Make links of public names that stand in code in the text of a page."""
+    for code in [*doctree.findall(nodes.literal)]:
+        target = PUBLIC.get(code.astext().removesuffix("()").removeprefix("samplesoft."))
+        if target and isinstance(code.parent, (nodes.paragraph, nodes.entry, nodes.strong)):
+            link = pending_xref(refdomain="py", reftype="obj", reftarget=target)
+            code.replace_self(link)
+            link += code
+
+
+def find_name(app: Any, env: Any, node: pending_xref, content: nodes.Node) -> nodes.Node | None:
+    """Lead names in single backticks of docstrings to the reference; what is none stays code."""
+    if node["reftype"] != "obj":
+        return None
+    target = PUBLIC.get(node["reftarget"].rpartition(".")[2])
+    where = env.domaindata["py"]["objects"].get(target)
+    if where is None:
+        return content
+    return make_refnode(app.builder, node["refdoc"], where.docname, where.node_id, content, target)
+
+
+class Registry(SphinxDirective):
+    """``.. registry:: NAME``: a registry with what its entries say of themselves."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the description of a name, with a list of its entries."""
+        name = self.arguments[0]
+        module, _, last = name.rpartition(".")
+        lines = [f".. py:data:: {name}", ""]
+        for key, entry in getattr(import_module(module), last).items():
+            made = getattr(entry, "make", entry)
+            facts = [f"`{made.__name__}`"] if isinstance(made, type) else []
+            facts += [f"``{k}={v!r}``" for k, v in getattr(entry, "fixed", {}).items()]
+            for words in ("summary", "kernel", "formula"):
+                text = getattr(entry, words, "")
+                facts += [text if words == "summary" else f"``{text}``"] if text else []
+            lines += [f"   ``{key!r}``", f"      {', '.join(facts)}"]
+        return self.parse_text_to_nodes("\n".join([*lines, ""]))
+
+
+def uses() -> dict[str, list[str]]:
+    """Return the figures, by their scripts, that use each public name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for script in sorted((ROOT / "figures").glob("*.py")):
+        if not script.with_suffix(".csv").exists():
+            continue
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("samplesoft"):
+                for alias in node.names:
+                    found[alias.name].add(script.stem)
+            elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "samplesoft":
+                found[node.attr].add(script.stem)
+    return {name: sorted(scripts) for name, scripts in found.items()}
+
+
+USES = uses()
+
+
+def add_figures(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Add links to the figures that use a public name, below its docstring."""
+    last = name.rpartition(".")[2]
+    if PUBLIC.get(last) == name and last in USES:
+        links = (f":ref:`{stem} <figure-{stem}>`" for stem in USES[last])
+        lines += ["", ".. rubric:: Figures that use it", "", ", ".join(links), ""]
+
+
+def dates() -> dict[str, str]:
+    """Return the day of the last commit of each file of ``figures/``, where git knows it."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return {}
+    command = ["git", "log", "--format=%cs", "--name-only", "--", "figures"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found: dict[str, str] = {}
+    day = ""
+    for line in listed.splitlines():
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", line):
+            day = line
+        elif line:
+            found.setdefault(line, day)
+    return found
+
+
+def benchmarks() -> str:
+    """Return a section for each table of ``figures/``: picture, and what its script says of it."""
+    days, parts = dates(), []
+    for table in sorted((ROOT / "figures").glob("*.csv")):
+        script, picture = table.with_suffix(".py"), table.with_suffix(".png")
+        text = table.read_text(encoding="utf-8")
+        made = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+        about = ""
+        links = [f"{{download}}`table <../figures/{table.name}>`"]
+        if script.exists():
+            doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+            about = re.split(r"::?\n\n    |\n\w+\n---", doc)[0]
+            links.insert(0, f"{{download}}`script <../figures/{script.name}>`")
+        parts += [f"(figure-{table.stem})=", f"## {table.stem}", about, ""]
+        if picture.exists():
+            parts += [f"![{table.stem}](../figures/{picture.name})", ""]
+        day = days.get(f"figures/{table.name}")
+        parts += [", ".join(links) + (f", of {day}" if day else "") + ".", ""]
+        parts += [f"Made with: {' '.join(made)}", ""] if made else []
+    return "\n".join(parts)
+
+
+def skip_member(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> Any:
+    """Leave out fields that say only that they are fields, and scikit-learn's routing."""
+    plain = (getattr(thing, "__doc__", None) or "").startswith("Alias for field")
+    return True if plain or re.fullmatch(r"set_\w+_request|get_metadata_routing", name) else None
+
+
+def copy_mathjax(app: Any, error: Exception | None) -> None:
+    """Copy of MathJax what pages load, so that a folder works without a network."""
+    if error is None and app.builder.format == "html":
+        source = Path(str(files("sphinx-mathjax-offline"))) / "static" / "mathjax"
+        target = Path(app.outdir) / "_static" / "mathjax"
+        fonts = "output/chtml/fonts/woff-v2"
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / "tex-chtml.js", target)
+        shutil.copytree(source / fonts, target / fonts, dirs_exist_ok=True)
+
+
+def setup(app: Any) -> None:
+    """Connect what stands above."""
+    app.add_directive("registry", Registry)
+    app.connect("builder-inited", copy_notebooks)
+    app.connect("source-read", read)
+    app.connect("doctree-read", link_code)
+    app.connect("missing-reference", find_name)
+    app.connect("autodoc-process-docstring", add_figures, priority=900)  # after numpydoc
+    app.connect("autodoc-skip-member", skip_member)
+    app.connect("build-finished", copy_mathjax)
