@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,10 @@ settings.register_profile("samplesoft", deadline=None, derandomize=True)
 settings.load_profile("samplesoft")
 
 MOST_THREADS = 5  # more than many machines have cores
+
+
+def pytest_addoption(parser):
+    parser.addoption("--thorough", action="store_true", help="run tests marked thorough, too")
 
 
 def pytest_configure(config):
@@ -73,7 +78,25 @@ def local_cluster():
         yield client
 
 
-def pytest_collection_modifyitems(items):
+def leave_out_thorough(config, items):
+    """Leave out what repeats, in more settings or at length, what quicker tests cover."""
+    seen, left_out = Counter(), []
+    for item in items:
+        mark = item.get_closest_marker("thorough")
+        if mark is not None:
+            name = item.path, item.originalname
+            seen[name] += 1
+            if seen[name] > mark.kwargs.get("but", 0):
+                left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--thorough"):
+        leave_out_thorough(config, items)
     # what takes a minute begins early, so that no process waits for another at the end
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")
     asked = [item for item in items if item.get_closest_marker("gpu")]

@@ -11,6 +11,7 @@ LOGITS = np.array([0.3, -1.0, 2.0, 0.7])
 Q = np.array([0.1, 0.2, 0.3, 0.4])
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("m", [2, 3])
 @pytest.mark.parametrize("scheme", naive.SCHEMES)
 def test_enumeration_and_integral_agree(scheme, m):
@@ -44,6 +45,7 @@ def test_reject_without_negatives_has_loss_zero():
         assert abs(loss_bias - mp.log(naive.softmax(LOGITS)[1])) < 1e-40
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_gauss_rule_for_the_binomial_law():
     with mp.workdps(60):
@@ -56,6 +58,7 @@ def test_gauss_rule_for_the_binomial_law():
             assert abs((square - mean**2) / m - mp.mpf(9) / 100) < 1e-30
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "share"), [(45, 0.3), (45, 0.999), (60, 1e-6)])
 def test_integral_of_reject_sums_over_every_number_kept(m, share):
@@ -67,6 +70,7 @@ def test_integral_of_reject_sums_over_every_number_kept(m, share):
         assert abs(loss_bias - mp.log(naive.softmax(logits)[0]) - loss) < 1e-20
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_gauss_rule_and_plain_sum_over_the_draws_kept_agree(monkeypatch):
     args = ([0.5, 2.5, -1.0], 0, [0.3, 0.01, 0.69], 100, "reject")
@@ -90,6 +94,7 @@ def test_integral_with_sure_classes(pi):
         assert abs(loss_bias - mp.log(naive.softmax(logits)[0]) - loss) < 1e-20
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["negatives", "jackknife", "reject", "candidate_masked"])
 def test_integral_at_a_billion_draws(scheme):
@@ -114,6 +119,7 @@ def test_integral_at_a_billion_draws(scheme):
         assert float(bias[0] / limit) == pytest.approx(1.0, abs=1e-7)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "spread", "least"),
@@ -129,6 +135,7 @@ def test_integral_at_extreme_logits_and_proposals(scheme, spread, least):
         assert sum(abs(bias - exact)) < 1e-13 * sum(abs(exact))
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("scheme", [name for name in naive.SCHEMES if "2" not in name])
 def test_frozen_digits_are_computed_anew(scheme):
     """One record of each scheme, for time; `python -m oracles.frozen` computes them all."""

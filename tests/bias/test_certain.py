@@ -107,6 +107,7 @@ def test_with_all_classes_certain_there_is_no_bias(scheme, label):
         assert moments.mse == moments.squared_bias == 0.0
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_an_empty_head_changes_no_bit(scheme):
     plain = exact_bias(LOGITS, 2, Q, 3, scheme=scheme)

@@ -159,6 +159,7 @@ def test_equal_ratios_do_not_add_up_their_rounding():
 # --- the sums beside plain loops --------------------------------------------------------------
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("scheme", ["negatives", "candidate", "reject", "jackknife"])
 @pytest.mark.parametrize("n", [30, 1500])
 def test_far_atoms_left_out_change_nothing(monkeypatch, scheme, n):

@@ -56,6 +56,7 @@ TRAILS = {
 }
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_the_label_leads_or_trails_by_any_gap(scheme):
     """Each gap with 1 draw or with 3, the other number with the next scheme."""
@@ -63,6 +64,7 @@ def test_the_label_leads_or_trails_by_any_gap(scheme):
         check(*case, (1, 3)[k % 2], scheme)
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", exact_schemes())
 def test_the_estimated_error_bounds_the_error(scheme):
@@ -101,6 +103,7 @@ def test_moments_of_a_label_that_trails_are_finite():
         assert abs(got - wanted) <= 1e-13 * wanted
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("gap", [0.0, 383.0, 700.0, 1e4])
 @pytest.mark.parametrize("q", [THIRDS, [1e-300, 0.5, 0.5], [0.5, 1e-200, 0.5]])
 def test_moments_are_never_negative_nor_nan(q, gap):

@@ -93,6 +93,7 @@ def test_a_batch_and_certain_classes_have_it_too():
     assert (result.loss_error < 1e-12 * np.abs(result.loss_bias)).all()
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("scheme", ["negatives", "masked"])
 @pytest.mark.parametrize("heaviest", [28.0, 45.0, 58.0])
 def test_one_draw_of_classes_on_panels_one_of_which_outweighs_all(heaviest, scheme):

@@ -111,6 +111,7 @@ def test_agrees_at_random(data):
     check(np.array(logits), label, q, m, scheme, room=1e-9)
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.filterwarnings("ignore:the bias of scheme")
 @pytest.mark.parametrize("scheme", ["distinct", "distinct_masked"])
 @pytest.mark.parametrize(
@@ -214,6 +215,7 @@ def test_classes_that_are_never_drawn_have_a_correction():
     assert result.inclusion[1] == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_bits():
     rng = np.random.default_rng(6)
@@ -292,6 +294,7 @@ def test_no_moment_is_off_by_more_than_its_error(case, scheme):
     check_moments(logits, label, q, m, c, scheme, np.inf, 800 + int(2.0 * np.ptp(logits)))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("logits", "q", "dps"),
     [
@@ -402,6 +405,7 @@ def test_bounds_hold_the_bias_by_all_orders_of_draws(m, scheme):
         assert not holds(bounds, by_enumeration(logits, 0, q, m, scheme)[0])
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["distinct", "distinct_candidate"])
 @pytest.mark.parametrize(
@@ -573,6 +577,7 @@ def sets_and_tries(q, m, most=2000):
         states = after
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("scheme", NAMES)
 def test_tries_agree_with_all_outcomes(scheme):
     logits, q, label, m = np.arange(6.0), np.array([0.4, 0.2, 0.2, 0.1, 0.05, 0.05]), 1, 3

@@ -255,6 +255,7 @@ def own_loss(name, sampler, tau=1.0):
     return black_box
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_losses_of_the_library_are_named(name):
@@ -265,6 +266,7 @@ def test_losses_of_the_library_are_named(name):
     assert report.fault is None
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("weight", [1.0, 1.5])
 def test_a_loss_without_bias_is_named(weight):
@@ -283,6 +285,7 @@ def test_a_loss_without_bias_is_named(weight):
     assert weight > 1.0 or report.loss_bias == report.gradient_bias == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tau_biases_and_a_sampler_that_looks_at_contexts():
     vectors = np.random.default_rng(1).standard_normal((10, 4))
@@ -293,6 +296,7 @@ def test_tau_biases_and_a_sampler_that_looks_at_contexts():
     assert ("negatives", "uncorrected") not in report.consistent
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_one_set_for_the_batch_in_float32():
     loss = make("masked", shared=True, dtype=np.float32)
@@ -301,6 +305,7 @@ def test_one_set_for_the_batch_in_float32():
     assert {"masked"} <= right <= {"masked", "reject", "poisson"}, report
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", ["given", "given-negatives"])
 def test_draws_from_outside(draws):
@@ -353,6 +358,7 @@ COMMON = [
 ]
 
 
+@pytest.mark.thorough(but=15)
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "fault", "variant"), COMMON)
 def test_mistakes_are_named(scheme, fault, variant):
@@ -395,6 +401,7 @@ def expected_count(q, m, tries):
     return m * q if tries == m else -np.expm1(tries * np.log1p(-q))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "scheme", "fault"),
@@ -416,6 +423,7 @@ def test_draws_without_replacement_as_in_tensorflow(loss, scheme, fault):
     assert fault == "distinct_as_repeated" or "number of tries" in report.verdict
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scheme"),
@@ -441,6 +449,7 @@ def in_batch(correct, label=0.0, mask=True):
     return loss
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize(
     ("loss", "scheme", "fault"),
     [
@@ -493,6 +502,7 @@ def test_two_mistakes_at_once():
     assert len(report.verdict.splitlines()) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("away", "mask", "fault"),
@@ -587,6 +597,7 @@ def test_draws_that_are_used_again_in_the_next_call():
     assert "have a correlation of 0." in str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_seeds_that_repeat():
     log_q = np.full(20, -np.log(20.0))
@@ -595,6 +606,7 @@ def test_seeds_that_repeat():
     assert f"Only 40 of {report.calls:,} calls gave different results" in report.verdict
 
 
+@pytest.mark.thorough
 def test_a_proposal_that_nobody_knows_is_not_taken_for_a_mistake(monkeypatch):
     q = np.repeat([0.01, 0.02, 0.02, 0.05, 0.2, 0.2, 0.2, 0.15, 0.1, 0.05], 2) / 2.0
     monkeypatch.setattr(twins, "log_uniform", lambda n: q)
@@ -614,6 +626,7 @@ def test_the_in_batch_loss_of_the_library():
     assert (report.scheme, report.fault) == ("in_batch", None), report
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_mixed_negatives_of_the_library():
     extra = UniformSampler(20)
@@ -632,6 +645,7 @@ def test_mixed_negatives_of_the_library():
     assert report.scores[0].sd_ratio == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_mixed_negatives_that_are_corrected_apart():
     def loss(class_embeddings, h, labels, num_sampled, seed):
@@ -650,6 +664,7 @@ def test_mixed_negatives_that_are_corrected_apart():
     assert report.remedy.startswith("Subtract log((B - 1) q + m u)")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_gradient_that_is_not_that_of_the_losses():
     own = InBatchLoss(WeightedSampler(log_uniform(20)), reduction="none")
@@ -671,6 +686,7 @@ def test_a_gradient_that_is_not_that_of_the_losses():
     assert "the gradient is not theirs" in report.verdict
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [-1.0, 1.0])
 def test_a_constant_in_place_of_a_mask(value):
@@ -735,6 +751,7 @@ def test_what_is_no_scheme_has_no_name():
     assert "no known scheme" in report.verdict
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "m", "shared"),
@@ -807,6 +824,7 @@ def test_gradients_of_the_full_softmax(fault):
     assert (report.scheme, report.fault) == ("full", fault), report
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, "labels_counted_once"])
 def test_gradients_of_losses_with_draws(fault):
@@ -815,6 +833,7 @@ def test_gradients_of_losses_with_draws(fault):
     assert (report.scheme, report.fault) == ("masked", fault), report
 
 
+@pytest.mark.thorough
 def test_a_wrong_gradient_of_one_chunk():
     loss = in_all_gradients("chunk", sampled=False)
     with pytest.raises(ValueError, match="losses of `full` with a .* see how dW is computed"):
@@ -868,6 +887,7 @@ DRAWS = {  # by the fault that they are, and how widely losses spread
 }
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("draws", DRAWS)
 def test_draws_that_only_the_spread_of_losses_shows(draws):
     """The mean of negative sampling is a sum over the draws, be they independent or not."""

@@ -119,6 +119,7 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", TRAIN)
 def test_training_goes_on_to_the_same_bits(moment, whole, tmp_path):

@@ -109,6 +109,7 @@ def test_floor_is_the_least_kernel_of_unit_vectors(name):
 # means and variances -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in NAMES if FEATURE_MAPS[n].unbiased])
 def test_mean_and_variance_over_seeds(name):
@@ -188,6 +189,7 @@ def test_variance_formulas_against_enumeration_and_quadrature(name):
     np.testing.assert_allclose(feature_moments.variance(phi, X, Y), wanted, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("dim", "length"), [(2, 0.7), (3, 1.2), (8, 0.8j)])
 def test_moment_of_orthogonal_frequencies_against_quadrature(dim, length):

@@ -15,6 +15,7 @@ def table(folder):
         return {(r["data"], r["method"], r["setting"]): r for r in csv.DictReader(stream)}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_keeps_the_rows_of_other_methods(tmp_path):
     shutil.copy(FIGURES / "classifier_frontier.csv", tmp_path)

@@ -9,6 +9,7 @@ from scripts import read_rows, run_script
 FIGURES = Path(__file__).parents[2] / "figures"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_script_writes_a_row_for_each_method_and_batch(tmp_path):
     printed = run_script(FIGURES / "crossover.py", "--most", 50, "--output", tmp_path)

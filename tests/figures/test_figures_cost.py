@@ -75,6 +75,7 @@ def test_committed_bias_vs_cost():
         assert l1["RFF", "softmax", name + "64"] < l1["RFF", "kernel", name + "1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_bias_vs_cost_runs(tmp_path):
     ids = np.minimum(np.random.default_rng(0).geometric(0.1, size=3000), 40)

@@ -103,12 +103,14 @@ def test_committed_cntk207_toy():
         assert ours == pytest.approx(theirs, abs=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tutorial_gradients_runs(tmp_path):
     run("tutorial_gradients", tmp_path, "--num-draws", "2000", "--seed", "1")
     check_tutorial(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_cntk207_toy_runs(tmp_path):
     options = "--num-seeds 2 --num-classes 300 --rounds 1 --seconds 0.01".split()

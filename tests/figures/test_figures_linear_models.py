@@ -22,6 +22,7 @@ def run(folder, methods, *options):
     return run_script(FIGURES / "linear_models.py", *given, *options)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_models_are_scored(tmp_path):
     """Each label has words of its own, which all models find."""

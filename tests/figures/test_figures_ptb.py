@@ -63,6 +63,7 @@ def test_fig3_goes_on_where_it_was_and_bias_during_training_reads_its_runs(corpu
     assert (tmp_path / "bias_during_training.png").stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["fig1_ptb_nu", "fig2_ptb_num_features"])
 def test_sweeps_draw_one_line_for_each_setting(script, corpus, runs, tmp_path):
@@ -73,6 +74,7 @@ def test_sweeps_draw_one_line_for_each_setting(script, corpus, runs, tmp_path):
     assert (tmp_path / f"{script}.png").stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_epoch_times_compares_all_with_the_full_softmax(corpus, tmp_path):
     run("epoch_times.py", "--corpus", corpus, "--steps", 2, "--largest", 1000, "--output", tmp_path)

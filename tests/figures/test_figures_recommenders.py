@@ -21,6 +21,7 @@ def run(folder, methods, *options):
     return run_script(FIGURES / "recommenders.py", *given, *options)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_recommenders_are_scored_on_both(tmp_path):
     """Users of two groups take items of their group: all methods but popularity find these."""

@@ -7,6 +7,7 @@ from scripts import run_script
 SCRIPT = Path(__file__).parents[2] / "figures" / "table2_walltime.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_table_has_every_method_at_every_size(tmp_path):
     printed = run_script(SCRIPT, "--num-classes", "40,3e2", "--repeats", 3, "--output", tmp_path)

@@ -21,6 +21,7 @@ def run(folder, output, *options):
     return run_script(FIGURES / "table3_xc.py", *given, *options)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_every_method_is_scored_on_both(tmp_path):
     rng = np.random.default_rng(0)

@@ -8,6 +8,7 @@ from scripts import read_rows, run_script
 FIGURES = Path(__file__).parents[2] / "figures"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_script_writes_a_row_for_each_method_and_batch(tmp_path):
     options = ["--num-classes", 300, "--batches", "2,40", "--output", tmp_path]

@@ -178,6 +178,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", SAMPLERS, ids=lambda o: o["sampler"])
 def test_resumed_language_model_ends_with_the_same_bits(options, corpus, tmp_path, monkeypatch):

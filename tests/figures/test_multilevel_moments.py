@@ -133,6 +133,7 @@ def exact_variance(logits, label, q, m, c, scheme, last):
     return second
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("gap", [30.0, 46.0, 160.0, 400.0])
 def test_equals_enumeration_for_logits_far_apart(gap):
     """Each of the classes in turn outweighs the others; a third is in between."""

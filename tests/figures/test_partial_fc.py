@@ -13,6 +13,7 @@ from samplesoft.bias import stratified_bias
 TABLE = read_csv(Path(partial_fc.__file__).with_suffix(".csv"))
 
 
+@pytest.mark.thorough
 def test_without_the_correction_a_label_has_a_score_that_is_too_high():
     """By the log of 1 / rate: the softmax of fewer classes is that of all, with another margin."""
     args = Namespace(num_classes=60, num_shards=2, num_examples=3, seed=0)

@@ -103,6 +103,7 @@ def fourier(rng, num=400):
     return kernel / kernel.sum()
 
 
+@pytest.mark.thorough
 def test_random_fourier_features_have_this_mean_and_norm():
     """With nu = tau the label's bias has no term of first order, so that few draws tell it."""
     logits, m = CLASSES @ H, 5

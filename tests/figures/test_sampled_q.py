@@ -68,6 +68,7 @@ def by_quadrature(variance, floor):
     return weights @ bias / weights.sum()
 
 
+@pytest.mark.thorough
 def test_one_frequency_in_the_plane_by_quadrature():
     """Clipping leaves kinks, so that the grid has an error too: below 2e-3 of the bias.
 

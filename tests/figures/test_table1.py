@@ -54,6 +54,7 @@ def test_committed_table_agrees_with_the_theory_and_with_the_paper():
     assert png.stat().st_size < 300_000
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["npz", "text"])
 def test_small_run(tmp_path, kind):

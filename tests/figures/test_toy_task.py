@@ -25,6 +25,7 @@ def test_examples_of_docstrings():
     assert doctest.testmod(toy_task).failed == 0
 
 
+@pytest.mark.thorough
 def test_toy_follows_the_tutorial(tmp_path):
     """CNTK printed 3.07, 2.46 and 1.71 nats after 25, 45 and 95 batches."""
     losses = []

@@ -85,6 +85,7 @@ def test_committed_unbiased():
     assert ahead == pytest.approx({"clusters": 3.3e9, "unigram": 200, "uniform": 510}, rel=0.03)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_unbiased_runs(tmp_path):
     ids = np.minimum(np.random.default_rng(0).geometric(0.1, size=3000), 40)

@@ -46,6 +46,7 @@ def test_committed():
     assert few == [3.26, 3.97, 4.88, 5.31]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_unbiased_training_runs(tmp_path):
     ids = np.minimum(np.random.default_rng(0).geometric(0.1, size=3000), 40)

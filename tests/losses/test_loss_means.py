@@ -84,6 +84,7 @@ def p_value(blocks, wanted):
     return min(1.0, float(2 * stats.t.sf(t, len(blocks) - 1).min() * moves.sum()))
 
 
+@pytest.mark.thorough(but=12)
 @pytest.mark.parametrize("sampler_name", SAMPLERS)
 @pytest.mark.parametrize("name", ["sampled", "sampled-reject", "jackknife"])
 def test_mean_gradient_with_each_sampler(name, sampler_name):
@@ -113,6 +114,7 @@ def test_mean_gradient_with_each_sampler(name, sampler_name):
         assert name == "jackknife" or sampler_name in FOLLOW_THE_SOFTMAX
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler_name", ["uniform", "unigram", "softmax", "rff", "mixture"])
 @pytest.mark.parametrize("name", ["sampled-reject", "sampled-candidate"])

@@ -48,6 +48,7 @@ def test_what_every_loss_refuses(name):
             forward(loss, make_case(loss), **changes)
 
 
+@pytest.mark.thorough(but=3)
 def test_class_vectors_that_are_not_finite_are_named(name):
     loss = make_loss(name)
     for shared, bad in ((False, np.nan), (True, np.inf)):

@@ -131,6 +131,7 @@ def test_the_formulas_notice_wrong_losses():
             check_value_and_gradients(name, wrong, case)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["bpr", "warp", "gbce"])
 def test_a_model_learns_by_it(name):
     settings = LinearSoftmaxSettings(loss=name, sampler="uniform", num_sampled=3)

@@ -55,6 +55,7 @@ def batches(steps, seed=1):
         yield rng.normal(size=(B, D)), rng.integers(0, N, B)
 
 
+@pytest.mark.thorough(but=8)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
 @pytest.mark.parametrize(
     ("sampler", "loss"),

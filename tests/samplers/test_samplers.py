@@ -247,6 +247,7 @@ def test_an_updated_sampler_is_like_a_new_one(name, dtype):
     np.testing.assert_allclose(updated.probs(h), fresh.probs(h), rtol=tolerance)
 
 
+@pytest.mark.thorough(but=4)
 def test_a_sampler_whose_arrays_can_only_be_read_copies_them_to_be_updated(name):
     sampler, h = make_sampler(name, inputs(37)), contexts(3)
     buffers = []

@@ -240,6 +240,7 @@ def test_nodes_in_place_of_many_like_classes_leave_inclusion_as_it_is(monkeypatc
     np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(st.data())
 def test_distinct_draws_of_any_weights(data):

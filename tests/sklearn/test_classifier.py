@@ -211,6 +211,7 @@ def several(n=120):
     return make_multilabel_classification(n, n_classes=6, random_state=1, allow_unlabeled=False)
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("loss", OFFERED)
 def test_forms_of_several_labels_give_one_model(loss):
     X, Y = several()
@@ -335,6 +336,7 @@ def test_a_file_goes_on_as_the_first(tmp_path, form, sampler):
     assert trained.classes.tolist() == clf.classes_.tolist()
 
 
+@pytest.mark.thorough(but=12)
 @pytest.mark.parametrize(
     ("loss", "sampler"),
     # noise-contrastive estimation needs draws of every class

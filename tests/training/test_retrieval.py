@@ -38,6 +38,7 @@ def run(kind, files, out, *options, test=True):
     return main(["train", kind, *names, "--out", str(out), *SMALL, *options])
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("kind", ["xc", "items"])
 @pytest.mark.parametrize(
     "options",
@@ -90,6 +91,7 @@ def test_what_several_labels_are(options, reduction, masked, files, tmp_path):
 UNIFORM = ["--sampler", "uniform", "--num-sampled", "6"]
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("xc", DRAWS), ("items", DRAWS), ("xc", ["--loss", "hierarchical"])]

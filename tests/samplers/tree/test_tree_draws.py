@@ -54,6 +54,7 @@ def test_log_prob_of_the_excluded_class_is_minus_infinity():
     assert np.isfinite(log_q).sum() == 72
 
 
+@pytest.mark.thorough(but=6)
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("excluded", [False, True])
 @pytest.mark.parametrize("leaf_size", [1, 3, 64, 130])

@@ -42,6 +42,7 @@ def histories(draw):
     return n, draw(st.sampled_from([1, 3, 64])), updates, draw(st.integers(0, 2**32 - 1))
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -207,6 +208,7 @@ def test_changes_and_sums_that_leave_float32_are_refused():
 # --- drift ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_million_updates_drift_little_and_say_so(signed):
