@@ -12,7 +12,7 @@ from checking.twins import log_uniform, make
 from samplesoft import check_loss, exact_bias
 from samplesoft._random import as_key
 from samplesoft.checking import hypotheses
-from samplesoft.checking.exact import expectation, moments, squares
+from samplesoft.checking.exact import expectation, moments, smoothing_of, squares
 from samplesoft.checking.faults import FAULTS, METHODS, RIGHT
 from samplesoft.checking.observe import make_problem
 from samplesoft.checking.recipe import full_of, make_recipes
@@ -136,6 +136,47 @@ def test_exact_means_are_those_over_all_draws(name, fault, variant):
             ]
             slope = recipe.slope_scale * (ends[0] - ends[1]) / 2e-5
             assert found.slopes[e, j] == pytest.approx(slope, abs=1e-7 if recipe.sets else 2e-8)
+
+
+@pytest.mark.parametrize("name", ["negatives", "masked", "candidate", "candidate_masked"])
+@pytest.mark.parametrize("follow", [False, True])
+def test_exact_means_of_label_smoothing(name, follow):
+    """What smoothing adds is linear in the logits: the label's less the mean of all candidates'."""
+    (recipe,), n = recipes_of(name, RIGHT), PROBLEM.num_classes
+    hits = np.linspace(-2.0, -1.0, len(PROBLEM.labels))  # logits of draws of the label
+    found = smoothing_of(recipe, hits, follow)
+    for e, label in enumerate(PROBLEM.labels):
+        law = drawn_from(PROBLEM, e, METHODS[name].scheme.excludes_label)
+        chances, ids = outcomes("repeated", law, recipe.num_draws)
+
+        def added(logits, e=e, label=label, chances=chances, ids=ids):
+            moved = logits - PROBLEM.logits[e]
+            own, x = recipe.own[e] + moved[label], recipe.draws[e] + moved
+            x[label] = hits[e] + (moved[label] if follow else 0.0)
+            candidates = np.column_stack([np.full(len(ids), own), x[ids]])
+            return own - chances @ candidates.mean(axis=1)
+
+        o = PROBLEM.logits[e]
+        assert found.losses[e] == pytest.approx(added(o), abs=1e-12)
+        slopes = [added(o + step) - added(o) for step in np.eye(n)]
+        np.testing.assert_allclose(found.slopes[e], slopes, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_mistakes_that_are_tried_are_none_that_change_nothing(name):
+    """Else a right loss might be called wrong."""
+    right = expectation(recipes_of(name, RIGHT))
+    # where the label is corrected as well, what is a factor of all may be left out
+    factors = {"log_m_left_out", "m_off_by_one", "q_renormalised"}
+    free = factors if METHODS[name].scheme.corrects_label else set()
+    for fault, one in FAULTS.items():
+        for variant in one.variants if one.applies(METHODS[name]) else ():
+            recipes = recipes_of(name, variant)
+            if recipes:
+                wrong = expectation(recipes)
+                same = np.allclose(wrong.losses, right.losses, rtol=1e-6)
+                same &= np.allclose(wrong.slopes, right.slopes, atol=1e-6)
+                assert not same or fault in free, fault
 
 
 BY_TRIES = [n for n in METHODS if "distinct" in n and "negative_" not in n and "reject" not in n]
