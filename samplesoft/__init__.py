@@ -1,10 +1,12 @@
 """Sampled softmax with NumPy and Numba: exact bias, bounds, Monte Carlo, kernel sampling.
 
 Names and modules are loaded when they are first used, so ``import samplesoft`` itself is quick.
+With ``EAGER_IMPORT=1`` in the environment all are loaded at once.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +71,21 @@ _HOMES = {
 }
 __all__ = ["__version__", *_HOMES, *_MODULES]  # not sklearn, which stars and tools would import
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _version() -> str:
+    """Return the version of the installed package; pyproject.toml is its only source."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:  # a source tree that is on the path and not installed
+        return "0+unknown"
+
+
 if not TYPE_CHECKING:  # type checkers would take any name for granted
 
     def __getattr__(name: str) -> Any:
@@ -89,16 +106,6 @@ if not TYPE_CHECKING:  # type checkers would take any name for granted
         globals()[name] = value
         return value
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-def _version() -> str:
-    """Return the version of the installed package; pyproject.toml is its only source."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(__name__)
-    except PackageNotFoundError:  # a source tree that is on the path and not installed
-        return "0+unknown"
+    if os.environ.get("EAGER_IMPORT"):  # as SPEC 1 has it: what cannot be loaded is known at once
+        for _name in __all__:
+            __getattr__(_name)

@@ -201,6 +201,18 @@ def test_the_bias_and_the_samplers_load_nothing_heavy():
 
 
 @pytest.mark.slow
+def test_eager_import_loads_every_public_name():
+    """``EAGER_IMPORT`` of SPEC 1: a test wants to know at once what cannot be loaded."""
+    code = """
+import os
+os.environ["EAGER_IMPORT"] = "1"
+import samplesoft
+print([name for name in samplesoft.__all__ if name not in vars(samplesoft)])
+"""
+    assert run_python(code) == "[]"
+
+
+@pytest.mark.slow
 def test_every_public_name_comes_first_after_a_bare_import():
     """Each name is the first that a new process asks for: no import waits for another one."""
     code = """

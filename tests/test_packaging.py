@@ -3,15 +3,18 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
+import numba
 import pytest
 
 import samplesoft
+from samplesoft._jit import njit
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -50,6 +53,31 @@ def test_found_from_the_folder_that_contains_the_clone(script, tmp_path):
 
 def test_types_are_part_of_the_package():
     assert (Path(samplesoft.__file__).parent / "py.typed").exists()
+
+
+def test_kernels_compile_where_no_folder_can_hold_a_cache(monkeypatch):
+    """As in a container whose files cannot be written: each process compiles for itself."""
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+
+    def double(x):
+        return 2 * x
+
+    with pytest.raises(RuntimeError, match="cannot cache"):
+        numba.njit(cache=True)(double)
+    assert njit(double)(4) == 8
+
+
+def test_advice_names_packages_that_can_be_had():
+    """Not ``samplesoft[extra]``, which no index has before a release, but what the extra brings."""
+    extras = PROJECT["optional-dependencies"]
+    brought = {name.split(">")[0] for extra in ("sklearn", "dask") for name in extras[extra]}
+    brought |= {name.split(">")[0] for extra in ("cuda12", "cuda13") for name in extras[extra]}
+    advised = set()
+    for path in (ROOT / "samplesoft").rglob("*.py"):
+        for line in re.findall(r"pip install ([^.;\"]*)", path.read_text(encoding="utf-8")):
+            advised |= {word.strip("'") for word in line.split() if word.strip("'") != "or"}
+    assert advised <= brought and len(advised) >= 4
 
 
 def test_the_program_ends_well_at_interrupts():
