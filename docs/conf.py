@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from numpydoc.xref import DEFAULT_LINKS
 from sphinx.addnodes import pending_xref
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
@@ -69,7 +70,6 @@ autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # numpydoc says types in words, with shapes
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False  # the template has them
-numpydoc_xref_param_type = False
 default_role = "py:obj"
 
 # the page
@@ -92,7 +92,10 @@ html_theme_options = {
     "icon_links": [{"name": "Source", "url": REPOSITORY, "icon": "fa-solid fa-code"}],
     "logo": {"text": "samplesoft"},
 }
-html_sidebars = {name: [] for name in ("index", "benchmarks", "glossary", "changelog", "cite")}
+# Folders have a list of their pages at the side. That of all names would take a third of the time
+# to build, and the room of the text: the way back is above the title.
+html_sidebars = {"*": [], "reference/generated/*": []}
+html_context = {"default_mode": "auto"}
 mathjax_path = "mathjax/tex-chtml.js"
 
 
@@ -123,7 +126,7 @@ def lead(link: re.Match[str], folder: Path) -> str:
     if place.is_dir():
         return f"]({REPOSITORY}/tree/main/{name})"
     if place.parent == ROOT / "figures" and place.with_suffix(".csv").exists():
-        return f"](/benchmarks.md#{place.stem.replace('_', '-')})"
+        return f"](#figure-{place.stem})"
     if place.suffix == ".ipynb":
         return f"](/{NOTEBOOKS}/{place.name})"
     if name == "README.md":
@@ -187,6 +190,11 @@ def public_names() -> dict[str, str]:
 
 
 PUBLIC = public_names()
+# classes of ours that stand as types of parameters and results are links, other words are not
+DEFAULT_LINKS.clear()
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"
+numpydoc_xref_aliases = {name: whole for name, whole in PUBLIC.items() if name[0].isupper()}
 
 
 def link_code(app: Any, doctree: nodes.document) -> None:
@@ -206,7 +214,7 @@ def find_name(app: Any, env: Any, node: pending_xref, content: nodes.Node) -> no
     target = PUBLIC.get(node["reftarget"].rpartition(".")[2])
     where = env.domaindata["py"]["objects"].get(target)
     if where is None:
-        return content
+        return nodes.literal(content.astext(), content.astext())
     return make_refnode(app.builder, node["refdoc"], where.docname, where.node_id, content, target)
 
 
@@ -216,19 +224,21 @@ class Registry(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Return the description of a name, with a list of its entries."""
+        """Return the description of a name, with a table of its entries."""
         name = self.arguments[0]
         module, _, last = name.rpartition(".")
-        lines = [f".. py:data:: {name}", ""]
+        table = ["   .. list-table::", "      :widths: auto", ""]
         for key, entry in getattr(import_module(module), last).items():
             made = getattr(entry, "make", entry)
             facts = [f"`{made.__name__}`"] if isinstance(made, type) else []
             facts += [f"``{k}={v!r}``" for k, v in getattr(entry, "fixed", {}).items()]
-            for words in ("summary", "kernel", "formula"):
-                text = getattr(entry, words, "")
-                facts += [text if words == "summary" else f"``{text}``"] if text else []
-            lines += [f"   ``{key!r}``", f"      {', '.join(facts)}"]
-        return self.parse_text_to_nodes("\n".join([*lines, ""]))
+            facts += [
+                f"``{getattr(entry, k)}``" for k in ("kernel", "formula") if hasattr(entry, k)
+            ]
+            facts += [entry.summary] if hasattr(entry, "summary") else []
+            table += [f'      * - ``"{key}"``', f"        - {', '.join(facts)}"]
+        lines = [f".. py:data:: {name}", "", *table, ""]
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 def uses() -> dict[str, list[str]]:
@@ -280,13 +290,16 @@ def benchmarks() -> str:
         script, picture = table.with_suffix(".py"), table.with_suffix(".png")
         text = table.read_text(encoding="utf-8")
         made = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
-        about = ""
+        title, about = table.stem, ""
         links = [f"{{download}}`table <../figures/{table.name}>`"]
         if script.exists():
             doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-            about = re.split(r"::?\n\n    |\n\w+\n---", doc)[0]
+            title, _, about = doc.partition("\n")
+            # up to the command, which the script has
+            about = re.split(r"::?\n\n    |\n\w+\n---", about)[0].strip() + "."
+            about = re.sub(r"`([^`<]+) <[^>]+>`_", r"\1", about)
             links.insert(0, f"{{download}}`script <../figures/{script.name}>`")
-        parts += [f"(figure-{table.stem})=", f"## {table.stem}", about, ""]
+        parts += [f"(figure-{table.stem})=", f"## {title.rstrip('.')}", about, ""]
         if picture.exists():
             parts += [f"![{table.stem}](../figures/{picture.name})", ""]
         day = days.get(f"figures/{table.name}")
