@@ -22,7 +22,7 @@ from typing import Any
 
 from docutils import nodes
 from numpydoc.xref import DEFAULT_LINKS
-from sphinx.addnodes import pending_xref
+from sphinx.addnodes import desc_signature, pending_xref
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
@@ -207,6 +207,17 @@ def link_code(app: Any, doctree: nodes.document) -> None:
             link += code
 
 
+def add_other_names(app: Any, doctree: nodes.document) -> None:
+    """Make places of the other names of what is documented: where it is defined, and from where."""
+    for head in doctree.findall(desc_signature):
+        whole = f"{head.get('module')}.{head.get('fullname')}"
+        last = whole.rpartition(".")[2]
+        if PUBLIC.get(last) == whole:
+            home = getattr(getattr(import_module(head["module"]), last), "__module__", "")
+            others = {f"{home}.{last}", f"samplesoft.{last}"} - set(head["ids"])
+            head["ids"] += sorted(others)
+
+
 def find_name(app: Any, env: Any, node: pending_xref, content: nodes.Node) -> nodes.Node | None:
     """Lead names in single backticks of docstrings to the reference; what is none stays code."""
     if node["reftype"] != "obj":
@@ -331,6 +342,7 @@ def setup(app: Any) -> None:
     app.connect("builder-inited", copy_notebooks)
     app.connect("source-read", read)
     app.connect("doctree-read", link_code)
+    app.connect("doctree-read", add_other_names)
     app.connect("missing-reference", find_name)
     app.connect("autodoc-process-docstring", add_figures, priority=900)  # after numpydoc
     app.connect("autodoc-skip-member", skip_member)
