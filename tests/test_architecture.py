@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -274,9 +273,3 @@ for sentence in ("samplesoft.sklearn", "from samplesoft import sklearn"):
         print(type(error).__name__, "pip install scikit-learn" in str(error))
 """
     assert run_python(code) == ("AttributeError True\nImportError True" if absent else "")
-
-
-def test_the_version_is_that_of_the_project_file():
-    path = ROOT.parent / "pyproject.toml"
-    version = tomllib.loads(path.read_text())["project"]["version"]
-    assert samplesoft.__version__ == version

@@ -33,7 +33,17 @@ def installed_from_here():
     )
 
 
-@pytest.mark.skipif(not installed_from_here(), reason="needs pip install -e of this very folder")
+from_here = pytest.mark.skipif(
+    not installed_from_here(), reason="needs pip install -e of this very folder"
+)
+
+
+@from_here
+def test_the_version_is_that_of_the_project_file():
+    assert samplesoft.__version__ == PROJECT["version"], "pip install -e . once more"
+
+
+@from_here
 @pytest.mark.parametrize("script", [False, True])
 def test_found_from_the_folder_that_contains_the_clone(script, tmp_path):
     """There `samplesoft` is also a folder without ``__init__.py``, which must not win."""
