@@ -9,22 +9,36 @@ setting, as for its own parallel loops:
   above. Other threads keep their own setting, which starts at that number.
 
 threadpoolctl does not know Numba: its limits hold for BLAS and OpenMP, and not here.
+
+Where Numba is missing, as in a browser, kernels are the Python functions that they are written as,
+on one thread: some hundred times as slow, and quick enough for the classes of a lesson.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
-import numba
-from numba.core import types
-from numba.extending import intrinsic
+numba: Any = None
+try:
+    numba = import_module("numba")
+except ModuleNotFoundError as error:  # of Numba itself, not of what it needs
+    if error.name != "numba":
+        raise
+COMPILES = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
+if COMPILES:
+    from numba.core import types
+    from numba.extending import intrinsic
+if numba is None:  # of kernels, in which integers wrap and divisions by zero are meant
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"samplesoft\.")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -67,6 +81,8 @@ def njit_bare(function: Function) -> Function:
 
 
 def _compile(function: Function, fastmath: bool | set[str], **more: bool) -> Function:
+    if not COMPILES:
+        return function
     # nogil lets threads run side by side; NumPy's error model divides by zero without a check
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     options["no_cfunc_wrapper"] = True  # nobody calls a kernel from C
@@ -86,13 +102,19 @@ def num_threads() -> int:
     Numba is asked only once its threading layer is loaded, as `numba.set_num_threads` does: to
     load OpenMP for the question would forbid parallel loops of Numba in forked children.
     """
-    if getattr(_thread, "is_worker", False):  # which works alone
+    if numba is None or getattr(_thread, "is_worker", False):  # a worker works alone
         return 1
     try:
-        cast(Any, numba).threading_layer()
+        numba.threading_layer()
     except ValueError:  # not loaded, so nobody has set a number
         return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
     return int(numba.get_num_threads())
+
+
+def use_threads(most: int) -> None:
+    """Let kernels that this thread calls use so many threads, or as many as Numba may have."""
+    if numba is not None:
+        numba.set_num_threads(min(most, numba.config.NUMBA_NUM_THREADS))
 
 
 @contextmanager
@@ -193,11 +215,11 @@ def _add(typing: Any, array: Any, value: Any) -> Any:
     return types.int64(array, types.int64), generate
 
 
-COMPILES = not getattr(numba.config, "DISABLE_JIT", False)
-_atomic_add: Any = intrinsic(_add)
-_let_others: Any = types.ExternalFunction(
-    "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
-)
+if COMPILES:
+    _atomic_add: Any = intrinsic(_add)
+    _let_others: Any = types.ExternalFunction(
+        "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
+    )
 _PATIENCE = 1000  # questions, some 20 us, after which a thread that waits lets others have its core
 _meeting = threading.Lock()
 

@@ -11,16 +11,19 @@ from math import isqrt
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from samplesoft._jit import COMPILES, njit_bare
 
+if COMPILES:
+    from llvmlite import ir  # type: ignore[import-untyped]
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
+
+    _cgutils: Any = cgutils
+
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
-_cgutils: Any = cgutils
 # Multiplications: up to so many BLAS works alone (OpenBLAS on AVX-512, on others a quarter), and of
 # more than the others its threads are worth a wait.
 _ALONE, _MANY = 1_000_000, 1 << 25
@@ -120,6 +123,9 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
     def number(value: int) -> Any:
         return ir.Constant(word, value)
 
+    def mask(places: list[int]) -> Any:
+        return ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), places)
+
     align, end = kinds[0].dtype.bitwidth // 8, builder.sub(last, number(1))
     nexts = [builder.add(i, number(r)) for r in range(_EIGHT)]
     rows = [builder.select(builder.icmp_signed("<", r, end), r, end) for r in nexts]
@@ -140,7 +146,7 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
         found = [builder.load(total) for total in totals]
         for halves in _HALVES:  # which are added: a number of each vector is left, in their order
             found = [
-                builder.fadd(*(builder.shuffle_vector(x, y, half) for half in halves))
+                builder.fadd(*(builder.shuffle_vector(x, y, mask(half)) for half in halves))
                 for x, y in zip(found[::2], found[1::2], strict=True)
             ]
         target = eight(kinds[6], out, builder.add(row, number(q)), at)
@@ -153,8 +159,5 @@ def _generate(num: int, context: Any, builder: Any, signature: Any, values: Any)
 # of two vectors: even and odd numbers, twice in fours, and then the fours of each
 _IN_FOURS = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
 _FOURS = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
-_HALVES = [
-    [ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), half) for half in halves]
-    for halves in (_IN_FOURS, _IN_FOURS, _FOURS)
-]
+_HALVES = _IN_FOURS, _IN_FOURS, _FOURS
 _of_one, _of_two = map(_vectors, (1, 2)) if COMPILES else (_plain, _plain)

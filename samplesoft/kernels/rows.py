@@ -12,9 +12,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from samplesoft._jit import COMPILES, njit, njit_bare, njit_sum
@@ -27,6 +24,13 @@ from samplesoft.kernels.lanes import (
     sum_of_lanes,
     worker,
 )
+
+if COMPILES:
+    from llvmlite import ir  # type: ignore[import-untyped]
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
+
+    _cgutils: Any = cgutils
 
 Real = NDArray[Any]  # float32 or float64
 
@@ -162,7 +166,6 @@ def weighted_rows(
                 total[i] += factor * row[i]
 
 
-_cgutils: Any = cgutils
 _LINE = 64  # bytes
 CACHE = 1 << 23  # bytes of an array up to which there is nothing to gain
 

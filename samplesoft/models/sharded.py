@@ -17,13 +17,13 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from samplesoft._device.arrays import DistantRows, HostArrays
 from samplesoft._executors import connected, require_alike
 from samplesoft._files import prefixed
+from samplesoft._jit import use_threads
 from samplesoft._memory import human_bytes
 from samplesoft._random import as_key, mix64, uniform_block
 from samplesoft._temperature import times_tau
@@ -53,7 +53,6 @@ from samplesoft.samplers.static import UniformSampler, WeightedSampler
 _TREES = "rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive", "quadratic"
 SHARDED = "uniform", "unigram", "clusters", *_TREES
 _ROWS = "class_embeddings"
-_MOST_THREADS: int = vars(numba.config)["NUMBA_NUM_THREADS"]
 _PATIENCE = 2.0  # seconds of silence after which it is asked whether the worker lives
 
 
@@ -116,7 +115,7 @@ class Shard(SoftmaxLayer):
 
     def _use_threads(self) -> None:
         if self._threads is not None:  # a setting of the thread, and any may call
-            numba.set_num_threads(min(self._threads, _MOST_THREADS))
+            use_threads(self._threads)
 
     def masses(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log masses (R,) of the proposals for contexts, which are kept."""
