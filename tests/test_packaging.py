@@ -78,6 +78,26 @@ def test_kernels_compile_where_no_folder_can_hold_a_cache(monkeypatch):
     assert njit(double)(4) == 8
 
 
+def test_other_files_say_what_the_project_file_says():
+    """The version, and in the recipe for conda what is needed at least."""
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    recipe = (ROOT / ".github" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = PROJECT["version"]
+    assert f"\nversion: {version}\n" in citation and f'version: "{version}"\n' in recipe
+    assert f"\n## [{version}]" in changelog
+    names = {
+        "matplotlib": "matplotlib-base",
+        "dask[array]": "dask-core",
+        "numba-cuda[cu12]": "numba-cuda",
+    }
+    extras = PROJECT["optional-dependencies"]
+    for need in PROJECT["dependencies"] + extras["sklearn"] + extras["dask"] + extras["cuda12"]:
+        name, least = need.split(">=")
+        assert f"- {names.get(name, name)} >={least}\n" in recipe
+    assert f'python_min: "{PROJECT["requires-python"].removeprefix(">=")}"' in recipe
+
+
 def test_advice_names_packages_that_can_be_had():
     """Not ``samplesoft[extra]``, which no index has before a release, but what the extra brings."""
     extras = PROJECT["optional-dependencies"]

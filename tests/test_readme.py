@@ -141,11 +141,21 @@ def test_shell_command_exists(words, capsys):
         else:
             build_parser(arguments).parse_args(arguments)
     elif name in ("python", "python3") and arguments[0] == "-m":
-        assert arguments[1] in ("venv", "pip", "pytest")
+        assert arguments[1] in ("build", "venv", "pip", "pytest")
     elif name == "python":
         assert (ROOT / arguments[0]).is_file()
     elif name not in ("cd", "find", "git"):
-        assert name in (".ci/run", "jupyter", "pip", "pytest", "ruff", "mypy")
+        tools = (
+            "cffconvert",
+            "hatch",
+            "jupyter",
+            "mypy",
+            "pip",
+            "pytest",
+            "ruff",
+            "sp-repo-review",
+        )
+        assert name in (".ci/run", *tools)
     extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     for extra in re.findall(r"\.\[([\w,]+)\]", " ".join(arguments)):
         assert set(extra.split(",")) <= set(extras)
