@@ -1,6 +1,7 @@
 """The bridge to torch of docs/howto: gradients, the loss that it is, and the example."""
 
 import sys
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -20,8 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torc
 @pytest.fixture
 def bridge(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    import torch_bridge
-
+    torch_bridge = import_module("torch_bridge")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as many as there are cores fight with those of the kernels
     yield torch_bridge
