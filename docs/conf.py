@@ -49,7 +49,9 @@ extensions = [
     "sphinx_exercise",
     "sphinx_proof",
 ]
-bibtex_bibfiles = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.bib")]
+bibtex_bibfiles = [
+    path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.bib") if "paper" not in path.parts
+]
 if bibtex_bibfiles:
     extensions.append("sphinxcontrib.bibtex")
 exclude_patterns = ["_templates", "paper"]
