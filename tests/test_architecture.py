@@ -1,6 +1,7 @@
 """The shape of the package: imports point one way, and nothing is loaded before it is used."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -224,6 +225,21 @@ for name in samplesoft.__all__:
     assert getattr(samplesoft, name) is not None and name in dir(samplesoft), name
 """
     assert run_python(code) == ""
+
+
+def test_random_numbers_have_one_name():
+    """It is ``rng`` (SPEC 7), but for the recommender, which has implicit's interface."""
+    others = {"seed", "random_state", "random_seed", "generator", "prng"}
+    found, named = set(), 0
+    for room in map(samplesoft.__getattr__, samplesoft._MODULES):
+        for name in getattr(room, "__all__", dir(room)):
+            thing = getattr(room, name)
+            if inspect.isfunction(thing) or (inspect.isclass(thing) and not name.startswith("_")):
+                arguments = inspect.signature(thing).parameters
+                named += "rng" in arguments
+                found |= {name} if others & set(arguments) else set()
+    # settings of a run are kept as JSON, which holds no generator
+    assert found == {"SampledSoftmaxRecommender", "RetrievalSettings"} and named >= 15
 
 
 def test_public_modules_are_reached_from_the_package():
