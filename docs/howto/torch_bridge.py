@@ -37,7 +37,7 @@ class SampledSoftmax(torch.nn.Linear):
     def __init__(self, dim, sampler, num_sampled):
         super().__init__(dim, sampler.num_classes)
         self.sampler, self.num_sampled = sampler, num_sampled
-        self.loss = SampledSoftmaxLoss(scheme="masked")  # one set for a batch; hits have no weight
+        self.loss = SampledSoftmaxLoss(scheme="masked")  # for draws that a batch shares
 
     def forward(self, h, labels):
         """Return the mean loss; `super().forward(h)` is the logits of all classes."""
