@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from importlib import import_module
 from importlib.resources import files
@@ -28,15 +29,15 @@ from sphinx.util.nodes import make_refnode
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(ROOT))
-
-import samplesoft  # noqa: E402  (the source tree, installed or not)
+sys.path.insert(0, str(ROOT))  # the source tree, installed or not
 
 project = "samplesoft"
 author = "The samplesoft developers"
 copyright = "the samplesoft developers, BSD 3-Clause"
-release = samplesoft.__version__
-REPOSITORY = "https://github.com/samplesoft/samplesoft"
+NOTEBOOKS = "learn/notebooks"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+release = PROJECT["version"]
+REPOSITORY = PROJECT["urls"]["Homepage"]
 
 extensions = [
     "myst_nb",
@@ -79,8 +80,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "samplesoft"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_copy_source = False
-html_show_sourcelink = False
+html_sourcelink_suffix = ""  # notebooks are taken along under their names
 # a summary of each page found would be fetched, which browsers refuse in a folder without a server
 html_show_search_summary = False
 html_theme_options = {
@@ -88,7 +88,7 @@ html_theme_options = {
     "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": ["page-toc", "notebook"],
     "footer_start": ["copyright"],
     "footer_end": [],
     "icon_links": [{"name": "Source", "url": REPOSITORY, "icon": "fa-solid fa-code"}],
@@ -113,7 +113,6 @@ PAGES = {
     "notebooks/README.md": "learn/index.md",
     "samplesoft/bias/README.md": "theory/derivation.md",
 }
-NOTEBOOKS = "learn/notebooks"
 
 
 def lead(link: re.Match[str], folder: Path) -> str:
@@ -284,11 +283,15 @@ def dates() -> dict[str, str]:
     """Return the day of the last commit of each file of ``figures/``, where git knows it."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return {}
-    command = ["git", "log", "--format=%cs", "--name-only", "--", "figures"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+
+    if "false" not in git("rev-parse", "--is-shallow-repository"):
+        return {}  # there all files have the day of the last commit
     found: dict[str, str] = {}
     day = ""
-    for line in listed.splitlines():
+    for line in git("log", "--format=%cs", "--name-only", "--", "figures").splitlines():
         if re.fullmatch(r"\d{4}-\d\d-\d\d", line):
             day = line
         elif line:
