@@ -10,6 +10,9 @@ run for hours: the page of benchmarks shows what they have written.
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import os
 import re
 import shutil
 import subprocess
@@ -30,6 +33,10 @@ from sphinx.util.nodes import make_refnode
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))  # the source tree, installed or not
+
+from samplesoft.cli import build_parser  # noqa: E402
+
+os.environ.update(COLUMNS="80", NO_COLOR="1")  # of the help of commands
 
 project = "samplesoft"
 author = "The samplesoft developers"
@@ -253,6 +260,22 @@ class Registry(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class Help(SphinxDirective):
+    """``.. help:: COMMAND``: what a command of the command line says of itself."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        """Return its help as it is printed."""
+        words = [*self.arguments[0].split(), "-h"]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            build_parser(words).parse_args(words)
+        text = printed.getvalue()
+        return [nodes.literal_block(text, text, language="text")]
+
+
 def uses() -> dict[str, list[str]]:
     """Return the figures, by their scripts, that use each public name."""
     found: dict[str, set[str]] = defaultdict(set)
@@ -343,6 +366,7 @@ def copy_mathjax(app: Any, error: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     """Connect what stands above."""
+    app.add_directive("help", Help)
     app.add_directive("registry", Registry)
     app.connect("builder-inited", copy_notebooks)
     app.connect("source-read", read)
