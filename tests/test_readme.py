@@ -179,6 +179,14 @@ def test_links_lead_somewhere(path):
             assert anchor in slugs, target
 
 
+@pytest.mark.parametrize("folder", ["howto", "theory"])
+def test_the_first_page_names_every_page(folder):
+    index = ROOT / "docs" / folder / "index.md"
+    named = set(re.findall(r"\]\(([\w-]+\.md)[)#]", read(index)))
+    pages = {path.name for path in index.parent.glob("*.md")}
+    assert pages - named <= {"index.md", "derivation.md"}  # the last is README.md of bias/
+
+
 def test_names_in_the_glossary_exist():
     """Names in code of the glossary are words of the package."""
     table = read(ROOT / "docs" / "glossary.md")
