@@ -38,7 +38,7 @@ LAYERS = [
     {"training"},
     {"bias"},
     {"verification"},
-    {"checking", "tuning"},
+    {"checking", "teaching", "tuning"},
     {"recommend", "sklearn"},
     {"commands"},
     {"cli", "__main__"},

@@ -89,10 +89,24 @@ def test_uses_public_names_alone(path):
 
 @each_notebook
 def test_exercises_have_solutions(path):
-    text = "".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    cells = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    text = "\n".join(cells)
     exercises = text[text.index("Exercises\n") :]
     assert exercises.count("\n### ") == exercises.count("<details><summary>Solution</summary>\n\n")
     assert exercises.count("\n### ") == exercises.count("\n</details>") >= 3
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the Jupyter packages are not ours
+@pytest.mark.parametrize("name", ["00_from_word2vec", "01_softmax_layer"])
+def test_slides_of_a_lecture(name):
+    """As ``jupyter nbconvert --to slides`` makes them: a slide for a text, and no exercises."""
+    exporters = pytest.importorskip("nbconvert.exporters", reason="needs samplesoft[notebooks]")
+    notebook = read(FOLDER / f"{name}.ipynb")
+    kinds = [cell.metadata.slideshow.slide_type for cell in notebook.cells]
+    html, _ = exporters.SlidesExporter().from_notebook_node(notebook)
+    assert html.count("<section>") >= kinds.count("slide") + kinds.count("subslide") > 10
+    assert "image/png;base64" in html
+    assert "Solution</summary>" not in html
 
 
 def test_the_road_map_names_every_notebook():

@@ -1,0 +1,315 @@
+"""What the notebooks share: exercises that check themselves, and how plots look.
+
+`check` knows the usual wrong answers. Answers are computed when they are asked for, so that none
+stands here to be read off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from samplesoft._validation import FloatArray, as_real_array
+from samplesoft.bias.asymptotic import asymptotic_bias
+from samplesoft.bias.exact import exact_bias
+
+# colours that differ for all eyes, from Okabe and Ito
+BLACK, ORANGE, BLUE, GREEN, RED = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00"
+
+_NEAR = 5e-3  # of the size of an answer: two or three digits will do
+_SIGN = "The size is right. Look at the sign again."
+
+
+class Exercise(NamedTuple):
+    """What an answer is held against.
+
+    Attributes
+    ----------
+    right : float or sequence of float
+        The answer.
+    usual : dict of str to float or sequence of float
+        Usual wrong answers by their hints. The first that fits is given.
+    general : str
+        The hint for any other answer.
+    """
+
+    right: Any
+    usual: dict[str, Any]
+    general: str
+
+
+def check(exercise: str, answer: ArrayLike | EllipsisType) -> None:
+    """Print whether an answer is right, and else a hint; never the solution.
+
+    Parameters
+    ----------
+    exercise : str
+        Notebook and number of the exercise, such as ``"0.1"``.
+    answer : float or array_like, shape (k,)
+        Your answer, with two digits or more. The dots ``...`` that stand in the notebooks print
+        what is wanted.
+
+    Raises
+    ------
+    TypeError
+        If the answer holds no real numbers.
+    ValueError
+        If there is no such exercise, or the answer has another shape.
+
+    Examples
+    --------
+    >>> from samplesoft.teaching import check
+    >>> check("0.1", ...)
+    Put a number in place of the dots.
+    >>> check("0.1", 0.0)
+    Without a correction the draws do not stand for all classes.
+    """
+    if exercise not in EXERCISES:
+        raise ValueError(
+            f"`exercise` must be one of {', '.join(EXERCISES)}, got {exercise!r}; it is the "
+            "notebook and the number of the exercise, with a dot between them."
+        )
+    right, usual, general = EXERCISES[exercise]()
+    right = np.asarray(right, dtype=float)
+    kind = "a number" if right.ndim == 0 else f"a list of {right.size} numbers"
+    if answer is ...:
+        print(f"Put {kind} in place of the dots.")
+        return
+    given = as_real_array("answer", answer, (0, 1))
+    if np.shape(answer) != right.shape:
+        raise ValueError(f"`answer` must be {kind}, got shape {np.shape(answer)}.")
+    if _near(given, right):
+        print("Right.")
+        return
+    fitting = (hint for hint, wrong in usual.items() if _near(given, np.asarray(wrong, float)))
+    print(next(fitting, general))
+
+
+def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None:
+    """Make the plots of a notebook sharp on a projector, with a light grid behind them.
+
+    Parameters
+    ----------
+    width, height : float
+        Size of a figure, in inches.
+    dpi : int
+        Points of the page for an inch; the screen has two pixels for each.
+
+    Examples
+    --------
+    >>> from samplesoft.teaching import set_up_plots
+    >>> set_up_plots(height=3.0)  # doctest: +SKIP
+    """
+    from matplotlib import rcParams
+
+    import_module("matplotlib_inline.backend_inline").set_matplotlib_formats("retina")
+    rcParams.update({"figure.dpi": dpi, "figure.figsize": (width, height), "axes.grid": True})
+    rcParams.update({"grid.color": "0.9", "axes.axisbelow": True, "figure.autolayout": True})
+
+
+def _near(given: FloatArray, wanted: FloatArray) -> bool:
+    # of a list, in proportion to its largest number
+    return bool((np.abs(given - wanted) <= _NEAR * np.abs(wanted).max() + 1e-12).all())
+
+
+def _correction() -> Exercise:
+    m, q = 20, 1 / 500
+    return Exercise(
+        -np.log(m * q),
+        {
+            "Without a correction the draws do not stand for all classes.": 0.0,
+            _SIGN: np.log(m * q),
+            "You left out log m: a class is drawn m q times on average, not q times.": -np.log(q),
+            "You left out log q: a class is drawn m q times on average, not m times.": -np.log(m),
+            "That is a factor of exp(score); for the score take its logarithm.": 1 / m / q,
+        },
+        "How often is the class drawn on average? Divide exp(score) by it, and take the logarithm.",
+    )
+
+
+def _three_words() -> Exercise:
+    b = exact_bias([2.0, 1.0, 0.0], 0, [1 / 3] * 3, 1).bias
+    signed = "The biases of all classes sum to 0. Take their absolute values first."
+    return Exercise(
+        np.abs(b).sum(),
+        {
+            signed: b.sum(),
+            "That is the mean over the classes. The L1 norm is their sum.": np.abs(b).mean(),
+            "That is one class, the label. Sum over all three.": np.abs(b[0]),
+            "That is the L2 norm. The L1 norm is the sum of absolute values.": np.sqrt(b @ b),
+        },
+        "Each of the two negatives is drawn with probability 1/2, and then counts twice.",
+    )
+
+
+def _popular() -> Exercise:
+    ratio = 8.0
+    return Exercise(
+        ratio,
+        {
+            "So it is after a correction, and InfoNCE has none.": 1.0,
+            "Upside down: the score is log(p / q), so that p is q times exp(score).": 1 / ratio,
+            "That is the logarithm of the ratio.": np.log(ratio),
+        },
+        "InfoNCE learns the score log(p / q). Solve it for p.",
+    )
+
+
+_PICTURE = np.array([0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2])  # notebook 1, section 1
+_DRAWN_BY = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
+
+
+def _spike() -> Exercise:
+    o, q, t = _PICTURE, _DRAWN_BY / _DRAWN_BY.sum(), 7
+    exact = exact_bias(o, t, q, 3)
+    p = exact.expected_probs[t]
+    return Exercise(
+        p - 1,
+        {
+            "That is E[p'] at the label. The gradient there is E[p'] - 1.": p,
+            "That is the spike of the full softmax.": p - exact.bias[t] - 1,
+            "That is the bias of the spike. The spike is the gradient itself.": exact.bias[t],
+            _SIGN: 1 - p,
+        },
+        "Ask expected_gradient(3, added=0) for the label's entry.",
+    )
+
+
+def _scored() -> Exercise:
+    n, m, times = 50_000, 100, 2  # as many steps
+    return Exercise(
+        n / (m + 1) / times,
+        {
+            "The label's score is computed too: a step takes m + 1.": n / m / times,
+            "That is for equally many steps. Here sampling takes more.": n / (m + 1),
+            "You left out the steps, and the label's score.": n / m,
+            "Twice the steps make it dearer, not cheaper.": n / (m + 1) * times,
+        },
+        "Count the scores of a step, and multiply by the number of steps.",
+    )
+
+
+def _unit(x: FloatArray) -> FloatArray:
+    return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
+
+
+def _table() -> tuple[FloatArray, FloatArray]:
+    """Return logits and the proposal `near` of notebook 2, section 3; the label is 3."""
+    rng = np.random.default_rng(2)
+    classes, h = _unit(rng.normal(size=(100, 16))), _unit(rng.normal(size=16))
+    logits = 8.0 * classes @ h
+    near = np.exp(logits) * np.exp(0.3 * rng.normal(size=100))
+    return logits, near / near.sum()
+
+
+def _masked() -> Exercise:
+    logits, _ = _table()
+    p = np.exp(logits[3]) / np.exp(logits).sum()
+    return Exercise(
+        2 * p,
+        {
+            "That is what the label loses. The other classes gain as much together.": p,
+            "So it is for `candidate`. With masks S tends to the sum without the label.": 0.0,
+            "The label loses p, not 1 - p: E[p'] tends to 0 there.": 2 * (1 - p),
+        },
+        "Where does E[p'] tend at the label, and where at the others? Sum the differences.",
+    )
+
+
+def _loss_limit() -> Exercise:
+    logits, q = _table()
+    m = 10**9
+    limit = m * float(exact_bias(logits, 3, q, m).loss_bias)
+    # the label's coordinate of the limit of m b is p_t V / Z**2
+    p = np.exp(logits[3]) / np.exp(logits).sum()
+    whole = float(asymptotic_bias(logits, 3, q)[3]) / p
+    return Exercise(
+        limit,
+        {
+            "Look at the sign: the mean of a logarithm is below the logarithm of the mean.": -limit,
+            "You left out the 1/2 of the second term of the logarithm.": -whole,
+            "You left out the 1/2 of the second term, and the sign.": whole,
+            "Divide by Z**2: the series is one in (S - Z) / Z.": limit * np.exp(logits).sum() ** 2,
+        },
+        "Only the term with (S - Z)**2 is left on average, and the variance of S is V / m.",
+    )
+
+
+def _twice() -> Exercise:
+    m = 10
+    right = np.array([m**2 / 2, -((m - 1) ** 2), (m - 2) ** 2 / 2])
+    return Exercise(
+        right,
+        {
+            "That is the jackknife itself, which leaves 1/m**2.": [m, -(m - 1), 0],
+            "They must sum to 1: a constant has to stay as it is.": 2 * right,
+            "Look at the signs: the sum of the three must be 1.": -right,
+            "The order is that of m, m - 1, m - 2.": right[::-1],
+        },
+        "Three conditions for three weights: they sum to 1, and 1/m and 1/m**2 cancel.",
+    )
+
+
+def _left() -> Exercise:
+    mass, difference = 5.0, 1.0
+    return Exercise(
+        [(mass + difference) / 2, (mass - difference) / 2],
+        {
+            "That is right and left. The difference is left less right.": [2.0, 3.0],
+            "You left out the 1/2: the sum of both equations has the left child twice.": [
+                mass + difference,
+                mass - difference,
+            ],
+        },
+        "Two equations: the children sum to the node's mass, and differ by Delta.",
+    )
+
+
+def _bucket() -> Exercise:
+    d, features = 64, 256
+    best = 2 * features / (d * np.log(2))
+    return Exercise(
+        best,
+        {
+            "You left out log 2: levels are a logarithm to the base 2.": 2 * features / d,
+            "A step down takes two products, one for each child.": best / 2,
+            "The other way round: the derivative is zero at 2 D / (b log 2) = d.": 1 / best,
+        },
+        "Differentiate 2 D log2(n / b) + d b in b. The number n falls out.",
+    )
+
+
+def _net() -> Exercise:
+    n, weight, e = 500, 0.25, 2.0
+    return Exercise(
+        n * e / weight,
+        {
+            "You left out the weight: uniform draws have only a quarter of the mixture.": n * e,
+            "The weight divides: the less of q is uniform, the larger a ratio may be.": n
+            * e
+            * weight,
+            "That is the least q. Divide exp(o) by it.": weight / n,
+            "That is 1 / q. Multiply it by exp(o).": n / weight,
+        },
+        "What is the least that q can be, whatever the tree says?",
+    )
+
+
+EXERCISES: dict[str, Callable[[], Exercise]] = {
+    "0.1": _correction,
+    "0.2": _three_words,
+    "0.3": _popular,
+    "1.1": _spike,
+    "1.7": _scored,
+    "2.1": _masked,
+    "2.2": _loss_limit,
+    "2.3": _twice,
+    "3.2": _left,
+    "3.3": _bucket,
+    "3.4": _net,
+}

@@ -1,0 +1,87 @@
+"""Exercises that check themselves: right answers, each usual mistake, and everything else."""
+
+import numpy as np
+import pytest
+
+from samplesoft.teaching import EXERCISES, check
+
+CASES = [
+    pytest.param(name, hint, id=f"{name}: {hint[:40]}")
+    for name, made in EXERCISES.items()
+    for hint in made().usual
+]
+each_exercise = pytest.mark.parametrize("name", EXERCISES)
+
+
+def said(capsys, name, answer):
+    check(name, answer)
+    return capsys.readouterr().out.strip()
+
+
+def with_three_digits(value):
+    return [float(f"{x:.3g}") for x in value] if np.ndim(value) else float(f"{value:.3g}")
+
+
+@each_exercise
+def test_a_right_answer_is_accepted(capsys, name):
+    right = EXERCISES[name]().right
+    assert said(capsys, name, right) == "Right."
+    assert said(capsys, name, with_three_digits(right)) == "Right."
+
+
+def test_integers_will_do(capsys):
+    assert said(capsys, "0.3", 8) == said(capsys, "2.3", [50, -81, 32]) == "Right."
+
+
+@pytest.mark.parametrize("name, hint", CASES)
+def test_a_usual_mistake_has_its_hint(capsys, name, hint):
+    assert said(capsys, name, EXERCISES[name]().usual[hint]) == hint
+
+
+@each_exercise
+def test_any_other_answer_has_a_general_hint(capsys, name):
+    exercise = EXERCISES[name]()
+    other = np.full(np.shape(exercise.right), 1234.5)
+    assert said(capsys, name, other) == exercise.general
+
+
+@each_exercise
+def test_no_hint_holds_the_solution(name):
+    exercise = EXERCISES[name]()
+    text = " ".join([*exercise.usual, exercise.general])
+    assert not [x for x in np.atleast_1d(exercise.right) if abs(x) > 10 and f"{x:.4g}" in text]
+
+
+def test_answers_agree_with_what_is_known_otherwise():
+    """Three answers by enumeration or by hand, which share nothing with how they are computed."""
+    e = np.exp([2.0, 1.0, 0.0])
+    expected = np.zeros(3)
+    for j in (1, 2):  # drawn with probability 1/2, and weighing twice
+        total = e[0] + 2 * e[j]
+        expected += 0.5 * np.array([e[0], *(2 * e[k] * (k == j) for k in (1, 2))]) / total
+    assert EXERCISES["0.2"]().right == pytest.approx(np.abs(expected - e / e.sum()).sum())
+    assert EXERCISES["0.1"]().right == pytest.approx(np.log(25))
+    a, b, c = EXERCISES["2.3"]().right
+    assert a + b + c == 1
+    for power in (1, 2):
+        assert a / 10**power + b / 9**power + c / 8**power == pytest.approx(0, abs=1e-12)
+
+
+def test_dots_ask_for_an_answer(capsys):
+    assert said(capsys, "0.1", ...) == "Put a number in place of the dots."
+    assert said(capsys, "2.3", ...) == "Put a list of 3 numbers in place of the dots."
+
+
+@pytest.mark.parametrize(
+    "name, answer, error, message",
+    [
+        ("9.9", 1.0, ValueError, "`exercise` must be one of 0.1, .* got '9.9'; it is"),
+        ("0.1", "two", TypeError, "`answer` must hold real numbers"),
+        ("0.1", [1.0, 2.0], ValueError, "`answer` must be a number, got shape"),
+        ("2.3", 1.0, ValueError, "`answer` must be a list of 3 numbers, got shape"),
+        ("0.1", np.nan, ValueError, "`answer`"),
+    ],
+)
+def test_bad_input_is_named(name, answer, error, message):
+    with pytest.raises(error, match=message):
+        check(name, answer)
