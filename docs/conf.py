@@ -190,7 +190,7 @@ def copy_notebooks(app: Any) -> None:
 
 def public_names() -> dict[str, str]:
     """Return what the pages of the reference list: the whole name by its last part."""
-    entry = re.compile(r"^(?:   |\.\. (?:py:data|registry):: samplesoft\.)([\w.]+)$", re.MULTILINE)
+    entry = re.compile(r"^(?:   |\.\. (?:py:data|registry):: )([\w.]+)$", re.MULTILINE)
     pages = [page for page in (DOCS / "reference").glob("*.rst") if page.stem != "index"]
     texts = [page.read_text(encoding="utf-8") for page in pages]
     names = [name for text in texts for name in entry.findall(text)]
@@ -219,9 +219,9 @@ def add_other_names(app: Any, doctree: nodes.document) -> None:
     """Make places of the other names of what is documented: where it is defined, and from where."""
     for head in doctree.findall(desc_signature):
         whole = f"{head.get('module')}.{head.get('fullname')}"
-        last = whole.rpartition(".")[2]
+        module, _, last = whole.rpartition(".")
         if PUBLIC.get(last) == whole:
-            home = getattr(getattr(import_module(head["module"]), last), "__module__", "")
+            home = getattr(getattr(import_module(module), last), "__module__", "")
             others = {f"{home}.{last}", f"samplesoft.{last}"} - set(head["ids"])
             head["ids"] += sorted(others)
 
@@ -238,14 +238,14 @@ def find_name(app: Any, env: Any, node: pending_xref, content: nodes.Node) -> no
 
 
 class Registry(SphinxDirective):
-    """``.. registry:: NAME``: a registry with what its entries say of themselves."""
+    """``.. registry:: NAME``: a registry of samplesoft, and what its entries say of themselves."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """Return the description of a name, with a table of its entries."""
         name = self.arguments[0]
-        module, _, last = name.rpartition(".")
+        module, _, last = f"samplesoft.{name}".rpartition(".")
         table = ["   .. list-table::", "      :widths: auto", ""]
         for key, entry in getattr(import_module(module), last).items():
             made = getattr(entry, "make", entry)
