@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_HOMES` says the same
     from samplesoft import samplers as samplers
     from samplesoft import schemes as schemes
     from samplesoft import sklearn as sklearn
+    from samplesoft import teaching as teaching
     from samplesoft import training as training
     from samplesoft import tuning as tuning
     from samplesoft import verification as verification
@@ -50,6 +51,7 @@ _MODULES = (
     "recommend",
     "samplers",
     "schemes",
+    "teaching",
     "training",
     "tuning",
     "verification",

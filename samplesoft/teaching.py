@@ -6,9 +6,9 @@ stands here to be read off.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from importlib import import_module
-from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ class Exercise(NamedTuple):
     general: str
 
 
-def check(exercise: str, answer: ArrayLike | EllipsisType) -> None:
+def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
     """Print whether an answer is right, and else a hint; never the solution.
 
     Parameters
@@ -107,7 +107,9 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
     """
     from matplotlib import rcParams
 
-    import_module("matplotlib_inline.backend_inline").set_matplotlib_formats("retina")
+    import_module("matplotlib_inline.backend_inline").set_matplotlib_formats(
+        "retina", pil_kwargs={"optimize": True}
+    )
     rcParams.update({"figure.dpi": dpi, "figure.figsize": (width, height), "axes.grid": True})
     rcParams.update({"grid.color": "0.9", "axes.axisbelow": True, "figure.autolayout": True})
 
