@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--thorough"):
         leave_out_thorough(config, items)
     # what takes a minute begins early, so that no process waits for another at the end
-    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+    items.sort(key=lambda item: item.path.name not in ("test_notebooks.py", "test_site.py"))
     asked = [item for item in items if item.get_closest_marker("gpu")]
     if not asked:
         return
