@@ -192,19 +192,21 @@ def exact_bias(
     Warns
     -----
     RuntimeWarning
-        If the estimated error is above 1e-10 of the L1 norm of the bias, which happens with
-        the jackknives where the bias is very small. Not where q is the softmax among the classes
-        that are drawn, up to rounding: its bias is made of that rounding alone.
+        If the estimated error is above 1e-10 of the L1 norm of the bias, which happens with the
+        jackknives, and with ``distinct`` schemes of many draws, where the bias is very small. Not
+        where q is the softmax among the classes that are drawn, up to rounding: its bias is made of
+        that rounding alone.
 
     Notes
     -----
     From 1/S = int exp(-u S) du, E[p'_j] is a one-dimensional integral over powers of the Laplace
-    transform sum_j q_j exp(-v r_j) of one draw, with r_j = e_j / q_j;
-    ``samplesoft/bias/README.md`` derives it step by step. The difference from p is taken under the
-    integral, class by class against one reference, so it keeps its digits where the bias is many
-    orders below p. The cost is O(n), the memory O(n), at any m (``poisson`` costs O(n) for each of
-    a few hundred nodes). As m grows ``candidate`` tends to the full softmax, ``candidate_masked``
-    to the softmax without the label.
+    transform sum_j q_j exp(-v r_j) of one draw, with r_j = e_j / q_j; ``samplesoft/bias/README.md``
+    derives it step by step. The difference from p is taken under the integral, class by class
+    against one reference, so it keeps its digits where the bias is many orders below p. The cost is
+    O(n), the memory O(n), at any m. ``poisson`` costs O(n) for each of a few hundred nodes, and
+    ``distinct`` seconds for some thousand classes, more for more draws. The first call compiles for
+    some ten seconds. As m grows ``candidate`` tends to the full softmax, ``candidate_masked`` to
+    the softmax without the label.
 
     The label and the `certain` classes are one class for all of this, which is never drawn: in
     every outcome they share its p' in the same proportions. With all classes certain nothing is

@@ -51,7 +51,9 @@ class WeightedSampler(Sampler):
         Weights: finite, at least 0, not all 0. A class of weight 0 is never drawn.
     replace : bool
         False to draw without replacement: in turn, in proportion to the weights of the classes
-        not yet drawn. See `samplesoft.samplers.without_replacement.SuccessiveInclusion`.
+        not yet drawn. A draw's weight is then 1 over its probability to be in the set,
+        ``exp(draw.log_inclusion)``, not 1 / (m q): see
+        `samplesoft.samplers.without_replacement.SuccessiveInclusion`.
 
     Raises
     ------
