@@ -163,11 +163,14 @@ def reading(path: str | Path, model: str | None = None) -> Iterator[Checkpoint]:
     """
     checkpoint = read_checkpoint(path)
     try:
-        if model not in (None, checkpoint.config.get("model")):
+        held = checkpoint.config.get("model")
+        if model not in (None, held):
+            what, reader = held, "what wrote it"
+            if held is None:
+                what = "a run of samplesoft train"
+                reader = "samplesoft.training.read_linear_softmax"
             raise ValueError(
-                f"{str(path)!r} must hold a {model}, got "
-                f"{shown(checkpoint.config.get('model', 'a run of samplesoft train'))}; read it "
-                "with what wrote it."
+                f"{str(path)!r} must hold a {model}, got {shown(what)}; read it with {reader}."
             )
         yield checkpoint
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ from scipy import sparse
 from samplesoft.cli import main
 from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.models import LinearSoftmaxSettings
+from samplesoft.recommend import SampledSoftmaxRecommender
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training import (
     RetrievalSettings,
@@ -144,6 +145,8 @@ def test_predictions(kind, loss, files, tmp_path, capsys):
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["user" if kind == "items" else "row"] for line in lines] == list(range(len(lines)))
     trained = read_linear_softmax(model)
+    with pytest.raises(ValueError, match=r"read it with samplesoft\.training\.read_linear_softmax"):
+        SampledSoftmaxRecommender.load(model)
     if kind == "xc":
         data = load_xml_repository(given)
         labels = [set(data.labels[[i]].indices) for i in range(len(lines))]
