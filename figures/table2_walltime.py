@@ -5,12 +5,11 @@ m = 10 negatives for each of 10 contexts (d = 64, unit vectors, float32) and to 
 sampled loss, with the exact softmax (EXP), the quadratic kernel and random Fourier features with
 D frequencies. Each number of classes is one run, in which EXP is also timed in torch where that
 is installed, and with the label excluded from RFF's draws. The paper's times, on other hardware,
-stand beside. The committed files come from::
+stand beside. The committed files took a quarter of an hour on 2 cores, with 12 GB free::
 
     python figures/table2_walltime.py
 
-on 2 cores, a quarter of an hour, with 12 GB free; ``--num-classes 10000,500000`` leaves out what
-is large.
+``--num-classes 10000,500000`` leaves out what is large.
 
 References
 ----------
