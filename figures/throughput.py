@@ -4,7 +4,8 @@ Writes ``throughput.csv`` and ``throughput.png`` beside this script: the time of
 softmax layer (draws, loss, gradients, Adagrad on the rows that have one, and the sampler told of
 what moved), d = 64, float32. Losses on m = 100 draws for each example stand beside those on one
 set of m = 1,000 for the batch. Class vectors are unit vectors about a thousand centers, contexts
-are near the vectors of their labels. The committed files took a quarter of an hour on 2 cores, with 16 GB free::
+are near the vectors of their labels. The committed files took a quarter of an hour on 2 cores, with
+16 GB free::
 
     python figures/throughput.py
 
