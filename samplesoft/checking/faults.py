@@ -56,7 +56,9 @@ class Method:
 
 
 _SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
-_CANDIDATE = "the full softmax loss up to the proposal's log: its mean over examples is right"
+# label and draws corrected alike; the log is that of the label's expected count
+_CANDIDATE = "the full softmax loss plus log(m q) of the label, a constant, with a bias of O(1/m)"
+_ODDS = "the log of the odds against the label plus log(m q) of it, a constant, for many draws"
 _JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
 _NCE = "noise-contrastive estimation"
 _NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
@@ -67,7 +69,9 @@ _BATCH = f"{_SOFTMAX}, m the other labels of a batch"
 def _aim(scheme: Scheme) -> str:
     if scheme.jackknife:
         return _JACKKNIFE
-    return _CANDIDATE if scheme.corrects_label else _SOFTMAX
+    if scheme.corrects_label:
+        return _ODDS if scheme.hits == "masked" else _CANDIDATE
+    return _SOFTMAX
 
 
 def _methods() -> Iterator[Method]:
@@ -95,10 +99,10 @@ def _methods() -> Iterator[Method]:
     unbiased = "the full softmax loss without bias, from random draws"
     yield Method("unbiased", None, unbiased, draws="")
     yield Method("in_batch", None, _BATCH, draws="")
-    yield Method("in_batch_candidate", None, _CANDIDATE, draws="")
+    yield Method("in_batch_candidate", None, _ODDS, draws="")
     yield Method("in_batch_candidate_kept", None, _CANDIDATE, draws="")
     yield Method("mixed", None, f"{_BATCH} and draws beside", draws="")
-    yield Method("mixed_candidate", None, _CANDIDATE, draws="")
+    yield Method("mixed_candidate", None, _ODDS, draws="")
 
 
 METHODS: dict[str, Method] = {method.name: method for method in _methods()}

@@ -54,7 +54,8 @@ class Hypothesis:
     same : tuple of Hypothesis
         Others with the same means.
     z : float
-        The greatest distance of a mean from what was observed, in standard errors.
+        The greatest distance of a mean from what was observed, in standard errors; of a loss that
+        is the same for every seed the root mean square of what single values are off by.
     allowed : bool
         Whether all are within the limit.
     sd_ratio : float or None
@@ -261,6 +262,8 @@ _OF_BATCHES: tuple[tuple[str, str | None, Variant, str | int | None], ...] = (
     ("masked", "hits_kept", _ALL_HITS, None),
     ("masked", f"uncorrected{AND}hits_kept", replace(_UNCORRECTED, hits="kept"), None),
     ("masked", f"log_q_added{AND}hits_kept", replace(_ADDED, hits="kept"), None),
+    ("masked", f"log_m_left_out{AND}hits_kept", _ALL_HITS, 1),
+    ("masked", f"log_q_added{AND}hits_kept", replace(_ADDED, hits="kept"), 1),
     ("candidate", "log_q_added", _ADDED, None),
 )
 
@@ -301,7 +304,8 @@ def in_batch_hypotheses(observer: Observer, gradients: int) -> tuple[Observed, l
         if fault is None:
             # the mean over batches
             expected = expectation(make_recipes(problem, METHODS[scheme], RIGHT, m, batch))
-            number = f"m is B - 1 = {m} in a batch of {batch}, whatever `num_sampled` says"
+        if fault is None or count == 1:
+            number = f"m is B - 1 = {batch - 1} in a batch of {batch}, whatever `num_sampled` says"
         elif fault == "in_batch_count":
             number = f"corrected for m = {m}, where B - 1 = {batch - 1} others are in the batch"
         hypotheses[scheme, variant, m] = Hypothesis(
@@ -396,7 +400,7 @@ _LESS = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # off the logits of 
 _LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
 _MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
 _LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)
-_MOST_SMOOTHING = 0.9
+_LEAST_SMOOTHING, _MOST_SMOOTHING = 1e-3, 0.9
 
 
 def fitted(
@@ -492,6 +496,8 @@ def _smoothed(
         means = expected.observed(observer.problem, observer.gradients)
         fault = "smoothed_hits" if masked else "label_smoothing"
         words = f"smoothing {share:.3g}" + (f", hits at {mask:.3g}" if masked else "")
+        if masked and share < _LEAST_SMOOTHING:  # beside that of hits it has no effect
+            words = f"smoothing times the logit of hits is {share * mask:.3g}"
         yield Hypothesis(scheme, fault, means, expected, number=words)
 
 

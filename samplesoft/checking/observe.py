@@ -346,6 +346,15 @@ class Observer:
         of_calls = observed.stderrs[:size] ** 2 * (self.calls - 1)
         return float(single.sum() / of_calls.sum()) if of_calls.sum() > 0.0 else 0.0
 
+    @property
+    def has_negatives_of_batch(self) -> bool:
+        """Whether losses of examples change with the labels of others."""
+        half, others = len(self._order) // 2, self._whole.labels.copy()
+        others[half:] = others[0]
+        changed = self.problem.of_rows(self._order, others)
+        before, after = (self.results_of(each, 0)[0][:half] for each in (self._whole, changed))
+        return not np.allclose(before, after, rtol=1e-4, atol=1e-4)
+
     def names_of(self, where: NDArray[np.bool_]) -> list[str]:
         """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""
         examples, d = self.problem.h.shape

@@ -19,6 +19,7 @@ _SHOWN = 12  # lines of the table
 _ALLOWED, _EXCLUDED = "#0072B2", "#D55E00"
 _DRAWN = 20
 _LEAST, _MOST = 0.1, 1e6  # of |z| on the axis
+_LEAST_OFF = 1e-4  # of differences there
 _CORRELATED = 0.25  # of which rare draws that happen to be neighbours stay below
 _FAR = 3.0  # times the limit, from where on the nearest hypothesis says little
 
@@ -39,7 +40,8 @@ class LossReport(Report):
     scores : tuple of Hypothesis
         All hypotheses, those that are allowed first, then by their distance.
     limit : float
-        The ``|z|`` above which a hypothesis is excluded: a right one with a chance below 1e-4.
+        The ``|z|`` above which a hypothesis is excluded: a right one with a chance below 1e-4. 0
+        where nothing is random: then losses must be equal but for rounding.
     loss_bias, gradient_bias : float or None
         Mean over the examples of what the best hypothesis has above the full softmax: in the loss
         (nats), and in the gradient in the logits (L1 norm). None where no closed form is known,
@@ -48,6 +50,8 @@ class LossReport(Report):
         Where nothing fits losses and gradients both: the schemes that the losses alone fit.
     with_gradient : bool
         Whether the loss gave gradients.
+    is_random : bool
+        Whether other seeds gave other losses.
     follows_seed : bool
         Whether the same seed gave the same losses.
     num_sampled, num_classes, calls : int
@@ -77,6 +81,7 @@ class LossReport(Report):
     gradient_bias: float | None
     of_losses: tuple[str, ...]
     with_gradient: bool
+    is_random: bool
     follows_seed: bool
     num_sampled: int
     num_classes: int
@@ -87,6 +92,19 @@ class LossReport(Report):
     seconds: float
 
     @property
+    def ok(self) -> bool:
+        """Whether the loss is right: it follows a scheme as it should be, and nothing wrong fits.
+
+        Without ``--scheme`` that is the exit status 0 of ``samplesoft check``.
+        """
+        return self.scheme is not None and self.fault is None and not self.undecided
+
+    @property
+    def undecided(self) -> int:
+        """How many hypotheses with a mistake, and with other means than the best, are left."""
+        return len({s.title for s in self.scores[1:] if s.allowed and s.fault})
+
+    @property
     def verdict(self) -> str:
         """What the loss estimates, by what evidence, and what to do: up to three lines."""
         return "\n".join(self._lines())
@@ -94,6 +112,8 @@ class LossReport(Report):
     def _lines(self) -> list[str]:
         best, calls = self.scores[0], f"{self.calls:,} calls"
         distance = f"greatest |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
+        if not self.is_random:
+            distance = f"off by {best.z:.2g}, root mean square" if best.z else "equal to rounding"
         if self.scheme is None and self.of_losses:
             fit = ", ".join(f"`{name}`" for name in self.of_losses)
             return [f"The losses are those of {fit}; the gradient is not theirs ({calls})."]
@@ -101,9 +121,17 @@ class LossReport(Report):
             lines = [
                 "The loss is consistent with no known scheme.",
                 f"Nearest: {best.title} ({distance}).",
-                "See first that `proposal`, `tau` and `num_sampled` are those of the loss.",
+                "See first that `proposal`, `tau` and `num_sampled` are those of the loss, and "
+                "that it does not divide vectors by their norms. Or it is a variant that is not on "
+                "the list: a focal or hinge loss, or label smoothing over other classes.",
             ]
-            if best.z > _FAR * self.limit:
+            if not self.is_random:
+                lines[0] += " Its negatives are labels of the batch."
+                lines[2] += (
+                    " In a batch of B each example has B - 1 negatives: look at what is subtracted "
+                    "from their logits and from the label's, and at negatives that are the label."
+                )
+            elif best.z > _FAR * self.limit:
                 lines[2] += (
                     " Draws may follow another proposal: count what the loss draws, "
                     f"numpy.bincount(ids.ravel(), minlength={self.num_classes}) / ids.size, and "
@@ -112,21 +140,29 @@ class LossReport(Report):
             lines[1] += self._repeated
             return lines
         found = f"; {best.number}" if best.number else ""
-        evidence = f"Its means are the exact ones ({distance}{found})."
+        means = "means" if self.is_random else "values"  # of batches
+        evidence = f"Its {means} are the exact ones ({distance}{found})."
         # without mistakes that have no effect here
         same = [one.title for one in best.same if self.fault or one.scheme != self.scheme]
         # by the order of `METHODS`, of which the first name is the usual one
         allowed = {s.name for s in self.scores if s.allowed}
-        others = [s.title for s in self.scores[1:] if s.allowed and s.fault]
+        left = (s.title for s in self.scores[1:] if s.allowed and s.fault)
+        others = [title for title in left if title != best.title]  # one in other words
         beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
             beside.append(f"These means do not tell it from: {'; '.join(dict.fromkeys(others))}.")
         if self.fault is None:
             names = " or ".join(f"`{name}`" for name in METHODS if (name, None) in allowed)
             lines = [f"The loss is right: {names}, {METHODS[self.scheme].aim}.", evidence]
+            if self.undecided:
+                lines[0] = (
+                    f"Not decided after {calls}: the loss may be right ({names}), or one of "
+                    f"{self.undecided} wrong ones that fit too. Take more `calls`, and return "
+                    "gradients."
+                )
             return [*lines, *([" ".join(beside)] if beside else [])]
         right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
-        if right is not None and right.z > best.z:
+        if right is not None and right.z > best.z and self.is_random:
             evidence += f" As it should be, |z| would be {right.z:.3g}."
         evidence += self._repeated if self.fault == "dependent_draws" else ""
         return [f"The loss is wrong: {best.title}.", evidence, " ".join([self.remedy, *beside])]
@@ -134,7 +170,10 @@ class LossReport(Report):
     @property
     def remedy(self) -> str:
         """What to change; empty if nothing is wrong, or nobody knows."""
-        return " ".join(FAULTS[name].remedy for name in self.faults)
+        remedies = [FAULTS[name].remedy for name in self.faults]
+        if "uncorrected" in self.faults and self.scheme == "candidate":
+            remedies.append("Subtract it from the label's too, or leave out draws of the label.")
+        return " ".join(remedies)
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -144,7 +183,7 @@ class LossReport(Report):
     @property
     def _repeated(self) -> str:
         """What may be wrong where many calls gave the same; empty if few did."""
-        if 2 * self.num_results > self.calls:
+        if not self.is_random or 2 * self.num_results > self.calls:
             return ""
         return (
             f" Only {self.num_results:,} of {self.calls:,} calls gave different results: see "
@@ -159,7 +198,7 @@ class LossReport(Report):
         dict
             Ready for ``json.dumps(..., allow_nan=False)``; a ``|z|`` that is not finite is None.
         """
-        names = ("verdict", "remedy", "faults", *self.__dataclass_fields__)
+        names = ("verdict", "ok", "undecided", "remedy", "faults", *self.__dataclass_fields__)
         values = {name: plain(getattr(self, name)) for name in names if name != "scores"}
         names = ("scheme", "fault", "z", "sd_ratio", "allowed")
         values["hypotheses"] = [
@@ -173,7 +212,7 @@ class LossReport(Report):
         columns = [
             Column("scheme", lambda s: s.scheme),
             Column("mistake", lambda s: s.fault or ""),
-            Column("greatest |z|", lambda s: s.z, ".3g"),
+            Column("greatest |z|" if self.is_random else "off by", lambda s: s.z, ".3g"),
             Column("sd / exact", lambda s: s.sd_ratio, ".3f"),
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
@@ -186,11 +225,14 @@ class LossReport(Report):
                 "the next, as if draws were used again: standard errors are too small, and |z| is "
                 "too large."
             )
+        limit = f"above |z| = {self.limit:.2f}: a right one with a chance below 1e-4"
+        if not self.is_random:
+            limit = "that is off by more than rounding (root mean square)"
         below.append(
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
             f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
-            f"4 examples. A hypothesis is excluded above |z| = {self.limit:.2f}: a right one "
-            "with a chance below 1e-4. sd: standard deviation of single losses."
+            f"4 examples. A hypothesis is excluded {limit}. sd: standard deviation of single "
+            "losses."
         )
         if self.num_sets:
             below.append(
@@ -213,21 +255,27 @@ class LossReport(Report):
         figure, axes = titled_figure(self._lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
         axes.spines["left"].set_visible(False)
         # distances from 0.1 to a million fit on one logarithmic axis
-        z = np.clip([s.z for s in shown], _LEAST, _MOST)
+        least = _LEAST if self.is_random else _LEAST_OFF
+        z = np.clip([s.z for s in shown], least, _MOST)
         colours = [_ALLOWED if s.allowed else _EXCLUDED for s in shown]
         places = np.arange(len(shown))
-        axes.hlines(places, _LEAST, z, colors="0.85", linewidth=1.0)
+        axes.hlines(places, least, z, colors="0.85", linewidth=1.0)
         axes.scatter(z, places, c=colours, s=28, zorder=3)
-        axes.axvline(self.limit, color="0.3", linewidth=1.0, linestyle="--")
-        axes.text(self.limit * 1.08, len(shown) - 0.35, "excluded", fontsize=8, color="0.3")
+        if self.is_random:
+            axes.axvline(self.limit, color="0.3", linewidth=1.0, linestyle="--")
+            axes.text(self.limit * 1.08, len(shown) - 0.35, "excluded", fontsize=8, color="0.3")
         axes.set_xscale("log")
-        axes.set_xlim(_LEAST, max(float(z.max()) * 2.0, self.limit * 8.0))
+        axes.set_xlim(least, max(float(z.max()) * 2.0, self.limit * 8.0))
         axes.set_ylim(-0.7, len(shown) + 0.3)
         mistakes = [f": {s.fault.replace('_', ' ')}" if s.fault else "" for s in shown]
         labels = [f"{s.scheme}{mistake}" for s, mistake in zip(shown, mistakes, strict=True)]
         axes.set_yticks(places, labels)
         axes.tick_params(axis="y", labelsize=8, length=0)
-        axes.set_xlabel("greatest |z|: distance of a mean from the hypothesis, in standard errors")
+        axes.set_xlabel(
+            "greatest |z|: distance of a mean from the hypothesis, in standard errors"
+            if self.is_random
+            else "what single values are off by, root mean square"
+        )
         axes.grid(True, axis="x", color="0.92", linewidth=0.7)
         return figure
 

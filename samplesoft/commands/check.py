@@ -46,8 +46,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Exit status: 0 if the loss is consistent with --scheme, or without that with any "
-        "scheme as it should be; 1 if not; 2 for bad usage or a loss that cannot be called; 130 if "
-        "interrupted."
+        "scheme as it should be, and nothing wrong fits too; 1 if not; 2 for bad usage or a loss "
+        "that cannot be called; 130 if interrupted. What the schemes are: "
+        "help(samplesoft.schemes), and 'Ways to draw with replacement' in the documentation."
     )
     parser.add_argument(
         "loss",
@@ -64,15 +65,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run ``samplesoft check``; 0 if the loss is consistent with what was asked for, else 1."""
+    """Run ``samplesoft check``; 0 if the loss is right, and what was asked for, else 1."""
     check_outputs(options)
     loss, proposal = _named("module:function", options.loss), _proposal(options.proposal)
     values = given(options, check_loss) | {"loss": loss, "proposal": proposal}
     report = check_loss(progress=True, rng=options.seed, **values)
     give_report(options, report)
     if options.scheme:
-        return 0 if (options.scheme, None) in report.consistent else 1
-    return 0 if report.scheme and report.fault is None else 1
+        return 0 if report.ok and (options.scheme, None) in report.consistent else 1
+    return 0 if report.ok else 1
 
 
 def _proposal(text: str) -> Any:

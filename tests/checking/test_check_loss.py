@@ -502,6 +502,8 @@ def in_batch(correct, label=0.0, mask=True):
         (in_batch(lambda log_q, m: log_q + np.log(m), mask=False), "in_batch", "hits_kept"),
         (in_batch(lambda log_q, m: log_q + np.log(m + 1)), "in_batch", "in_batch_count"),
         (in_batch(lambda log_q, m: log_q + np.log(10)), "in_batch", "in_batch_count"),
+        (in_batch(lambda log_q, m: log_q, mask=False), "in_batch", "log_m_left_out + hits_kept"),
+        (in_batch(lambda log_q, m: -log_q, mask=False), "in_batch", "log_q_added + hits_kept"),
     ],
 )
 def test_negatives_of_the_batch(loss, scheme, fault):
@@ -509,7 +511,55 @@ def test_negatives_of_the_batch(loss, scheme, fault):
     assert (report.scheme, report.fault) == (scheme, fault), report
     assert (report.loss_bias is None) == (fault is not None)
     assert json.loads(report.to_json())["scheme"] == scheme
-    assert (fault in (None, "in_batch_count")) == ("B - 1 = 63" in report.verdict)
+    of_the_count = fault in (None, "in_batch_count") or " + " in fault
+    assert of_the_count == ("B - 1 = 63" in report.verdict)
+    assert "equal to rounding" in report.verdict and "inf" not in str(report)
+    assert report.ok == (fault is None) and not report.is_random
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_negatives_of_the_batch_in_a_way_that_nobody_knows(with_gradient, tmp_path):
+    right = in_batch(lambda log_q, m: log_q + np.log(m))
+
+    def loss(class_embeddings, h, *given):  # a temperature that check_loss is not told of
+        losses = right(class_embeddings, h / 0.07, *given)
+        return (losses, np.zeros_like(h)) if with_gradient else losses
+
+    report = check_loss(loss, log_uniform, 10)
+    assert (report.scheme, report.fault, report.ok) == (None, None, False), report
+    for words in ("negatives are labels of the batch", "Nearest: `in_batch", "`tau`", "norms"):
+        assert words in report.verdict
+    assert not report.of_losses and np.isfinite(report.scores[0].z)
+    report.plot(tmp_path / "check.png")
+
+
+def test_few_calls_decide_nothing():
+    report = check_loss(make("masked", shared=True), log_uniform(20), 10, calls=16)
+    assert ("masked", None) in report.consistent and report.fault is None
+    assert report.undecided > 0 and not report.ok
+    assert f"one of {report.undecided} wrong ones that fit too" in report.verdict.splitlines()[0]
+    assert report.to_dict()["undecided"] == report.undecided
+
+
+def test_the_remedies_of_candidates_lead_to_two_right_losses():
+    """The label goes before its draws, and nothing is corrected."""
+    options = {"calls": 4096}
+    report = check_loss(make("candidate", "uncorrected"), log_uniform(20), 5, **options)
+    assert (report.scheme, report.fault) == ("candidate", "uncorrected"), report
+    assert report.remedy.endswith("the label's too, or leave out draws of the label.")
+    for scheme in ("candidate", "masked"):
+        report = check_loss(make(scheme), log_uniform(20), 5, **options)
+        assert report.ok and (scheme, None) in report.consistent, report
+
+
+@pytest.mark.parametrize("name", ["candidate", "candidate_masked"])
+def test_what_a_corrected_label_leads_to(name):
+    """With many draws: the full loss, or the odds against the label, and log(m q) of it."""
+    m, rows = 10**6, np.arange(len(PROBLEM.labels))
+    means = expectation(make_recipes(PROBLEM, METHODS[name], RIGHT, m, batch=8)).losses
+    full, own = expectation([full_of(PROBLEM)]).losses, PROBLEM.q[rows, PROBLEM.labels]
+    limit = full if name == "candidate" else np.log(np.expm1(full))
+    np.testing.assert_allclose(means, limit + np.log(m * own), atol=1e-5)
 
 
 @pytest.mark.slow
