@@ -39,10 +39,14 @@ class SampledSoftmax(torch.nn.Linear):
         self.sampler, self.num_sampled = sampler, num_sampled
         self.loss = SampledSoftmaxLoss(scheme="masked")  # for draws that a batch shares
 
+    def logits(self, h):
+        """Return the logits of all classes, (B, n)."""
+        return super().forward(h)
+
     def forward(self, h, labels):
-        """Return the mean loss; `super().forward(h)` is the logits of all classes."""
+        """Return the mean loss: of draws in training, and of all classes in evaluation."""
         if not self.training:
-            return torch.nn.functional.cross_entropy(super().forward(h), labels)
+            return torch.nn.functional.cross_entropy(self.logits(h), labels)
         seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats it
         contexts = h.detach().cpu().numpy()
         draw = self.sampler.sample(contexts, self.num_sampled, shared=True, rng=seed)
