@@ -158,7 +158,7 @@ def read(app: Any, name: str, source: list[str]) -> None:
 
     text = INCLUDE.sub(include, LINK.sub(lambda link: lead(link, folder), source[0]))
     if name == "benchmarks":
-        text = text.replace("<!-- figures -->\n", benchmarks())
+        text = benchmarks(text)
     if file.name == "index.md" and "{toctree}" not in text:
         linked = re.findall(r"\]\(/?(?:\w+/)?((?:notebooks/)?[\w-]+)\.\w+\)", text)
         there = sorted(
@@ -322,29 +322,51 @@ def dates() -> dict[str, str]:
     return found
 
 
-def benchmarks() -> str:
-    """Return a section for each table of ``figures/``: picture, and what its script says of it."""
-    days, parts = dates(), []
-    for table in sorted((ROOT / "figures").glob("*.csv")):
-        script, picture = table.with_suffix(".py"), table.with_suffix(".png")
-        text = table.read_text(encoding="utf-8")
-        made = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
-        title, about = table.stem, ""
-        links = [f"{{download}}`table <../figures/{table.name}>`"]
-        if script.exists():
-            doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-            title, _, about = doc.partition("\n")
-            # up to the command, which the script has
-            about = re.split(r"::?\n\n    |\n\w+\n---", about)[0].strip() + "."
-            about = re.sub(r"`([^`<]+) <[^>]+>`_", r"\1", about)
-            links.insert(0, f"{{download}}`script <../figures/{script.name}>`")
-        parts += [f"(figure-{table.stem})=", f"## {title.rstrip('.')}", about, ""]
-        if picture.exists():
-            parts += [f"![{table.stem}](../figures/{picture.name})", ""]
-        day = days.get(f"figures/{table.name}")
-        parts += [", ".join(links) + (f", of {day}" if day else "") + ".", ""]
-        parts += [f"Made with: {' '.join(made)}", ""] if made else []
-    return "\n".join(parts)
+FIGURES = re.compile(r"<!-- figures: ([\w\s]+)-->\n")
+# how a docstring of a figure begins, which is for those who run its script
+WRITES = re.compile(r"Writes ``[\w.]+``(?: and ``[\w.]+``)? beside this script[.:,]\s+(\w)")
+
+
+def benchmarks(page: str) -> str:
+    """Put a section for each table of ``figures/`` that the page names where it names it."""
+    days = dates()
+    named = [stem for names in FIGURES.findall(page) for stem in names.split()]
+    tables = [table.stem for table in (ROOT / "figures").glob("*.csv")]
+    missing = {stem for stem in tables if f"(figure-{stem})=" not in page}.symmetric_difference(
+        named
+    )
+    if missing:
+        raise ValueError(f"docs/benchmarks.md must name all tables of figures/ once: {missing}")
+
+    def sections(names: re.Match[str]) -> str:
+        return "\n".join(
+            section(stem, days.get(f"figures/{stem}.csv")) for stem in names[1].split()
+        )
+
+    return FIGURES.sub(sections, page)
+
+
+def section(stem: str, day: str | None) -> str:
+    """Return the section of a table: what its script says of it, and its picture."""
+    table, script, picture = (ROOT / "figures" / f"{stem}.{end}" for end in ("csv", "py", "png"))
+    doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    title, _, about = doc.partition("\n")
+    # up to the command, which the script has
+    about = re.split(r"::?\n\n    |\n\w+\n---", about)[0].strip().rstrip(".") + "."
+    about = re.sub(r"`([^`<]+) <[^>]+>`_", r"\1", about)
+    about = WRITES.sub(lambda begin: begin[1].upper(), about)
+    lines = [f"(figure-{stem})=", f"### {title.rstrip('.')}", about, ""]
+    if picture.exists():
+        lines += [f"![{stem}](../figures/{picture.name})", ""]
+    links = (
+        f"{{download}}`{what} <../figures/{stem}.{end}>`"
+        for what, end in (("script", "py"), ("table", "csv"))
+    )
+    lines += [", ".join(links) + (f", of {day}" if day else "") + ".", ""]
+    text = table.read_text(encoding="utf-8")
+    made = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+    lines += [f"Made with: {' '.join(made)}", ""] if made else []
+    return "\n".join(lines)
 
 
 def skip_member(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> Any:
