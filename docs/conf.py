@@ -23,6 +23,7 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from docutils import nodes
 from numpydoc.xref import DEFAULT_LINKS
@@ -183,6 +184,14 @@ def copy_notebooks(app: Any) -> None:
         copy = folder / name
         if not copy.exists() or copy.read_bytes() != path.read_bytes():
             shutil.copy(path, copy)
+
+
+def pack_notebooks(app: Any) -> None:
+    """Pack the notebooks, and the scripts beside them that they import, as a reader takes them."""
+    with ZipFile(DOCS / "learn" / "samplesoft-notebooks.zip", "w", ZIP_DEFLATED) as archive:
+        for pattern in ("notebooks/*.ipynb", "figures/**/*.py"):
+            for path in sorted(ROOT.glob(pattern)):
+                archive.write(path, path.relative_to(ROOT))
 
 
 # names and figures -------------------------------------------------------------------------------
@@ -391,6 +400,7 @@ def setup(app: Any) -> None:
     app.add_directive("help", Help)
     app.add_directive("registry", Registry)
     app.connect("builder-inited", copy_notebooks)
+    app.connect("builder-inited", pack_notebooks)
     app.connect("source-read", read)
     app.connect("doctree-read", link_code)
     app.connect("doctree-read", add_other_names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from decimal import Decimal
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from samplesoft.bias.exact import exact_bias
 # colours that differ for all eyes, from Okabe and Ito
 BLACK, ORANGE, BLUE, GREEN, RED = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00"
 
-_NEAR = 5e-3  # of the size of an answer: two or three digits will do
+_NEAR = 5e-3  # of the size of an answer: three digits will do, and often two
 _SIGN = "The size is right. Look at the sign again."
 
 
@@ -51,7 +52,7 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
     exercise : str
         Notebook and number of the exercise, such as ``"0.1"``.
     answer : float or array_like, shape (k,)
-        Your answer, with two digits or more. The dots ``...`` that stand in the notebooks print
+        Your answer, with three digits or more. The dots ``...`` that stand in the notebooks print
         what is wanted.
 
     Raises
@@ -86,6 +87,9 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
     if _near(given, right):
         print("Right.")
         return
+    if _rounds_to(answer, right):
+        print("Right so far. Give one more digit.")
+        return
     fitting = (hint for hint, wrong in usual.items() if _near(given, np.asarray(wrong, float)))
     print(next(fitting, general))
 
@@ -117,6 +121,22 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
 def _near(given: FloatArray, wanted: FloatArray) -> bool:
     # of a list, in proportion to its largest number
     return bool((np.abs(given - wanted) <= _NEAR * np.abs(wanted).max() + 1e-12).all())
+
+
+def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
+    """Return whether each number is the right one, rounded to the two digits or more that it has.
+
+    Integers do not tell how many of their last zeros are digits, so none counts.
+    """
+    for number, wanted in zip(np.ravel(answer).tolist(), np.ravel(right).tolist(), strict=True):
+        given = Decimal(repr(number))
+        if isinstance(number, int):
+            given = given.normalize()
+        _, digits, exponent = given.as_tuple()
+        half = Decimal(5).scaleb(int(exponent) - 1)
+        if len(digits) < 2 or abs(given - Decimal(wanted)) > half:
+            return False
+    return True
 
 
 def _correction() -> Exercise:

@@ -4,11 +4,12 @@ import ast
 import base64
 import os
 import re
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
-from documents import blocks
+from documents import blocks, run
 
 nbformat = pytest.importorskip("nbformat", reason="needs the extra samplesoft[notebooks]")
 nbclient = pytest.importorskip("nbclient", reason="needs the extra samplesoft[notebooks]")
@@ -94,6 +95,22 @@ def test_exercises_have_solutions(path):
     exercises = text[text.index("Exercises\n") :]
     assert exercises.count("\n### ") == exercises.count("<details><summary>Solution</summary>\n\n")
     assert exercises.count("\n### ") == exercises.count("\n</details>") >= 3
+
+
+def test_student_versions_have_no_solutions(tmp_path, monkeypatch):
+    text = (FOLDER.parent / "docs" / "learn" / "instructors.md").read_text(encoding="utf-8")
+    (block,) = [block for block in blocks(text) if "student_" in block.text]
+    for path in NOTEBOOKS:
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run(block, {}, "instructors.md")
+    for path in NOTEBOOKS:
+        made, given = read(tmp_path / f"student_{path.name}"), read(path)
+        nbformat.validate(made)
+        text = "".join(cell.source for cell in made.cells)
+        assert "<details>" not in text and "Solution</summary>" not in text
+        assert text.count("\n### ") == "".join(c.source for c in given.cells).count("\n### ")
+        assert code_cells(made) == code_cells(given)
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the Jupyter packages are not ours

@@ -1,5 +1,8 @@
 """Exercises that check themselves: right answers, each usual mistake, and everything else."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -31,6 +34,15 @@ def test_a_right_answer_is_accepted(capsys, name):
 
 def test_integers_will_do(capsys):
     assert said(capsys, "0.3", 8) == said(capsys, "2.3", [50, -81, 32]) == "Right."
+
+
+def test_a_rounded_answer_is_no_mistake(capsys):
+    for name, answer in (("0.1", 3.2), ("0.2", 0.066), ("1.1", -0.48), ("1.7", 250)):
+        rounded = said(capsys, name, answer)
+        assert rounded in ("Right so far. Give one more digit.", "Right.")
+    wrong = ("0.1", 3), ("0.1", 3.0), ("0.1", 3.3), ("0.2", 0.07), ("1.7", 200), ("1.7", 250.0)
+    for name, answer in wrong:  # one digit, or rounded wrongly, or too exact to be rounded
+        assert not said(capsys, name, answer).startswith("Right")
 
 
 @pytest.mark.parametrize("name, hint", CASES)
@@ -65,6 +77,12 @@ def test_answers_agree_with_what_is_known_otherwise():
     assert a + b + c == 1
     for power in (1, 2):
         assert a / 10**power + b / 9**power + c / 8**power == pytest.approx(0, abs=1e-12)
+
+
+def test_the_page_for_instructors_says_which_exercises_have_a_check():
+    page = Path(__file__).parents[1] / "docs" / "learn" / "instructors.md"
+    rows = re.findall(r"^\| ([\d., ]+) \|.*\| yes \|$", page.read_text(encoding="utf-8"), re.M)
+    assert [name for row in rows for name in row.split(", ")] == list(EXERCISES)
 
 
 def test_dots_ask_for_an_answer(capsys):
