@@ -87,6 +87,7 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
     if _near(given, right):
         print("Right.")
         return
+    # before the hints: what is rounded may be as near to a usual mistake
     if _rounds_to(answer, right):
         print("Right so far. Give one more digit.")
         return
@@ -129,10 +130,11 @@ def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
     Integers do not tell how many of their last zeros are digits, so none counts.
     """
     for number, wanted in zip(np.ravel(answer).tolist(), np.ravel(right).tolist(), strict=True):
-        given = Decimal(repr(number))
+        given = Decimal(repr(number))  # in decimal, as it was typed: a float has no digits
         if isinstance(number, int):
-            given = given.normalize()
+            given = given.normalize()  # 250 may be 247 or 248, rounded
         _, digits, exponent = given.as_tuple()
+        # half a unit of the last digit
         half = Decimal(5).scaleb(int(exponent) - 1)
         if len(digits) < 2 or abs(given - Decimal(wanted)) > half:
             return False
