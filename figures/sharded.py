@@ -123,7 +123,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=22)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
     args = parser.parse_args()
-    found = []
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
+    found: list[dict[str, Any]] = []
     alone = 0.0
     for n in args.classes:
         rows = vectors(n)
@@ -133,9 +134,7 @@ def main() -> None:
                 alone = row["seconds"] if shards == 0 else alone
                 row["ratio"] = row["seconds"] / alone
                 found.append(row)
-                tqdm.write(str({k: v for k, v in row.items() if k in FIELDS[1:5]}))
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}"
-    write_csv(args.out, found, FIELDS, f"measured on {machine}", digits=4)
+                write_csv(args.out, found, FIELDS, f"measured on {machine}", digits=4)
 
 
 if __name__ == "__main__":
