@@ -102,7 +102,12 @@ class LossReport(Report):
     @property
     def undecided(self) -> int:
         """How many hypotheses with a mistake, and with other means than the best, are left."""
-        return len({s.title for s in self.scores[1:] if s.allowed and s.fault})
+        return len(self._left)
+
+    @property
+    def _left(self) -> list[str]:
+        """What is said of those hypotheses, each once."""
+        return list(dict.fromkeys(s.title for s in self.scores[1:] if s.allowed and s.fault))
 
     @property
     def verdict(self) -> str:
@@ -146,11 +151,10 @@ class LossReport(Report):
         same = [one.title for one in best.same if self.fault or one.scheme != self.scheme]
         # by the order of `METHODS`, of which the first name is the usual one
         allowed = {s.name for s in self.scores if s.allowed}
-        left = (s.title for s in self.scores[1:] if s.allowed and s.fault)
-        others = [title for title in left if title != best.title]  # one in other words
+        others = [title for title in self._left if title != best.title]  # one in other words
         beside = [f"The same is: {'; '.join(same)}."] if same else []
         if others:
-            beside.append(f"These means do not tell it from: {'; '.join(dict.fromkeys(others))}.")
+            beside.append(f"These means do not tell it from: {'; '.join(others)}.")
         if self.fault is None:
             names = " or ".join(f"`{name}`" for name in METHODS if (name, None) in allowed)
             lines = [f"The loss is right: {names}, {METHODS[self.scheme].aim}.", evidence]
