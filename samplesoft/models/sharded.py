@@ -12,6 +12,7 @@ derivatives in the scores, and those in the contexts back. Class vectors never d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from copy import deepcopy
 from importlib import import_module
 from itertools import pairwise
@@ -196,6 +197,18 @@ class Shard(SoftmaxLayer):
         rows = self.class_embeddings
         return best_classes(z, rows, min(k, len(rows)), **options)
 
+    def array(self, name: str) -> NDArray[Any]:
+        """Return the rows, or one of the arrays of the state of the optimizer."""
+        return self.class_embeddings if name == _ROWS else self._optimizer.state()[name]
+
+    def write(self, rows: Rows) -> None:
+        """Let the rows be others; the sampler follows in `refresh`."""
+        self.class_embeddings[...] = rows
+
+    def load_optimizer(self, state: dict[str, NDArray[Any]]) -> None:
+        """Let the optimizer go on from a state of this range of classes."""
+        self._optimizer.load_state(state)
+
     def saved(self) -> dict[str, NDArray[Any]]:
         """Return the rows and, after ``"optimizer/"``, the state of the optimizer."""
         return {
@@ -218,15 +231,15 @@ class Shards:
         Shard s has the classes from ``bounds[s]`` to ``bounds[s + 1] - 1``.
     round_trips, bytes_sent, bytes_received : int
         Of all questions so far, and the arrays in them.
-    checkpoint : str or None
-        The last one that was written or read.
+    go_on : str
+        What to do if a worker is lost.
     """
 
     def __init__(self, num: int) -> None:
         self.num = num
         self.bounds: IntArray = np.zeros(num + 1, np.int64)
         self.round_trips = self.bytes_sent = self.bytes_received = 0
-        self.checkpoint: str | None = None
+        self.go_on = "there is no checkpoint: start again, and write some with write_shards"
         self._shards: list[Any] = []
 
     @property
@@ -258,11 +271,17 @@ class Shards:
 
     def lost(self, s: int, why: object) -> RuntimeError:
         """Return the error for a shard that does not answer any more."""
-        go_on = "there is no checkpoint: start again, and write some with write_shards"
-        if self.checkpoint is not None:
-            go_on = f"go on from {self.checkpoint!r}, with read_shards and any number of workers"
         lo, hi = self.ranges[s]
-        return RuntimeError(f"the worker of classes {lo} to {hi - 1} was lost ({why}); {go_on}.")
+        what = f"the worker of classes {lo} to {hi - 1} was lost ({why})"
+        return RuntimeError(f"{what}; {self.go_on}.")
+
+    def name_checkpoint(self, folder: str) -> None:
+        """Let errors for a lost worker name what was written or read last."""
+        self.go_on = f"go on from {folder!r}, with read_shards and any number of workers"
+
+    def joined(self, name: str) -> NDArray[Any]:
+        """Return an array (n, d) of all shards."""
+        return np.concatenate(self.ask("array", [(name,)] * self.num))
 
 
 def _nbytes(value: Any) -> int:
@@ -284,9 +303,12 @@ class DaskShards(Shards):
         if isinstance(client, str):
             what = "`workers` must be a number, a client of Dask or"
             client = connected(client, what, direct_to_workers=True)
-        require_instance("workers", client, import_module("distributed").Client)
+        distributed = import_module("distributed")
+        require_instance("workers", client, distributed.Client)
         require_alike(client, "workers")
         self._client = client
+        # the last two of a worker that goes while its shard is made
+        self._losses = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
         known = client.scheduler_info(n_workers=-1)["workers"]
         self._workers = sorted(known)
         self._facts = [known[address] for address in self._workers]
@@ -315,7 +337,7 @@ class DaskShards(Shards):
             if hasattr(self._shards[s], "result"):  # a future until all are made, side by side
                 self._shards[s] = self._shards[s].result()
             return self._shards[s].answer(question, *arguments)
-        except (OSError, RuntimeError) as error:
+        except self._losses as error:
             raise self.lost(s, error) from None
 
     def _answer(self, s: int, pending: Any) -> Any:
@@ -361,6 +383,14 @@ class ShardedRows(DistantRows):
         for s, some in enumerate(self.shards.ask("take", asked)):
             rows[where == s] = some
         return rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
+        """Return a copy of all rows, for a checkpoint."""
+        return self.shards.joined(_ROWS)
+
+    def __setitem__(self, every: Any, rows: Rows) -> None:
+        """Let all rows be others, those of a checkpoint."""
+        self.shards.ask("write", [(rows[lo:hi],) for lo, hi in self.shards.ranges])
 
     def scores(self, batch: Batch, ids: IntArray) -> tuple[Rows, Rows]:
         """Return the scores of the labels (P,) and draws (B, m), each from its shard."""
@@ -613,12 +643,13 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             part = None if weights is None else weights[lo:hi]
             made = (part, loss, sampler, options, optimizer, as_count("update_every", update_every))
             shards.start(s, rows, state, *made)
-        shards.checkpoint = whole.folder if stored else None
+        if stored:
+            shards.name_checkpoint(whole.folder)
         self.steps: int = whole.steps if stored else 0
         self.shards, self.optimizer = shards, optimizer
         self._sharded = ShardedRows(shards, (n, d), dtype)
         super().__init__(
-            self._sharded,  # type: ignore[arg-type]
+            self._sharded,
             loss,
             ShardedSampler(self._sharded, spec.follows_vectors),
             num_sampled,
@@ -681,3 +712,53 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             "absolute": loss.absolute,
         }
         return top_k_classes(h, self.class_embeddings, k, leave_out=leave_out, **scored)
+
+
+class ShardedOptimizer:
+    """The optimizer of a model with a sharded layer, whose shards take its steps of class vectors.
+
+    Its state is that of an optimizer in one process, with the arrays of all classes.
+
+    Parameters
+    ----------
+    layer : ShardedSoftmaxLayer
+        Whose `optimizer` takes the other steps.
+    name : str
+        That the model has for the class vectors among its parameters.
+    """
+
+    def __init__(self, layer: ShardedSoftmaxLayer, name: str) -> None:
+        self._layer, self._name = layer, name
+
+    @property
+    def learning_rate(self) -> float:
+        """Size of a step, here and in the shards."""
+        return self._layer.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._layer.optimizer.learning_rate = value
+
+    def step(self, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
+        """Change all parameters but the class vectors, which follow in the layer's `update`."""
+        here = {name: gradient for name, gradient in gradients.items() if name != self._name}
+        self._layer.optimizer.step(parameters, here)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the state, as `Optimizer.state` does."""
+        layer, state = self._layer, self._layer.optimizer.state()
+        for name in layer.optimizer._state_names if layer.steps else ():
+            state[f"{name}/{self._name}"] = layer.shards.joined(f"{name}/{_ROWS}")
+        return state
+
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Go on from a `state`, written with any number of shards or none."""
+        layer, end = self._layer, f"/{self._name}"
+        there = {name for name in state if name.endswith(end)}
+        layer.optimizer.load_state({name: state[name] for name in state.keys() - there})
+        parts = [
+            {name.removesuffix(end) + f"/{_ROWS}": state[name][lo:hi] for name in there}
+            for lo, hi in layer.shards.ranges
+        ]
+        layer.shards.ask("load_optimizer", [({"steps": state["steps"], **p},) for p in parts])
+        layer.steps = layer.optimizer.steps

@@ -294,7 +294,7 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     write_checkpoint(path, Checkpoint(config, values, {}))
     for left in {*path.parent.glob("shard-*.npz")} - {*map(path.with_name, names)}:
         left.unlink()
-    shards.checkpoint = str(folder)
+    shards.name_checkpoint(str(folder))
 
 
 class StoredShards:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,6 +26,8 @@ from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import LEAST_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, some_entries
+from samplesoft.models.optimizers import Optimizer
+from samplesoft.samplers.static import UniformSampler
 from samplesoft.training.checkpoint import Arrays, plain
 from samplesoft.training.linear_epochs import (
     Examples,
@@ -124,6 +126,8 @@ class RetrievalTask(Task):
     leave_out : bool
         Whether inputs are items that a user has taken and labels the same items: in validation a
         fifth of them is to be found from the other items, which are left out of the lists.
+    workers : optional
+        That keep the class vectors in training, as for a `samplesoft.models.ShardedSoftmaxLayer`.
 
     Attributes
     ----------
@@ -151,9 +155,20 @@ class RetrievalTask(Task):
     """
 
     def __init__(
-        self, inputs: Any, labels: Any, settings: RetrievalSettings, *, leave_out: bool = False
+        self,
+        inputs: Any,
+        labels: Any,
+        settings: RetrievalSettings,
+        *,
+        leave_out: bool = False,
+        workers: Any = None,
     ) -> None:
         require_instance("settings", settings, RetrievalSettings)
+        self._workers, made = workers, settings
+        if workers is not None:
+            settings.require_shardable()
+            # the workers make the sampler; until they have the vectors a cheap one stands for it
+            made = replace(settings, sampler=lambda given: UniformSampler(len(given.counts)))
         self.settings, self.leave_out = settings, as_flag("leave_out", leave_out)
         inputs, labels = _examples(inputs, labels)
         if self.leave_out:
@@ -171,7 +186,7 @@ class RetrievalTask(Task):
         settings.require_room(*sizes, np.dtype(np.float32))
         # held-out examples count too: a class that occurs in these alone must be drawn as well
         self._counts = np.bincount(labels.indices, minlength=sizes[1]).astype(np.float64)
-        self._steps = LinearEpochs(*sizes, settings, self._counts, self._key)
+        self._steps = LinearEpochs(*sizes, made, self._counts, self._key)
         self.model = self._steps.model
         self.parameters = self.model.parameters
         self.num_examples = settings.batch_size
@@ -196,6 +211,14 @@ class RetrievalTask(Task):
                 self.model, unit_inputs=True, leave_out=self.leave_out
             ),
         }
+
+    def start(self, optimizer: Optimizer) -> Any:
+        """Give the workers, if there are some, their classes."""
+        if self._workers is None:
+            return optimizer
+        sharded = self.model.shard(self.settings, self._counts, self._workers, optimizer)
+        self.parameters = self.model.parameters
+        return sharded
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
         """Go forward and back over a batch."""
@@ -282,8 +305,9 @@ class RetrievalTask(Task):
         if LOSSES[self.settings.loss].on_tree:  # which has no softmax of class vectors
             return float(self.model.softmax.evaluate(self.model.embed(x), labels).loss)
         # the same loss for all models, so that runs of different losses can be compared
-        full = FullSoftmaxLoss(tau=self.settings.tau, reduction="sum")
-        rows = self.model.class_vectors()
+        tau, normalize = self.settings.tau, bool(self.settings.normalize)
+        full = FullSoftmaxLoss(tau=tau, normalize=normalize, reduction="sum")
+        rows = self.model.softmax.class_embeddings
         # scores of all classes for 256 examples at a time
         losses = (
             full.forward(self.model.embed(x[part]), rows, labels[part])[0]

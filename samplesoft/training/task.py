@@ -9,6 +9,7 @@ import numpy as np
 
 from samplesoft._random import mix64
 from samplesoft.models.linear import Gradient
+from samplesoft.models.optimizers import Optimizer
 from samplesoft.training.checkpoint import Arrays
 
 NUM_EXAMPLES = 300  # contexts that a task puts into a checkpoint
@@ -59,6 +60,10 @@ class Task(ABC):
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return plain JSON that identifies this model, its data and its seed."""
+
+    def start(self, optimizer: Optimizer) -> Any:
+        """Get ready to be trained; return what takes the steps, as the optimizer does."""
+        return optimizer
 
     @abstractmethod
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:

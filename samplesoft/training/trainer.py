@@ -19,6 +19,7 @@ from samplesoft._validation import shown
 from samplesoft.data.files import missing
 from samplesoft.models.optimizers import make_optimizer
 from samplesoft.training.checkpoint import (
+    Arrays,
     Checkpoint,
     copy_arrays,
     part_of,
@@ -186,9 +187,9 @@ class Run:
         self.task, self.settings, self.folder = task, settings, folder
         self.log = folder / LOG
         self.at = Progress()
-        self.optimizer = make_optimizer(
-            settings.optimizer, settings.learning_rate, **settings.optimizer_options
-        )
+        options = settings.optimizer_options
+        optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
+        self.optimizer = task.start(optimizer)
 
     def train(self, resume: bool, progress: bool | Callable[[dict[str, Any]], object]) -> Progress:
         """Do what `train` does, in a folder that the caller has locked and looked into."""
@@ -297,9 +298,9 @@ class Run:
                 raise KeyboardInterrupt from error
             raise
 
-    def not_finite(self) -> str | None:
+    def not_finite(self, parameters: Arrays | None = None) -> str | None:
         """Say which parameter holds NaN or infinity, if any does."""
-        for name, array in self.task.parameters.items():
+        for name, array in (parameters or self.task.parameters).items():
             if not np.isfinite(array).all():
                 return f"the parameter {name!r} is nan"
         return None
@@ -322,8 +323,10 @@ class Run:
     def save(self, *, best: bool = False) -> None:
         """Write the checkpoint, that of the best epoch before it."""
         with self.watched():
+            # class vectors that lie on workers come here once
+            parameters = {name: np.asarray(a) for name, a in self.task.parameters.items()}
             # never a checkpoint with NaN: the one before is the way back
-            reason = self.not_finite()
+            reason = self.not_finite(parameters)
             if reason is not None:
                 raise FloatingPointError(reason)
             # sums that a sampler updates drift in their last bits; made anew when a checkpoint is
@@ -331,7 +334,7 @@ class Run:
             self.task.refresh()
             examples = self.task.examples()
         parts = {
-            "parameters": self.task.parameters,
+            "parameters": parameters,
             "optimizer": self.optimizer.state(),
             "state": self.task.state(),
             "examples": examples,

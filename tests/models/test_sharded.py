@@ -2,6 +2,9 @@
 
 import os
 import signal
+from concurrent.futures import CancelledError
+from importlib import import_module
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -445,6 +448,20 @@ def test_bad_clusters_are_told_before_work_starts(local_cluster, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(ValueError, match=message):
             patch.setattr(local_cluster, "run", lambda function, found=found: found)
             sharded("clusters", loss_of(), M, local_cluster)
+
+
+def test_a_worker_may_be_lost_while_its_shard_is_made(local_cluster, monkeypatch):
+    killed = import_module("distributed").KilledWorker
+    for error in (
+        CancelledError("forgotten"),
+        killed("a", Mock(address="b"), 3),
+    ):
+        made = Mock(**{"result.side_effect": error})
+        with monkeypatch.context() as patch:
+            patch.setattr(local_cluster, "submit", lambda *args, made=made, **options: made)
+            layer = sharded("uniform", loss_of(), M, local_cluster)
+        with pytest.raises(RuntimeError, match="worker of classes 0 to 29 was lost .*start again"):
+            trained(layer, 1)
 
 
 @pytest.mark.slow
