@@ -208,6 +208,23 @@ def open_scheduler(scheduler: str | None) -> Iterator[Executor | None]:
             yield executor
 
 
+@contextmanager
+def open_cluster(address: str | None) -> Iterator[Any]:
+    """Give the client of a cluster of Dask whose scheduler ``--scheduler`` names, None for none."""
+    if address is None:
+        yield None
+        return
+    what = "--scheduler must be"
+    if address in SCHEDULERS:
+        raise ValueError(
+            f"{what} the address of a scheduler of Dask, whose workers keep class vectors, got "
+            f"{address!r}; leave it out to train on the threads of this process."
+        )
+    with connected(address, what, direct_to_workers=True) as client:
+        require_alike(client, "--scheduler")
+        yield client
+
+
 def connected(address: str, what: str, **options: Any) -> Any:
     """Return a client of Dask for a scheduler, which must answer soon.
 

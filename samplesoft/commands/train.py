@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from samplesoft._executors import open_cluster
 from samplesoft._files import part, read_json
 from samplesoft._interrupts import advise
 from samplesoft._progress import Pace, progress_phase
@@ -39,7 +40,7 @@ from samplesoft.training.lock import LOCK, locked
 from samplesoft.training.trainer import Run
 
 OPTIONS = "options.json"  # of the run, beside its checkpoint, so that --resume needs none of them
-_NOT_SAVED = ("command", "run", "out", "resume", "json")
+_NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # training refuses other changes
 # what the report shows of a line of the log
 _OF_AN_EPOCH = {"epoch", "train_loss", "validation_loss", "examples_per_second"}
@@ -72,20 +73,23 @@ def run(options: argparse.Namespace) -> int:
     how to continue.
     """
     out = Path(options.out)
-    advise(lambda: _how_to_continue(out / CHECKPOINT))
+    advise(lambda: _how_to_continue(options))
     check_folder("--out", out)
     _check_json(options.json, out)
     if options.resume:
         require_run(out)
-    # before the data are read, which may take minutes: a second process is refused at once
-    with locked(out):
+    # before the data are read, which may take minutes: a second process is refused at once, and
+    # so is an address that does not answer
+    with open_cluster(options.scheduler) as workers, locked(out):
         try:
-            return _run(options, out)
+            return _run(options, out, workers)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_how_to_continue(out / CHECKPOINT)) from None
+            raise KeyboardInterrupt(_how_to_continue(options)) from None
+        except RuntimeError as error:  # of a layer that has lost a worker
+            raise ChildProcessError(str(error)) from error
 
 
-def _run(options: argparse.Namespace, out: Path) -> int:
+def _run(options: argparse.Namespace, out: Path, workers: Any) -> int:
     """Train and report in ``--out``, which is locked."""
     saved = _saved_options(options, out / OPTIONS) if options.resume else {}
     for name, value in saved.items():
@@ -96,7 +100,7 @@ def _run(options: argparse.Namespace, out: Path) -> int:
     model = MODELS[options.model]
     settings = training_settings(options)
     with progress_phase(True, f"preparing {options.out}"):
-        task = make_task(model, options)
+        task = make_task(model, options, workers)
     values = {
         name: value
         for name, value in vars(options).items()
@@ -181,10 +185,12 @@ def _check_json(json: str | None, out: Path) -> None:
         check_writable("--json", json)
 
 
-def _how_to_continue(checkpoint: Path) -> str:
-    if not checkpoint.exists():
+def _how_to_continue(options: argparse.Namespace) -> str:
+    out = Path(options.out)
+    if not (out / CHECKPOINT).exists():
         return "interrupted before the first checkpoint; start again"
-    return f"interrupted; continue with --out {checkpoint.parent} --resume"
+    where = f" --scheduler {options.scheduler}" if options.scheduler else ""
+    return f"interrupted; continue with --out {out} --resume{where}"
 
 
 def _columns(headline: str) -> list[Column]:

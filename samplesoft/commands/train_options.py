@@ -60,10 +60,12 @@ class Model:
     headline: str  # the figure of the validation, beside the loss, that is printed for each epoch
     dropout: float  # by default
     # makes the task of the files "train" and perhaps "test", which becomes its attribute `test`
-    make_task: Callable[[dict[str, str], RetrievalSettings], RetrievalTask]
+    make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
 
 
-def _classification(files: dict[str, str], settings: RetrievalSettings) -> RetrievalTask:
+def _classification(
+    files: dict[str, str], settings: RetrievalSettings, workers: Any
+) -> RetrievalTask:
     parts = {name: load_xml_repository(path) for name, path in files.items()}
     train, test = parts["train"], parts.get("test")
     if test is not None:
@@ -73,19 +75,19 @@ def _classification(files: dict[str, str], settings: RetrievalSettings) -> Retri
                     f"--test must have the {of_train.shape[1]:,} {name} of --train, got "
                     f"{of_test.shape[1]:,}."
                 )
-    task = RetrievalTask(train.inputs, train.labels, settings)
+    task = RetrievalTask(train.inputs, train.labels, settings, workers=workers)
     task.test = test
     if task.num_unlabeled:
         say(f"{task.num_unlabeled:,} examples have no label and are left out.")
     return task
 
 
-def _items(files: dict[str, str], settings: RetrievalSettings) -> RetrievalTask:
+def _items(files: dict[str, str], settings: RetrievalSettings, workers: Any) -> RetrievalTask:
     parts = {name: load_interactions(path) for name, path in files.items()}
     shape = tuple(max(matrix.shape[axis] for matrix in parts.values()) for axis in range(2))
     # users and items of either file may be missing from the other
     taken = padded(parts["train"], shape)
-    task = RetrievalTask(taken, taken, settings, leave_out=True)
+    task = RetrievalTask(taken, taken, settings, leave_out=True, workers=workers)
     if "test" in parts:
         task.test = taken, padded(parts["test"], shape)
     return task
@@ -148,13 +150,21 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="continue the run in --out; options that are left out keep their values, and only "
         "--epochs, --patience and paths of data may be changed",
     )
+    group.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        type=folder_name,
+        help="keep the class vectors, their optimizer and their sampler on the workers of a "
+        "cluster of Dask, a part on each: the address of its scheduler, such as "
+        "tcp://10.0.0.1:8786; a run is resumed on any number of workers, or without",
+    )
     rates = ", ".join(f"{number} for {name}" for name, number in RATES.items())
     names = ("epochs", "patience", "optimizer", "learning_rate", "checkpoint_every")
     add_fields(group, Settings, names, _KINDS, **DEFAULTS, learning_rate=rates)
     group.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
-def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
+def make_task(model: Model, options: argparse.Namespace, workers: Any) -> RetrievalTask:
     """Read the data and make the task; paths in `options` become absolute."""
     values = given(options, RetrievalSettings)
     loss = LOSSES[values.get("loss", RetrievalSettings.loss)]
@@ -164,7 +174,7 @@ def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
         values = {**({"sampler": "unigram"} if loss.draws else {}), **values, "embedding_dim": None}
     else:
         refuse(values, ["alpha"], "an embedding, but is for --no-embedding")
-    settings = make_settings({"dropout": model.dropout, **values})
+    settings = make_settings({"dropout": model.dropout, **values}, workers is not None)
     if options.train is None:
         raise ValueError("--train must name a file, got none; add it.")
     files = {}
@@ -173,10 +183,10 @@ def make_task(model: Model, options: argparse.Namespace) -> RetrievalTask:
             # absolute, for --resume may be called from another folder
             files[name] = str(Path(getattr(options, name)).resolve())
             setattr(options, name, files[name])
-    return model.make_task(files, settings)
+    return model.make_task(files, settings, workers)
 
 
-def make_settings(values: dict[str, Any]) -> RetrievalSettings:
+def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
     """Make settings of options that are given; refuse in words of the command line."""
     loss = values.get("loss", RetrievalSettings.loss)
     sampler = values.get("sampler", RetrievalSettings.sampler)
@@ -192,7 +202,10 @@ def make_settings(values: dict[str, Any]) -> RetrievalSettings:
         # the defaults of the settings are those of a loss that draws
         values = {**values, "sampler": None, "num_sampled": None}
     try:
-        return RetrievalSettings(**values)
+        settings = RetrievalSettings(**values)
+        if sharded:
+            settings.require_shardable()
+        return settings
     except ValueError as error:  # which names arguments of Python
         names = "|".join(field.name for field in fields(RetrievalSettings))
         in_words = re.sub(f"`({names})`", lambda name: flag(name[1]), str(error))
