@@ -18,14 +18,15 @@ from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_
 from samplesoft.checking.exact import Spread, expectation, squares
 from samplesoft.checking.faults import METHODS
 from samplesoft.checking.hypotheses import (
+    Batches,
     Hypothesis,
     all_hypotheses,
     distinct_hypotheses,
     distinct_mistakes,
     fitted,
-    in_batch_hypotheses,
     of_gradients,
     of_other_proposals,
+    of_other_temperatures,
     pairs,
     right_hypotheses,
     smoothed,
@@ -140,6 +141,9 @@ def check_loss(
     are clipped or have a number added. Without a fixed n it is otherwise above m, so that draws
     without replacement are possible.
 
+    A loss that stays the same for longer vectors divides them by their norms, and is called with
+    vectors of norm 1 (cosines), without extreme problems.
+
     A loss that is the same for every seed is compared with the full softmax, and with losses whose
     negatives are the labels of the batch (in-batch negatives), on batches of random labels.
 
@@ -181,7 +185,8 @@ def check_loss(
     m, most, key = as_count("num_sampled", num_sampled), as_count("calls", calls), as_key(rng)
     # 1. four examples on which schemes differ, 2. what each hypothesis has there, exactly
     tau, biases = as_positive("tau", tau), as_flag("biases", biases)
-    problem = make_problem(proposal, m, tau, biases, key, as_flag("weights", weights))
+    asked = proposal, m, tau, biases, key, as_flag("weights", weights)
+    problem = make_problem(*asked)
     draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
 
     def observe(problem: Problem, most: int) -> Observer:
@@ -189,6 +194,9 @@ def check_loss(
         return Observer(drawn, problem, m, key, most)
 
     observer = observe(problem, most)
+    if observer.divides_by_norms:
+        problem = make_problem(*asked, unit=True)
+        observer = observe(problem, most)
     hypotheses = all_hypotheses(observer)
     with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
         if observer.is_random:  # 3. the means of many calls
@@ -234,6 +242,7 @@ def check_loss(
         gradient_bias=gradient_bias,
         of_losses=tuple(of_losses),
         with_gradient=observer.gradients > 0,
+        divides_by_norms=problem.unit,
         is_random=observer.is_random,
         follows_seed=observer.follows_seed,
         num_sampled=m,
@@ -284,6 +293,8 @@ def _look(observer: Observer, hypotheses: list[Hypothesis], bar: Any) -> list[Hy
             add(distinct_mistakes(observer))
         if not allows(right=False):
             add(chain(of_other_proposals(observer), fitted(observer, observed)))
+        if not allows(right=False):
+            add(of_other_temperatures(observer, observed))
         if not allows(right=False):  # the right means with another spread
             scores += [of_means_alone(s, observed) for s in scores if s.sd_ratio and not s.fault]
         if not allows(right=False):
@@ -330,8 +341,10 @@ def _of_no_draws(observer: Observer, hypotheses: list[Hypothesis]) -> list[Hypot
             scores += [exact_score(one, part) for one in of_gradients(observer, [full])]
         if not any(s.allowed for s in scores):
             gradients = observer.gradients if part is observed else 0
-            of_batches, ways = in_batch_hypotheses(observer, gradients)
-            scores += [exact_score(one, of_batches) for one in ways]
+            batches = Batches(observer, gradients)
+            for ways in (batches.known, batches.fitted):
+                if not any(s.allowed for s in scores):
+                    scores += [exact_score(one, batches.observed) for one in ways()]
         allowed = [s.scheme for s in scores if s.allowed]
         if allowed and part is observed:
             return scores

@@ -74,12 +74,17 @@ class Means(NamedTuple):
         known = {"own": own, "first": np.full_like(own, own[0]), "none": np.ones_like(own)}
         of_loss, of_h, of_classes = (known[name] for name in way[:3])
         slopes = self.slopes * (of_h / own)[:, None]
-        parts = [self.losses * of_loss / own, problem.tau * slopes @ problem.class_embeddings]
+        dh = problem.tau * slopes @ problem.class_embeddings
         slopes = self.slopes * of_classes[:, None]
         rows = np.arange(len(slopes))
         slopes[rows, problem.labels] += (1.0 - way.share_of_labels) * of_classes
-        views = slopes @ problem.views / len(slopes)
-        parts += [problem.tau * views.T @ problem.h, views.sum(axis=0)]
+        of_rows = problem.tau * slopes.T @ problem.h
+        if problem.unit:  # what is along a vector that is divided by its norm changes nothing
+            dh = dh - (dh * problem.h).sum(axis=1, keepdims=True) * problem.h
+            rows_of = problem.class_embeddings
+            of_rows = of_rows - (of_rows * rows_of).sum(axis=1, keepdims=True) * rows_of
+        views = problem.views / len(slopes)
+        parts = [self.losses * of_loss / own, dh, views.T @ of_rows, (slopes @ views).sum(axis=0)]
         return np.concatenate([part.ravel() for part in parts[: 1 + gradients]])
 
 
@@ -121,19 +126,19 @@ def _expectation(recipe: Recipe) -> Means:
     return Means(recipe.loss_scale * losses, recipe.slope_scale * slopes)
 
 
-def smoothing_of(recipe: Recipe, hits: FloatArray, follow: bool) -> Means:
+def smoothing_of(recipe: Recipe, times: FloatArray, x: FloatArray, follow: bool) -> Means:
     """Return what label smoothing adds when all of the target is spread over label and draws.
 
-    `hits` (E,) are logits of draws of the label, which `follow` the label's, or are constants.
+    `x` (E, n) are logits of classes that are there so many `times` (E, n) beside the label; those
+    of draws of the label `follow` the label's, or are constants.
     """
-    rows, labels, m = np.arange(len(recipe.labels)), recipe.labels, recipe.num_draws
-    x = recipe.with_hits(hits).draws
-    # the smoothed target puts the same share on each candidate: the label and m draws
-    candidates = (recipe.own + m * (recipe.law * x).sum(axis=1)) / (m + 1)
-    slopes = -m * recipe.law / (m + 1)
+    rows, num = np.arange(len(x)), 1.0 + times.sum(axis=1)
+    # the smoothed target puts the same share on each candidate
+    candidates = (recipe.own + (times * x).sum(axis=1)) / num
+    slopes = -times / num[:, None]
     if not follow:
-        slopes[rows, labels] = 0.0
-    slopes[rows, labels] += 1.0 - 1.0 / (m + 1)
+        slopes[rows, recipe.labels] = 0.0
+    slopes[rows, recipe.labels] += 1.0 - 1.0 / num
     return Means(recipe.own - candidates, slopes)
 
 

@@ -429,6 +429,10 @@ FAULTS: dict[str, Fault] = {
         "Give `check_loss` the proposal of the loss; where only the draws are by another, correct "
         "by that one.",
     ),
+    "other_temperature": Fault(
+        "the inverse temperature is another than `tau`",
+        "Give `check_loss` the `tau` of the loss, or put `tau` before h . c.",
+    ),
     "finite_mask": Fault(
         "draws of the label are masked by a finite number, which leaks",
         "Give draws that are the label of their example the logit -inf.",

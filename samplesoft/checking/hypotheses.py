@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -268,51 +268,117 @@ _OF_BATCHES: tuple[tuple[str, str | None, Variant, str | int | None], ...] = (
 )
 
 
-def in_batch_hypotheses(observer: Observer, gradients: int) -> tuple[Observed, list[Hypothesis]]:
-    """Return the losses of some batches of random labels, and what each way makes of them.
+class _Part(NamedTuple):
+    """What a scheme has in a problem, and what label smoothing adds with all of the target."""
+
+    plain: Means
+    added: Means
+    problem: Problem
+
+
+class Batches:
+    """The losses of some batches of random labels, and what each way makes of them.
 
     Nothing is random then, so single values are compared. Gradients come with them, if asked for.
     """
-    rng, problem, batch = np.random.default_rng(0), observer.problem, observer.batch
-    observed: list[FloatArray] = []
-    batches: list[tuple[Problem, FloatArray]] = []
-    for _ in range(_BATCHES):
-        # labels of all classes, so that batches hold hits; losses are compared one by one
-        rows = rng.integers(0, len(problem.labels), batch)
-        labels = rng.integers(0, problem.num_classes, batch)  # each of them often
-        here = problem.of_rows(rows, labels)
-        parts = observer.results_of(here, 0)
-        observed += [part.ravel() for part in parts[: 1 + gradients]]
-        times = np.bincount(labels, minlength=problem.num_classes) - np.eye(problem.num_classes)
-        with np.errstate(divide="ignore"):
-            log_times = np.log(times[labels])  # of the others in the batch
-        batches.append((here, log_times))
-    results = np.concatenate(observed)
-    rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
-    nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
-    numbers = {None: batch - 1, "B": batch, "m": observer.num_sampled, 1: 1}
-    hypotheses: dict[tuple[str, Variant, int], Hypothesis] = {}
-    for scheme, fault, variant, count in _OF_BATCHES:
-        m, expected, number, means = numbers[count], None, "", []
-        if (scheme, variant, m) in hypotheses:  # each once, if m is one of the other counts
-            continue
-        for here, log_times in batches:
+
+    def __init__(self, observer: Observer, gradients: int) -> None:
+        rng, problem, self._observer = np.random.default_rng(0), observer.problem, observer
+        self._gradients, self._size = gradients, observer.batch
+        observed: list[FloatArray] = []
+        self._batches: list[tuple[Problem, FloatArray]] = []
+        for _ in range(_BATCHES):
+            # labels of all classes, so that batches hold hits; losses are compared one by one
+            rows = rng.integers(0, len(problem.labels), self._size)
+            labels = rng.integers(0, problem.num_classes, self._size)  # each of them often
+            here = problem.of_rows(rows, labels)
+            parts = observer.results_of(here, 0)
+            observed += [part.ravel() for part in parts[: 1 + gradients]]
+            times = np.bincount(labels, minlength=problem.num_classes) - np.eye(problem.num_classes)
+            self._batches.append((here, times[labels]))  # of the others in the batch
+        results = np.concatenate(observed)
+        rounding = observer.rounding * (np.abs(problem.logits).max() + np.abs(results).max())
+        nothing = np.zeros_like(results)  # values, not means: no errors but those of rounding
+        self.observed = Observed(
+            results, nothing, nothing + rounding, nothing + 1.0, _BATCHES, nothing
+        )
+
+    def known(self) -> Iterator[Hypothesis]:
+        """Yield ways that have no number which nobody gave."""
+        m, problem = self._size - 1, self._observer.problem
+        numbers = {None: m, "B": self._size, "m": self._observer.num_sampled, 1: 1}
+        seen = set()
+        for scheme, fault, variant, of_correction in _OF_BATCHES:
+            count, expected, number = numbers[of_correction], None, ""
+            if (scheme, variant, count) in seen:  # each once, if it is one of the other counts
+                continue
+            seen.add((scheme, variant, count))
+            if fault is None:  # the mean over batches
+                recipes = make_recipes(problem, METHODS[scheme], RIGHT, m, self._size)
+                expected = expectation(recipes)
+            if fault is None or of_correction == 1:
+                number = f"m is B - 1 = {m} in a batch of {self._size}, whatever `num_sampled` says"
+            elif fault == "in_batch_count":
+                number = f"corrected for m = {count}, where B - 1 = {m} others are in the batch"
+            means = self._means(scheme, variant, count)
+            yield Hypothesis(_IN_BATCH[scheme], fault, means, expected, number=number)
+
+    def fitted(self) -> Iterator[Hypothesis]:
+        """Yield the best of ways that have a number: another temperature, and label smoothing."""
+        tau = self._observer.problem.tau
+        for scheme, name in _IN_BATCH.items():
+            yield _nearest(partial(self._at_tau, scheme), np.log(tau) + _LOG_FACTORS, self.observed)
+            # hits are no candidates, or have a constant logit; where they are kept, their own
+            masks = [None] if scheme == "candidate" else [None, self._logit_of_hits(scheme)]
+            for mask in masks:
+                parts = self._smoothed(scheme, mask)
+                yield _with_share(parts, self._gradients, self.observed, name, mask)
+
+    def _logit_of_hits(self, scheme: str) -> float:
+        """Return the best one for label smoothing, which is linear in it and in its share."""
+        of_masks = (self._smoothed(scheme, mask) for mask in (0.0, 1.0))
+        (plain, less), (_, more) = (_observed(parts, self._gradients) for parts in of_masks)
+        # the share times what smoothing adds with hits at 0, and the share times their logit
+        columns = np.column_stack([less, more - less])
+        share, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
+        return float(times_logit / share) if share else 0.0
+
+    def _smoothed(self, scheme: str, mask: float | None) -> list[_Part]:
+        """Return for each batch what a scheme has there, and what label smoothing adds."""
+        parts, follow = [], scheme == "candidate"
+        tau = self._observer.problem.tau
+        for here, times, recipe in self._recipes(scheme, RIGHT, self._size - 1, tau):
+            x, of_others = np.where(times > 0.0, recipe.draws, 0.0), times.copy()
+            if not follow:
+                hits = np.arange(len(x)), here.labels
+                x[hits], of_others[hits] = mask or 0.0, times[hits] * (mask is not None)
+            added = smoothing_of(recipe, of_others, x, follow)
+            parts.append(_Part(expectation([recipe]), added, here))
+        return parts
+
+    def _at_tau(self, scheme: str, log_tau: float) -> Hypothesis:
+        tau = float(np.exp(log_tau))
+        means = self._means(scheme, RIGHT, self._size - 1, tau)
+        number = f"tau is {tau:.6g}"
+        return Hypothesis(_IN_BATCH[scheme], "other_temperature", means, number=number)
+
+    def _means(self, scheme: str, variant: Variant, m: int, tau: float | None = None) -> FloatArray:
+        found = self._recipes(scheme, variant, m, tau or self._observer.problem.tau)
+        return np.concatenate(
+            [expectation([one]).observed(here, self._gradients) for here, _, one in found]
+        )
+
+    def _recipes(
+        self, scheme: str, variant: Variant, m: int, tau: float
+    ) -> Iterator[tuple[Problem, FloatArray, Recipe]]:
+        """Yield for each batch its problem, how often each class is beside a label, the recipe."""
+        for given, times in self._batches:
+            here = given.at_tau(tau)
             counts = _counts(here, np.log(here.q), np.log(m))
             own, base, x = corrected(SCHEMES[scheme], variant, here, counts)
-            exact = expectation([without_draws(here.labels, own, base, x + log_times)])
-            means.append(exact.observed(here, gradients))
-        if fault is None:
-            # the mean over batches
-            expected = expectation(make_recipes(problem, METHODS[scheme], RIGHT, m, batch))
-        if fault is None or count == 1:
-            number = f"m is B - 1 = {batch - 1} in a batch of {batch}, whatever `num_sampled` says"
-        elif fault == "in_batch_count":
-            number = f"corrected for m = {m}, where B - 1 = {batch - 1} others are in the batch"
-        hypotheses[scheme, variant, m] = Hypothesis(
-            _IN_BATCH[scheme], fault, np.concatenate(means), expected, number=number
-        )
-    whole = Observed(results, nothing, nothing + rounding, nothing + 1.0, _BATCHES, nothing)
-    return whole, list(hypotheses.values())
+            with np.errstate(divide="ignore"):
+                certain = x + np.log(times)
+            yield here, times, replace(without_draws(here.labels, own, base, certain), draws=x)
 
 
 def _mixed(observer: Observer) -> Iterator[Hypothesis]:
@@ -396,9 +462,29 @@ def of_other_proposals(observer: Observer) -> Iterator[Hypothesis]:
             yield _of_recipes(observer, method.name, fault, [other], words)
 
 
+def of_other_temperatures(observer: Observer, observed: Observed) -> Iterator[Hypothesis]:
+    """Yield all schemes with the best inverse temperature in place of the one that was given."""
+    sizes = observer.num_sampled, observer.batch
+
+    def at_tau(method: Method, log_tau: float) -> Hypothesis:
+        here = observer.problem.at_tau(float(np.exp(log_tau)))
+        recipes = make_recipes(here, method, RIGHT, *sizes)
+        expected, number = expectation(recipes), f"tau is {here.tau:.3g}"
+        means = expected.observed(here, observer.gradients)
+        fault = "other_temperature"
+        return Hypothesis(method.name, fault, means, expected, tuple(recipes), None, number)
+
+    grid = np.log(observer.problem.tau) + _LOG_FACTORS
+    for method in _methods("repeated", "independent"):
+        if method.scheme is not None and make_recipes(observer.problem, method, RIGHT, *sizes):
+            yield _nearest(partial(at_tau, method), grid, observed)
+
+
 _LESS = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # off the logits of hits
 _LOGITS = np.linspace(-30.0, 6.0, 19)  # of hits
 _MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # logits of masked hits
+_LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # of other temperatures
+_POLISHES, _NUDGE = 3, 1e-6
 _LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)
 _LEAST_SMOOTHING, _MOST_SMOOTHING = 1e-3, 0.9
 
@@ -465,15 +551,24 @@ def _nearest(
     of_number: Callable[[float], Hypothesis], grid: FloatArray, observed: Observed
 ) -> Hypothesis:
     """Return the hypothesis nearest to what was observed: on a grid, then beside the best there."""
+    unit = _unit(observed)
 
     def distance(number: float) -> float:
-        away = of_number(number).means - observed.means
-        return float(((away / _unit(observed)) ** 2).sum())
+        away: FloatArray = (of_number(number).means - observed.means) / unit
+        return float((away**2).sum())
 
     at = int(np.argmin([distance(number) for number in grid]))
     ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
     found = minimize_scalar(distance, bounds=ends, method="bounded", options={"xatol": 1e-9})
-    return of_number(float(found.x))
+    number = float(found.x)
+    # where nothing is random values must be equal but for rounding, and the minimum of squares is
+    # flat: known to half of the digits. Gauss and Newton's steps have all
+    if not observed.stderrs.any():
+        for _ in range(_POLISHES):
+            away, more = (of_number(x).means - observed.means for x in (number, number + _NUDGE))
+            slope = (more - away) / _NUDGE
+            number -= float(away @ slope) / max(float(slope @ slope), _NUDGE)
+    return of_number(number)
 
 
 def _smoothed(
@@ -483,26 +578,54 @@ def _smoothed(
     rows = np.arange(len(recipe.labels))
     hits, chances = (array[rows, recipe.labels] for array in (recipe.draws, recipe.law))
     masked = bool(((hits == -np.inf) & (chances > 0.0)).any())
-    plain, unit = expectation([recipe]), _unit(observed)
-    away = (observed.means - plain.observed(observer.problem, observer.gradients)) / unit
-    for mask, follow in product(_MASKS, (False, True)) if masked else [(0.0, True)]:
-        logits = np.full_like(hits, mask) if masked else np.where(chances > 0.0, hits, 0.0)
-        whole = smoothing_of(recipe, logits, follow)
-        slope = whole.observed(observer.problem, observer.gradients) / unit
-        # smoothing is linear: least squares for the share, in units of the standard errors
-        share = float((away * slope).sum() / (slope**2).sum())
-        share = min(max(share, 0.0), _MOST_SMOOTHING)
-        expected = Means(*(a + share * b for a, b in zip(plain, whole, strict=True)))
-        means = expected.observed(observer.problem, observer.gradients)
-        fault = "smoothed_hits" if masked else "label_smoothing"
-        words = f"smoothing {share:.3g}" + (f", hits at {mask:.3g}" if masked else "")
-        if masked and share < _LEAST_SMOOTHING:  # beside that of hits it has no effect
+    plain = expectation([recipe])
+    for mask, follow in product(_MASKS, (False, True)) if masked else [(None, True)]:
+        logits = np.where(chances > 0.0, hits, 0.0) if mask is None else np.full_like(hits, mask)
+        x = recipe.with_hits(logits).draws
+        added = smoothing_of(recipe, recipe.num_draws * recipe.law, x, follow)
+        parts = [_Part(plain, added, observer.problem)]
+        yield _with_share(parts, observer.gradients, observed, scheme, mask)
+
+
+def _observed(parts: list[_Part], gradients: int) -> tuple[FloatArray, FloatArray]:
+    """Return what is seen of a scheme, and of what label smoothing adds."""
+    both = (
+        (part.plain.observed(part.problem, gradients), part.added.observed(part.problem, gradients))
+        for part in parts
+    )
+    plain, added = zip(*both, strict=True)
+    return np.concatenate(plain), np.concatenate(added)
+
+
+def _with_share(
+    parts: list[_Part],
+    gradients: int,
+    observed: Observed,
+    scheme: str,
+    mask: float | None,
+) -> Hypothesis:
+    """Return label smoothing with the best share of what it adds to what is there without."""
+    plain, added = _observed(parts, gradients)
+    # it is linear: least squares for the share, in units of the standard errors
+    unit: FloatArray = _unit(observed)
+    slope: FloatArray = added / unit
+    share = float(((observed.means - plain) / unit * slope).sum() / (slope**2).sum())
+    share = min(max(share, 0.0), _MOST_SMOOTHING)
+    expected = None
+    if len(parts) == 1:
+        expected = Means(*(a + share * b for a, b in zip(*parts[0][:2], strict=True)))
+    fault, words = "label_smoothing", f"smoothing {share:.3g}"
+    if mask is not None:
+        fault, words = "smoothed_hits", f"{words}, hits at {mask:.3g}"
+        if share < _LEAST_SMOOTHING:  # beside that of hits it has no effect
             words = f"smoothing times the logit of hits is {share * mask:.3g}"
-        yield Hypothesis(scheme, fault, means, expected, number=words)
+    return Hypothesis(scheme, fault, plain + share * added, expected, number=words)
 
 
 def _unit(observed: Observed) -> FloatArray:
     """Return what differences are measured in: infinity for means of what has hardly come."""
+    if not observed.stderrs.any():  # nothing is random
+        return observed.rounding
     unit = observed.stderrs + observed.rounding
     few = (observed.stderrs == 0.0) | (np.abs(observed.skewness) > np.sqrt(observed.calls) / 10.0)
     return np.where(few, np.inf, unit)

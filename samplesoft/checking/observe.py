@@ -31,7 +31,7 @@ class Problem:
 
     Arrays: `class_embeddings` (n, d), `biases` (n,) or None, `h` (E, d), `labels` (E,), `logits`
     (E, n), `q` (E, n), which sums to 1, `weights` (E,) of the examples, which are 1 if the loss
-    takes none.
+    takes none. Where vectors have `unit` length, a loss divides them by their norms.
     """
 
     class_embeddings: FloatArray
@@ -42,6 +42,7 @@ class Problem:
     q: FloatArray
     weights: FloatArray
     tau: float
+    unit: bool = False
 
     @property
     def num_classes(self) -> int:
@@ -59,6 +60,12 @@ class Problem:
         arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q", "weights")}
         return replace(self, labels=labels, **arrays)
 
+    def at_tau(self, tau: float) -> Problem:
+        """Return the problem with another inverse temperature."""
+        biases = 0.0 if self.biases is None else self.biases
+        logits = (self.logits - biases) * (tau / self.tau) + biases
+        return replace(self, logits=logits, tau=tau)
+
 
 def make_problem(
     proposal: Any,
@@ -67,6 +74,7 @@ def make_problem(
     with_biases: bool,
     key: np.uint64,
     with_weights: bool = False,
+    unit: bool = False,
 ) -> Problem:
     """Return the problem of a proposal, in any of the forms that `check_loss` takes."""
     rng = np.random.default_rng(int(key))
@@ -101,7 +109,10 @@ def make_problem(
     rows = rng.standard_normal((n, d))
     contexts = rng.standard_normal((_CANDIDATES, d))
     biases = 0.5 * rng.standard_normal(n) if with_biases else None
-    contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
+    if unit:  # logits are tau times a cosine, and as far apart as they are
+        rows, contexts = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (rows, contexts))
+    else:
+        contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
     logits = tau * contexts @ rows.T + (0.0 if biases is None else biases)
     if is_sampler:
         values = proposal.probs(None if dim is None else contexts)
@@ -122,7 +133,7 @@ def make_problem(
         distance = np.abs(np.log(probs[:, label] / wanted))
         distance[chosen] = np.inf  # each context once
         chosen.append(int(distance.argmin()))
-    every = Problem(rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau)
+    every = Problem(rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau, unit)
     problem = every.of_rows(np.array(chosen), labels)
     return replace(problem, weights=np.array(_WEIGHTS)) if with_weights else problem
 
@@ -137,11 +148,13 @@ _POWERS = (1.0, 0.75, 1.25, 1.0)  # of q, which logits are near: one mean alone 
 def extreme_problems(proposal: Any, problem: Problem, key: np.uint64) -> Iterator[Problem]:
     """Yield problems that show what is right on most: none where draws follow the contexts.
 
+    Nor where vectors have norm 1, whose logits cannot be far apart.
+
     Logits that are all low, and labels far ahead, for masks that leak; and if the proposal is for
     any number of classes very many of them, for q that are tiny. There logits are near log q: what
     is drawn weighs about the same, and means have small errors.
     """
-    if not np.ptp(problem.q, axis=0).any():
+    if not problem.unit and not np.ptp(problem.q, axis=0).any():
         order = np.argsort(problem.q[0], kind="stable")
         often = order[[-1, -2, -2, -1]]
         ahead = np.array([0.0, 0.0, _AHEAD, _AHEAD])
@@ -354,6 +367,18 @@ class Observer:
         changed = self.problem.of_rows(self._order, others)
         before, after = (self.results_of(each, 0)[0][:half] for each in (self._whole, changed))
         return not np.allclose(before, after, rtol=1e-4, atol=1e-4)
+
+    @property
+    def divides_by_norms(self) -> bool:
+        """Whether losses for a seed stay the same when vectors are made longer or shorter."""
+        # each by a factor of its own: one factor for all might be a temperature's
+        factors = np.random.default_rng(0).uniform(0.5, 2.0, self.problem.num_classes + self.batch)
+        of_classes, of_contexts = np.split(factors[:, None], [self.problem.num_classes])
+        rows, h = self.problem.class_embeddings * of_classes, self._whole.h * of_contexts
+        changed = replace(self._whole, class_embeddings=rows, h=h)
+        before, after = (self.results_of(each, 0)[0] for each in (self._whole, changed))
+        rounding = self.rounding * self._scales().max()
+        return self.follows_seed and bool((np.abs(before - after) <= rounding).all())
 
     def names_of(self, where: NDArray[np.bool_]) -> list[str]:
         """Return names of what is marked in (K,): of ``losses``, ``dh``, ``dW`` and ``db``."""

@@ -50,6 +50,8 @@ class LossReport(Report):
         Where nothing fits losses and gradients both: the schemes that the losses alone fit.
     with_gradient : bool
         Whether the loss gave gradients.
+    divides_by_norms : bool
+        Whether the loss is one of cosines, which vectors of norm 1 were made for.
     is_random : bool
         Whether other seeds gave other losses.
     follows_seed : bool
@@ -81,6 +83,7 @@ class LossReport(Report):
     gradient_bias: float | None
     of_losses: tuple[str, ...]
     with_gradient: bool
+    divides_by_norms: bool
     is_random: bool
     follows_seed: bool
     num_sampled: int
@@ -127,8 +130,9 @@ class LossReport(Report):
                 "The loss is consistent with no known scheme.",
                 f"Nearest: {best.title} ({distance}).",
                 "See first that `proposal`, `tau` and `num_sampled` are those of the loss, and "
-                "that it does not divide vectors by their norms. Or it is a variant that is not on "
-                "the list: a focal or hinge loss, or label smoothing over other classes.",
+                "that it does not divide vectors of one kind alone by their norms. Or it is a "
+                "variant that is not on the list: a focal or hinge loss, or label smoothing over "
+                "other classes.",
             ]
             if not self.is_random:
                 lines[0] += " Its negatives are labels of the batch."
@@ -221,6 +225,8 @@ class LossReport(Report):
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
         above, below = [], []
+        if self.divides_by_norms:
+            above.append("It divides vectors by their norms: logits are `tau` times a cosine.")
         if not self.follows_seed:
             above.append("The same seed gave other losses: draws do not follow `seed`.")
         if self.autocorrelation > _CORRELATED:

@@ -144,7 +144,8 @@ def test_exact_means_of_label_smoothing(name, follow):
     """What smoothing adds is linear in the logits: the label's less the mean of all candidates'."""
     (recipe,), n = recipes_of(name, RIGHT), PROBLEM.num_classes
     hits = np.linspace(-2.0, -1.0, len(PROBLEM.labels))  # logits of draws of the label
-    found = smoothing_of(recipe, hits, follow)
+    times, x = recipe.num_draws * recipe.law, recipe.with_hits(hits).draws
+    found = smoothing_of(recipe, times, x, follow)
     for e, label in enumerate(PROBLEM.labels):
         law = drawn_from(PROBLEM, e, METHODS[name].scheme.excludes_label)
         chances, ids = outcomes("repeated", law, recipe.num_draws)
@@ -521,8 +522,9 @@ def test_negatives_of_the_batch(loss, scheme, fault):
 def test_negatives_of_the_batch_in_a_way_that_nobody_knows(with_gradient, tmp_path):
     right = in_batch(lambda log_q, m: log_q + np.log(m))
 
-    def loss(class_embeddings, h, *given):  # a temperature that check_loss is not told of
-        losses = right(class_embeddings, h / 0.07, *given)
+    def loss(class_embeddings, h, *given):  # a focal loss
+        losses = right(class_embeddings, h, *given)
+        losses = losses * -np.expm1(-losses)
         return (losses, np.zeros_like(h)) if with_gradient else losses
 
     report = check_loss(loss, log_uniform, 10)
@@ -531,6 +533,83 @@ def test_negatives_of_the_batch_in_a_way_that_nobody_knows(with_gradient, tmp_pa
         assert words in report.verdict
     assert not report.of_losses and np.isfinite(report.scores[0].z)
     report.plot(tmp_path / "check.png")
+
+
+@pytest.mark.thorough(but=2)
+@pytest.mark.parametrize(
+    ("scheme", "mask", "fault"),
+    [
+        ("candidate_kept", None, "label_smoothing"),
+        ("candidate", -1e4, "smoothed_hits"),
+        ("candidate", -np.inf, "label_smoothing"),
+    ],
+)
+def test_label_smoothing_over_the_batch(scheme, mask, fault):
+    def loss(class_embeddings, h, labels, num_sampled, seed):
+        x = (h @ class_embeddings.T - np.log(log_uniform(len(class_embeddings))))[:, labels]
+        own, hits = np.diag(x), (labels == labels[:, None]) & ~np.eye(len(labels), dtype=bool)
+        if mask is not None:
+            x = np.where(hits, mask, x)
+        there = x > -np.inf
+        candidates = np.where(there, x, 0.0).sum(axis=1) / there.sum(axis=1)
+        return np.logaddexp.reduce(x, axis=1) - 0.9 * own - 0.1 * candidates
+
+    report = check_loss(loss, log_uniform, 10)
+    assert (report.scheme, report.fault) == (f"in_batch_{scheme}", fault), report
+    assert "smoothing 0.1" in report.verdict and "equal to rounding" in report.verdict
+
+
+@pytest.mark.thorough(but=2)
+@pytest.mark.parametrize("kind", ["in_batch", "masked", "nce"])
+def test_a_temperature_that_nobody_gave(kind):
+    right = in_batch(lambda log_q, m: log_q + np.log(m)) if kind == "in_batch" else make(kind)
+
+    def loss(class_embeddings, h, *given):
+        found = right(class_embeddings, 2.5 * h, *given)
+        return found if kind == "in_batch" else (found[0], 2.5 * found[1])
+
+    report = check_loss(loss, log_uniform(20), 10)
+    assert (report.scheme, report.fault) == (kind, "other_temperature"), report
+    assert "tau is 2.5" in report.verdict
+
+
+def of_cosines(loss, of_classes=True, chain=True):
+    """Return a loss of vectors that it divides by their norms, with the gradient of that."""
+
+    def wrapped(class_embeddings, h, *given):
+        norms = np.linalg.norm(h, axis=1, keepdims=True)
+        unit, rows = h / norms, class_embeddings
+        if of_classes:
+            rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        found = loss(rows, unit, *given)
+        if not isinstance(found, tuple):
+            return found
+        losses, dh = found
+        along = (dh * unit).sum(axis=1, keepdims=True) * unit
+        return losses, (dh - along) / norms if chain else dh / norms
+
+    return wrapped
+
+
+@pytest.mark.thorough(but=3)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "scheme", "fault"),
+    [
+        (of_cosines(in_batch(lambda log_q, m: log_q, label=1.0)), "in_batch_candidate", None),
+        (of_cosines(make("masked")), "masked", None),
+        (of_cosines(make("masked"), chain=False), None, None),
+        (of_cosines(make("masked"), of_classes=False), None, None),
+        (of_cosines(make("candidate_masked", "log_q_added")), "candidate_masked", "log_q_added"),
+    ],
+)
+def test_losses_of_cosines(loss, scheme, fault):
+    report = check_loss(loss, log_uniform(20), 10, tau=1.0)
+    assert (report.scheme, report.fault) == (scheme, fault), report
+    one_kind = "vectors of one kind" in report.verdict
+    assert report.divides_by_norms != one_kind
+    assert one_kind or "tau` times a cosine" in str(report)
+    assert ("masked" in report.of_losses) == (scheme is None and not one_kind)
 
 
 def test_few_calls_decide_nothing():
@@ -818,7 +897,7 @@ def test_draws_that_hardly_differ_are_draws(q, monkeypatch):
 
 def test_every_mistake_has_a_twin():
     others = {"distinct_as_repeated", "dependent_draws", "in_batch_count", "other_proposal"}
-    others |= {"corrected_apart", *IN_GRADIENTS[1:]}
+    others |= {"corrected_apart", "other_temperature", *IN_GRADIENTS[1:]}
     assert {fault for _, fault, _ in COMMON} | others == set(FAULTS)
 
 
