@@ -178,7 +178,7 @@ def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None =
 
 def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     """Return proposal probabilities as float64 (n,) or (B, n): nonnegative, each row sums to 1."""
-    array = as_probabilities(name, value, num_classes)
+    array = as_probabilities(name, value, num_classes, "divide it by its sum")
     # the worst row is named, of a batch that may have thousands
     totals = array.sum(axis=-1)
     worst = float(totals if array.ndim == 1 else totals[np.argmax(np.abs(totals - 1.0))])
@@ -189,7 +189,9 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     return array
 
 
-def as_probabilities(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
+def as_probabilities(
+    name: str, value: ArrayLike, num_classes: int, remedy: str = "take chances of inclusion"
+) -> FloatArray:
     """Return float64 (n,) or (B, n) with entries in [0, 1]; no condition on their sum."""
     array = as_real_array(name, value, (1, 2))
     if array.shape[-1] != num_classes:
@@ -200,7 +202,7 @@ def as_probabilities(name: str, value: ArrayLike, num_classes: int) -> FloatArra
     if array.min() < 0.0:
         raise ValueError(f"`{name}` must hold probabilities, got {array.min()} < 0.")
     if array.max() > 1.0 + SUM_TOLERANCE:
-        raise ValueError(f"`{name}` must hold probabilities, got {array.max()} > 1.")
+        raise ValueError(f"`{name}` must hold probabilities, got {array.max()} > 1; {remedy}.")
     return array
 
 

@@ -333,7 +333,7 @@ BAD = [
     ({"labels": [1, 2]}, ValueError, r"`labels` must have shape \(\), got \(2,\)"),
     ({"q": [0.25, 0.25, 0.5]}, ValueError, r"`q` must cover all 4 classes.*got shape \(3,\)"),
     ({"q": [0.5, -0.1, 0.3, 0.3]}, ValueError, "`q` must hold probabilities, got -0.1 < 0"),
-    ({"q": [1.5, 0.1, 0.3, 0.3]}, ValueError, "`q` must hold probabilities, got 1.5 > 1"),
+    ({"q": [1.5, 0.1, 0.3, 0.3]}, ValueError, "`q` must hold prob.*got 1.5 > 1; divide it by its"),
     ({"q": [0.2, 0.1, 0.3, 0.3]}, ValueError, "`q` must sum to 1.*got 0.9; divide it"),
     ({"q": [0.2, np.nan, 0.3, 0.3]}, ValueError, "`q` must be finite, got nan"),
     ({"q": [Q, Q]}, ValueError, r"`q` of shape \(2, 4\) does not match `logits` of shape \(4,\)"),
