@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from documents import blocks, run
@@ -97,20 +99,33 @@ def test_exercises_have_solutions(path):
     assert exercises.count("\n### ") == exercises.count("\n</details>") >= 3
 
 
-def test_student_versions_have_no_solutions(tmp_path, monkeypatch):
+def test_student_versions_neither_have_nor_promise_solutions(tmp_path, monkeypatch):
     text = (FOLDER.parent / "docs" / "learn" / "instructors.md").read_text(encoding="utf-8")
-    (block,) = [block for block in blocks(text) if "student_" in block.text]
-    for path in NOTEBOOKS:
-        shutil.copy(path, tmp_path)
+    (block,) = [block for block in blocks(text) if "student" in block.text]
+    shutil.copytree(FOLDER, tmp_path / FOLDER.name)
     monkeypatch.chdir(tmp_path)
     run(block, {}, "instructors.md")
     for path in NOTEBOOKS:
-        made, given = read(tmp_path / f"student_{path.name}"), read(path)
+        made, given = read(tmp_path / "student" / path.name), read(path)
         nbformat.validate(made)
         text = "".join(cell.source for cell in made.cells)
-        assert "<details>" not in text and "Solution</summary>" not in text
+        assert not re.search(r"(?i)<details>|\bsolutions?\b|\bfolded\b|\bpaste\b", text)
         assert text.count("\n### ") == "".join(c.source for c in given.cells).count("\n### ")
         assert code_cells(made) == code_cells(given)
+
+
+@pytest.mark.parametrize("name", ["01_softmax_layer", "02_exact_bias"])
+def test_a_notebook_taken_alone_says_what_it_lacks(name, tmp_path, monkeypatch):
+    (source,) = [
+        c.source for c in code_cells(read(FOLDER / f"{name}.ipynb")) if "sys.path" in c.source
+    ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [x for x in sys.path if Path(x).name != "figures"])
+    for module in ("toy_task", "jackknife_moments", "multilevel_moments"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    installed = SimpleNamespace(__file__=str(tmp_path / "samplesoft" / "__init__.py"))
+    with pytest.raises(ModuleNotFoundError, match=r"take samplesoft-notebooks\.zip"):
+        exec(source, {"samplesoft": installed})
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the Jupyter packages are not ours
