@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from samplesoft._validation import FloatArray, as_real_array
-from samplesoft.bias.asymptotic import asymptotic_bias
 from samplesoft.bias.exact import exact_bias
 
 # colours that differ for all eyes, from Okabe and Ito
 BLACK, ORANGE, BLUE, GREEN, RED = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00"
 
 _NEAR = 5e-3  # of the size of an answer: three digits will do, and often two
+_SAME = 1e-6  # as near to a usual mistake, it is one, though it may round to the right answer
 _SIGN = "The size is right. Look at the sign again."
 
 
@@ -82,17 +82,24 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
         print(f"Put {kind} in place of the dots.")
         return
     given = as_real_array("answer", answer, (0, 1))
+    if np.asarray(answer).dtype == bool:
+        raise TypeError(f"`answer` must hold real numbers, got {answer}; give what you computed.")
     if np.shape(answer) != right.shape:
         raise ValueError(f"`answer` must be {kind}, got shape {np.shape(answer)}.")
-    if _near(given, right):
+    wrong = {hint: np.asarray(mistake, dtype=float) for hint, mistake in usual.items()}
+    same = [hint for hint, mistake in wrong.items() if _near(given, mistake, _SAME)]
+    near = [
+        hint
+        for hint, mistake in wrong.items()
+        if _near(given, mistake) or _rounds_to(answer, mistake)
+    ]
+    if not same and _near(given, right):
         print("Right.")
-        return
     # before the hints: what is rounded may be as near to a usual mistake
-    if _rounds_to(answer, right):
+    elif not same and _rounds_to(answer, right):
         print("Right so far. Give one more digit.")
-        return
-    fitting = (hint for hint, wrong in usual.items() if _near(given, np.asarray(wrong, float)))
-    print(next(fitting, general))
+    else:
+        print([*same, *near, general][0])
 
 
 def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None:
@@ -119,9 +126,9 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
     rcParams.update({"grid.color": "0.9", "axes.axisbelow": True, "figure.autolayout": True})
 
 
-def _near(given: FloatArray, wanted: FloatArray) -> bool:
+def _near(given: FloatArray, wanted: FloatArray, within: float = _NEAR) -> bool:
     # of a list, in proportion to its largest number
-    return bool((np.abs(given - wanted) <= _NEAR * np.abs(wanted).max() + 1e-12).all())
+    return bool((np.abs(given - wanted) <= within * np.abs(wanted).max() + 1e-12).all())
 
 
 def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
@@ -130,7 +137,7 @@ def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
     Integers do not tell how many of their last zeros are digits, so none counts.
     """
     for number, wanted in zip(np.ravel(answer).tolist(), np.ravel(right).tolist(), strict=True):
-        given = Decimal(repr(number))  # in decimal, as it was typed: a float has no digits
+        given = Decimal(str(number))  # in decimal, as it was typed: a float has no digits
         if isinstance(number, int):
             given = given.normalize()  # 250 may be 247 or 248, rounded
         _, digits, exponent = given.as_tuple()
@@ -163,6 +170,9 @@ def _three_words() -> Exercise:
         np.abs(b).sum(),
         {
             signed: b.sum(),
+            "That is the two negatives. The label has a bias, too.": np.abs(b[1:]).sum(),
+            "That is the largest entry. The L1 norm is the sum over all three.": np.abs(b).max(),
+            "That is the sum of squares. The L1 norm is that of absolute values.": b @ b,
             "That is the mean over the classes. The L1 norm is their sum.": np.abs(b).mean(),
             "That is one class, the label. Sum over all three.": np.abs(b[0]),
             "That is the L2 norm. The L1 norm is the sum of absolute values.": np.sqrt(b @ b),
@@ -190,17 +200,27 @@ _DRAWN_BY = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
 
 def _spike() -> Exercise:
     o, q, t = _PICTURE, _DRAWN_BY / _DRAWN_BY.sum(), 7
-    exact = exact_bias(o, t, q, 3)
-    p = exact.expected_probs[t]
+    others = np.arange(len(o)) != t
+
+    def spike(m: int, added: int = 0) -> float:  # as the notebook adds the logarithm
+        logits = o + added * np.log(np.where(others, m * q / q[others].sum(), 1.0))
+        return float(exact_bias(logits, t, q, m).expected_probs[t]) - 1
+
+    p, full = spike(3) + 1, np.exp(o[t]) / np.exp(o).sum()
     return Exercise(
         p - 1,
         {
             "That is E[p'] at the label. The gradient there is E[p'] - 1.": p,
-            "That is the spike of the full softmax.": p - exact.bias[t] - 1,
-            "That is the bias of the spike. The spike is the gradient itself.": exact.bias[t],
+            "That is the spike of the full softmax.": full - 1,
+            "That is the bias of the spike. The spike is the gradient itself.": p - full,
             _SIGN: 1 - p,
+            "That is without a correction.": spike(3, 1),
+            "That is with the wrong sign of the correction.": spike(3, 2),
+            "That is for one draw. Here three are drawn.": spike(1),
+            # of uniform draws, three have the same to three digits
+            "That is for ten draws, or for uniform ones. Take three, by the weights.": spike(10),
         },
-        "Ask expected_gradient(3, added=0) for the label's entry.",
+        "Section 2 averages over all draws. Which entry of the mean is the label's?",
     )
 
 
@@ -210,6 +230,7 @@ def _scored() -> Exercise:
         n / (m + 1) / times,
         {
             "The label's score is computed too: a step takes m + 1.": n / m / times,
+            "The label's score is computed at each step, not once.": n / (times * m + 1),
             "That is for equally many steps. Here sampling takes more.": n / (m + 1),
             "You left out the steps, and the label's score.": n / m,
             "Twice the steps make it dearer, not cheaper.": n / (m + 1) * times,
@@ -222,43 +243,48 @@ def _unit(x: FloatArray) -> FloatArray:
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-def _table() -> tuple[FloatArray, FloatArray]:
-    """Return logits and the proposal `near` of notebook 2, section 3; the label is 3."""
+def _table() -> tuple[FloatArray, FloatArray, FloatArray, int]:
+    """Return of notebook 2, section 3: exp(logits), softmax, `near`, and the likeliest class."""
     rng = np.random.default_rng(2)
     classes, h = _unit(rng.normal(size=(100, 16))), _unit(rng.normal(size=16))
-    logits = 8.0 * classes @ h
-    near = np.exp(logits) * np.exp(0.3 * rng.normal(size=100))
-    return logits, near / near.sum()
+    e = np.exp(8.0 * classes @ h)
+    near = e * np.exp(0.3 * rng.normal(size=100))
+    return e, e / e.sum(), near / near.sum(), int(e.argmax())
 
 
 def _masked() -> Exercise:
-    logits, _ = _table()
-    p = np.exp(logits[3]) / np.exp(logits).sum()
+    _, probs, _, label = _table()
+    p = probs[label]
     return Exercise(
         2 * p,
         {
             "That is what the label loses. The other classes gain as much together.": p,
             "So it is for `candidate`. With masks S tends to the sum without the label.": 0.0,
             "The label loses p, not 1 - p: E[p'] tends to 0 there.": 2 * (1 - p),
+            "That is with Z_t in place of Z: a softmax is over all classes.": 2 * p / (1 - p),
         },
         "Where does E[p'] tend at the label, and where at the others? Sum the differences.",
     )
 
 
 def _loss_limit() -> Exercise:
-    logits, q = _table()
+    e, p, near, label = _table()
+    others = np.arange(len(e)) != label
+    ratios, mean, whole = e[others] / near[others], e[others].sum(), e.sum()
     m = 10**9
-    limit = m * float(exact_bias(logits, 3, q, m).loss_bias)
-    # the label's coordinate of the limit of m b is p_t V / Z**2
-    p = np.exp(logits[3]) / np.exp(logits).sum()
-    whole = float(asymptotic_bias(logits, 3, q)[3]) / p
+    limit = m * float(exact_bias(np.log(e), label, near, m).loss_bias)
+    unconditioned = near[others] @ (ratios - mean) ** 2
     return Exercise(
         limit,
         {
             "Look at the sign: the mean of a logarithm is below the logarithm of the mean.": -limit,
-            "You left out the 1/2 of the second term of the logarithm.": -whole,
-            "You left out the 1/2 of the second term, and the sign.": whole,
-            "Divide by Z**2: the series is one in (S - Z) / Z.": limit * np.exp(logits).sum() ** 2,
+            "You left out the 1/2 of the second term of the logarithm.": 2 * limit,
+            "You left out the 1/2 of the second term, and the sign.": -2 * limit,
+            "Divide by Z**2: the series is one in (S - Z) / Z.": limit * whole**2,
+            "Z is the sum over all classes, the label's too; Z_t leaves it out.": limit
+            / (1 - p[label]) ** 2,
+            "The label is not drawn: divide q by its sum over the others.": -unconditioned
+            / (2 * whole**2),
         },
         "Only the term with (S - Z)**2 is left on average, and the variance of S is V / m.",
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from samplesoft import exact_bias
 from samplesoft.teaching import EXERCISES, check
 
 CASES = [
@@ -37,12 +38,52 @@ def test_integers_will_do(capsys):
 
 
 def test_a_rounded_answer_is_no_mistake(capsys):
-    for name, answer in (("0.1", 3.2), ("0.2", 0.066), ("1.1", -0.48), ("1.7", 250)):
+    answers = ("0.1", 3.2), ("0.1", np.longdouble("3.2")), ("0.2", 0.066), ("1.1", -0.48)
+    for name, answer in answers:
         rounded = said(capsys, name, answer)
         assert rounded in ("Right so far. Give one more digit.", "Right.")
     wrong = ("0.1", 3), ("0.1", 3.0), ("0.1", 3.3), ("0.2", 0.07), ("1.7", 200), ("1.7", 250.0)
     for name, answer in wrong:  # one digit, or rounded wrongly, or too exact to be rounded
         assert not said(capsys, name, answer).startswith("Right")
+
+
+def test_a_usual_mistake_that_rounds_to_the_answer_is_one(capsys):
+    """247.5 has the two digits of 250, which is what you get without the label's score."""
+    for answer in (250, 250.0, 249.9, 251):
+        assert said(capsys, "1.7", answer).startswith("The label's score is computed too")
+    assert said(capsys, "1.7", 248) == said(capsys, "1.7", 247.5) == "Right."
+
+
+def test_mistakes_in_exercise_2_2_are_told_from_the_answer(capsys):
+    """With three digits too: notebook 2's table and its formulas, written once more."""
+    rng = np.random.default_rng(2)
+    classes, h = rng.normal(size=(100, 16)), rng.normal(size=16)
+    classes /= np.linalg.norm(classes, axis=1)[:, None]
+    e = np.exp(8 * classes @ h / np.linalg.norm(h))
+    near = e * np.exp(0.3 * rng.normal(size=100))
+    near /= near.sum()
+    t = np.argmax(e)
+    assert e[t] / e.sum() > 0.1
+    e_others, q = np.delete(e, t), np.delete(near, t)
+    answers = []
+    for probs, z in ((q / q.sum(), e), (q / q.sum(), e_others), (q, e)):
+        variance = probs @ (e_others / probs - e_others.sum()) ** 2
+        answers.append(with_three_digits(-variance / (2 * z.sum() ** 2)))
+    right, without_label, unconditioned = (said(capsys, "2.2", answer) for answer in answers)
+    assert right == "Right."
+    assert without_label.startswith("Z is the sum over all classes")
+    assert unconditioned.startswith("The label is not drawn")
+
+
+def test_a_usual_mistake_may_be_rounded(capsys):
+    assert said(capsys, "0.2", 0.0016).startswith("That is the sum of squares")
+
+
+def test_uniform_draws_in_exercise_1_1_have_their_hint(capsys):
+    o = [0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2]
+    spike = exact_bias(o, 7, [0.1] * 10, 3).expected_probs[7] - 1
+    for answer in (spike, with_three_digits(spike)):
+        assert "or for uniform ones" in said(capsys, "1.1", answer)
 
 
 @pytest.mark.parametrize("name, hint", CASES)
@@ -95,6 +136,9 @@ def test_dots_ask_for_an_answer(capsys):
     [
         ("9.9", 1.0, ValueError, "`exercise` must be one of 0.1, .* got '9.9'; it is"),
         ("0.1", "two", TypeError, "`answer` must hold real numbers"),
+        ("0.1", True, TypeError, "`answer` must hold real numbers, got True; give"),
+        ("0.1", np.bool_(True), TypeError, "`answer` must hold real numbers, got True; give"),
+        ("2.3", [True, False, True], TypeError, "`answer` must hold real numbers, got .True,"),
         ("0.1", [1.0, 2.0], ValueError, "`answer` must be a number, got shape"),
         ("2.3", 1.0, ValueError, "`answer` must be a list of 3 numbers, got shape"),
         ("0.1", np.nan, ValueError, "`answer`"),
