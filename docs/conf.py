@@ -207,6 +207,12 @@ def public_names() -> dict[str, str]:
 
 
 PUBLIC = public_names()
+# plain words are names of ours only at the top: `check` and `train` are also commands and files
+LINKED = {
+    name: whole
+    for name, whole in PUBLIC.items()
+    if re.search("[A-Z_]", name) or whole == f"samplesoft.{name}"
+}
 # classes of ours that stand as types of parameters and results are links, other words are not
 DEFAULT_LINKS.clear()
 numpydoc_xref_param_type = True
@@ -217,7 +223,7 @@ numpydoc_xref_aliases = {name: whole for name, whole in PUBLIC.items() if name[0
 def link_code(app: Any, doctree: nodes.document) -> None:
     """Make links of public names that stand in code in the text of a page."""
     for code in [*doctree.findall(nodes.literal)]:
-        target = PUBLIC.get(code.astext().removesuffix("()").removeprefix("samplesoft."))
+        target = LINKED.get(code.astext().removesuffix("()").removeprefix("samplesoft."))
         if target and isinstance(code.parent, (nodes.paragraph, nodes.entry, nodes.strong)):
             link = pending_xref(refdomain="py", reftype="obj", reftarget=target)
             code.replace_self(link)
@@ -239,7 +245,7 @@ def find_name(app: Any, env: Any, node: pending_xref, content: nodes.Node) -> no
     """Lead names in single backticks of docstrings to the reference; what is none stays code."""
     if node["reftype"] != "obj":
         return None
-    target = PUBLIC.get(node["reftarget"].rpartition(".")[2])
+    target = LINKED.get(node["reftarget"].rpartition(".")[2])
     where = env.domaindata["py"]["objects"].get(target)
     if where is None:
         return nodes.literal(content.astext(), content.astext())
