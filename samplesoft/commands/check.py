@@ -31,7 +31,10 @@ _OPTIONS: Options = {
         "of n, or of a sampler",
         {"required": True, "metavar": "Q"},
     ),
-    "scheme": ("the scheme that it is meant to follow", {"choices": METHODS}),
+    "scheme": (
+        f"the scheme that it is meant to follow: {', '.join(METHODS)}",
+        {"choices": METHODS, "metavar": "NAME"},
+    ),
     "seed": ("of the problems (default 0)", {"type": seed, "default": 0}),
 }
 _DEFAULT_DRAWS = 10
