@@ -129,7 +129,7 @@ def test_a_notebook_taken_alone_says_what_it_lacks(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the Jupyter packages are not ours
-@pytest.mark.parametrize("name", ["00_from_word2vec", "01_softmax_layer"])
+@pytest.mark.parametrize("name", ["00_from_word2vec", "01_softmax_layer", "02_exact_bias"])
 def test_slides_of_a_lecture(name):
     """As ``jupyter nbconvert --to slides`` makes them: a slide for a text, and no exercises."""
     exporters = pytest.importorskip("nbconvert.exporters", reason="needs samplesoft[notebooks]")
