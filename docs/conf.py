@@ -69,6 +69,7 @@ source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-n
 
 # Markdown and notebooks
 nb_execution_mode = "off"
+nb_merge_streams = True  # what a cell prints is one output, however often it was flushed
 nb_ipywidgets_js: dict[str, Any] = {}  # from another server; committed outputs have no widgets
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
@@ -230,6 +231,16 @@ def link_code(app: Any, doctree: nodes.document) -> None:
             link += code
 
 
+def break_code(app: Any, doctree: nodes.document, name: str) -> None:
+    """Let code in a table break between its parts, so that the table fits its page."""
+    for table in doctree.findall(nodes.table):
+        for code in [] if "autosummary" in table["classes"] else [*table.findall(nodes.literal)]:
+            parts = re.split(r"(?<=[/._=(])(?=\w)|(?<=\w{12})(?=[A-Z][a-z])", code.astext())
+            code[:] = [nodes.Text(parts[0])]
+            for part in parts[1:]:
+                code += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
+
+
 def add_other_names(app: Any, doctree: nodes.document) -> None:
     """Make places of the other names of what is documented: where it is defined, and from where."""
     for head in doctree.findall(desc_signature):
@@ -369,10 +380,14 @@ def section(stem: str, day: str | None) -> str:
     # up to the command, which the script has
     about = re.split(r"::?\n\n    |\n\w+\n---", about)[0].strip().rstrip(".") + "."
     about = re.sub(r"`([^`<]+) <[^>]+>`_", r"\1", about)
+    about = re.sub(r"\bdocs/(\w+)\.md\b", r"[The page](\1.md)", about)
     about = WRITES.sub(lambda begin: begin[1].upper(), about)
     lines = [f"(figure-{stem})=", f"### {title.rstrip('.')}", about, ""]
     if picture.exists():
-        lines += [f"![{stem}](../figures/{picture.name})", ""]
+        lines += [
+            f"![{stem}](../figures/{picture.name}){{width=100%}}",
+            "",
+        ]  # a link to its full size
     links = (
         f"{{download}}`{what} <../figures/{stem}.{end}>`"
         for what, end in (("script", "py"), ("table", "csv"))
@@ -380,7 +395,7 @@ def section(stem: str, day: str | None) -> str:
     lines += [", ".join(links) + (f", of {day}" if day else "") + ".", ""]
     text = table.read_text(encoding="utf-8")
     made = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
-    lines += [f"Made with: {' '.join(made)}", ""] if made else []
+    lines += [f"About the table: {' '.join(made)}", ""] if made else []
     return "\n".join(lines)
 
 
@@ -410,6 +425,7 @@ def setup(app: Any) -> None:
     app.connect("source-read", read)
     app.connect("doctree-read", link_code)
     app.connect("doctree-read", add_other_names)
+    app.connect("doctree-resolved", break_code)
     app.connect("missing-reference", find_name)
     app.connect("autodoc-process-docstring", add_figures, priority=900)  # after numpydoc
     app.connect("autodoc-skip-member", skip_member)
