@@ -384,10 +384,8 @@ def section(stem: str, day: str | None) -> str:
     about = WRITES.sub(lambda begin: begin[1].upper(), about)
     lines = [f"(figure-{stem})=", f"### {title.rstrip('.')}", about, ""]
     if picture.exists():
-        lines += [
-            f"![{stem}](../figures/{picture.name}){{width=100%}}",
-            "",
-        ]  # a link to its full size
+        # with a width it is a link to its full size
+        lines += [f'![{stem}](../figures/{picture.name}){{width="100%"}}', ""]
     links = (
         f"{{download}}`{what} <../figures/{stem}.{end}>`"
         for what, end in (("script", "py"), ("table", "csv"))
